@@ -31,8 +31,7 @@ BRIDGE_ENV   := PYO3_NO_PYTHON=1 PYO3_BUILD_EXTENSION_MODULE=1 CARGO_TARGET_DIR=
 RUST_FUZZ    := core/fuzz/Cargo.toml
 # The fuzzers are only checked here, so libFuzzer itself need not be compiled.
 FUZZ_ENV     := CUSTOM_LIBFUZZER_PATH=/none/libfuzzer.a CARGO_TARGET_DIR=target/fuzz/check
-COMPARED     := $(addprefix benchmarks/results/,comparison.json coros.json blocking.json)
-# Results that have a table, but are not on the page.
+# These comparisons are not in docs/speed.md, so each has its own table.
 TABLED       := $(addprefix benchmarks/results/,comparison-3.13.json two-loops.json rpc.json pgo.json)
 LINTED       := python tests benchmarks examples docs/site
 
@@ -120,8 +119,7 @@ bench: $(VENV)/.dev build loadgen ## compare with every loop that can be install
 tables: $(VENV)/.dev build ## write all tables (README, docs, benchmarks/results) from the committed JSON
 	$(BIN)/python tests/project/speed_table.py
 	$(BIN)/python -m benchmarks.feature_table
-	for json in $(wildcard $(COMPARED) $(TABLED)); do $(BIN)/python -m benchmarks.tables $$json --write $${json%json}md || exit 1; done
-	$(BIN)/python -m benchmarks.page $(wildcard $(COMPARED)) --write benchmarks/results/report.html
+	for json in $(wildcard $(TABLED)); do $(BIN)/python -m benchmarks.tables $$json --write $${json%json}md || exit 1; done
 
 churn: $(VENV)/.dev build loadgen ## open and close connections under load; RSS and the number of fds must not grow
 	$(BIN)/python -m benchmarks.churn $(ARGS)

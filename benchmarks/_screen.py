@@ -7,17 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from benchmarks import tables
-from benchmarks.standings import (
-    OURS,
-    RAW,
-    Outcome,
-    best_peer,
-    best_ratios,
-    judge,
-    ratios,
-    standing,
-    verdict,
-)
+from benchmarks.standings import OURS, RAW, Outcome, best_peer, judge, ratio, standing, verdict
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -65,14 +55,13 @@ class Screen:
 def row(outcome: Outcome, loops: Sequence[str], has_bounds: bool) -> list[str]:
     """The cells of a row for the terminal."""
     best, word = best_peer(outcome), standing(outcome)
-    low_high = tables.ratio_text(best_ratios(outcome), "")
-    raw = ratios(outcome, OURS, RAW)
+    low_high = tables.ratio_text(ratio(outcome, best), "")
     cells = [
         outcome["name"],
         *(tables.cell(outcome, loop) for loop in loops),
         f"{low_high} of {best}" if best else "-",
         f"[{COLOURS[word]}]{word}[/]" if word in COLOURS else word,
-        tables.raw_cell(outcome) if raw else "-",
+        tables.raw_cell(outcome),
     ]
     if has_bounds:
         cells.append("; ".join(f"{judge(outcome, bound)[0]}: {verdict(outcome, bound)}" for bound in outcome["bounds"]))

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.intervals import LEAST_PAIRS, Interval, interval
-from benchmarks.standings import OURS, Outcome, peers, ratios, values
+from benchmarks.intervals import LEAST_PAIRS, Interval
+from benchmarks.standings import OURS, Outcome, number, peers, ratio
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,11 @@ class Change:
 
 def common_peer(before: Outcome, after: Outcome, same: set[str]) -> str | None:
     """The first peer that was measured both times in the same version."""
-    return next((peer for peer in peers(after) if peer in same and ratios(before, OURS, peer)), None)
+    return next((peer for peer in peers(after) if peer in same and ratio(before, peer)), None)
 
 
-def numbers(outcome: Outcome, peer: str | None) -> list[float]:
-    return values(outcome, OURS) if peer is None else ratios(outcome, OURS, peer)
+def compared_number(outcome: Outcome, peer: str | None) -> Interval | None:
+    return number(outcome, OURS) if peer is None else ratio(outcome, peer)
 
 
 def same_versions(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
@@ -53,9 +53,9 @@ def common(before: dict[str, Any], after: dict[str, Any]) -> Iterator[tuple[str,
         if old is None or old["metric"] != outcome["metric"]:
             continue
         peer = common_peer(old, outcome, same)
-        was, now = numbers(old, peer), numbers(outcome, peer)
-        if min(len(was), len(now)) >= LEAST_PAIRS:
-            yield outcome["name"], peer, interval(was), interval(now)
+        was, now = compared_number(old, peer), compared_number(outcome, peer)
+        if was and now and min(old["runs"], outcome["runs"]) >= LEAST_PAIRS:
+            yield outcome["name"], peer, was, now
 
 
 def lost(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
@@ -64,7 +64,7 @@ def lost(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     return [
         outcome["name"]
         for outcome in after["cases"]
-        if outcome["name"] in earlier and values(earlier[outcome["name"]], OURS) and not values(outcome, OURS)
+        if outcome["name"] in earlier and number(earlier[outcome["name"]], OURS) and not number(outcome, OURS)
     ]
 
 

@@ -9,13 +9,12 @@ import html
 import io
 import math
 import re
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.intervals import Interval, interval
-from benchmarks.standings import OURS, RAW, Outcome, best_peer, ratios
+from benchmarks.intervals import Interval
+from benchmarks.standings import OURS, RAW, Outcome, best_peer, median, ratio
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -100,9 +99,13 @@ def svg(figure: Figure, tips: Sequence[str] = (), colours: dict[str, str] | None
 
 
 def relative(outcome: Outcome, loop: str, peer: str) -> Interval | None:
-    """The median ratio to the peer, and its interval."""
-    taken = ratios(outcome, loop, peer)
-    return interval(taken) if taken else None
+    """The ratio to the peer. Only grapeshot's is taken run by run and has an interval."""
+    if loop == OURS:
+        return ratio(outcome, peer)
+    own, other = median(outcome, loop), median(outcome, peer)
+    if own is None or not other or other < 0:
+        return None
+    return Interval(own / other, own / other, own / other)
 
 
 def ratio_label(value: float) -> str:
@@ -132,10 +135,10 @@ def draw_ratios(axes: Axes, rows: Sequence[tuple[str, Outcome, str]], loops: Seq
             if loop == OURS:
                 axes.plot([inside(found.low), inside(found.high)], [at, at], color=colour, linewidth=3, alpha=0.35)
             (mark,) = axes.plot([inside(found.middle)], [at], marker, color=colour, markersize=size, linestyle="none")
-            limits = f"{found.low:.2f} to {found.high:.2f}"
-            tip(mark, f"{title}: {loop} needs {found.middle:.2f} ({limits}) of {peer}")
+            limits = f" ({found.low:.2f} to {found.high:.2f})" if loop == OURS else ""
+            tip(mark, f"{title}: {loop} needs {found.middle:.2f}{limits} of {peer}")
     axes.set_yticks(range(len(rows)), [title for title, _, _ in rows])
-    said = [f"{statistics.median(ratios(outcome, OURS, peer)):.2f} of {peer}" for _, outcome, peer in rows]
+    said = [f"{found.middle:.2f} of {peer}" for _, outcome, peer in rows if (found := ratio(outcome, peer))]
     numbers = axes.secondary_yaxis("right")
     numbers.set_yticks(range(len(rows)), said)
     style(numbers, theme)
@@ -205,9 +208,8 @@ def nines(quantile: float) -> float:
 
 
 def curve(outcome: Outcome, loop: str) -> list[tuple[float, float]]:
-    """The median curve of the runs: pairs of a quantile and us."""
-    taken = [sample["curve_us"] for sample in outcome["samples"].get(loop, []) if sample.get("curve_us")]
-    return [(at[0][0], statistics.median(point[1] for point in at)) for at in zip(*taken, strict=True)]
+    """Pairs of a quantile and us, where the comparison has them."""
+    return [(quantile, us) for quantile, us in outcome.get("curves", {}).get(loop, [])]
 
 
 def time_label(us: float) -> str:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks import against, tables
+from benchmarks import against, digest, tables
 from benchmarks._load import MeasurementError, UnsupportedError, loadgen
 from benchmarks._loops import LOOPS, PACKAGES, RAW, available, versions
 from benchmarks._machine import ROOT, cores, describe
@@ -29,9 +29,9 @@ from benchmarks.intervals import LEAST_PAIRS
 from benchmarks.measure import Case, Sample, Settings
 from benchmarks.standings import OURS
 
-SCHEMA = 2
+SCHEMA = 3
 RESULTS = ROOT / "benchmarks" / "results"
-# Of runs that are not what is committed: some cases, or some loops only.
+# The runs themselves, the HTML page, and what is not committed: some cases, or some loops only.
 UNCOMMITTED = ROOT / "target" / "bench"
 # What must be the same for rows that stand in one table.
 SAME_MACHINE = ("processor", "cores", "system", "python", "free_threaded")
@@ -156,7 +156,7 @@ def choose_cases(patterns: Sequence[str], cases: Sequence[Case] = CASES, without
 
 
 def compare(suite: Suite, cases: Sequence[Case], loops: Sequence[str], runs: int, settings: Any) -> dict[str, Any]:
-    """Runs everything and returns what the JSON file holds."""
+    """Runs everything and returns all runs with what they were taken on."""
     usable, missing = suite.available(loops)
     if OURS in missing:
         raise SystemExit(f"there is nothing to compare: {missing[OURS]}")
@@ -176,7 +176,7 @@ def compare(suite: Suite, cases: Sequence[Case], loops: Sequence[str], runs: int
             outcome = run_case(case, taking_part, runs, settings, screen)
             peers = [loop for loop in taking_part if loop not in (OURS, *suite.references, *case.references)]
             outcomes.append(outcome | {"peers": peers, "revision": machine["revision"]})
-            screen.end(outcomes[-1])
+            screen.end(digest.row(outcomes[-1]))
     return {
         "schema": SCHEMA,
         "taken": now(),
@@ -256,17 +256,21 @@ def parse(suites: Sequence[Suite], description: str | None, arguments: Sequence[
     return args
 
 
-def write(suite: Suite, result: dict[str, Any], path: Path, *, is_merged: bool) -> None:
+def write(suite: Suite, result: dict[str, Any], path: Path, runs_path: Path, *, is_merged: bool) -> None:
+    """Write the comparison in short to `path`, and all of its runs to the other one."""
+    short = digest.digest(result)
     if is_merged and path.exists():
-        result = merge(json.loads(path.read_text()), result, suite.cases)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    path.with_suffix(".md").write_text(tables.markdown(result) + "\n")
-    say(f"written: {path} and its table, {path.with_suffix('.md').name}")
+        short = merge(json.loads(path.read_text()), short, suite.cases)
+    if is_merged and runs_path.exists():
+        result = merge(json.loads(runs_path.read_text()), result, suite.cases)
+    for place, written in ((path, digest.text(short)), (runs_path, json.dumps(result) + "\n")):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(written)
+    say(f"written: {path}; all runs: {runs_path}")
 
 
 def run_suite(suite: Suite, cases: Sequence[Case], args: argparse.Namespace) -> tuple[Path, bool]:
-    """Measures, writes and shows; returns the path of the JSON, and whether a run failed or something got worse."""
+    """Measures, writes and shows; returns the path of the runs, and whether a run failed or something got worse."""
     settings, runs = (suite.quick, QUICK_RUNS) if args.quick else (suite.settings, RUNS)
     if args.seconds is not None:
         settings = dataclasses.replace(settings, seconds=args.seconds)
@@ -278,26 +282,28 @@ def run_suite(suite: Suite, cases: Sequence[Case], args: argparse.Namespace) -> 
     path: Path = args.json or (suite.committed if is_full or args.merge else UNCOMMITTED / suite.committed.name)
     old = args.against / suite.committed.name if args.against and args.against.is_dir() else args.against
     before = json.loads(old.read_text()) if old else None
-    write(suite, result, path, is_merged=args.merge)
+    runs_path = (UNCOMMITTED if path.parent == RESULTS else path.parent) / f"{path.stem}-runs.json"
+    write(suite, result, path, runs_path, is_merged=args.merge)
+    short = digest.digest(result)
     if args.table:
-        print(tables.markdown(result))
+        print(tables.markdown(short))
     else:
-        show(result)
+        show(short)
     has_failed = any(outcome["failures"] for outcome in result["cases"])
     if before:
-        lines, got_worse = against.report(before, result)
+        lines, got_worse = against.report(before, short)
         print("\n".join(lines))
         has_failed |= got_worse
-    return path, has_failed
+    return runs_path, has_failed
 
 
 def write_page(paths: Sequence[Path]) -> None:
-    """One page of all that has been measured now."""
+    """One page of all that has been measured now, from its runs."""
     from benchmarks import page
 
-    where = paths[0].with_name("report.html") if len(paths) > 1 else paths[0].with_suffix(".html")
+    where = paths[0].with_name("report.html")
     try:
-        where.write_text(page.html([json.loads(path.read_text()) for path in paths]), encoding="utf-8")
+        where.write_text(page.html(page.load(paths)), encoding="utf-8")
     except ImportError as error:
         say(f"!!! no HTML page: {error}")
     else:

@@ -1,4 +1,4 @@
-"""Write docs/features.md from the committed outcomes: `python -m benchmarks.feature_table`."""
+"""Writes docs/features.md from the committed results of the probes: `python -m benchmarks.feature_table`."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ PAGE = ROOT / "docs" / "features.md"
 INTRODUCTION = """\
 # Features
 
-This page compares the features of asyncio's loop and of other event loops. Below the table, each row has a section with
-grapeshot's tests and the other loops' results.
+This table shows which features of asyncio's loop other event loops have. Below the table, each feature has a section
+with grapeshot's tests of it, and with the error of each loop that lacks it.
 
-The probes are small programs in [benchmarks/probes](../benchmarks/probes). Each ran three times on each loop, each time
-in a new process. A loop has a feature if the probe succeeded every time. `python -m benchmarks.features` runs the
-probes again (all loops must be installed), and `make tables` writes this page.
+Each feature is tested by a probe, a small program in [benchmarks/probes](../benchmarks/probes). Each probe ran three
+times on each loop, each time in a new process. A loop has a feature if the probe succeeded every time. To run the
+probes again, install all of these loops and run `python -m benchmarks.features`; then `make tables` writes this page.
 """
 
 
 def load() -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the rows and the outcomes."""
+    """Return the rows, and the outcomes of their probes."""
     return tomllib.loads(ROWS.read_text(encoding="utf-8")), json.loads(RESULTS.read_text(encoding="utf-8"))
 
 
@@ -46,8 +46,8 @@ def compact(rows: dict[str, Any], result: dict[str, Any]) -> str:
     lines += [f"| {title} | {' | '.join(cells)} |" for title, cells in table.items()]
     machine = result["machine"]
     note = (
-        f"CPython {machine['python']} (free-threaded CPython in its row), {machine['system'].split()[0]}; measured on "
-        f"{result['taken'][:10]}."
+        f"Tested on {result['taken'][:10]} with CPython {machine['python']} (and free-threaded CPython for its row) on "
+        f"{machine['system'].split()[0]}."
     )
     return "\n".join([*lines, "", *textwrap.wrap(note, 118)]) + "\n"
 
@@ -74,7 +74,7 @@ def outcome(why: str | None) -> str:
 
 
 def expected() -> dict[Path, str]:
-    """Return what the page must say."""
+    """Return the page with the text that it must have."""
     return {PAGE: page(*load())}
 
 

@@ -1,4 +1,4 @@
-"""One HTML page of one or more comparisons, from their JSON alone: `python -m benchmarks.page JSON ... --write FILE`.
+"""One HTML page of one or more comparisons, from their runs: `python -m benchmarks.page RUNS ... --write FILE`.
 
 The page loads nothing: styles and charts are in it, and it has no scripts.
 """
@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import charts, tables
+from benchmarks import charts, digest, tables
 from benchmarks.intervals import STANDINGS, TOO_FEW
-from benchmarks.standings import OURS, RAW, Outcome, best_peer, best_ratios, count, standing
+from benchmarks.standings import OURS, RAW, Outcome, best_peer, count, ratio, standing
 
 STYLE = """
 :root { color-scheme: light dark; --text: #1f2328; --soft: #59636e; --grid: #d1d9e0; --back: #ffffff; --band: #f6f8fa;
@@ -75,11 +75,11 @@ def main_table(outcomes: Sequence[Outcome], loops: Sequence[str]) -> str:
     body = []
     for outcome in outcomes:
         word, best = standing(outcome), best_peer(outcome)
-        ratio = f"{tables.ratio_text(best_ratios(outcome), '')} of {best}" if best else "-"
+        of_best = f"{tables.ratio_text(ratio(outcome, best), '')} of {best}" if best else "-"
         line = [
             f'<td>{text(outcome["title"])} <span class="soft">{text(outcome["unit"])}</span></td>',
             cell(word, word if word in STANDINGS else ""),
-            cell(ratio),
+            cell(of_best),
             *([cell(tables.raw_cell(outcome))] if has_raw else []),
             *(cell(tables.cell(outcome, loop)) for loop in loops),
         ]
@@ -114,8 +114,8 @@ def group_section(result: dict[str, Any], outcomes: Sequence[Outcome]) -> str:
     return "".join(
         [
             f'<h3 id="{name}">{text(title)}</h3>' if title != name_of(result) else "",
-            figure(charts.group_chart(name, outcomes, loops), "The band is the 95 % interval."),
-            figure(charts.latency_chart(f"{name}-latency", outcomes, loops), "Latency by quantile."),
+            figure(charts.group_chart(name, outcomes, loops), "The bands are 95 % intervals."),
+            figure(charts.latency_chart(f"{name}-latency", outcomes, loops), "Latency by percentile."),
             main_table(outcomes, loops),
             load_table(outcomes, loops),
         ]
@@ -154,18 +154,23 @@ def html(results: Sequence[dict[str, Any]]) -> str:
     body = "".join(suite_section(result) for result in results)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><title>grapeshot beside its peers</title>'
-        f"<style>{STYLE}</style></head><body><h1>grapeshot beside its peers</h1>"
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><title>grapeshot compared</title>'
+        f"<style>{STYLE}</style></head><body><h1>grapeshot compared</h1>"
         f'<p class="soft">Less is better in every row.</p><nav>{links}</nav>{body}</body></html>\n'
     )
 
 
+def load(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Comparisons in short, with latency by quantile."""
+    return [digest.digest(json.loads(path.read_text()), has_curves=True) for path in paths]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("json", type=Path, nargs="+", help="what the comparisons wrote")
+    parser.add_argument("json", type=Path, nargs="+", help="the runs that comparisons wrote, target/bench/*-runs.json")
     parser.add_argument("--write", type=Path, required=True, help="the HTML file")
     args = parser.parse_args()
-    args.write.write_text(html([json.loads(path.read_text()) for path in args.json]), encoding="utf-8")
+    args.write.write_text(html(load(args.json)), encoding="utf-8")
 
 
 if __name__ == "__main__":

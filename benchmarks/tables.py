@@ -1,90 +1,87 @@
-"""The table of a comparison in Markdown, from its JSON alone: `python -m benchmarks.tables results.json`."""
+"""Turns the JSON of a comparison into Markdown, and reads nothing else: `python -m benchmarks.tables results.json`."""
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.intervals import LEAST_PAIRS, STANDINGS, TOO_FEW, interval
+from benchmarks.intervals import LEAST_PAIRS, STANDINGS, TOO_FEW, Interval
 from benchmarks.standings import (
     OURS,
     RAW,
     Outcome,
     best_peer,
-    best_ratios,
     count,
     judge,
     median,
-    ratios,
+    number,
+    ratio,
     standing,
-    values,
+    total,
     verdict,
 )
 
 
-def number(value: float) -> str:
+def digits(value: float) -> str:
     if abs(value) >= 1000:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 100 else f"{value:.2f}"
 
 
-def with_interval(taken: Sequence[float]) -> str:
-    """The median, and half of its interval as a part of it."""
-    if not taken:
+def with_interval(found: Interval | None) -> str:
+    """The median, with half of its interval as a percentage."""
+    if found is None:
         return "-"
-    found = interval(taken)
     half = (found.high - found.low) / 2 / abs(found.middle) if found.middle else 0.0
-    return f"{number(found.middle)} ±{half:.0%}"
+    return f"{digits(found.middle)} ±{half:.0%}"
 
 
-def ratio_text(taken: Sequence[float], emphasis: str = "**") -> str:
-    if not taken:
+def ratio_text(found: Interval | None, emphasis: str = "**") -> str:
+    if found is None:
         return "-"
-    found = interval(taken)
     return f"{emphasis}{found.middle:.2f}{emphasis} ({found.low:.2f}-{found.high:.2f})"
 
 
 def best_cell(outcome: Outcome) -> str:
     """The ratio to the best peer."""
     best = best_peer(outcome)
-    return "-" if best is None else f"{ratio_text(ratios(outcome, OURS, best))} of {best}"
+    return "-" if best is None else f"{ratio_text(ratio(outcome, best))} of {best}"
 
 
 def raw_cell(outcome: Outcome) -> str:
-    """The ratio to the raw limit, where there is one."""
-    taken = ratios(outcome, OURS, RAW)
-    return f"{statistics.median(taken):.2f}" if taken else "-"
+    """The ratio to the raw server, if the row has one."""
+    found = ratio(outcome, RAW)
+    return f"{found.middle:.2f}" if found else "-"
 
 
 def one_line(outcome: Outcome) -> str:
-    """Return a case in one line, for people who watch the runs."""
-    parts = [f"{loop} {with_interval(values(outcome, loop))}" for loop in outcome["samples"]]
-    if taken := best_ratios(outcome):
-        parts.append(f"{ratio_text(taken, '')} of {best_peer(outcome)}: {standing(outcome)}")
+    """Return a case in one line, for the terminal."""
+    parts = [f"{loop} {with_interval(number(outcome, loop))}" for loop in outcome["numbers"]]
+    if best := best_peer(outcome):
+        parts.append(f"{ratio_text(ratio(outcome, best), '')} of {best}: {standing(outcome)}")
     parts += [f"bound {judge(outcome, bound)[0]}: {verdict(outcome, bound)}" for bound in outcome["bounds"]]
     return outcome.get("left_out") or ", ".join(parts)
 
 
 def cell(outcome: Outcome, loop: str) -> str:
-    """The number, or why there is none: `-` where the loop does not take part or has no such thing."""
+    """The number, `failed`, or `-` if the loop does not take part or lacks the feature."""
     if loop in outcome["failures"]:
         return "failed"
-    return with_interval(values(outcome, loop))
+    return with_interval(number(outcome, loop))
 
 
 def remarks(result: dict[str, Any]) -> list[str]:
-    """Return the notes: why a cell has no number, and what is special about a row."""
+    """Return the notes below a table: why cells are empty, and what is special about a row."""
     reasons: dict[tuple[str, str], list[str]] = {}
     for outcome in result["cases"]:
         for loop, reason in outcome.get("unsupported", {}).items():
             reasons.setdefault((loop, reason.strip(" :")), []).append(outcome["name"])
-    lines = [f"{loop} has no {', '.join(names)}: {reason}." for (loop, reason), names in reasons.items()]
+    lines = [f"{loop} does not support {', '.join(names)}: {reason}." for (loop, reason), names in reasons.items()]
     lines += [
-        f"{outcome['title']}: left out, since {outcome['left_out']}."
+        f"{outcome['title']}: left out because {outcome['left_out']}."
         for outcome in result["cases"]
         if outcome.get("left_out")
     ]
@@ -92,39 +89,39 @@ def remarks(result: dict[str, Any]) -> list[str]:
     for outcome in result["cases"]:
         if rate := outcome.get("kept", {}).get("rate_rps"):
             lines.append(
-                f"{outcome['name']}: {rate:,} requests per second; the slowest is {outcome['kept']['slowest']}."
+                f"{outcome['title']}: {rate:,} requests per second; the slowest loop is {outcome['kept']['slowest']}."
             )
         if tool := outcome.get("kept", {}).get("tool"):
-            lines.append(f"{outcome['name']}: loaded by {tool}.")
-        for loop in outcome["samples"]:
-            if resent := sum(values(outcome, loop, "resent")):
-                of = sum(values(outcome, loop, "requests"))
-                lines.append(f"{outcome['name']} on {loop}: {resent:,.0f} of {of:,.0f} datagrams were sent again.")
-            unanswered, of = (sum(values(outcome, loop, name)) for name in ("unanswered", "requests"))
+            lines.append(f"{outcome['title']}: the version is {tool}.")
+        for loop in outcome["numbers"]:
+            if resent := total(outcome, loop, "resent"):
+                of = total(outcome, loop, "requests")
+                lines.append(f"{outcome['title']}, on {loop}: {resent:,.0f} of {of:,.0f} datagrams were sent again.")
+            unanswered, of = (total(outcome, loop, name) for name in ("unanswered", "requests"))
             if unanswered > 0.01 * of:
                 lines.append(
-                    f"{outcome['name']} on {loop}: {unanswered:,.0f} requests beside {of:,.0f} had no reply at the end."
+                    f"{outcome['title']}, on {loop}: {unanswered:,.0f} requests were not answered, {of:,.0f} were."
                 )
             if speedup := median(outcome, loop, "speedup"):
                 more = (median(outcome, loop, "cpu_us") or 0.0) / (median(outcome, loop, "cpu_us_of_one") or 1.0)
                 lines.append(
-                    f"{outcome['name']} on {loop}: two loops do {speedup:.2f} times what one does, "
-                    f"with {more:.2f} times the CPU for each."
+                    f"{outcome['title']}, on {loop}: two loops serve {speedup:.2f} times as many requests as one, "
+                    f"with {more:.2f} times the CPU per request."
                 )
-            if early := sum(values(outcome, loop, "early")):
-                of = sum(values(outcome, loop, "sleeps"))
-                lines.append(f"{outcome['name']}, {loop}: {early:,.0f} of {of:,.0f} sleeps ended before their time.")
+            if early := total(outcome, loop, "early"):
+                of = total(outcome, loop, "sleeps")
+                lines.append(f"{outcome['title']}, on {loop}: {early:,.0f} of {of:,.0f} sleeps ended too early.")
     return lines
 
 
 def growth_text(outcome: Outcome, outcomes: Sequence[Outcome]) -> str:
-    """How a row with much of something compares with the same one with little of it, loop by loop."""
+    """How a row compares with the same row at a smaller scale, such as 8,000 connections with 100, loop by loop."""
     smaller = next((other for other in outcomes if other["name"] == outcome.get("grown_from")), None)
     if smaller is None:
         return ""
-    pairs = [(loop, median(outcome, loop), median(smaller, loop)) for loop in outcome["samples"]]
+    pairs = [(loop, median(outcome, loop), median(smaller, loop)) for loop in outcome["numbers"]]
     parts = [f"{loop} {large / small:.2f}" for loop, large, small in pairs if large and small]
-    return f"{outcome['name']} as a multiple of {smaller['name']}: {', '.join(parts)}." if parts else ""
+    return f"{outcome['title']}, as a multiple of {smaller['title']}: {', '.join(parts)}." if parts else ""
 
 
 def rows(header: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
@@ -155,16 +152,16 @@ def load_cell(outcome: Outcome, loop: str) -> str:
     rps = median(outcome, loop, "rps")
     if rps is None:
         return "-"
-    latencies = [f"{number(value)}" for name in LATENCIES if (value := median(outcome, loop, name)) is not None]
-    return f"{number(rps)}; {' / '.join(latencies)}" if latencies else number(rps)
+    latencies = [digits(value) for name in LATENCIES if (value := median(outcome, loop, name)) is not None]
+    return f"{digits(rps)}; {' / '.join(latencies)}" if latencies else digits(rps)
 
 
 def load_header(outcomes: Sequence[Outcome]) -> str:
-    """Older files have no p99.9."""
+    """Return the header with the latencies that the rows have; older files lack p99.9."""
     known = [
         text
         for name, text in LATENCIES.items()
-        if any(values(outcome, loop, name) for outcome in outcomes for loop in outcome["samples"])
+        if any(median(outcome, loop, name) for outcome in outcomes for loop in outcome["numbers"])
     ]
     return f"Requests/s; latency {' / '.join(known)} in us" if known else "Requests/s"
 
@@ -172,13 +169,13 @@ def load_header(outcomes: Sequence[Outcome]) -> str:
 def load_table(outcomes: Sequence[Outcome], loops: Sequence[str]) -> list[str]:
     """Return the table of throughput and latency."""
     header = [load_header(outcomes), *loops]
-    measured = [outcome for outcome in outcomes if any(values(outcome, loop, "rps") for loop in loops)]
+    measured = [outcome for outcome in outcomes if any(median(outcome, loop, "rps") for loop in loops)]
     return rows(header, [[outcome["title"], *(load_cell(outcome, loop) for loop in loops)] for outcome in measured])
 
 
 def start_table(outcomes: Sequence[Outcome], loops: Sequence[str]) -> list[str]:
     header = ["Start, whole process in ms CPU", *loops]
-    return rows(header, [["", *(with_interval(values(outcomes[0], loop, "whole_ms")) for loop in loops)]])
+    return rows(header, [["", *(with_interval(number(outcomes[0], loop, "whole_ms")) for loop in loops)]])
 
 
 def summary(result: dict[str, Any]) -> str:
@@ -186,14 +183,14 @@ def summary(result: dict[str, Any]) -> str:
     standings = count(result["cases"])
     if not standings:
         return "Nothing was compared."
-    few = f"too few for a verdict: a row needs {LEAST_PAIRS} pairs of runs"
+    few = f"enough runs for a verdict, which takes {LEAST_PAIRS} pairs of runs"
     beside = {"ahead": "ahead of every peer", "equal": "equal", "behind": "behind a peer"}
     parts = ", ".join(f"{beside[word]} in {standings[word]}" for word in STANDINGS if standings[word])
     with_peers = f"the {standings.total()} rows that have a peer"
     if not parts:
-        return f"In {with_peers} the runs are {few}."
+        return f"None of {with_peers} has {few}."
     said = f"Of {with_peers}, {OURS} is {parts}."
-    return f"{said} In the other {standings[TOO_FEW]} the runs are {few}." if standings[TOO_FEW] else said
+    return f"{said} The other {standings[TOO_FEW]} do not have {few}." if standings[TOO_FEW] else said
 
 
 def separate_parts(result: dict[str, Any]) -> str:
@@ -205,30 +202,29 @@ def separate_parts(result: dict[str, Any]) -> str:
     if len(revisions) < 2:
         return ""
     counted = ", ".join(f"{count} of {revision}" for revision, count in revisions.items())
-    return f"The rows were taken in parts, from these revisions: {counted}."
+    return f"The rows were measured at different times, from these revisions: {counted}."
 
 
-RAW_TEXT = "The raw server is epoll without Python, for TLS with the interpreter's OpenSSL."
+RAW_TEXT = "The raw server uses epoll without Python, and the interpreter's OpenSSL for TLS."
 
 
 def loads(settings: dict[str, Any]) -> str:
-    """Return how long servers are loaded, and where."""
+    """Return how long servers are loaded, and on which cores."""
     return (
-        f"Loads of {settings['seconds']:g} s after {settings['warm_up_s']:g} s of warm-up"
-        f"{', spinning' if settings['spin'] else ''}; server on core {settings['server_core']}, load on core "
-        f"{settings['load_core']}."
+        f"Servers are loaded for {settings['seconds']:g} s after {settings['warm_up_s']:g} s of warm-up; the server "
+        f"runs on core {settings['server_core']}, the load on core {settings['load_core']}"
+        f"{', where it polls without sleeping' if settings['spin'] else ''}."
     )
 
 
-def rule(settings: dict[str, Any]) -> str:
-    """Return what decides the rows of every comparison."""
-    return (
-        f"{settings['runs']} alternated runs, a fresh process each. Each number is the median with half of its 95 % "
-        "interval. Ratios are calculated run by run and have the 95 % interval of their median in brackets; below 1 "
-        "grapeshot needs less. A row is ahead only if the whole interval lies below 1 beside every peer, behind if it "
-        f"lies above 1 beside any, otherwise equal. Fewer than {LEAST_PAIRS} runs decide nothing: their interval is "
-        "about their whole range. The best peer is the one that decides the row."
-    )
+# The rule for the rows of every comparison. docs/speed.md has it once, above its tables.
+RULE = (
+    "Each number is the median of its runs, ± half of its 95 % interval. Ratios are calculated run by run, and the "
+    "95 % interval of their median is in brackets. Below 1, grapeshot needs less than the peer. A row is ahead only "
+    "if the whole interval is below 1 for every peer, behind if it is above 1 for any peer, and otherwise equal. "
+    f"Fewer than {LEAST_PAIRS} runs give no verdict, because the interval of few runs is about their whole range. The "
+    "best peer is the peer that decides the row."
+)
 
 
 def groups(result: dict[str, Any]) -> list[list[Outcome]]:
@@ -245,24 +241,28 @@ def shown_loops(result: dict[str, Any], outcomes: Sequence[Outcome]) -> list[str
     return [
         loop
         for loop in result["loops"]
-        if any(loop in outcome["samples"] or loop in outcome["failures"] for outcome in outcomes)
+        if any(loop in outcome["numbers"] or loop in outcome["failures"] for outcome in outcomes)
     ]
 
 
-def how_text(result: dict[str, Any]) -> str:
-    """Return how it was measured, and what decides a row."""
+def how_text(result: dict[str, Any], *, has_rule: bool = True) -> str:
+    """Return how it was measured, and the rule that decides a row."""
     settings = result["settings"]
-    parts = [rule(settings), *([loads(settings)] if "warm_up_s" in settings else []), result.get("how", RAW_TEXT)]
-    return " ".join(parts)
+    parts = [f"{settings['runs']} alternating runs, each in a fresh process."]
+    if has_rule:
+        parts.append(RULE)
+    if "warm_up_s" in settings:
+        parts.append(loads(settings))
+    return " ".join([*parts, result.get("how", RAW_TEXT)])
 
 
 def where(result: dict[str, Any]) -> str:
-    """Return when, on what machine and with what it was measured."""
+    """Return when, on which machine and with which versions it was measured."""
     machine = result["machine"]
     packages = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     python = f"CPython {machine['python']}{' free-threaded' if machine['free_threaded'] else ''}"
     return (
-        f"Taken {result['taken']}: {machine['processor']}, {machine['cores']} cores, {machine['system']}; "
+        f"Measured {result['taken']}: {machine['processor']}, {machine['cores']} cores, {machine['system']}; "
         f"{python} ({machine['python_compiler']}); {packages}; revision {machine['revision'] or 'unknown'}."
     )
 
@@ -275,18 +275,19 @@ def failures(result: dict[str, Any]) -> list[str]:
     ]
 
 
-def markdown(result: dict[str, Any]) -> str:
-    """The whole page."""
-    lines = [result.get("heading", "# Comparison"), "", where(result), "", how_text(result), "", summary(result)]
+def markdown(result: dict[str, Any], *, has_rule: bool = True) -> str:
+    """The whole page. A page with several comparisons has the rule only once."""
+    heading = result.get("heading", "# Comparison")
+    lines = [heading, "", where(result), "", how_text(result, has_rule=has_rule), "", summary(result)]
     if parts := separate_parts(result):
         lines += ["", parts]
     lines += [f"\n**{name} was left out**: {reason}" for name, reason in result["missing"].items()]
     for outcomes in groups(result):
         loops = shown_loops(result, outcomes)
         lines += ["", *main_table(outcomes, loops)]
-        if any(values(outcome, loop, "rps") for outcome in outcomes for loop in loops):
+        if any(median(outcome, loop, "rps") for outcome in outcomes for loop in loops):
             lines += ["", *load_table(outcomes, loops)]
-        if any(values(outcome, loop, "whole_ms") for outcome in outcomes for loop in loops):
+        if any(number(outcome, loop, "whole_ms") for outcome in outcomes for loop in loops):
             lines += ["", *start_table(outcomes, loops)]
     if notes := remarks(result) + failures(result):
         lines += ["", *(f"- {text}" for text in notes)]
@@ -295,8 +296,8 @@ def markdown(result: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("json", type=Path, help="what benchmarks.compare wrote")
-    parser.add_argument("--write", type=Path, help="a file instead of stdout")
+    parser.add_argument("json", type=Path, help="the JSON that benchmarks.compare wrote")
+    parser.add_argument("--write", type=Path, help="write to this file instead of stdout")
     args = parser.parse_args()
     page = markdown(json.loads(args.json.read_text())) + "\n"
     if args.write:

@@ -1,11 +1,11 @@
-"""An aiohttp application on the loop: a greeting, a JSON echo and a streamed body.
+"""An aiohttp application on grapeshot: a greeting, a JSON echo and a streamed body.
 
     python examples/aiohttp_hello.py --port 8080
     curl http://127.0.0.1:8080/hello/you
     curl -d '{"a": 1}' http://127.0.0.1:8080/json
     curl http://127.0.0.1:8080/count/3
 
-Needs aiohttp (`pip install aiohttp`). aiohttp knows nothing of grapeshot: the loop is chosen in `main`.
+Needs aiohttp (`pip install aiohttp`). aiohttp needs no change for grapeshot; `main` chooses the event loop.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ async def serve(host: str, port: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="A small aiohttp application.")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8080, help="0 takes a free one")
+    parser.add_argument("--port", type=int, default=8080, help="0 for any free port")
     parser.add_argument("--loop", choices=["grapeshot", "asyncio"], default="grapeshot")
     options = parser.parse_args()
 

@@ -1,9 +1,9 @@
-"""A chat server on plain TCP, in blocking style: what one client sends, all others get.
+"""A chat server on plain TCP, in blocking style: every line that a client sends goes to all other clients.
 
     python examples/chat_server.py --port 8888          # then, in several terminals: nc 127.0.0.1 8888
 
-Each client has two coros. One reads its lines; the other sends it what the others say, so that nobody waits for a
-client that reads slowly.
+Each client has two coros. One reads the client's lines. The other sends it the lines of the other clients, so that a
+client that reads slowly does not hold up the others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from grapeshot import coro
 
 
 class Client:
-    """One client of the room."""
+    """One client in the room."""
 
     def __init__(self, sock: coro.sock, name: str) -> None:
         self.sock = sock
@@ -24,23 +24,23 @@ class Client:
         self.lines: coro.fifo[str] = coro.fifo(100)
 
     def tell(self, line: str) -> None:
-        """Never waits. A client that is 100 lines behind has to go."""
+        """Queue a line for this client, without waiting. A client that is 100 lines behind is disconnected."""
         try:
             self.lines.push(line, block=False)
         except coro.Full:
             self.sock.shutdown(socket.SHUT_RDWR)
 
     def send_lines(self) -> None:
-        """A coro of its own."""
+        """Send the queued lines. Runs in a coro of its own."""
         try:
             while True:
                 self.sock.sendall(f"{self.lines.pop()}\n".encode())
         except OSError:
-            pass  # the client is gone, and the other coro sees that, too
+            pass  # the client has disconnected; the other coro notices that, too
 
 
 class Room:
-    """All clients that have said their name."""
+    """All clients that have given their name."""
 
     def __init__(self) -> None:
         self.clients: set[Client] = set()
@@ -50,7 +50,7 @@ class Room:
             client.tell(line)
 
     def serve(self, sock: coro.sock, address: tuple[str, int]) -> None:
-        """What the coro of a connection does."""
+        """Serve one connection. Runs in a coro of its own."""
         lines = coro.read_stream(sock)
         sock.sendall(b"What is your name?\n")
         client = Client(sock, lines.read_line().decode(errors="replace").strip())
@@ -61,7 +61,7 @@ class Room:
             for line in lines:
                 self.say(f"{client.name}: {line.decode(errors='replace').rstrip()}", client)
         except ConnectionError:
-            pass  # as if it had said goodbye
+            pass  # treat it like a normal disconnect
         finally:
             self.clients.remove(client)
             self.say(f"* {client.name} has left", client)
@@ -76,13 +76,13 @@ def main(host: str, port: int) -> None:
         name, bound = server.sockets[0].getsockname()[:2]
         print(f"listening on {name}:{bound}", flush=True)
         stopped.wait()
-        server.stop(1)  # those who still talk have a second
+        server.stop(1)  # connected clients have one more second
     print("stopped", flush=True)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="A chat server.")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8888, help="0 takes a free one")
+    parser.add_argument("--port", type=int, default=8888, help="0 for any free port")
     options = parser.parse_args()
     coro.run(main, options.host, options.port)

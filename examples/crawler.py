@@ -1,17 +1,17 @@
-"""A crawler: visits a site with `requests`, 20 pages at a time, in one thread.
+"""A crawler that visits a site with `requests`, 20 pages at a time, in one thread.
 
-    python examples/crawler.py https://example.org/     # the pages of that site
-    python examples/crawler.py --demo                   # a small, slow site in this process
+    python examples/crawler.py https://example.org/     # crawl that site
+    python examples/crawler.py --demo                   # crawl a small, slow site in this process
 
-Needs requests (`pip install requests`). `coro.install()` makes sockets wait as coros do; requests itself is unchanged,
-and `fetch` is ordinary blocking code.
+Needs requests (`pip install requests`). After `coro.install()`, other coros run while a socket waits. requests itself
+is unchanged, and `fetch` is ordinary blocking code.
 """
 
 from __future__ import annotations
 
 from grapeshot import coro
 
-coro.install()  # before what uses sockets is imported
+coro.install()  # before importing modules that use sockets
 
 import argparse
 import contextlib
@@ -30,7 +30,7 @@ LIMIT = 1000
 
 
 class Links(html.parser.HTMLParser):
-    """Collects where a page's links lead."""
+    """Collects the targets of a page's links."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Links(html.parser.HTMLParser):
 
 
 def fetch(session: requests.Session, url: str) -> tuple[str, int | str, set[str]]:
-    """Return the address of a page, its status or what went wrong, and its links."""
+    """Return a page's address, its status or the name of the error, and its links."""
     try:
         response = session.get(url, timeout=10)
     except requests.RequestException as error:
@@ -56,7 +56,7 @@ def fetch(session: requests.Session, url: str) -> tuple[str, int | str, set[str]
 
 
 def crawl(start: str) -> dict[str, int | str]:
-    """Return the status of each page of the site that links lead to."""
+    """Follow the links of the site; return the status of each page."""
     site = urllib.parse.urlsplit(start).netloc
     seen: dict[str, int | str] = {}
     level = {start}
@@ -74,7 +74,7 @@ def crawl(start: str) -> dict[str, int | str]:
 
 
 class DemoPage(http.server.BaseHTTPRequestHandler):
-    """Page n links to pages 10n to 10n+9, up to 100, which is not there. Each takes 0.1 s."""
+    """Page n links to pages 10n to 10n+9, up to page 100, which does not exist. Each page takes 0.1 s."""
 
     protocol_version = "HTTP/1.1"
 
@@ -95,7 +95,7 @@ class DemoPage(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def demo_site() -> Iterator[str]:
-    """Serve the pages in threads of this process, which are coros; yield the address of the first page."""
+    """Serve the demo pages in threads of this process (which are coros here); yield the first page's address."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), DemoPage) as server:
         threading.Thread(target=server.serve_forever).start()
         yield f"http://127.0.0.1:{server.server_port}/"
@@ -117,10 +117,10 @@ def main_of_demo() -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Visits the pages of a site.")
+    parser = argparse.ArgumentParser(description="Visit all pages of a site.")
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("start", nargs="?", help="the address of the first page")
-    where.add_argument("--demo", action="store_true", help="crawl a site in this process")
+    where.add_argument("--demo", action="store_true", help="crawl a small site in this process")
     options = parser.parse_args()
     if options.demo:
         coro.run(main_of_demo)

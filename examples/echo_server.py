@@ -1,9 +1,9 @@
-"""An echo server: sends back what it receives, until it is told to stop (Ctrl-C, SIGTERM).
+"""An echo server: it sends back whatever it receives, until it is stopped with Ctrl-C or SIGTERM.
 
     python examples/echo_server.py --port 8888          # then: nc 127.0.0.1 8888
     python examples/echo_server.py --loop asyncio       # the same program on asyncio's own loop
 
-The server is written against asyncio alone; only `main` knows which loop it runs on.
+The server uses only asyncio's interface. `main` chooses the event loop.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import grapeshot
 
 
 class Echo(asyncio.Protocol):
-    """One connection. When the client reads too slowly, nothing more is read from it."""
+    """One connection. While the client does not read the echoes, the server stops reading from it."""
 
     transport: asyncio.Transport
 
@@ -46,15 +46,15 @@ async def serve(host: str, port: int) -> None:
         print(f"listening on {name}:{bound}", flush=True)
         await stopped.wait()
         server.close()
-        if hasattr(server, "close_clients"):  # Python 3.13 and later on asyncio's own loop, always on grapeshot
+        if hasattr(server, "close_clients"):  # in asyncio from Python 3.13 on, in grapeshot always
             server.close_clients()
     print("stopped", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Echo server.")
+    parser = argparse.ArgumentParser(description="An echo server.")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8888, help="0 takes a free one")
+    parser.add_argument("--port", type=int, default=8888, help="0 for any free port")
     parser.add_argument("--loop", choices=["grapeshot", "asyncio"], default="grapeshot")
     options = parser.parse_args()
 

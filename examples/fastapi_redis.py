@@ -1,19 +1,19 @@
-"""A FastAPI application that calls a blocking driver: mailboxes in Redis, read with redis-py's blocking client.
+"""A FastAPI application that uses a blocking driver: mailboxes in Redis, accessed with redis-py's blocking client.
 
     redis-server --port 6379 &
     python examples/fastapi_redis.py --port 8000
     curl 127.0.0.1:8000/mail/ann &                              # waits for mail
     curl -X POST '127.0.0.1:8000/mail/ann?text=hello'
 
-Needs a Redis server, and `pip install fastapi uvicorn redis`. A thousand requests can wait in BLPOP at the same time:
-each waits in a coro, not in a thread of a pool. asyncio goes on meanwhile.
+Needs a Redis server, and `pip install fastapi uvicorn redis`. A thousand requests can wait in BLPOP at the same time,
+because each waits in a coro and not in a thread of a pool. In the meantime, asyncio's tasks keep running.
 """
 
 from __future__ import annotations
 
 from grapeshot import coro
 
-coro.install()  # before what uses sockets is imported
+coro.install()  # before importing modules that use sockets
 
 import argparse
 import contextlib
@@ -53,8 +53,8 @@ async def serve(host: str, port: int, redis_url: str) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Mailboxes over HTTP.")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000, help="0 takes a free one")
-    parser.add_argument("--redis", default="redis://127.0.0.1:6379", help="a URL of redis-py")
+    parser.add_argument("--port", type=int, default=8000, help="0 for any free port")
+    parser.add_argument("--redis", default="redis://127.0.0.1:6379", help="the server's URL, as redis-py expects it")
     options = parser.parse_args()
-    with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again once it has ended
+    with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again after it has shut down
         grapeshot.run(serve(options.host, options.port, options.redis))

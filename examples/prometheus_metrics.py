@@ -1,9 +1,9 @@
-"""An echo server with its loop's numbers for Prometheus: `pip install prometheus-client`, then
+"""An echo server that exports its loop's statistics to Prometheus. Run `pip install prometheus-client`, then
 
     python examples/prometheus_metrics.py --port 8888 --metrics-port 9100
     curl http://127.0.0.1:9100/metrics
 
-The metrics are served by a thread, so they can be read while something blocks the loop.
+A thread serves the metrics, so they are available even while something blocks the loop.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import grapeshot
 
 
 class LoopCollector(Collector):
-    """Reads `loop.statistics()` whenever Prometheus asks: nothing is kept twice."""
+    """Reads `loop.statistics()` whenever Prometheus asks, so that no numbers are stored twice."""
 
     def __init__(self, loop: grapeshot.Loop) -> None:
         self._loop = loop

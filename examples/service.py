@@ -1,12 +1,12 @@
-"""A service as one runs it: limits, timeouts, metrics, a back door, and an end that lets requests finish.
+"""A service as you would run it in production: limits, timeouts, metrics, a back door, and a graceful shutdown.
 
     python examples/service.py --port 8080 --backdoor /run/user/$UID/service.bd
     curl http://127.0.0.1:8080/hello/you            # also /wait/0.5, /large and /metrics (for Prometheus)
     python -m grapeshot attach /run/user/$UID/service.bd
     kill -TERM PID                                  # finishes the requests under way, for at most --deadline seconds
 
-It speaks as much HTTP/1.1 as it takes to show this, on asyncio's streams. For HTTP in earnest use a server such as
-uvicorn; what is here around it stays the same.
+It implements just enough of HTTP/1.1, on asyncio's streams, to show this. For real HTTP, use a server such as uvicorn;
+the rest of the program stays the same.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Answer: TypeAlias = tuple[int, bytes]
 
 
 class BadRequestError(Exception):
-    """What is sent back before the connection is closed."""
+    """An invalid request. The client gets the status and the text, and then the connection is closed."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -38,7 +38,7 @@ class BadRequestError(Exception):
 
 
 class Service:
-    """The connections, what they have asked for, and when they must end."""
+    """Serves the connections, counts the answers, and shuts down gracefully."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -48,7 +48,7 @@ class Service:
         self.idle: set[asyncio.StreamWriter] = set()
 
     async def connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one client until it ends, misbehaves, or the service stops."""
+        """Serve one client until it disconnects, misbehaves, or the service stops."""
         task = asyncio.current_task()
         assert task is not None
         self.under_way.add(task)
@@ -58,14 +58,14 @@ class Service:
         except BadRequestError as bad:
             await self.answer(writer, bad.status, f"{bad}\n".encode(), is_last=True)
         except (TimeoutError, ConnectionError, asyncio.IncompleteReadError):
-            pass  # the client is slow, or gone
+            pass  # the client is too slow, or has disconnected
         except asyncio.CancelledError:
-            if not self.is_stopping:  # past the deadline it is no error; asyncio 3.11 would report it as one
+            if not self.is_stopping:  # cancelled by stop() at the deadline, which asyncio 3.11 would log as an error
                 raise
         finally:
             self.under_way.discard(task)
             self.idle.discard(writer)
-            # What the client does not take is lost: an end that waits for it would never come.
+            # Discard data that the client does not read. Otherwise the connection might never end.
             if writer.transport.get_write_buffer_size():
                 writer.transport.abort()
             writer.close()
@@ -84,14 +84,14 @@ class Service:
         except TimeoutError:
             raise BadRequestError(408, "the request took too long") from None
         if method != "GET":
-            raise BadRequestError(405, "only GET is known here")
+            raise BadRequestError(405, "only GET is supported")
         status, body = await self.look_up(path)
         is_last = is_last or self.is_stopping
         await self.answer(writer, status, body, is_last=is_last)
         return not is_last
 
     async def read_request(self, first: bytes, reader: asyncio.StreamReader) -> tuple[str, str, bool]:
-        """Return the method, the path, and whether the client wants no further answer."""
+        """Return the method, the path, and whether the client asks to close the connection after the answer."""
         try:
             head = first + await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
@@ -99,7 +99,7 @@ class Service:
         line, *fields = head.decode("latin-1").split("\r\n")[:-2]
         words = line.split(" ")
         if len(words) != 3 or words[2] not in ("HTTP/1.0", "HTTP/1.1") or not words[1].startswith("/"):
-            raise BadRequestError(400, "this is no HTTP request")
+            raise BadRequestError(400, "this is not an HTTP request")
         headers = {name.strip().lower(): value.strip() for name, _, value in (field.partition(":") for field in fields)}
         length = headers.get("content-length", "0")
         if "transfer-encoding" in headers or not length.isascii() or not length.isdigit() or int(length) > BODY_LEN:
@@ -108,11 +108,11 @@ class Service:
         return words[0], words[1], words[2] == "HTTP/1.0" or headers.get("connection", "").lower() == "close"
 
     async def look_up(self, path: str) -> Answer:
-        """Return status and body: what the service is for."""
+        """Return the status and body for a path. This is the actual work of the service."""
         _, route, *rest = path.split("/")
         if route == "hello" and rest:
             return 200, f"Hello, {rest[0]}!\n".encode()
-        if route == "wait" and rest:  # as for a database
+        if route == "wait" and rest:  # in place of a database query
             with contextlib.suppress(ValueError):
                 await asyncio.sleep(min(float(rest[0]), 60))
                 return 200, b"done\n"
@@ -123,7 +123,7 @@ class Service:
         return 404, b"not found\n"
 
     async def answer(self, writer: asyncio.StreamWriter, status: int, body: bytes, *, is_last: bool) -> None:
-        """Send an answer; raise TimeoutError if the client does not take it."""
+        """Send an answer. Raise TimeoutError if the client does not read it in time."""
         self.answers[status] += 1
         ending = "Connection: close\r\n" if is_last else ""
         writer.write(f"HTTP/1.1 {status} -\r\n{ending}Content-Length: {len(body)}\r\n\r\n".encode() + body)
@@ -131,7 +131,7 @@ class Service:
             await writer.drain()
 
     def metrics(self) -> bytes:
-        """Return the loop's statistics and the service's own numbers in Prometheus' format."""
+        """Return the loop's statistics and the service's own numbers in the format of Prometheus."""
         loop = asyncio.get_running_loop()
         assert isinstance(loop, grapeshot.Loop)
         statistics = loop.statistics()
@@ -148,7 +148,7 @@ class Service:
         return "\n".join([*lines, ""]).encode()
 
     async def stop(self) -> None:
-        """Let the requests under way finish within the deadline. Connections that ask for nothing end at once."""
+        """Let the requests under way finish within the deadline. Close idle connections at once."""
         self.is_stopping = True
         for writer in self.idle:
             writer.close()
@@ -175,21 +175,21 @@ async def serve(options: argparse.Namespace) -> None:
         name, bound = server.sockets[0].getsockname()[:2]
         print(f"listening on {name}:{bound}", flush=True)
         await stopped.wait()
-        server.close()  # new clients are refused from here on
+        server.close()  # from now on, new clients are refused
         await service.stop()
     print("stopped", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="A service with limits, metrics, a back door and a graceful end.")
+    parser = argparse.ArgumentParser(description="A service with limits, metrics, a back door and a graceful shutdown.")
     parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8080, help="0 takes a free one")
-    parser.add_argument("--backdoor", metavar="PATH", help="where to open a back door")
-    parser.add_argument("--limit", type=int, default=1000, help="connections at once; others wait")
-    parser.add_argument("--idle-timeout", type=float, default=60.0, help="seconds between two requests")
-    parser.add_argument("--request-timeout", type=float, default=10.0, help="seconds for a whole request to come")
-    parser.add_argument("--send-timeout", type=float, default=30.0, help="seconds for an answer to be taken")
-    parser.add_argument("--deadline", type=float, default=10.0, help="seconds for requests under way at the end")
+    parser.add_argument("--port", type=int, default=8080, help="0 for any free port")
+    parser.add_argument("--backdoor", metavar="PATH", help="open a back door at this path")
+    parser.add_argument("--limit", type=int, default=1000, help="the number of connections; further ones have to wait")
+    parser.add_argument("--idle-timeout", type=float, default=60.0, help="seconds to wait for the next request")
+    parser.add_argument("--request-timeout", type=float, default=10.0, help="seconds to wait for the rest of a request")
+    parser.add_argument("--send-timeout", type=float, default=30.0, help="seconds to wait until an answer is sent")
+    parser.add_argument("--deadline", type=float, default=10.0, help="seconds for requests to finish at shutdown")
     grapeshot.run(serve(parser.parse_args()))
 
 

@@ -1,10 +1,10 @@
-//! `loop.getaddrinfo` of an address literal with a numeric port, answered without a resolver and without a thread.
+//! `loop.getaddrinfo` for an address literal with a numeric port: answered without a resolver and without a thread.
 //!
-//! What `socket.getaddrinfo` says about a literal depends on the literal only in the address itself. So the C library
-//! is asked once for each combination of family, type, protocol and flags, and its answer is the pattern for all
-//! others: which kinds of sockets there are, in which order, with the very objects of the `socket` module. Everything
-//! that is not an ordinary literal (a zone, a service name, flags that change more than the question) is resolved like a
-//! name.
+//! For a literal, only the address field of `socket.getaddrinfo`'s answer depends on the literal itself. So the C
+//! library is called once for each combination of family, type, protocol and flags, and its answer becomes the pattern
+//! for every other literal: it lists the socket kinds in order and holds the `socket` module's own objects. Anything
+//! that is not an ordinary literal (it has a zone or a service name, or flags that change more than the question) is
+//! resolved like a host name.
 
 use std::ffi::c_int;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -24,12 +24,12 @@ use crate::sock;
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
-/// Flags that ask for what a literal with a numeric port gives anyway.
+/// Flags that do not change the answer for a literal with a numeric port.
 const HARMLESS_FLAGS: c_int = libc::AI_PASSIVE | libc::AI_NUMERICHOST | libc::AI_NUMERICSERV;
-/// Combinations that are remembered; a program uses a handful.
+/// The number of patterns to remember; a program uses a handful.
 const MAX_PATTERNS: usize = 64;
 
-/// What the answer depends on beside the address.
+/// The parts of a request that determine the answer, apart from the address itself.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Question {
     is_v6: bool,
@@ -39,11 +39,11 @@ struct Question {
     flags: c_int,
 }
 
-/// The answer to a question as tuples of (family, type, proto, canonname), never freed.
+/// The answer to a question, as a tuple of (family, type, proto, canonname) tuples. It is never freed.
 #[derive(Clone, Copy)]
 struct Pattern(*mut ffi::PyObject);
 
-// SAFETY: a tuple that is never freed nor changed; it is read by attached threads only.
+// SAFETY: the tuple is never freed and never changed, and only attached threads read it.
 unsafe impl Send for Pattern {}
 
 static PATTERNS: Mutex<Vec<(Question, Pattern)>> = Mutex::new(Vec::new());
@@ -63,7 +63,8 @@ impl Literal {
         }
     }
 
-    /// The host of its socket address; `given` itself if that is the text, which for IPv4 has only one form.
+    /// The host part of the socket address. This is `given` itself for an IPv4 literal in a `str`, because an IPv4
+    /// address has only one textual form.
     fn host<'py>(self, py: Python<'py>, given: &Bound<'py, PyAny>) -> Bound<'py, PyAny> {
         match self {
             Self::V4(_) if given.is_exact_instance_of::<PyString>() => given.clone(),
@@ -82,7 +83,7 @@ impl Literal {
     }
 }
 
-/// The literal of a host argument: an exact `str` or `bytes`.
+/// Parses a host argument, which must be an exact `str` or `bytes`, as a literal.
 #[inline]
 fn literal(host: &Bound<'_, PyAny>) -> Option<Literal> {
     if let Ok(text) = host.cast_exact::<PyString>() {
@@ -92,7 +93,7 @@ fn literal(host: &Bound<'_, PyAny>) -> Option<Literal> {
     Literal::parse(std::str::from_utf8(bytes.as_bytes()).ok()?)
 }
 
-/// The number of an exact int that is a port, 0 for None.
+/// The port number if the argument is an exact int in range, 0 for None.
 #[inline]
 fn port_number(port: &Bound<'_, PyAny>) -> Option<u16> {
     if port.is_none() {
@@ -105,7 +106,8 @@ fn port_number(port: &Bound<'_, PyAny>) -> Option<u16> {
     port.extract().ok()
 }
 
-/// Family, type, protocol and flags from the keywords of the call; None if there is any other.
+/// Family, type, protocol and flags from the call's keywords; None if there is any other keyword, or a value that is
+/// not a non-negative C int.
 #[inline]
 fn keywords(args: &Args<'_, '_>) -> Option<[c_int; 4]> {
     let known = names(args.py());
@@ -113,7 +115,8 @@ fn keywords(args: &Args<'_, '_>) -> Option<[c_int; 4]> {
     let mut values = [0; 4];
     for (name, value) in args.keywords() {
         let place = keys.iter().position(|key| key.as_ptr() == name.as_ptr())?;
-        // SAFETY: keyword values are alive for the length of the call; ints and their subclasses are numbers.
+        // SAFETY: keyword values are alive for the length of the call; instances of int and of its subclasses are valid
+        // arguments.
         let number = unsafe {
             if ffi::PyLong_Check(value) == 0 {
                 return None;
@@ -125,8 +128,8 @@ fn keywords(args: &Args<'_, '_>) -> Option<[c_int; 4]> {
     Some(values)
 }
 
-/// The pattern for a question, asked of `socket.getaddrinfo` the first time. None if it has no answer: the error is
-/// then raised in the ordinary way.
+/// The pattern for a question; the first time, `socket.getaddrinfo` is called to obtain it. None if that call raises:
+/// the caller then resolves the ordinary way, which raises the error again.
 fn pattern<'py>(
     py: Python<'py>,
     question: Question,
@@ -177,7 +180,7 @@ fn learn<'py>(
     Ok(Some(learnt))
 }
 
-/// The answer, or None if the question needs more than this.
+/// The answer, or None if the request must be resolved the ordinary way.
 #[inline]
 fn answer<'py>(this: This<'py, LoopObject>, args: &Args<'_, 'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = this.py();
@@ -194,7 +197,7 @@ fn answer<'py>(this: This<'py, LoopObject>, args: &Args<'_, 'py>) -> PyResult<Op
         Literal::V6(_) => (true, libc::AF_INET6),
     };
     let fits = family == libc::AF_UNSPEC || family == own_family;
-    // Debug mode logs the question. Programs and tests replace the function in the socket module.
+    // Programs and tests replace `socket.getaddrinfo`; a replacement must be called.
     let resolver = names(py)
         .socket_dict
         .bind(py)
@@ -203,6 +206,7 @@ fn answer<'py>(this: This<'py, LoopObject>, args: &Args<'_, 'py>) -> PyResult<Op
     let Some(resolver) = resolver.filter(|known| known.as_ptr() == names(py).resolver.as_ptr()) else {
         return Ok(None);
     };
+    // Debug mode logs each request, which the ordinary way does.
     if !fits || flags & !HARMLESS_FLAGS != 0 || this.reactor().is_debug() {
         return Ok(None);
     }
@@ -216,7 +220,7 @@ fn answer<'py>(this: This<'py, LoopObject>, args: &Args<'_, 'py>) -> PyResult<Op
     let Some(pattern) = pattern(py, question, &resolver)? else {
         return Ok(None);
     };
-    // SAFETY: the format has one letter for each value; objects are borrowed for the call.
+    // SAFETY: the format has one letter for each value; the objects are borrowed for the call.
     let audited = unsafe {
         audit::PySys_Audit(
             c"socket.getaddrinfo".as_ptr(),
@@ -236,7 +240,7 @@ fn answer<'py>(this: This<'py, LoopObject>, args: &Args<'_, 'py>) -> PyResult<Op
     ))
 }
 
-/// (family, type, proto, canonname, sockaddr).
+/// Builds one entry of the answer: (family, type, proto, canonname, sockaddr).
 fn info<'py>(kinds: &Bound<'py, PyAny>, address: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyTuple>> {
     let kinds = kinds.cast::<PyTuple>()?;
     let part = |index: usize| kinds.get_borrowed_item(index);
@@ -252,15 +256,16 @@ fn info<'py>(kinds: &Bound<'py, PyAny>, address: &Bound<'py, PyTuple>) -> PyResu
     )
 }
 
-/// `loop.getaddrinfo(host, port, *, family=0, type=0, proto=0, flags=0)`: a coroutine either way.
+/// `loop.getaddrinfo(host, port, *, family=0, type=0, proto=0, flags=0)`: returns a coroutine, whether or not the
+/// answer is known already.
 fn getaddrinfo<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     if let Some(answer) = answer(this, &args)? {
         return sock::answered(this, answer);
     }
     let mut call = vec![ptr::null_mut(), this.as_ptr()];
     call.extend_from_slice(args.values());
-    // SAFETY: the values are those of the running call, behind `self`; call[0] is the free place that the offset flag
-    // allows.
+    // SAFETY: the values are the arguments of the running call, placed behind `self`; call[0] is the free slot that the
+    // offset flag requires.
     unsafe {
         let result = ffi::PyObject_VectorcallMethod(
             names(this.py())._resolve.as_ptr(),
@@ -272,13 +277,13 @@ fn getaddrinfo<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<
     }
 }
 
-/// Methods that this room adds to the loop's type.
+/// The methods that this module adds to the loop's type.
 pub(crate) fn loop_methods() -> Vec<ffi::PyMethodDef> {
     vec![method!(
         LoopObject,
         getaddrinfo,
         "getaddrinfo(host, port, *, family=0, type=0, proto=0, flags=0)",
-        "What socket.getaddrinfo() returns, without blocking the loop."
+        "Return what socket.getaddrinfo() returns, without blocking the loop."
     )]
 }
 

@@ -1,4 +1,5 @@
-//! grapeshot's native core. This file only assembles the rooms; `docs/architecture.md` shows them.
+//! grapeshot's native core: this file registers the types and functions of every folder with the extension module.
+//! `docs/architecture.md` describes the folders.
 
 mod binding;
 mod coro;
@@ -39,13 +40,16 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(bind_methods, module)?)
 }
 
-/// `_bind_methods(kind)`: adds the native methods of `Loop` to its subclass `kind` too, except those that `kind`
-/// defines itself. CPython specializes only calls of methods that it finds on the exact type of the object.
+/// `_bind_methods(kind)`: copies the native methods of `Loop` onto its subclass `kind`, except for methods that `kind`
+/// defines itself.
+///
+/// CPython specializes a method call only if it finds the method on the object's exact type, so calls on a subclass
+/// would be slower without the copies.
 #[pyfunction(name = "_bind_methods")]
 fn bind_methods(kind: &Bound<'_, PyType>) -> PyResult<()> {
     if !pyloop::is_loop_type(kind) {
         return Err(PyTypeError::new_err(
-            "a subclass of grapeshot._core.Loop is required",
+            "_bind_methods() requires a subclass of grapeshot._core.Loop",
         ));
     }
     let mut methods = loop_methods::methods();

@@ -1,5 +1,5 @@
-//! What `grapeshot.rpc` has natively: packets that a peer has made to hurt are refused, and large ones are decoded
-//! without a garbage collection in between.
+//! The native part of `grapeshot.rpc`: decoding a msgpack packet. A packet that an attacker has crafted to be slow to
+//! decode is refused, and the garbage collector is paused while a packet is decoded.
 
 use grapeshot_core::msgpack::{self, Fault};
 use pyo3::exceptions::PyValueError;
@@ -13,14 +13,17 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(decode_msgpack, module)?)
 }
 
-/// `_decode_msgpack(decode, packet)`: calls a decoder of msgpack that runs no Python code with a packet.
+/// `_decode_msgpack(decode, packet)`: calls `decode(packet)`. `decode` must be a msgpack decoder that runs no Python
+/// code.
 ///
-/// Raises `ValueError` without calling it if lists that are keys have more than 3,000 values, if there are more than 20,000
-/// floats or dates as keys, if integers are keys that a dict needs very long for, or if values are nested too deep.
+/// Raises `ValueError` without calling `decode` if arrays used as map keys contain more than 3,000 values, if more than
+/// 20,000 floats or dates are used as map keys, if integers used as map keys collide so often that a dict would take
+/// very long, or if values are nested too deeply.
 ///
-/// Decoding makes no garbage, but each of the collections that it would cause looks at all that it has made so far:
-/// 1 MiB of empty lists takes 80 ms without them and 300 ms with them (`CPython` 3.11). So there are none meanwhile. With a
-/// GIL no other thread can run, and see that; without one they could, and this is left out.
+/// Decoding creates no garbage, but it creates enough objects to trigger garbage collections, and each collection
+/// traverses everything that has been decoded so far: 1 MiB of empty lists takes 80 ms to decode without collections
+/// and 300 ms with them (`CPython` 3.11). So the collector is disabled during the call. With a GIL no other thread can
+/// run in that time and notice. Without a GIL other threads could, so there the collector stays on.
 #[pyfunction(name = "_decode_msgpack")]
 fn decode_msgpack<'py>(
     decode: &Bound<'py, PyAny>,
@@ -30,15 +33,15 @@ fn decode_msgpack<'py>(
         None => {}
         Some(Fault::ContainersAsKeys) => {
             return Err(PyValueError::new_err(
-                "the tuples that are keys of dicts have more than 3000 values",
+                "arrays used as map keys contain more than 3000 values",
             ));
         }
         Some(Fault::NumbersAsKeys) => {
             return Err(PyValueError::new_err(
-                "a dict with such numbers or dates as keys would take very long",
+                "too many numbers or dates are used as map keys, or they collide too often",
             ));
         }
-        Some(Fault::TooDeep) => return Err(PyValueError::new_err("lists and dicts are nested too deep")),
+        Some(Fault::TooDeep) => return Err(PyValueError::new_err("arrays and maps are nested too deeply")),
     }
     if !HAS_GIL {
         return decode.call1((packet,));

@@ -1,6 +1,6 @@
-"""Compares blocking-style servers and clients with their peers: `python -m benchmarks.blocking [CASE ...]`.
+"""Compares blocking-style servers and clients with similar libraries: `python -m benchmarks.blocking [CASE ...]`.
 
-Every run is a fresh process; the peers alternate within one run (A B C, then C B A, ...).
+Every run is a fresh process, and the libraries take turns (A B C, then C B A, ...).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from benchmarks.blocking.styles import PROTOCOL, TASKS, available
 from benchmarks.compare import RESULTS, Suite, main
 
 HOW = (
-    "Servers have one cooperative thread for each connection: "
-    "grapeshot's coros, gevent's and runloom's, which run `while data := s.recv(n): s.sendall(data)`. Beside them "
-    "stand grapeshot's Protocols (protocol) and its tasks with `sock_recv` and `sock_sendall` (tasks), and epoll "
-    "without Python (raw). The WSGI servers serve one application that says hello. Clients are unmodified "
-    "libraries, patched, in ten threads of one process; their server has constant replies and a core of its own."
+    "Servers have one cooperative thread (of grapeshot, gevent or runloom) for each connection, which runs "
+    "`while data := s.recv(n): s.sendall(data)`. Three other kinds of server are shown for comparison: grapeshot's "
+    "Protocols (`protocol`), grapeshot's tasks with `sock_recv` and `sock_sendall` (`tasks`), and epoll without Python "
+    "(`raw`). The WSGI servers serve one application that says hello. Clients are unmodified libraries that run "
+    "patched, in ten threads of one process; their server sends constant replies and has a core of its own."
 )
 
 SUITE = Suite(

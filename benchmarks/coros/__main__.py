@@ -1,6 +1,6 @@
-"""Compares coros with their peers: `python -m benchmarks.coros [CASE ...]`. See README.md.
+"""Compares coros with similar libraries: `python -m benchmarks.coros [CASE ...]`. See README.md.
 
-Every run is a fresh process; the peers alternate within one run (A B C, then C B A, ...).
+Every run is a fresh process, and the libraries take turns (A B C, then C B A, ...).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from benchmarks.coros.cases import ALL, CASES, QUICK, CoroSettings
 from benchmarks.coros.styles import available
 
 HOW = (
-    "CPU time per operation. greenlet runs behind a hub written in Python (a deque of what is ready, a heap of "
-    "timers), gevent and runloom unpatched; tasks are asyncio's, in grapeshot's loop, and greenback runs in one of "
-    "them."
+    "CPU time per operation. greenlet has no scheduler, so it runs with a hub written in Python (a deque of ready "
+    "greenlets, a heap of timers). gevent and runloom run without patching. `tasks` are asyncio's tasks on grapeshot's "
+    "loop, and greenback runs in such a task."
 )
 
 SUITE = Suite(

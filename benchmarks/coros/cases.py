@@ -30,7 +30,7 @@ def _case(kind: str, title: str, *bounds: Bound, peers: tuple[str, ...], is_memo
         options = ("--style", style, "--seconds", str(settings.seconds), "--threads", str(settings.threads))
         sample = own_sample("coros.programs", kind, style, *options)
         if style == OURS and sample.get("early"):
-            raise MeasurementError(f"{sample['early']} of {sample['sleeps']} sleeps ended before their time")
+            raise MeasurementError(f"{sample['early']} of {sample['sleeps']} sleeps ended too early")
         return sample
 
     metric, unit = ("kib", "KiB each") if is_memory else ("cpu_ns", "ns CPU")

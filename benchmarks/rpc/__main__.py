@@ -1,6 +1,6 @@
-"""Compares calls between processes with their peers: `python -m benchmarks.rpc [CASE ...]`. See README.md.
+"""Compares grapeshot.rpc with similar libraries: `python -m benchmarks.rpc [CASE ...]`. See README.md.
 
-Every run is a fresh pair of processes; the peers alternate within one run (A B C, then C B A, ...).
+Every run is a fresh pair of processes, and the libraries take turns (A B C, then C B A, ...).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from benchmarks.rpc.cases import ALL, CASES, QUICK, RpcSettings
 from benchmarks.rpc.peers import COROS, ON_ASYNCIO, available
 
 HOW = (
-    "CPU time of a fresh client and a fresh server together for each call. All calls of a run go through one "
-    "connection on the loopback interface. grapeshot is grapeshot.rpc on grapeshot's loop; beside it stand coros "
-    "(grapeshot.coro.rpc at both ends) and grapeshot.rpc on asyncio's loop. "
-    "grpc.aio sends bytes without a schema. rpyc is one thread that keeps as many asynchronous calls under way as "
-    "there are callers, rpyc threads has a thread for each caller."
+    "CPU time per call, of a fresh client and a fresh server together. All calls of a run use one connection on the "
+    "loopback interface. `grapeshot` is grapeshot.rpc on grapeshot's loop. For comparison, `coros` is "
+    "grapeshot.coro.rpc at both ends, and `on asyncio` is grapeshot.rpc on asyncio's loop. grpc.aio sends bytes "
+    "without a schema. `rpyc` is one thread that keeps as many asynchronous calls under way as there are callers; "
+    "`rpyc threads` has one thread for each caller."
 )
 
 SUITE = Suite(

@@ -1,7 +1,7 @@
-"""How Sphinx makes the site from the project's pages: `make docs`.
+"""Configures Sphinx, which builds the site from the project's Markdown pages: `make docs`.
 
-The source directory is that of the project, so that links between pages are those that GitHub follows. The pages
-themselves have nothing of Sphinx in them: NAVIGATION says which belong to the site, and in which order.
+Sphinx reads the project's root directory, so that the links between pages work on the site as they do on GitHub. The
+pages contain nothing that is specific to Sphinx. NAVIGATION lists the pages of the site in their order.
 """
 
 from __future__ import annotations
@@ -27,11 +27,28 @@ NAVIGATION = {
     ],
     "Facts": ["docs/compatibility", "docs/features", "docs/limits", "docs/versions", "docs/speed"],
     "Project": ["docs/architecture", "CHANGELOG", "CONTRIBUTING", "CODE_OF_CONDUCT", "SECURITY", "docs/releasing"],
+    "Internals": [
+        "docs/internals/layers",
+        "docs/internals/binding",
+        "docs/internals/free-threading",
+        "docs/internals/operating-system",
+        "docs/internals/event-loop",
+        "docs/internals/poller-and-timers",
+        "docs/internals/transports",
+        "docs/internals/processes",
+        "docs/internals/tls",
+        "docs/internals/streams-and-sock",
+        "docs/internals/coros",
+        "docs/internals/coro-io",
+        "docs/internals/patching",
+        "docs/internals/looking-inside",
+        "docs/internals/rpc",
+        "docs/internals/benchmarks-and-tests",
+        "docs/internals/measurements",
+        "docs/internals/tried",
+    ],
     "Measurements": [
         "benchmarks/README",
-        "All loops <benchmarks/results/comparison>",
-        "Blocking-style servers <benchmarks/results/blocking>",
-        "Coros <benchmarks/results/coros>",
         "Calls between processes <benchmarks/results/rpc>",
     ],
 }
@@ -41,11 +58,11 @@ project = "grapeshot"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "navigation", "reference"]
 root_doc = HOME
 include_patterns = [f"{page}.{kind}" for page in PAGES for kind in ("md", "rst")]
-# Folders without pages, which would only take time.
+# Folders without pages; searching them would only take time.
 exclude_patterns = [".*", "build", "core", "dist", "examples", "python", "src", "target", "tests"]
 navigation = NAVIGATION
 nitpicky = True
-myst_heading_anchors = 4  # as GitHub makes them
+myst_heading_anchors = 4  # the same anchors as on GitHub
 
 html_theme = "furo"
 html_static_path = ["static"]

@@ -1,4 +1,4 @@
-"""What Sphinx needs beside the pages: tables of contents, an index.html, the pictures of raw HTML, links to folders."""
+"""Adds to the site what the Markdown pages lack: tables of contents, an index.html, and the pictures of raw HTML."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ PICTURE = re.compile(r'\b(?:src|srcset)="([^":]+)"')
 
 
 def add_contents(app: Sphinx, page: str, source: list[str]) -> None:
-    """Give the home page the hidden tables of contents from which the theme makes the navigation."""
+    """Append hidden tables of contents to the home page; the theme builds its navigation from them."""
     if page == app.config.root_doc:
         for title, pages in app.config.navigation.items():
             source[0] += "\n".join(["", "```{toctree}", ":hidden:", f":caption: {title}", "", *pages, "```", ""])
 
 
 def drop_links_to_folders(app: Sphinx, doctree: nodes.document) -> None:
-    """Make plain text of links to folders: GitHub shows their files, but the site does not have them."""
+    """Replace links to folders with plain text: GitHub can show a folder, but the site does not contain it."""
     page = Path(app.env.doc2path(app.env.current_document.docname))
     for link in list(doctree.findall(addnodes.pending_xref)):
         if link.get("reftype") == "myst" and (page.parent / link["reftarget"]).is_dir():
@@ -32,7 +32,7 @@ def drop_links_to_folders(app: Sphinx, doctree: nodes.document) -> None:
 
 
 def copy_files(app: Sphinx, error: Exception | None) -> None:
-    """Copy the pictures that raw HTML shows, and the home page to the name that servers look for."""
+    """Copy the pictures that raw HTML refers to, and the home page to index.html, which web servers look for."""
     if error is not None or app.builder.name != "html":
         return
     out = Path(app.outdir)

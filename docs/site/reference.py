@@ -1,7 +1,8 @@
-"""The reference: autodoc reads the modules, and this extension what they say of native objects in `_core.pyi`.
+"""Completes the reference, which autodoc builds from the modules, with the documentation of native objects.
 
-A native object has no annotations and, for `help()`, a short docstring. The stub has both in full, and stubtest
-keeps it true. A name in a docstring that is neither in the reference nor in the standard library is a warning.
+A native object has no annotations, and only a short docstring for `help()`. The stub `_core.pyi` has both in full, and
+stubtest checks that it is correct. A name in a docstring causes a warning if it is neither in the reference nor in the
+standard library.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ STUB = Path(grapeshot.__file__).with_name("_core.pyi")
 
 
 def definitions(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, Definition, str]]:
-    """Yield (`class.method`, its definition, its docstring); the branches are those of the running Python."""
+    """Yield (`class.method`, its definition, its docstring), following `if` branches as the running Python would."""
     for statement, after in pairwise([*body, None]):
         if isinstance(statement, ast.If):
             branch = eval(compile(ast.Expression(statement.test), STUB.name, "eval"), {"sys": sys})
@@ -48,12 +49,12 @@ def definitions(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, D
 DEFINITIONS = {
     name: (definition, doc) for name, definition, doc in definitions(ast.parse(STUB.read_text(encoding="utf-8")).body)
 }
-# A public name may stand for another one: grapeshot.coro.spawn is _core._coro_spawn.
+# A public name may be an alias: grapeshot.coro.spawn is _core._coro_spawn.
 NATIVE = {id(value): name for name, value in vars(_core).items() if callable(value)}
 
 
 def find(obj: Any, name: str) -> tuple[Definition, str] | None:
-    """What the stub says of the object that is documented under this name, None if it is not native."""
+    """Return the stub's definition and docstring of the object with this name, or None if the object is not native."""
     if id(obj) in NATIVE:
         return DEFINITIONS.get(NATIVE[id(obj)])
     if isinstance(obj, property) or (hasattr(obj, "__code__") and type(obj).__module__ != "grapeshot._core"):
@@ -62,17 +63,17 @@ def find(obj: Any, name: str) -> tuple[Definition, str] | None:
 
 
 def replace_docstring(_app: Sphinx, what: str, name: str, obj: Any, _options: Any, lines: list[str]) -> None:
-    """The docstring of the stub."""
+    """Use the docstring of the stub."""
     if (found := find(obj, name)) is not None and found[1]:
         lines[:] = found[1].splitlines()
     if what in {"attribute", "property"}:
-        lines.insert(0, "\\")  # nothing to reST; else napoleon takes what stands before a colon for the type
+        lines.insert(0, "\\")  # renders as nothing; without it napoleon takes text before a colon for the type
 
 
 def replace_signature(
     _app: Sphinx, what: str, name: str, obj: Any, _options: Any, signature: str | None, returned: str | None
 ) -> tuple[str | None, str | None] | None:
-    """The signature of the stub. What Python functions return gets its module, since several have a class `Server`."""
+    """Use the signature of the stub. Add the module to what Python functions return: several have a class `Server`."""
     found = find(obj, name)
     if found is None:
         named = getattr(obj, "__globals__", {}).get(returned)
@@ -93,7 +94,7 @@ def replace_signature(
 
 
 def exists(name: str) -> bool:
-    """Whether the standard library has it."""
+    """Whether the standard library has this name."""
     parts = name.split(".")
     for end in range(len(parts), 0, -1):
         try:
@@ -116,9 +117,11 @@ def is_in_signature(node: nodes.Node | None) -> bool:
 
 
 def resolve(app: Sphinx, env: Any, node: addnodes.pending_xref, text: nodes.Element) -> nodes.Element | None:
-    """Show names of the standard library without a link, and those of annotations, which mypy has checked.
+    """Resolve a reference that Sphinx could not resolve, or return None, which causes a warning.
 
-    A method of the loop may be a function of another module, whose classes it names without the module.
+    A method of the loop may be a function of another module, and name that module's classes without the module: link
+    to the class if only one matches. Names of the standard library are shown without a link, and so are names in
+    annotations, which mypy has checked.
     """
     if node.get("refdomain") != "py":
         return None
@@ -132,7 +135,7 @@ def resolve(app: Sphinx, env: Any, node: addnodes.pending_xref, text: nodes.Elem
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    app.connect("autodoc-process-docstring", replace_docstring, priority=100)  # before napoleon reads it
+    app.connect("autodoc-process-docstring", replace_docstring, priority=100)  # before napoleon
     app.connect("autodoc-process-signature", replace_signature)
     app.connect("missing-reference", resolve)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

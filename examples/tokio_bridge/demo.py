@@ -1,11 +1,11 @@
-"""A Rust extension with tokio inside, awaited on the loop: timers, sockets, callbacks and an asynchronous iterator.
+"""Uses a Rust extension that contains tokio: timers, sockets, callbacks and an asynchronous iterator are awaited here.
 
     pip install maturin
-    maturin develop -m examples/tokio_bridge/Cargo.toml     # builds the crate beside this file (Rust 1.88+)
+    maturin develop -m examples/tokio_bridge/Cargo.toml     # builds the crate in this directory (Rust 1.88+)
     python examples/tokio_bridge/demo.py
     python examples/tokio_bridge/demo.py --loop asyncio     # the same on asyncio's own loop
 
-The crate uses pyo3-async-runtimes, which hands futures from tokio to the running asyncio loop and back.
+The crate uses pyo3-async-runtimes, which makes tokio's futures awaitable on the running asyncio loop, and vice versa.
 """
 
 from __future__ import annotations
@@ -51,5 +51,5 @@ if __name__ == "__main__":
     factory = grapeshot.new_event_loop if parser.parse_args().loop == "grapeshot" else asyncio.SelectorEventLoop
     with asyncio.Runner(loop_factory=factory) as runner:
         runner.run(main())
-    # The interpreter must not end while a thread of tokio is in a call into it.
+    # The interpreter must not exit while one of tokio's threads is calling into it.
     tokio_bridge.wait_until_idle()

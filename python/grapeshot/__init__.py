@@ -1,70 +1,55 @@
 """grapeshot: an asyncio event loop with a native core.
 
-Four ways in, from the shortest to the most explicit::
+There are four ways to use it, from the shortest to the most explicit::
 
     grapeshot.install()                                        # asyncio.run() uses grapeshot from now on
-    grapeshot.run(main())                                      # one program, nothing is installed
+    grapeshot.run(main())                                      # run one program, install nothing
     asyncio.run(main(), loop_factory=grapeshot.new_event_loop) # the same with asyncio's function (Python 3.12+)
     loop = grapeshot.new_event_loop()                          # a loop to run by hand
 
 Importing the package changes nothing in asyncio; only :func:`install` does, and :func:`uninstall` undoes it.
 
-Some names are made on first use: ``__version__``, which reads the installed metadata; ``EventLoopPolicy``, which exists
-only on Python versions that have event loop policies and causes no deprecation warning; ``streams``, the module with
-asyncio's streams in native code; ``tree``, which shows what is going on; ``Statistics``, what ``loop.statistics()``
-returns; ``backdoor``, a Python prompt in a process that runs; and ``profiler``, which tells who has the CPU and who
-waits.
+Some names are loaded on first use, so that importing the package stays fast:
+
+- ``insight``, which shows what a running program does: coros and tasks, CPU time, descriptors, memory, a profiler;
+- ``streams``, a module with asyncio's streams in native code;
+- ``EventLoopPolicy``, which exists only on Python versions that have event loop policies, and which causes no
+  deprecation warning;
+- ``__version__``, which is read from the installed metadata.
 """
 
-from ._limits import LimitError
+from ._loop.limits import LimitError
 from ._loop import Loop, new_event_loop
-from ._run import install, run, uninstall
+from ._start.run import install, run, uninstall
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from . import backdoor as backdoor
-    from . import profiler as profiler
+    from . import insight as insight
     from . import streams as streams
-    from ._accounting import accounting as accounting
-    from ._policy import EventLoopPolicy as EventLoopPolicy
-    from ._statistics import Statistics as Statistics
-    from ._tree import tree as tree
+    from ._start.policy import EventLoopPolicy as EventLoopPolicy
 
     __version__: str
 
 __all__ = ["LimitError", "Loop", "install", "new_event_loop", "run", "uninstall"]
 
-_LAZY_NAMES = ("EventLoopPolicy", "Statistics", "__version__", "accounting", "backdoor", "profiler", "streams", "tree")
+_LAZY_NAMES = ("EventLoopPolicy", "__version__", "insight", "streams")
 
 if not TYPE_CHECKING:  # a type checker sees the names above, and still reports any other name
 
     def __getattr__(name):
-        if name == "__version__":
-            from importlib.metadata import version
+        from importlib import import_module
 
-            value = version("grapeshot")
-        elif name == "streams":
-            import grapeshot.streams as value
+        if name not in _LAZY_NAMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        if name == "__version__":
+            value = import_module("importlib.metadata").version("grapeshot")
         elif name == "EventLoopPolicy":
             try:
-                from . import _policy
+                value = import_module("grapeshot._start.policy").EventLoopPolicy
             except ImportError as exc:
                 raise AttributeError(f"module {__name__!r} has no attribute {name!r}: {exc}") from None
-            value = _policy.EventLoopPolicy
-        elif name == "Statistics":
-            from . import _statistics
-
-            value = _statistics.Statistics
-        elif name == "accounting":
-            from ._accounting import accounting as value
-        elif name == "tree":
-            from ._tree import tree as value
-        elif name == "backdoor":
-            import grapeshot.backdoor as value
-        elif name == "profiler":
-            import grapeshot.profiler as value
         else:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+            value = import_module(f"grapeshot.{name}")
         globals()[name] = value
         return value
 

@@ -2,9 +2,9 @@
 
 Programs use it through :class:`grapeshot.Loop` and :mod:`grapeshot.coro`.
 
-Only the thread that runs the loop may call these methods, except ``call_soon_threadsafe``, ``time``, ``is_running``,
-``is_closed`` and ``Handle.cancel`` of a handle made by ``call_soon_threadsafe``. Times are seconds of
-``time.monotonic()``.
+Only the thread that runs the loop may call these methods. The exceptions are ``call_soon_threadsafe``, ``time``,
+``is_running``, ``is_closed``, and ``Handle.cancel`` of a handle that ``call_soon_threadsafe`` returned. Times are in
+seconds of ``time.monotonic()``.
 """
 
 import asyncio
@@ -119,14 +119,14 @@ _Ts = TypeVarTuple("_Ts")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 class _ConnectionOwner(Protocol):
-    """What ``Loop._listen`` calls for the connections that it accepts."""
+    """The server object that ``Loop._listen`` informs about the connections it accepts."""
 
     def _attach(self, transport: StreamTransport) -> None: ...
     def _detach(self, transport: StreamTransport) -> None: ...
     def _accepting(self, transport: StreamTransport, is_waiting: bool) -> asyncio.Future[None] | None: ...
 
 class _Listener(Protocol):
-    """A listening socket that connections are accepted from."""
+    """A listening socket from which the loop accepts connections."""
 
     def _stop(self) -> None: ...
 
@@ -135,17 +135,18 @@ class Handle(asyncio.Handle):
     """A callback to run once. A native type; ``isinstance(handle, asyncio.Handle)`` holds through ``__class__``."""
 
     def cancel(self) -> None:
-        """Keep the callback from running, if it has not run yet, and drop it and its arguments. Idempotent."""
+        """Prevent the callback from running, if it has not run yet, and release it and its arguments. Idempotent."""
 
     def cancelled(self) -> bool:
         """Whether :meth:`cancel` was called."""
 
     def get_context(self) -> Context:
-        """Return the context that the callback runs in. On every Python version (asyncio: 3.12+)."""
+        """Return the context that the callback runs in. Available on every Python version (in asyncio: 3.12+)."""
 
     def _run(self) -> None: ...
 
-    # Slots of asyncio.Handle: they can be set and deleted. The callback and its arguments are None once cancelled.
+    # The slots of asyncio.Handle, which can be set and deleted. Once the handle is cancelled, the callback and its
+    # arguments are None.
     _callback: Any
     _args: Any
     _context: Any
@@ -156,10 +157,13 @@ class Handle(asyncio.Handle):
 
 @final
 class TimerHandle(Handle, asyncio.TimerHandle):  # type: ignore[misc]  # asyncio's is a base by __class__ only
-    """A callback to run once at a time. Ordered by that time; ``isinstance(handle, asyncio.TimerHandle)`` holds."""
+    """A callback to run once, at a given time. Timers compare by that time.
+
+    ``isinstance(handle, asyncio.TimerHandle)`` holds.
+    """
 
     def when(self) -> float:
-        """Return the time of the callback, in seconds of the loop's clock."""
+        """Return the time at which the callback is due, in seconds of the loop's clock."""
 
     def __hash__(self) -> int: ...
     def __lt__(self, value: asyncio.TimerHandle, /) -> bool: ...
@@ -172,14 +176,14 @@ class TimerHandle(Handle, asyncio.TimerHandle):  # type: ignore[misc]  # asyncio
 
 @disjoint_base
 class Loop:
-    """The native part of an event loop. Abstract in practice: :class:`grapeshot.Loop` adds the rest.
+    """The native part of an event loop. It is not usable alone: :class:`grapeshot.Loop` adds the rest.
 
     It calls Python code only through public methods: ``call_exception_handler(context)`` on itself, the methods of
     futures, protocols and task factories, and ``_attach``/``_detach`` on a server.
     """
 
     slow_callback_duration: float
-    """In debug mode a callback that takes this many seconds or more is logged (default 0.1)."""
+    """In debug mode, a callback that takes at least this many seconds is logged (default 0.1)."""
 
     def __new__(cls) -> Loop: ...
 
@@ -200,11 +204,13 @@ class Loop:
         *args: *_Ts,
         context: Context | None = None,
     ) -> TimerHandle:
-        """Run ``callback(*args)`` once ``delay`` seconds from now, never earlier; a negative delay keeps its order.
+        """Run ``callback(*args)`` once, ``delay`` seconds from now and never earlier.
+
+        Timers run in the order of their times. A negative ``delay`` is allowed: it is a time that has already passed.
 
         Raises:
             TypeError: ``delay`` is None or not a number.
-            RuntimeError: as :meth:`call_soon`.
+            RuntimeError: like :meth:`call_soon`.
         """
 
     def call_at(
@@ -214,20 +220,20 @@ class Loop:
         *args: *_Ts,
         context: Context | None = None,
     ) -> TimerHandle:
-        """Run ``callback(*args)`` once at ``when``, in seconds of :meth:`time`. Raises: as :meth:`call_later`."""
+        """Run ``callback(*args)`` once at ``when``, in seconds of :meth:`time`. Raises: like :meth:`call_later`."""
 
     def call_soon_threadsafe(
         self, callback: Callable[[*_Ts], object], *args: *_Ts, context: Context | None = None
     ) -> Handle:
-        """Like :meth:`call_soon`, from any thread and from signal handlers; wakes the loop if it sleeps."""
+        """Like :meth:`call_soon`, for any thread and for signal handlers. Wakes the loop if it is blocked."""
 
     def time(self) -> float:
-        """Return the loop's clock in seconds: ``time.monotonic()``."""
+        """Return the current time of the loop's clock in seconds, which is ``time.monotonic()``."""
 
     # --- futures and tasks
 
     def create_future(self) -> asyncio.Future[Any]:
-        """Return a new :class:`asyncio.Future` of this loop."""
+        """Return a new :class:`asyncio.Future` attached to this loop."""
 
     if sys.version_info >= (3, 13):
         def create_task(
@@ -262,17 +268,17 @@ class Loop:
             """
 
     def set_task_factory(self, factory: Callable[..., Any] | None) -> None:
-        """Make tasks with ``factory(loop, coro, **kwargs)``; None: with :class:`asyncio.Task`.
+        """Make tasks with ``factory(loop, coro, **kwargs)``, or with :class:`asyncio.Task` if ``factory`` is None.
 
         Raises:
             TypeError: ``factory`` is neither callable nor None.
         """
 
     def get_task_factory(self) -> Callable[..., Any] | None:
-        """Return the task factory, None if the default is in use."""
+        """Return the task factory, or None if the default is in use."""
 
     def _set_task_observer(self, observer: Callable[[Any], object] | None, /) -> None:
-        """Let ``create_task``, and the start of a coro, call ``observer(task)``; None: call nothing."""
+        """Call ``observer(task)`` for each new task and each coro that starts. None removes the observer."""
 
     def _set_step_observer(self, observer: Callable[[Any, int, int], object] | None, /) -> None:
         """Call ``observer(what, wall_ns, cpu_ns)`` after each step of a callback, coro or transport; None: nothing."""
@@ -280,19 +286,19 @@ class Loop:
     # --- state
 
     def is_running(self) -> bool:
-        """Whether the loop runs in some thread."""
+        """Whether the loop is running, in any thread."""
 
     def is_closed(self) -> bool:
         """Whether the loop was closed."""
 
     def stop(self) -> None:
-        """Leave the run at the end of the current iteration; callbacks that are already scheduled for it still run."""
+        """Stop running at the end of the current iteration. Callbacks already scheduled for it still run."""
 
     def get_debug(self) -> bool:
-        """Whether the debug mode is on."""
+        """Whether debug mode is on."""
 
     def set_debug(self, enabled: bool) -> None:
-        """Set the native flag of the debug mode."""
+        """Set the native flag of debug mode."""
 
     # --- limits
     _limits: tuple[int | None, int | None, int | None]
@@ -300,31 +306,31 @@ class Loop:
 
     def _set_limits(self, connections: int | None, descriptors: int | None, coros: int | None) -> None: ...
     def _check_place(self, is_connection: bool) -> None:
-        """Raise LimitError if there may not be one more descriptor, or connection."""
+        """Raise LimitError if the limits allow no further descriptor (or, with ``is_connection``, no connection)."""
 
     def _resume_paused(self) -> None: ...
 
     # --- descriptors: an int, or an object with fileno()
 
     def add_reader(self, fd: FileDescriptorLike, callback: Callable[[*_Ts], Any], *args: *_Ts) -> None:
-        """Call ``callback(*args)`` whenever ``fd`` can be read; the reader before is cancelled.
+        """Call ``callback(*args)`` whenever ``fd`` can be read. Cancels and replaces an earlier reader of ``fd``.
 
         Raises:
             RuntimeError: the loop is closed, or a transport of this loop uses the descriptor.
-            ValueError: not a descriptor.
-            OSError: the system's poller refuses it (EPERM for a regular file).
+            ValueError: ``fd`` is not a descriptor.
+            OSError: the system's poller refuses the descriptor (EPERM for a regular file).
         """
 
     def remove_reader(self, fd: FileDescriptorLike) -> bool:
-        """Stop watching ``fd`` for reading; return whether it was watched. Raises: as :meth:`add_reader`."""
+        """Stop watching ``fd`` for reading; return whether it was watched. Raises: like :meth:`add_reader`."""
 
     def add_writer(self, fd: FileDescriptorLike, callback: Callable[[*_Ts], Any], *args: *_Ts) -> None:
-        """Call ``callback(*args)`` whenever ``fd`` can be written. Otherwise as :meth:`add_reader`."""
+        """Call ``callback(*args)`` whenever ``fd`` can be written. Otherwise like :meth:`add_reader`."""
 
     def remove_writer(self, fd: FileDescriptorLike) -> bool:
-        """Stop watching ``fd`` for writing; return whether it was watched. Raises: as :meth:`add_reader`."""
+        """Stop watching ``fd`` for writing; return whether it was watched. Raises: like :meth:`add_reader`."""
 
-    # The same without the check for a transport, and with the handle.
+    # The same, but without the check for a transport, and the add functions return the handle.
     def _add_reader(self, fd: FileDescriptorLike, callback: Callable[[*_Ts], Any], *args: *_Ts) -> Handle: ...
     def _remove_reader(self, fd: FileDescriptorLike) -> bool: ...
     def _add_writer(self, fd: FileDescriptorLike, callback: Callable[[*_Ts], Any], *args: *_Ts) -> Handle: ...
@@ -332,39 +338,48 @@ class Loop:
     def _ensure_fd_no_transport(self, fd: FileDescriptorLike) -> None:
         """Raise RuntimeError if an open transport of this loop uses ``fd``, ValueError if it is not a descriptor."""
 
-    # --- plain sockets: non-blocking; the loop does not own them
-    # Each call returns a coroutine of a native type. Its first step makes the system call, and it waits only if that
-    # would block. All of them raise
+    # --- plain sockets: they must be non-blocking, and the loop does not own them
+    # Each call returns a coroutine of a native type. Its first step makes the system call; the coroutine waits only if
+    # that would block. All of them raise
     #   OSError: the system call failed
     #   TypeError: an argument has the wrong type, or ``sock`` is an ``ssl.SSLSocket``
     #   ValueError: in debug mode, ``sock`` is not non-blocking
-    #   RuntimeError: it has to wait, and a transport of this loop uses the descriptor, or the loop is closed
+    #   RuntimeError: the call has to wait, but a transport of this loop uses the descriptor, or the loop is closed
 
     def sock_recv(self, sock: socket, nbytes: int) -> Coroutine[Any, Any, bytes]:
-        """Receive up to ``nbytes`` bytes; ``b""`` means that the peer sends no more."""
+        """Receive up to ``nbytes`` bytes. ``b""`` means that the peer has closed its sending side."""
 
     def sock_recv_into(self, sock: socket, buf: WriteableBuffer) -> Coroutine[Any, Any, int]:
-        """Receive into ``buf``, at most its length; return the number of bytes, 0 at the end of the stream."""
+        """Receive at most ``len(buf)`` bytes into ``buf``; return how many, 0 at the end of the stream."""
 
     def sock_recvfrom(self, sock: socket, bufsize: int) -> Coroutine[Any, Any, tuple[bytes, Any]]:
-        """Receive a datagram, cut off at ``bufsize`` bytes; return ``(data, address)``, the address None if unknown."""
+        """Receive a datagram, truncated to ``bufsize`` bytes; return ``(data, address)``.
+
+        The address is None if the sender's address is not known.
+        """
 
     def sock_recvfrom_into(
         self, sock: socket, buf: WriteableBuffer, nbytes: int = 0
     ) -> Coroutine[Any, Any, tuple[int, Any]]:
-        """Receive a datagram into ``buf``, at most ``nbytes`` bytes (0: its length); return ``(length, address)``."""
+        """Receive a datagram into ``buf``, at most ``nbytes`` bytes (0: ``len(buf)``); return ``(length, address)``."""
 
     def sock_sendall(self, sock: socket, data: ReadableBuffer) -> Coroutine[Any, Any, None]:
-        """Send all of ``data`` on a connected socket; after an error or cancellation nobody knows how much was sent."""
+        """Send all of ``data`` on a connected socket.
+
+        After an error or a cancellation there is no way to tell how much was sent.
+        """
 
     def sock_sendto(self, sock: socket, data: ReadableBuffer, address: Any) -> Coroutine[Any, Any, int]:
         """Send one datagram to ``address``; return its length."""
 
     def sock_accept(self, sock: socket) -> Coroutine[Any, Any, tuple[socket, Any]]:
-        """Accept a connection on the listening ``sock``; return ``(connection, address)``, the former non-blocking."""
+        """Accept a connection on the listening ``sock``; return ``(connection, address)``.
+
+        ``connection`` is a non-blocking socket.
+        """
 
     def _wait_writable(self, sock: socket) -> Coroutine[Any, Any, None]:
-        """Wait until ``sock`` takes data, is connected, or has failed; events before the call do not count."""
+        """Wait until ``sock`` can be written, is connected, or has failed. Events before the call do not count."""
 
     # --- names
 
@@ -380,8 +395,8 @@ class Loop:
     ) -> Coroutine[Any, Any, list[Any]]:
         """Return what :func:`socket.getaddrinfo` returns, without blocking the loop.
 
-        Literals with a numeric port are answered natively; anything else, and everything in debug mode or with a
-        replaced ``socket.getaddrinfo``, goes to ``_resolve``, which takes the same arguments.
+        Native code answers for IP addresses with a numeric port. Everything else goes to ``_resolve``, which takes the
+        same arguments; so does every call in debug mode, or when ``socket.getaddrinfo`` was replaced.
 
         Raises:
             socket.gaierror: the name does not resolve.
@@ -392,58 +407,66 @@ class Loop:
 
     @property
     def _thread_id(self) -> int | None:
-        """The identifier of the thread that runs the loop, None while it does not run."""
+        """The identifier of the thread that runs the loop, or None while the loop does not run."""
 
     def _attributes_changed(self) -> None:
-        """Called when ``time`` or ``call_at`` was set on the loop, or deleted: timers follow a program's own clock."""
+        """Called when the program sets ``time`` or ``call_at`` on the loop, or deletes them: timers use that clock."""
 
     def _check_closed(self) -> None:
         """Raise RuntimeError if the loop is closed."""
 
     def _check_running(self) -> None:
-        """Raise RuntimeError if this loop runs, or another one in this thread."""
+        """Raise RuntimeError if this loop is running, or if another loop is running in this thread."""
 
     def _run(self) -> None:
-        """Run iterations until :meth:`stop`; KeyboardInterrupt and SystemExit of a callback leave it."""
+        """Run iterations until :meth:`stop`. Raises KeyboardInterrupt and SystemExit if a callback raises them."""
 
     def _statistics(self) -> dict[str, Any]:
-        """Return what the loop has counted, and its times in seconds, by name. Any thread may call it."""
+        """Return the loop's counters, and its times in seconds, by name. Any thread may call it."""
 
     def _set_measured(self, is_on: bool, slow_ns: int | None) -> None:
-        """Measure how long steps take and wait, and call ``_on_slow`` after those that take at least ``slow_ns``."""
+        """Measure how long steps take and wait, and call ``_on_slow`` after each step that takes at least ``slow_ns``.
+
+        None instead of ``slow_ns``: do not call it.
+        """
 
     def _running_since_ns(self) -> int | None:
-        """Return when the measured step began that runs now, in nanoseconds, or None. Any thread may call it."""
+        """Return when the measured step that is running began, in nanoseconds, or None. Any thread may call it."""
 
     def _signal_fd(self) -> int:
-        """Return the descriptor for :func:`signal.set_wakeup_fd`: the loop reads it and calls ``_signals_arrived``.
+        """Return the descriptor for :func:`signal.set_wakeup_fd`.
 
-        It is made with the first call and stays the loop's, which closes it in :meth:`_close`.
+        The loop calls ``_signals_arrived`` with what arrives there. The first call creates the descriptor; the loop
+        owns it and closes it in :meth:`_close`.
 
         Raises:
             RuntimeError: the loop is closed.
-            OSError: no descriptor is left.
+            OSError: the system has no descriptor left.
         """
 
     def _close(self) -> None:
-        """Drop what is scheduled and watched and close the poller and the waker. Idempotent.
+        """Drop all callbacks and watched descriptors, and close the poller and the waker. Idempotent.
 
         Raises:
             RuntimeError: the loop is running.
         """
 
     def _forget_parent(self) -> None:
-        """In the child of a fork: drop what is scheduled and watched, without running any code; watch anew."""
+        """In the child of a fork: drop the parent's callbacks and watched descriptors, without running any code.
+
+        The loop gets a poller of its own.
+        """
 
     def _watch_child(self, pid: int, callback: Callable[[int | None], object]) -> None:
         """Call ``callback(returncode)`` in the current context, straight from the poller, when child ``pid`` has ended.
 
-        The status is fetched in the same step; None: somebody else has fetched it. SIGCHLD is not used.
+        The loop fetches the exit status in the same step. The return code is None if the status was fetched elsewhere
+        first. SIGCHLD is not used.
 
         Raises:
-            ProcessLookupError: the child has ended, and somebody else has fetched its status already.
+            ProcessLookupError: the child has ended, and its status was already fetched elsewhere.
             RuntimeError: the loop is closed.
-            OSError: no descriptor is left.
+            OSError: the system has no descriptor left.
         """
 
     def _stream(
@@ -453,7 +476,10 @@ class Loop:
         waiter: asyncio.Future[None] | None = None,
         server: _ConnectionOwner | None = None,
     ) -> StreamTransport:
-        """Take over the connected, non-blocking ``sock``; ``connection_made``, then ``waiter``, come from the loop."""
+        """Take over the connected, non-blocking ``sock``.
+
+        The loop then calls ``connection_made`` and completes ``waiter``.
+        """
 
     def _listen(
         self,
@@ -462,9 +488,9 @@ class Loop:
         server: _ConnectionOwner,
         backlog: int,
     ) -> _Listener:
-        """Accept on the listening ``sock``, at most ``backlog`` connections per iteration, each with its own protocol.
+        """Accept connections on the listening ``sock``, each with its own protocol, at most ``backlog`` per iteration.
 
-        ``_stop()`` of the result ends that and leaves ``sock`` open.
+        ``_stop()`` of the returned object stops accepting and leaves ``sock`` open.
         """
 
     def _read_pipe(
@@ -474,10 +500,12 @@ class Loop:
         waiter: asyncio.Future[None] | None = None,
         extra: dict[str, Any] | None = None,
     ) -> ReadPipeTransport:
-        """Take over ``pipe`` (``fileno()``, ``close()``); ``connection_made``, then ``waiter``, come from the loop.
+        """Take over ``pipe``, an object with ``fileno()`` and ``close()``.
+
+        The loop then calls ``connection_made`` and completes ``waiter``.
 
         Raises:
-            ValueError: neither a pipe, nor a socket, nor a character device; ``pipe`` stays the caller's.
+            ValueError: ``pipe`` is neither a pipe, nor a socket, nor a character device. The caller still owns it.
             OSError: its descriptor is closed.
         """
 
@@ -488,7 +516,7 @@ class Loop:
         waiter: asyncio.Future[None] | None = None,
         extra: dict[str, Any] | None = None,
     ) -> WritePipeTransport:
-        """As :meth:`_read_pipe`, for the end that writes."""
+        """Like :meth:`_read_pipe`, for the writing end."""
 
     def _datagram(
         self,
@@ -497,9 +525,9 @@ class Loop:
         remote_address: Any = None,
         waiter: asyncio.Future[None] | None = None,
     ) -> DatagramTransport:
-        """Take over the non-blocking datagram ``sock``, which sends to ``remote_address`` only (None: to any).
+        """Take over the non-blocking datagram ``sock``, which sends only to ``remote_address`` (None: to any address).
 
-        ``connection_made``, then ``waiter``, come from the loop.
+        The loop then calls ``connection_made`` and completes ``waiter``.
         """
 
     def _server_transports(self, server: _ConnectionOwner) -> list[StreamTransport]:
@@ -518,11 +546,11 @@ class Loop:
         accepted: bool = False,
         below: asyncio.BaseTransport | None = None,
     ) -> SSLTransport:
-        """Make a TLS transport for ``protocol``, to be the protocol of the transport below it.
+        """Make a TLS transport for ``protocol``. The caller makes it the protocol of the transport below.
 
-        ``waiter`` gets its result or exception when the handshake ends. Nobody waits for an ``accepted`` one; debug
-        mode reports its failure. Limits are in seconds. The callbacks run in a copy of the context of ``below``, if
-        that is one of our transports, otherwise of the current one.
+        ``waiter`` gets its result or exception when the handshake ends. No caller waits for the handshake of an
+        ``accepted`` connection, so debug mode reports its failure. Time limits are in seconds. The callbacks run in a
+        copy of the context of ``below`` if that is a native transport, and otherwise in a copy of the current context.
 
         Raises:
             ValueError, ssl.SSLError: what ``sslcontext.wrap_bio()`` raises.
@@ -530,9 +558,10 @@ class Loop:
 
 @final
 class StreamTransport(asyncio.Transport):
-    """A connection over a stream socket. Made by the loop only; it owns the socket and closes it.
+    """A connection over a stream socket. Only the loop makes one. It owns the socket and closes it.
 
-    A write outside of the protocol's callbacks is sent at once; writes inside a callback go out together after it.
+    Data written outside the protocol's callbacks is sent at once. Data written inside a callback is collected and sent
+    together when the callback returns.
     """
 
     _start_tls_compatible: bool
@@ -541,7 +570,7 @@ class StreamTransport(asyncio.Transport):
         """Return ``socket`` (an asyncio ``TransportSocket``), ``sockname`` or ``peername``; else ``default``."""
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Switch to ``protocol`` at once: bytes not yet delivered go to it."""
+        """Switch to ``protocol`` at once. Bytes that were not delivered yet go to it."""
 
     def get_protocol(self) -> asyncio.BaseProtocol:
         """Return the protocol in use."""
@@ -550,7 +579,7 @@ class StreamTransport(asyncio.Transport):
         """Whether the transport is closed or about to be."""
 
     def is_reading(self) -> bool:
-        """Whether received data is delivered."""
+        """Whether the protocol is given the data that arrives."""
 
     def pause_reading(self) -> None:
         """Deliver no data until :meth:`resume_reading`. Idempotent."""
@@ -559,7 +588,9 @@ class StreamTransport(asyncio.Transport):
         """Deliver data again. Idempotent."""
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Call ``pause_writing`` above ``high`` waiting bytes, ``resume_writing`` at ``low`` (64 KiB; a quarter of it).
+        """Call ``pause_writing`` above ``high`` unsent bytes, and ``resume_writing`` when at most ``low`` are left.
+
+        By default ``high`` is 64 KiB and ``low`` a quarter of ``high``.
 
         Raises:
             ValueError: not ``high >= low >= 0``.
@@ -569,33 +600,33 @@ class StreamTransport(asyncio.Transport):
         """Return ``(low, high)`` in bytes."""
 
     def get_write_buffer_size(self) -> int:
-        """Return the number of bytes that wait to be sent."""
+        """Return the number of bytes that are not sent yet."""
 
     def write(self, data: ReadableBuffer) -> None:
-        """Send ``data`` after all earlier data; the part that the system does not take now is copied.
+        """Send ``data`` after all earlier data. The part that the system does not accept now is copied.
 
         Raises:
             TypeError: ``data`` is not bytes-like.
-            RuntimeError: after :meth:`write_eof`.
+            RuntimeError: :meth:`write_eof` was called before.
         """
 
     def writelines(self, list_of_data: Iterable[ReadableBuffer]) -> None:
-        """Send several buffers as one. Raises: as :meth:`write`."""
+        """Send several buffers as if they were one. Raises: like :meth:`write`."""
 
     def write_eof(self) -> None:
-        """Send all earlier data, then end the sending side; reading goes on. Idempotent."""
+        """Send all earlier data, then close the sending side. Reading continues. Idempotent."""
 
     def can_write_eof(self) -> bool:
         """Return True."""
 
     def close(self) -> None:
-        """Stop reading, send what was written, then close and call ``connection_lost(None)``. Idempotent."""
+        """Stop reading, send all buffered data, then close and call ``connection_lost(None)``. Idempotent."""
 
     def abort(self) -> None:
-        """Close at once; unsent data is lost. ``connection_lost(None)`` follows from the loop. Idempotent."""
+        """Close at once and discard unsent data. The loop then calls ``connection_lost(None)``. Idempotent."""
 
     def _force_close(self, exc: BaseException | None) -> None:
-        """:meth:`abort` with the exception for ``connection_lost``: what TLS above it calls."""
+        """:meth:`abort`, with the exception to pass to ``connection_lost``. A TLS transport above calls this."""
 
     # Attributes of asyncio's own transports that programs read.
     @property
@@ -608,22 +639,22 @@ class StreamTransport(asyncio.Transport):
         """Whether the protocol was told to pause writing, and not yet to resume."""
 
     def _start_sendfile(self, future: asyncio.Future[None], /) -> None:
-        """Refuse writes until :meth:`_end_sendfile`; ``future`` is done once all earlier data is sent.
+        """Refuse writes until :meth:`_end_sendfile`, and complete ``future`` once all earlier data is sent.
 
         Raises:
             RuntimeError: another sendfile is in progress.
-            ConnectionError: the connection is over; ``future`` gets it when that happens later.
+            ConnectionError: the connection has ended. If it ends later, ``future`` gets this exception.
         """
 
     def _wait_writable(self, future: asyncio.Future[None], /) -> None:
-        """``future`` is done once the socket takes data. Raises: ConnectionError, as :meth:`_start_sendfile`."""
+        """Complete ``future`` once the socket can be written. Raises: ConnectionError, like :meth:`_start_sendfile`."""
 
     def _end_sendfile(self) -> None:
-        """Take writes again. Idempotent."""
+        """Accept writes again. Idempotent."""
 
 @final
 class ReadPipeTransport(asyncio.ReadTransport):
-    """The reading end of a pipe, FIFO, terminal or socket. Made by the loop only; it owns the pipe and closes it."""
+    """The reading end of a pipe, FIFO, terminal or socket. Only the loop makes one. It owns the pipe and closes it."""
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Switch to ``protocol`` at once."""
@@ -644,11 +675,11 @@ class ReadPipeTransport(asyncio.ReadTransport):
         """Read again. Idempotent."""
 
     def close(self) -> None:
-        """Stop reading; ``connection_lost(None)`` follows from the loop, then the pipe is closed. Idempotent."""
+        """Stop reading. The loop then calls ``connection_lost(None)`` and closes the pipe. Idempotent."""
 
 @final
 class WritePipeTransport(asyncio.WriteTransport):
-    """The writing end of a pipe, FIFO, terminal or socket. Made by the loop only; it owns the pipe and closes it."""
+    """The writing end of a pipe, FIFO, terminal or socket. Only the loop makes one. It owns the pipe and closes it."""
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Switch to ``protocol`` at once."""
@@ -660,7 +691,9 @@ class WritePipeTransport(asyncio.WriteTransport):
         """Whether the transport is closed or about to be."""
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Call ``pause_writing`` above ``high`` waiting bytes, ``resume_writing`` at ``low`` (64 KiB; a quarter of it).
+        """Call ``pause_writing`` above ``high`` unwritten bytes, and ``resume_writing`` when at most ``low`` are left.
+
+        By default ``high`` is 64 KiB and ``low`` a quarter of ``high``.
 
         Raises:
             ValueError: not ``high >= low >= 0``.
@@ -670,47 +703,51 @@ class WritePipeTransport(asyncio.WriteTransport):
         """Return ``(low, high)`` in bytes."""
 
     def get_write_buffer_size(self) -> int:
-        """Return the number of bytes that wait to be written."""
+        """Return the number of bytes that are not written yet."""
 
     def write(self, data: ReadableBuffer) -> None:
-        """Write ``data`` after all earlier data; ignored if the pipe is closing, after some writes with a warning.
+        """Write ``data`` after all earlier data.
+
+        Data for a pipe that is closing is ignored; repeated attempts cause a warning in the log.
 
         Raises:
             TypeError: ``data`` is not bytes-like.
         """
 
     def writelines(self, list_of_data: Iterable[ReadableBuffer]) -> None:
-        """Write several buffers as one. Raises: as :meth:`write`."""
+        """Write several buffers as if they were one. Raises: like :meth:`write`."""
 
     def write_eof(self) -> None:
-        """The same as :meth:`close`: a pipe goes one way."""
+        """The same as :meth:`close`, because a pipe has only one direction."""
 
     def can_write_eof(self) -> bool:
         """Return True."""
 
     def close(self) -> None:
-        """Write what is buffered, call ``connection_lost(None)`` from the loop, and close the pipe. Idempotent."""
+        """Write all buffered data. The loop then calls ``connection_lost(None)`` and closes the pipe. Idempotent."""
 
     def abort(self) -> None:
-        """Close at once; unwritten data is lost. ``connection_lost(None)`` follows from the loop. Idempotent."""
+        """Close at once and discard unwritten data. The loop then calls ``connection_lost(None)``. Idempotent."""
 
 @final
 class SSLTransport(asyncio.Transport, asyncio.Protocol):
-    """TLS above any stream transport. Made by the loop only; it is the protocol of the transport below it as well.
+    """TLS above any stream transport. Only the loop makes one. It is also the protocol of the transport below it.
 
-    ``connection_made`` comes when the handshake is complete. Writes inside a callback are encrypted together after it.
+    ``connection_made`` is called when the handshake is complete. Data written inside a callback is encrypted together
+    when the callback returns.
     """
 
     _start_tls_compatible: bool
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Return ``sslcontext``, ``ssl_object``, ``peercert``, ``cipher`` or ``compression``; else as the one below.
+        """Return ``sslcontext``, ``ssl_object``, ``peercert``, ``cipher`` or ``compression``.
 
-        All but the first are there once the handshake is complete, and stay after the connection's end.
+        Any other name is looked up in the transport below. All of these except ``sslcontext`` are available once the
+        handshake is complete, and stay available after the connection has ended.
         """
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Switch to ``protocol`` at once: bytes not yet delivered go to it."""
+        """Switch to ``protocol`` at once. Bytes that were not delivered yet go to it."""
 
     def get_protocol(self) -> asyncio.BaseProtocol:
         """Return the application's protocol."""
@@ -719,16 +756,18 @@ class SSLTransport(asyncio.Transport, asyncio.Protocol):
         """Whether the transport is closed or about to be."""
 
     def is_reading(self) -> bool:
-        """Whether received data is delivered."""
+        """Whether the protocol is given the data that arrives."""
 
     def pause_reading(self) -> None:
         """Deliver no data until :meth:`resume_reading`. Idempotent."""
 
     def resume_reading(self) -> None:
-        """Deliver data again; the loop delivers what has arrived meanwhile. Idempotent."""
+        """Deliver data again. The loop then delivers the data that arrived during the pause. Idempotent."""
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Call ``pause_writing`` above ``high`` waiting bytes, ``resume_writing`` at ``low`` (512 KiB; a quarter).
+        """Call ``pause_writing`` above ``high`` unsent bytes, and ``resume_writing`` when at most ``low`` are left.
+
+        By default ``high`` is 512 KiB and ``low`` a quarter of ``high``.
 
         Raises:
             ValueError: not ``high >= low >= 0``.
@@ -738,10 +777,12 @@ class SSLTransport(asyncio.Transport, asyncio.Protocol):
         """Return ``(low, high)`` in bytes."""
 
     def get_write_buffer_size(self) -> int:
-        """Return the number of bytes that the transport below has not taken yet."""
+        """Return the number of bytes that the transport below has not accepted yet."""
 
     def set_read_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """While reading is paused, receive up to ``high`` bytes (256 KiB; on again at ``low``, a quarter of it).
+        """While reading is paused, receive up to ``high`` bytes; once at most ``low`` are left, receive again.
+
+        By default ``high`` is 256 KiB and ``low`` a quarter of ``high``.
 
         Raises:
             ValueError: not ``high >= low >= 0``.
@@ -754,31 +795,31 @@ class SSLTransport(asyncio.Transport, asyncio.Protocol):
         """Return the number of received bytes that are not decrypted yet."""
 
     def write(self, data: ReadableBuffer) -> None:
-        """Encrypt and send ``data`` after all earlier data; the part that is not taken now is kept.
+        """Encrypt and send ``data`` after all earlier data. The part that cannot be sent now is kept.
 
         Raises:
             TypeError: ``data`` is not bytes-like.
         """
 
     def writelines(self, list_of_data: Iterable[ReadableBuffer]) -> None:
-        """Encrypt and send several buffers together. Raises: as :meth:`write`."""
+        """Encrypt and send several buffers together. Raises: like :meth:`write`."""
 
     def write_eof(self) -> None:
-        """Raise NotImplementedError: TLS connections end in both directions at once, as in asyncio."""
+        """Raise NotImplementedError, as in asyncio: a TLS connection ends in both directions at once."""
 
     def can_write_eof(self) -> bool:
         """Return False."""
 
     def close(self) -> None:
-        """Send what was written and ``close_notify``, await the peer's, then close. Idempotent.
+        """Send all buffered data and ``close_notify``, wait for the peer's ``close_notify``, then close. Idempotent.
 
-        ``connection_lost(None)`` follows; TimeoutError for it if the peer does not answer in time.
+        The loop then calls ``connection_lost(None)``, or passes it a TimeoutError if the peer did not answer in time.
         """
 
     def abort(self) -> None:
-        """Close at once; unsent data is lost. ``connection_lost(None)`` follows from the loop. Idempotent."""
+        """Close at once and discard unsent data. The loop then calls ``connection_lost(None)``. Idempotent."""
 
-    # The protocol of the transport below.
+    # The methods of a protocol, which the transport below calls.
     def connection_made(self, transport: asyncio.BaseTransport) -> None: ...
     def connection_lost(self, exc: Exception | None) -> None: ...
     def data_received(self, data: bytes) -> None: ...
@@ -786,7 +827,7 @@ class SSLTransport(asyncio.Transport, asyncio.Protocol):
     def pause_writing(self) -> None: ...
     def resume_writing(self) -> None: ...
     def _feed(self, data: bytes) -> None:
-        """Take ciphertext that somebody else has received before ``connection_made``."""
+        """Accept ciphertext that was received elsewhere, before ``connection_made``."""
 
     def _on_timeout(self) -> None: ...
     def _force_close(self, exc: BaseException | None) -> None: ...
@@ -811,23 +852,23 @@ class SSLTransport(asyncio.Transport, asyncio.Protocol):
 
 @final
 class DatagramTransport(asyncio.Transport, asyncio.DatagramTransport):
-    """An endpoint over a datagram socket. Made by the loop only; it owns the socket and closes it.
+    """An endpoint over a datagram socket. Only the loop makes one. It owns the socket and closes it.
 
-    Errors of the socket go to ``error_received``, and the transport goes on. An exception in the protocol is
-    reported to the loop's exception handler and changes nothing else.
+    Errors of the socket are passed to ``error_received``, and the transport stays open. An exception in the protocol
+    is reported to the loop's exception handler and has no other effect.
     """
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         """Switch to ``protocol`` at once."""
 
     def get_protocol(self) -> asyncio.BaseProtocol:
-        """Return the protocol in use, None once ``connection_lost`` has run."""
+        """Return the protocol in use, or None once ``connection_lost`` has run."""
 
     def is_closing(self) -> bool:
         """Whether the transport is closed or about to be."""
 
     def is_reading(self) -> bool:
-        """Whether received datagrams are delivered."""
+        """Whether the protocol is given the datagrams that arrive."""
 
     def pause_reading(self) -> None:
         """Deliver no datagram until :meth:`resume_reading`. Idempotent."""
@@ -836,7 +877,9 @@ class DatagramTransport(asyncio.Transport, asyncio.DatagramTransport):
         """Deliver datagrams again. Idempotent."""
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Call ``pause_writing`` above ``high`` waiting bytes, ``resume_writing`` at ``low`` (64 KiB; a quarter of it).
+        """Call ``pause_writing`` above ``high`` unsent bytes, and ``resume_writing`` when at most ``low`` are left.
+
+        By default ``high`` is 64 KiB and ``low`` a quarter of ``high``.
 
         Raises:
             ValueError: not ``high >= low >= 0``.
@@ -846,27 +889,27 @@ class DatagramTransport(asyncio.Transport, asyncio.DatagramTransport):
         """Return ``(low, high)`` in bytes."""
 
     def get_write_buffer_size(self) -> int:
-        """Return the number of bytes that wait to be sent, from Python 3.13 on with 8 for each datagram."""
+        """Return the number of bytes that are not sent yet. From Python 3.13 on, each datagram counts 8 bytes more."""
 
     def sendto(self, data: ReadableBuffer, addr: Any = None) -> None:
-        """Send ``data`` as one datagram to ``addr`` (None: to the remote address); what has to wait is copied.
+        """Send ``data`` as one datagram to ``addr`` (None: to the remote address). It is copied if it has to wait.
 
-        Up to Python 3.12 empty ``data`` is ignored. A refusal by the system goes to ``error_received``.
+        Up to Python 3.12, empty ``data`` is ignored. If the system refuses the datagram, ``error_received`` is called.
 
         Raises:
             TypeError: ``data`` is not bytes-like.
-            ValueError: the endpoint has a remote address, and ``addr`` is another one.
+            ValueError: the endpoint has a remote address, and ``addr`` is a different one.
         """
 
     def close(self) -> None:
-        """Stop receiving, send what waits, then close and call ``connection_lost(None)``. Idempotent."""
+        """Stop receiving, send all buffered datagrams, then close and call ``connection_lost(None)``. Idempotent."""
 
     def abort(self) -> None:
-        """Close at once; unsent datagrams are lost. ``connection_lost(None)`` follows from the loop. Idempotent."""
+        """Close at once and discard unsent datagrams. The loop then calls ``connection_lost(None)``. Idempotent."""
 
 @disjoint_base
 class _StreamReader:
-    """The native part of :class:`grapeshot.streams.StreamReader`: what is held, reading it, and who waits for it."""
+    """The native part of :class:`grapeshot.streams.StreamReader`: the buffer, the methods that read, and the waiter."""
 
     _buffer: bytearray
     _eof: bool
@@ -878,16 +921,16 @@ class _StreamReader:
     _waiter: Any
 
     def feed_data(self, data: Any) -> None:
-        """Hold data until it is read."""
+        """Buffer ``data`` until it is read."""
 
     def read(self, n: int = -1) -> Coroutine[Any, Any, bytes]:
-        """Return up to ``n`` bytes; all until the end if ``n`` is negative."""
+        """Return up to ``n`` bytes; if ``n`` is negative, everything up to the end of the stream."""
 
     def readexactly(self, n: int) -> Coroutine[Any, Any, bytes]:
         """Return exactly ``n`` bytes."""
 
     def readuntil(self, separator: Any = b"\n") -> Coroutine[Any, Any, bytes]:
-        """Return all bytes up to the separator, with it."""
+        """Return all bytes up to and including the separator."""
 
     def readline(self) -> Coroutine[Any, Any, bytes]:
         """Return one line."""
@@ -908,7 +951,7 @@ class _StreamWriter:
         """Write to the transport."""
 
     def drain(self) -> Coroutine[Any, Any, None]:
-        """Wait until the transport takes data."""
+        """Wait until the transport accepts more data."""
 
 @disjoint_base
 class _StreamReaderProtocol:
@@ -927,56 +970,57 @@ def _set_stream_types(
     writer: type[asyncio.StreamWriter],
     protocol: type[asyncio.StreamReaderProtocol],
 ) -> None:
-    """Tell native code the classes whose objects it may use without calling their methods."""
+    """Register the stream classes. Native code may use their instances without calling their Python methods."""
 
 def _coroutine_method(stub: _F, owner: type | None = None) -> _F:
-    """Return the native method of ``owner`` (None: the loop) that has the stub's name, as a coroutine function.
+    """Return the native method of ``owner`` (None: the loop) that has the name of ``stub``, as a coroutine function.
 
-    It has the stub's signature.
+    The result has the signature of ``stub``.
 
     Raises:
-        AttributeError: there is no such method.
-        TypeError: it is not native.
+        AttributeError: ``owner`` has no such method.
+        TypeError: the method is not native.
     """
 
 def _file_len(fd: int) -> int:
-    """Return the length of a file in bytes; 0 for most descriptors that are not of a regular file."""
+    """Return the length of a file in bytes, or 0 for most descriptors that do not refer to a regular file."""
 
 def _set_position(fd: int, offset: int) -> None:
     """Set the position of the next read from a file, in bytes from its beginning."""
 
 def _send_file(socket_fd: int, file_fd: int, offset: int, count: int) -> int:
-    """:func:`os.sendfile`: send up to ``count`` bytes and return how many went; 0 at the end of the file.
+    """:func:`os.sendfile`: send up to ``count`` bytes and return how many were sent, 0 at the end of the file.
 
     Raises:
-        BlockingIOError: the socket takes nothing now.
-        OSError: the system cannot combine the two, or the connection failed.
+        BlockingIOError: the socket accepts no data now.
+        OSError: the system cannot send from this file to this socket, or the connection failed.
     """
 
 def _path_status(path: StrOrBytesPath) -> tuple[bool, int]:
-    """Return whether a Unix socket lies at ``path``, and its inode number. Raises: as :func:`os.stat`."""
+    """Return whether ``path`` is a Unix socket, and its inode number. Raises: like :func:`os.stat`."""
 
 def _remove_path(path: StrOrBytesPath) -> None:
-    """Remove the file at ``path``. Raises: as :func:`os.remove`."""
+    """Remove the file at ``path``. Raises: like :func:`os.remove`."""
 
 def _before_fork() -> None:
-    """Send what the step that the thread's loop is running has written, before the process is forked."""
+    """Before a fork: send the data that the current step of this thread's loop has written but not sent yet."""
 
 def _after_fork() -> None:
-    """In the child of a fork: writes of the step that goes on there leave at once."""
+    """In the child of a fork: from now on, send the data that the current step writes at once."""
 
 def _log_topics(io: bool, tls: bool) -> None:
-    """Log the events of connections, and of TLS, or do not."""
+    """Switch the logging of connection events (``io``) and of TLS events (``tls``) on or off."""
 
 def _decode_msgpack(decode: Callable[[bytes], Any], packet: bytes) -> Any:
-    """Call a decoder of msgpack that runs no Python code, without garbage collections meanwhile.
+    """Call ``decode(packet)``, a msgpack decoder that runs no Python code, with garbage collection paused.
 
     Raises:
-        ValueError: lists that are keys have more than 3,000 values, or values are nested too deep. It was not called.
+        ValueError: lists used as keys have more than 3,000 values, or values are nested too deeply. ``decode`` was not
+            called.
     """
 
 def _bind_methods(kind: type[Loop]) -> None:
-    """Put the native methods on ``kind`` itself, except those that it defines; TypeError unless it is a Loop."""
+    """Put the native methods on ``kind`` itself, except those it defines. TypeError unless it is a subclass of Loop."""
 
 @disjoint_base
 class Coro(Generic[_T_co]):
@@ -985,106 +1029,118 @@ class Coro(Generic[_T_co]):
     def __class_getitem__(cls, item: Any, /) -> GenericAlias: ...
     @property
     def id(self) -> int:
-        """A number that no other coro of the process has."""
+        """A number that is unique among the coros of the process."""
     @property
     def name(self) -> str:
-        """The name, ``coro <id>`` unless it was given one."""
+        """The name: ``coro <id>``, unless the coro was given another one."""
     @property
     def _status(self) -> str:
         """One of new, ready, running, waiting, done."""
     @property
     def _loop(self) -> Any:
-        """The loop that runs it."""
+        """The loop that runs the coro."""
     @property
     def _context(self) -> Context | None:
-        """The context it runs in, None once it has ended."""
+        """The context that the coro runs in, or None once it has ended."""
     @property
     def _function(self) -> Callable[..., object] | None:
-        """The function that it runs, None once it has ended."""
+        """The function that the coro runs, or None once it has ended."""
     @property
     def _must_cancel(self) -> bool:
-        """Whether a ``CancelledError`` of ``cancel()`` is to be raised where it waits next."""
+        """Whether ``cancel()`` was called and the next wait is to raise its ``CancelledError``."""
     @property
     def _exception(self) -> BaseException | None:
-        """What the function has raised, or None. Reading this does not mark the exception as retrieved."""
+        """The exception that ended the function, or None. Reading this does not mark the exception as retrieved."""
     def start(self) -> None:
         """Schedule a new coro. ScheduleError if it was started before."""
     def done(self) -> bool:
-        """Whether it has returned or raised."""
+        """Whether the function has returned or raised."""
     def result(self) -> _T_co:
-        """Return the result, or raise the exception. ``asyncio.InvalidStateError`` before the end.
+        """Return the function's result, or raise its exception. ``asyncio.InvalidStateError`` if it has not ended.
 
-        A coro that was shut down, interrupted or cancelled has none. This raises CoroCancelled then where a coro asks,
-        so that an ``except Exception`` sees it, and elsewhere the CancelledError that asyncio expects of a task.
+        A coro that was shut down, interrupted or cancelled has no result. If the caller is a coro, this method then
+        raises CoroCancelled, which ``except Exception`` catches. Elsewhere it raises CancelledError, as asyncio expects
+        of a task.
         """
     def exception(self) -> BaseException | None:
-        """Return the exception, or None. InvalidStateError before the end; raises as ``result`` if it was cancelled."""
+        """Return the function's exception, or None if it has returned.
+
+        InvalidStateError if it has not ended. If the coro was cancelled, this raises the same exception as ``result``.
+        """
     def add_done_callback(self, fn: Callable[[Any], object], context: Context | None = None) -> None:
-        """Call ``fn(self)`` from the loop, in ``context`` or a copy of the caller's, once the coro has ended."""
+        """Call ``fn(self)`` from the loop once the coro has ended, in ``context`` or in a copy of the caller's."""
     def remove_done_callback(self, fn: Callable[[Any], object], /) -> int:
-        """Remove the callback; return how many times it was there."""
+        """Remove the callback; return how many times it had been added."""
     def __await__(self) -> Generator[Any, None, _T_co]: ...
     def __iter__(self) -> Generator[Any, None, _T_co]: ...
 
-    # Whether a task has begun to await it, the future that await_() waits for, and the cancel() calls that uncancel()
-    # has not taken back.
+    # Whether a task has begun to await this coro.
     _asyncio_future_blocking: bool
     @property
     def _hides_loop(self) -> bool:
-        """Whether asyncio's functions see no running loop in it."""
+        """Whether asyncio's functions see no running loop in this coro."""
     @property
     def _is_daemon(self) -> bool:
-        """Whether it stands for a daemon thread: nobody waits for its end."""
-    # Whether it is such a coro that did not end when it was told to. It is not told again.
+        """Whether the coro represents a daemon thread, so that nothing waits for its end."""
+    # Whether the coro represents a daemon thread and did not end when it was told to. It is not told again.
     _is_given_up: bool
+    # The future that await_() waits for.
     _awaited: Any
+    # The number of cancel() calls that uncancel() has not undone.
     _cancel_count: int
 
     def set_name(self, name: object, /) -> None:
-        """Give it the name ``str(name)``."""
+        """Set the name to ``str(name)``."""
     def _make_daemon(self) -> None:
-        """Let it stand for a daemon thread; ScheduleError in another thread."""
+        """Let the coro represent a daemon thread. ScheduleError if the coro belongs to another thread."""
     def set_max_selfish_acts(self, count: int | None, /) -> None:
-        """Let it yield after ``count`` I/O operations that were ready at once; None: after as many as the others."""
-    def stack_info(self) -> dict[str, Any]:
-        """Return where its stack is.
+        """Make the coro yield after ``count`` I/O operations in a row that did not have to wait.
 
-        ``kind`` (``shared`` or ``own``), ``where`` (``in place``, ``evicted``, or ``none`` before its first run and
-        after its end), ``slot`` (which of the shared stacks it uses, None if it has one for itself), ``bytes_used`` of
-        C stack, and ``frame_bytes``, the memory that its Python frames have. ScheduleError in another thread.
+        None: use the limit of the thread's other coros.
+        """
+    def stack_info(self) -> dict[str, Any]:
+        """Return where the coro's stack is.
+
+        The keys are ``kind`` (``shared`` or ``own``); ``where`` (``in place``, ``evicted``, or ``none`` before the
+        first run and after the end); ``slot``, the number of the shared stack that the coro uses, None if it has a
+        stack of its own; ``bytes_used`` of C stack; and ``frame_bytes``, the memory that its Python frames take.
+        ScheduleError if the coro belongs to another thread.
         """
     def get_frame(self) -> FrameType | None:
-        """Return the innermost frame of a suspended coro, None if it runs, has not begun or has ended."""
+        """Return the innermost frame of a suspended coro. None if it is running, has not begun or has ended."""
     def _check_thread(self) -> None:
-        """ScheduleError in another thread than the coro's."""
+        """ScheduleError if the coro belongs to another thread."""
     def _wake(self, value: Any = None) -> None:
-        """Let a waiting coro go on; its wait returns ``value``. ScheduleError if it does not wait."""
+        """Resume a waiting coro; its wait returns ``value``. ScheduleError if the coro is not waiting."""
     def _throw(self, exception: BaseException, /) -> None:
-        """Raise ``exception`` where it waits; at once if it runs, behind others that are pending."""
+        """Raise ``exception`` where the coro waits, after others that are pending. At once if the coro is running."""
     def _throw_later(self, exception: BaseException | None, /) -> None:
-        """The same, but a running coro gets it with its next wait. None takes a pending CancelledError back."""
+        """Like ``_throw``, but a running coro gets it in its next wait. None withdraws a pending CancelledError."""
     def _take_back(self, exception: BaseException, /) -> bool:
-        """Do not raise ``exception`` if it is still pending; whether it was."""
+        """Withdraw ``exception`` if it is still pending; return whether it was."""
     def _outcome(self) -> _T_co:
-        """Return what the function has returned, or raise what it has raised; None if it was cancelled."""
+        """Return the function's result, or raise its exception. None if the coro was cancelled."""
     def _task_outcome(self) -> _T_co:
-        """The same; one that was cancelled gives its own exception."""
+        """Like ``_outcome``, but a coro that was cancelled raises its own exception."""
     def _failure(self) -> BaseException | None:
-        """Return what the function has raised, or None."""
+        """Return the function's exception, or None."""
     def _failure_unseen(self) -> BaseException | None:
-        """The same, None too if somebody has looked before."""
+        """Like ``_failure``, but None if the exception was retrieved before."""
 
 def _coro_set_registry(
     registry: set[Any] | None, register: Callable[[Any], object], unregister: Callable[[Any], object], /
 ) -> None:
-    """Take the set of weak references in which asyncio finds tasks that are not its own.
+    """Use ``registry``, the set of weak references in which asyncio finds tasks of other types than its own.
 
-    With None the functions are called instead.
+    If it is None, ``register`` and ``unregister`` are called instead.
     """
 
 @disjoint_base
 class semaphore:  # noqa: N801
-    """``value`` permits. A coro that waits for many is not overtaken by a later one that wants few."""
+    """A number of permits, ``value`` at first. Coros get them in the order in which they asked.
+
+    So a coro that waits for many permits is not overtaken by one that asks for few later.
+    """
 
     def __init__(self, value: int = 1) -> None: ...
     @property
@@ -1092,107 +1148,112 @@ class semaphore:  # noqa: N801
         """The number of free permits."""
     def __int__(self) -> int: ...
     def acquire(self, value: int = 1, block: bool = True, timeout: float | None = None) -> bool:
-        """Wait in order until ``value`` permits are free; take them and return True.
+        """Wait until ``value`` permits are free; take them and return True.
 
-        Returns False if they are not free within ``timeout`` seconds, or, without ``block``, at once.
+        Returns False if they do not become free within ``timeout`` seconds. With ``block`` false it does not wait, and
+        returns False if they are not free now.
 
         Raises:
-            YieldFromMain: it would have to wait, and this is no coro.
+            YieldFromMain: the call would have to wait, and the caller is not a coro.
             ValueError: ``value`` is below 1.
-            ScheduleError: it belongs to another thread.
+            ScheduleError: the semaphore belongs to another thread.
         """
     def try_acquire(self, value: int = 1) -> bool:
-        """As :meth:`acquire`, but return False instead of waiting."""
+        """Like :meth:`acquire`, but return False instead of waiting."""
     def release(self, value: int = 1) -> None:
-        """Give ``value`` permits to waiting coros, or put them back. Callbacks and tasks may call this, too."""
+        """Give back ``value`` permits, to waiting coros first. Callbacks and tasks may call this, too."""
     def __enter__(self) -> Self: ...
     def __exit__(self, *args: object) -> None: ...
 
 @disjoint_base
 class lock:  # noqa: N801
-    """A lock that one coro holds, and releases."""
+    """A lock that one coro at a time holds. Only the coro that holds it can release it."""
 
     def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
-        """Wait in order until the lock is free; take it and return True.
+        """Wait until the lock is free; take it and return True. Coros get it in the order in which they asked.
 
-        Returns False if that takes more than ``timeout`` seconds, or, without ``block``, if it is not free.
+        Returns False if the lock does not become free within ``timeout`` seconds. With ``block`` false it does not
+        wait, and returns False if the lock is not free now.
 
         Raises:
-            LockError: this coro holds it already, and would wait for itself.
-            YieldFromMain: not in a coro.
-            ScheduleError: it belongs to another thread.
+            LockError: this coro holds the lock already and would wait for itself.
+            YieldFromMain: the caller is not a coro.
+            ScheduleError: the lock belongs to another thread.
         """
     def try_acquire(self) -> bool:
-        """As :meth:`acquire`, but return False instead of waiting."""
+        """Like :meth:`acquire`, but return False instead of waiting."""
     def release(self) -> None:
-        """Give the lock to the coro that has waited longest. LockError unless this coro holds it."""
+        """Release the lock. The coro that has waited longest gets it. LockError unless this coro holds the lock."""
     def locked(self) -> bool:
-        """Whether a coro holds it."""
+        """Whether a coro holds the lock."""
     def has_lock(self, coro: Coro[Any] | None = None) -> bool:
-        """Whether ``coro`` holds it, by default the one that runs."""
+        """Whether ``coro`` holds the lock. The default is the running coro."""
     def __enter__(self) -> Self: ...
     def __exit__(self, *args: object) -> None: ...
 
 @disjoint_base
 class mutex:  # noqa: N801
-    """A lock that its holder may take again; it is free after as many releases."""
+    """A lock that the coro which holds it may acquire again. It is free after the same number of releases."""
 
     def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
-        """Wait until the lock is free or this coro's own; hold it once more. Returns and raises: as a lock's."""
+        """Wait until the mutex is free or held by this coro, then acquire it once more.
+
+        Returns and raises like ``lock.acquire``, except that it is no error to acquire the mutex again.
+        """
     def lock(self) -> bool:
-        """As :meth:`acquire`; return whether it had to wait."""
+        """Like :meth:`acquire`, but return whether the call had to wait."""
     def try_acquire(self) -> bool:
-        """As :meth:`acquire`, without waiting; return whether the coro holds it now."""
+        """Like :meth:`acquire`, but without waiting; return whether the coro now holds the mutex."""
     def release(self) -> None:
-        """Undo one ``acquire``. LockError unless this coro holds it."""
+        """Undo one ``acquire``. LockError unless this coro holds the mutex."""
     def unlock(self) -> bool:
-        """As :meth:`release`; return whether another coro has got the mutex."""
+        """Like :meth:`release`, but return whether the mutex was passed to another coro."""
     def locked(self) -> bool:
-        """Whether a coro holds it."""
+        """Whether a coro holds the mutex."""
     def has_lock(self, coro: Coro[Any] | None = None) -> bool:
-        """Whether ``coro`` holds it, by default the one that runs."""
+        """Whether ``coro`` holds the mutex. The default is the running coro."""
     def __enter__(self) -> Self: ...
     def __exit__(self, *args: object) -> None: ...
 
 @final
 class thread_lock:  # noqa: N801
-    """``_thread.lock`` for coros and real threads. Anybody may release it."""
+    """``_thread.lock`` for coros and real threads. Any of them may release it, not only the one that acquired it."""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """Take the lock; return whether that was possible in time.
 
-        A coro waits while others run, a real thread blocks. A lock that is free is taken at once, everywhere.
+        While a coro waits, other coros run; a real thread blocks. A lock that is free is always taken at once.
 
         Raises:
-            ValueError, OverflowError: the timeout is none.
-            RuntimeError: a coro cannot wait here (in what the collector calls, in a greenlet), and no other real thread
-                holds the lock.
+            ValueError, OverflowError: ``timeout`` is not valid.
+            RuntimeError: the coro cannot wait here (in a function that the garbage collector calls, or in a greenlet),
+                and no other real thread holds the lock.
         """
     def acquire_lock(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """The same."""
+        """The same as ``acquire``."""
     def release(self) -> None:
-        """Give the lock to the first that waits for it. RuntimeError if it is free."""
+        """Give the lock to the first waiter. RuntimeError if the lock is free."""
     def release_lock(self) -> None:
-        """The same."""
+        """The same as ``release``."""
     def locked(self) -> bool:
-        """Whether somebody holds it."""
+        """Whether the lock is held."""
     def locked_lock(self) -> bool:
-        """The same."""
+        """The same as ``locked``."""
     def _at_fork_reinit(self) -> None: ...
     def __enter__(self, blocking: bool = True, timeout: float = -1) -> bool: ...
     def __exit__(self, *args: object) -> None: ...
 
 @disjoint_base
 class thread_rlock:  # noqa: N801
-    """``_thread.RLock`` for coros and real threads: its holder may take it again."""
+    """``_thread.RLock`` for coros and real threads: the one that holds it may acquire it again."""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Take the lock once more; return whether that was possible in time. Raises: as that of a lock."""
+        """Take the lock once more; return whether that was possible in time. Raises: like ``thread_lock.acquire``."""
     def release(self) -> None:
-        """Undo one ``acquire``. RuntimeError unless the coro, or the thread, holds it."""
+        """Undo one ``acquire``. RuntimeError unless this coro, or this thread, holds the lock."""
     if sys.version_info >= (3, 14):
         def locked(self) -> bool:
-            """Whether somebody holds it."""
+            """Whether the lock is held."""
 
     def _is_owned(self) -> bool: ...
     def _recursion_count(self) -> int: ...
@@ -1209,135 +1270,157 @@ class thread_queue(Generic[_T]):  # noqa: N801
     def put(self, item: _T, block: bool = True, timeout: float | None = None) -> None:
         """Append an item. Never waits."""
     def put_nowait(self, item: _T) -> None:
-        """The same."""
+        """The same as ``put``."""
     def get(self, block: bool = True, timeout: float | None = None) -> _T:
-        """Remove the oldest item and return it.
+        """Remove the oldest item and return it, waiting for one if the queue is empty.
 
         Raises:
-            queue.Empty: there was none in time.
-            RuntimeError: there is none, and a coro cannot wait here.
+            queue.Empty: no item arrived in time.
+            RuntimeError: the queue is empty, and the coro cannot wait here.
         """
     def get_nowait(self) -> _T:
-        """The same without waiting."""
+        """Like ``get``, but without waiting."""
     def qsize(self) -> int:
-        """The number of items that nobody was woken for."""
+        """The number of items that are not yet assigned to a waiter that was woken for them."""
     def empty(self) -> bool:
-        """Whether there is none."""
+        """Whether ``qsize`` is 0."""
     def __class_getitem__(cls, item: Any, /) -> GenericAlias: ...
 
 @disjoint_base
 class condition_variable:  # noqa: N801
-    """Coros wait until they are woken; nothing is remembered for those that come later. ``len`` of it wait."""
+    """A queue of coros that wait to be woken. Waking has no effect on coros that begin to wait later.
+
+    ``len()`` is the number of coros that wait.
+    """
 
     def __len__(self) -> int: ...
     def wait(self, timeout: float | None = None, block: bool = True) -> Any:
-        """Wait; return what ``wake_one``, ``wake_n`` or ``wake_all`` was given.
+        """Wait; return the value passed to ``wake_one``, ``wake_n`` or ``wake_all``.
 
-        TimeoutError if nobody wakes it within ``timeout`` seconds, and, without ``block``, at once.
+        TimeoutError if the coro is not woken within ``timeout`` seconds, and at once if ``block`` is false.
         """
     def wake_one(self, value: Any = None) -> bool:
-        """Wake the coro that has waited longest; return False if none waits.
+        """Wake the coro that has waited longest; return False if no coro waits.
 
-        If it is interrupted before it runs, the next one is woken in its place.
+        If that coro is interrupted before it runs, the next one is woken in its place.
         """
     def wake_n(self, count: int, value: Any = None) -> int:
-        """Wake up to ``count`` coros, each as ``wake_one``; return how many there were."""
+        """Wake up to ``count`` coros, each like ``wake_one``; return how many were woken."""
     def wake_all(self, value: Any = None) -> int:
-        """Wake all that wait now; return how many there were."""
+        """Wake all coros that wait now; return how many there were."""
     def raise_all(self, exc: BaseException | type[BaseException], /) -> int:
-        """Raise ``exc``, or one exception each of the class, in all that wait now; return how many there were."""
+        """Raise ``exc`` in all coros that wait now; return how many there were.
+
+        If ``exc`` is a class, each coro gets an exception of its own.
+        """
     def _use(self) -> None:
-        """ScheduleError in another thread than its own."""
+        """ScheduleError if the condition variable belongs to another thread."""
     def _wait_as(self, kind: int, block: bool, timeout: float | None, /) -> bool:
-        """Wait as one of that kind; return whether it was woken in time."""
+        """Wait as a waiter of kind ``kind``; return whether it was woken in time."""
     def _first(self) -> int | None:
-        """Return the kind of the coro that has waited longest."""
+        """Return the kind of the coro that has waited longest, or None if no coro waits."""
     def _wake_first(self) -> Any:
-        """Wake it and return it, or None. If it is interrupted before it runs, nobody else is woken."""
+        """Wake the coro that has waited longest and return it, or None if no coro waits.
+
+        If it is interrupted before it runs, no other coro is woken.
+        """
 
 @disjoint_base
 class fifo(Generic[_T]):  # noqa: N801
-    """A queue of up to ``maxsize`` items, None or 0: of any number. ``len`` items can be popped without waiting."""
+    """A first-in, first-out queue of at most ``maxsize`` items (None or 0: no limit).
+
+    ``len()`` is the number of items that can be popped without waiting.
+    """
 
     def __class_getitem__(cls, item: Any, /) -> GenericAlias: ...
     def __init__(self, maxsize: int | None = 0) -> None: ...
     def __len__(self) -> int: ...
     @property
     def maxsize(self) -> int:
-        """How many items it takes, 0 for any number."""
+        """The largest number of items that fit, or 0 for no limit."""
     def push(self, item: _T, /, block: bool = True, timeout: float | None = None) -> None:
-        """Append ``item``, for the coro that has waited longest. Callbacks and tasks of the loop may call this, too.
+        """Append ``item``. If coros wait for one, the coro that has waited longest gets it.
 
-        Waits in order for space if there is a limit. If it raises, the item is not in the queue.
+        If the queue is full, wait for space; coros get it in the order in which they asked. If the call raises, the
+        item is not in the queue. Callbacks and tasks of the loop may call this, too.
 
         Raises:
-            Full: there was no space within ``timeout`` seconds, or, without ``block``, there is none.
-            YieldFromMain: it would have to wait, and this is no coro.
-            ScheduleError: it belongs to another thread.
+            Full: there was no space within ``timeout`` seconds, or, with ``block`` false, there is none now.
+            YieldFromMain: the call would have to wait, and the caller is not a coro.
+            ScheduleError: the queue belongs to another thread.
         """
     def pop(self, block: bool = True, timeout: float | None = None) -> _T:
-        """Return the oldest item; wait in order for one.
+        """Remove and return the oldest item, waiting for one if the queue is empty.
+
+        Coros get items in the order in which they asked.
 
         Raises:
-            Empty: none has come within ``timeout`` seconds, or, without ``block``, there is none.
-            YieldFromMain, ScheduleError: as ``push``.
+            Empty: no item came within ``timeout`` seconds, or, with ``block`` false, there is none now.
+            YieldFromMain, ScheduleError: like ``push``.
         """
     def pop_all(self, block: bool = True, timeout: float | None = None) -> list[_T]:
-        """Return all items, waiting for one; an empty list where ``pop`` raises Empty. Raises: as ``pop``."""
+        """Remove and return all items, waiting for the first one if the queue is empty.
+
+        Where ``pop`` raises Empty, this returns an empty list. Otherwise it raises like ``pop``.
+        """
 
 @disjoint_base
 class channel(Generic[_T]):  # noqa: N801
-    """A rendezvous: ``send`` and ``receive`` wait for each other (Stackless Python's channels).
+    """A rendezvous, as in Stackless Python: ``send`` and ``receive`` wait for each other.
 
-    A coro that finds a partner waiting does not wait: it goes on, and the partner becomes the last ready entry. A
-    sender that is interrupted before a receiver has taken its value takes it back. A receiver that is interrupted
-    after a sender has gone on leaves the value to the next receiver. Iteration receives until the channel is closed.
+    If its partner is already waiting, a coro continues at once, and the partner goes to the end of the ready queue. If
+    a sender is interrupted before a receiver has taken its value, the value is withdrawn. If a receiver is interrupted
+    after the sender has continued, the next receiver gets the value. Iterating over a channel receives until it is
+    closed.
     """
 
     def __class_getitem__(cls, item: Any, /) -> GenericAlias: ...
     @property
     def balance(self) -> int:
-        """The number of values that can be received without waiting, or minus the receivers that wait."""
+        """The number of values that can be received without waiting. If receivers wait: their number, negated."""
     @property
     def closing(self) -> bool:
-        """Whether it was closed."""
+        """Whether :meth:`close` was called."""
     @property
     def closed(self) -> bool:
-        """Whether it was closed and nothing is left in it."""
+        """Whether :meth:`close` was called and no values are left."""
     def send(self, value: _T, /, block: bool = True, timeout: float | None = None) -> None:
         """Give ``value`` to a receiver, waiting for one.
 
         Raises:
             ClosedError: the channel is closed.
-            TimeoutError: nobody has received it within ``timeout`` seconds, or, without ``block``, nobody waits for it.
-            YieldFromMain: it would have to wait, and this is no coro.
-            ScheduleError: it belongs to another thread.
+            TimeoutError: no receiver came within ``timeout`` seconds, or, with ``block`` false, none is waiting now.
+            YieldFromMain: the call would have to wait, and the caller is not a coro.
+            ScheduleError: the channel belongs to another thread.
         """
     def send_exception(self, exc: BaseException | type[BaseException], /, *args: Any) -> None:
-        """Raise ``exc``, or ``exc(*args)`` of a class, in a receiver, waiting for one. Raises: as ``send``."""
+        """Raise ``exc`` (``exc(*args)`` if it is a class) in a receiver, waiting for one. Raises: like ``send``."""
     def send_sequence(self, values: Iterable[_T], /) -> int:
-        """Send each of the values; return how many there were. Raises: as ``send``."""
+        """Send each of the values; return how many there were. Raises: like ``send``."""
     def receive(self, block: bool = True, timeout: float | None = None) -> _T:
-        """Return the value of a sender, waiting for one, or raise its exception.
+        """Return a value that was sent, or raise an exception that was sent, waiting for a sender.
 
         Raises:
-            ClosedError: the channel is closed and nobody sends.
-            TimeoutError: nobody has sent one within ``timeout`` seconds, or, without ``block``, nobody waits to send.
-            YieldFromMain, ScheduleError: as ``send``.
+            ClosedError: the channel is closed and no sender is waiting.
+            TimeoutError: no sender came within ``timeout`` seconds, or, with ``block`` false, none is waiting now.
+            YieldFromMain, ScheduleError: like ``send``.
         """
     def close(self) -> None:
-        """Take no more values. Receivers get those that are waiting, then ClosedError."""
+        """Accept no more values. Receivers get the values of waiting senders, and after that ClosedError."""
     def __iter__(self) -> Self: ...
     def __next__(self) -> _T: ...
 
 def _coro_setup(errors: Any, kind: type[Coro[Any]], /) -> str | None:
-    """Take the package's exception classes and its Coro; None, or why there are no coros on this interpreter."""
+    """Register the package's exception classes and its Coro class.
+
+    Returns None, or the reason why this interpreter cannot run coros.
+    """
 
 def _coro_panic(function: Callable[[], object], /) -> None:
     """Panic, and call ``function`` while the native frames are unwound. For tests."""
 
 def _coro_note_collection(phase: str, info: dict[str, int], /) -> None:
-    """Note that a garbage collection begins or has ended on this stack: a coro must not leave it meanwhile."""
+    """Note that a garbage collection starts or has ended on this stack. In between, the coro must not be switched."""
 
 def _coro_new(
     function: Callable[..., Any],
@@ -1348,7 +1431,10 @@ def _coro_new(
     stack: Literal["shared", "own"] = "shared",
     **kwargs: Any,
 ) -> Any:
-    """Make a coro of ``function(*args, **kwargs)`` that its method ``start`` starts. Otherwise as ``coro.spawn``."""
+    """Make a coro that will run ``function(*args, **kwargs)`` once its method ``start`` is called.
+
+    Otherwise like ``coro.spawn``.
+    """
 
 def _coro_spawn(
     function: Callable[..., Any],
@@ -1361,19 +1447,20 @@ def _coro_spawn(
 ) -> Any:
     """Start a coro that runs ``function(*args, **kwargs)``, and return it.
 
-    It runs in the next iteration of the loop. If no loop runs yet, the thread's next ``coro.run`` or
-    ``coro.event_loop`` runs it.
+    The coro runs in the next iteration of the loop. If no loop is running yet, it runs in this thread's next
+    ``coro.run`` or ``coro.event_loop``.
 
     Args:
-        name: the name in ``repr()`` and in messages, ``coro <id>`` by default.
-        context: the context in which the coro runs, by default a copy of the current one.
-        stack: ``"shared"``: several coros share the stack, which may be evicted while the coro waits. ``"own"``: it
-            is never evicted, for C code that gives away pointers to its stack.
+        name: the name in ``repr()`` and in messages. The default is ``coro <id>``.
+        context: the context in which the coro runs. The default is a copy of the current one.
+        stack: with ``"shared"``, several coros share a stack, and the coro's part of it may be copied away while the
+            coro waits. With ``"own"``, the coro has a stack that never moves; use it for C code that gives pointers to
+            its stack to other code.
 
     Raises:
-        TypeError: ``function`` cannot be called, or is async.
-        RuntimeError: an event loop that is not grapeshot's runs in this thread.
-        MemoryError: there is no stack of its own for the coro.
+        TypeError: ``function`` is not callable, or is async.
+        RuntimeError: an event loop that is not grapeshot's is running in this thread.
+        MemoryError: with ``stack="own"``, no memory is left for the stack.
     """
 
 def _coro_spawn_hiding(
@@ -1385,76 +1472,79 @@ def _coro_spawn_hiding(
     stack: Literal["shared", "own"] = "shared",
     **kwargs: Any,
 ) -> Any:
-    """Make a coro and start it, as ``_coro_spawn``; asyncio's functions see no running loop in it."""
+    """Like ``_coro_spawn``, but asyncio's functions see no running loop in the coro."""
 
 def _coro_hide_loop() -> Any:
-    """Hide the loop from the running coro; return asyncio's current task. RuntimeError if it is hidden already."""
+    """Hide the loop from the running coro; return asyncio's current task. RuntimeError if it is already hidden."""
 
 def _coro_show_loop(task: Any, /) -> None:
-    """Show the loop to the running coro, which hides it, with ``task`` as the current task (None: with none).
+    """Undo ``_coro_hide_loop``: show the loop to the running coro, with ``task`` (or None) as the current task.
 
-    RuntimeError if the coro does not hide the loop, or another loop runs in it.
+    RuntimeError if the loop is not hidden from the coro, or another loop is running in it.
     """
 
 def _coro_is_hidden() -> bool:
-    """Return whether a coro runs here that hides the loop."""
+    """Return whether a coro is running here from which the loop is hidden."""
 
 def _coro_running_loop() -> Any:
-    """Return the loop that runs in this thread, even if the running coro hides it; None if there is none."""
+    """Return the loop that is running in this thread, even if it is hidden from the running coro; None if none is."""
 
 def _coro_check_function(function: object, caller: str, /) -> None:
-    """TypeError, as one of ``caller``, unless a coro can run ``function``: it is callable, and not async."""
+    """TypeError, in the name of ``caller``, unless a coro can run ``function``: it must be callable and not async."""
 
 def _coro_current() -> Any:
-    """Return the coro that runs. YieldFromMain if none does."""
+    """Return the running coro. YieldFromMain if no coro is running."""
 
 def _coro_current_or_none() -> Any:
-    """Return the coro that runs, or None."""
+    """Return the running coro, or None."""
 
 def _coro_get_ident() -> int:
-    """Return the id of the coro that runs, elsewhere the ident of the thread."""
+    """Return the id of the running coro, or the ident of the thread outside of coros."""
 
 def _coro_begins_thread() -> bool:
-    """Whether a patched thread that is started here is a coro: in a coro, and where a loop runs that has coros."""
+    """Whether ``threading``, once patched, starts a thread as a coro when it is called here.
+
+    It does so in coros, and where a loop that has coros is running.
+    """
 
 def _coro_can_wait() -> bool:
-    """Whether a coro runs here that could wait."""
+    """Whether a coro is running here and may wait."""
 
 def _coro_monotonic() -> float:
-    """What ``time.monotonic()`` returns. A program that replaces that, as tests do, does not change this."""
+    """Return the time of the clock behind ``time.monotonic()``, even if a test has replaced that function."""
 
 def _coro_read_now(fd: int, length: int, /) -> bytes | None:
-    """Read from a descriptor without blocking, whatever its mode. None: there is no such call for it."""
+    """Read from a descriptor without blocking, even if it is in blocking mode. None if the system cannot do that."""
 
 def _coro_write_now(fd: int, data: ReadableBuffer, /) -> int | None:
-    """Write to a descriptor without blocking, whatever its mode. None: there is no such call for it."""
+    """Write to a descriptor without blocking, even if it is in blocking mode. None if the system cannot do that."""
 
 def _coro_report_error_of_thread(exception: BaseException, function: object, /) -> None:
-    """Give an exception that nobody can handle to ``sys.unraisablehook``."""
+    """Pass an exception that no caller can handle to ``sys.unraisablehook``."""
 
 def _coro_yield_slice() -> None:
-    """Let everything run that is ready. YieldFromMain outside of a coro."""
+    """Let everything that is ready run. YieldFromMain outside of a coro."""
 
 def _coro_wait(coros: Iterable[Any] = ..., timeout: float | None = None, count: int | None = None) -> Any:
-    """Wait until all of ``coros`` have ended, ``count`` of them, or ``timeout`` seconds are over.
+    """Wait until all of ``coros``, or ``count`` of them, have ended, for at most ``timeout`` seconds.
 
-    Returns a list of those that have ended, in the order in which they did, at most ``count``. Futures of
-    ``grapeshot.coro`` and of asyncio, and tasks, can be waited for as well. Nothing that they have raised is raised
-    here, and an interruption of this coro leaves them alone.
+    Returns a list of the ones that have ended, at most ``count``, in the order in which they ended. ``coros`` may also
+    contain tasks, and futures of ``grapeshot.coro`` and of asyncio. Their exceptions are not raised here. If this coro
+    is interrupted while it waits, that does not affect them.
 
-    Without arguments: wait until ``schedule`` is called with this coro, and return the value that it is given.
+    Without arguments: wait until ``schedule`` is called with this coro, and return the value passed to it.
 
     Raises:
-        NotStartedError: one of them was not started.
+        NotStartedError: one of the coros was not started.
         RuntimeError: a coro waits for itself.
-        YieldFromMain: outside of a coro.
+        YieldFromMain: the caller is not a coro.
     """
 
 def _coro_wait_for_wake() -> BaseException | None:
-    """Wait until somebody wakes this coro; return what has interrupted the wait, None if nothing has."""
+    """Wait until this coro is woken. Return the exception that interrupted the wait, or None."""
 
 def _coro_now() -> float:
-    """Return the time of the loop's clock, in seconds; where no loop runs that of ``time.monotonic()``."""
+    """Return the time of the loop's clock in seconds, or ``time.monotonic()`` where no loop is running."""
 
 def _coro_sleep_absolute(when: float, /) -> None:
     """Wait until ``loop.time()`` is ``when``."""
@@ -1463,84 +1553,91 @@ def _coro_sleep_relative(delay: float, /) -> None:
     """Wait for ``delay`` seconds."""
 
 def _coro_end_wait(coro: Coro[Any], /) -> None:
-    """What the timer of a limited wait calls."""
+    """The callback of the timer of a wait that has a time limit."""
 
 def _coro_end_sleep(coro: Coro[Any], /) -> None:
-    """What the timer of a sleep calls."""
+    """The callback of the timer of a sleep."""
 
 def _coro_live() -> list[Any]:
-    """Return the coros of this thread between their start and their end."""
+    """Return the coros of this thread that have started and not ended."""
 
 def _coro_set_switch_stamps(on: bool, /) -> None:
-    """Set whether the moments of switches are noted, in all threads."""
+    """Set whether the times of switches are recorded, in all threads."""
 
 def _coro_switch_stamps() -> tuple[int, int, int, int]:
-    """Return when a coro of this thread was last entered and left.
+    """Return when a coro of this thread was last entered, and when one was last left.
 
-    Nanoseconds of ``time.monotonic_ns()`` and ``time.thread_time_ns()`` of the one, then of the other; 0 if unknown.
+    Each is a pair of nanoseconds, of ``time.monotonic_ns()`` and of ``time.thread_time_ns()``; 0 if unknown.
     """
 
 def _coro_wait_info(coro: Coro[Any], /) -> tuple[str, int] | None:
-    """Return ``("read", fd)``, ``("write", fd)``, or ``("queue", address)`` of a queue in what the coro waits for.
+    """Return what the coro waits for: ``("read", fd)``, ``("write", fd)``, or ``("queue", address)``.
 
-    None if it waits for neither. ScheduleError in another thread than the coro's.
+    ``address`` is that of the wait queue inside the object it waits for. None if the coro waits for none of these.
+    ScheduleError if the coro belongs to another thread.
     """
 
 def _coro_stack_info() -> dict[str, Any]:
-    """Return numbers of this thread's coros.
+    """Return statistics about this thread's coros.
 
-    ``switches``, ``evictions``, ``bytes_copied`` and ``started`` since its first coro; ``live`` coros and
-    ``bytes_saved`` of evicted stacks now; ``slots`` and ``evicts_always`` as they are set.
+    ``switches``, ``evictions``, ``bytes_copied`` and ``started`` count from the thread's first coro on. ``live``
+    (coros) and ``bytes_saved`` (in evicted stacks) are current values. ``slots`` and ``evicts_always`` are settings.
     """
 
 def _coro_set_selfishness(count: int, /) -> int:
-    """Let the coros of this thread yield after ``count`` I/O operations that were ready at once (4 at the start).
+    """Make the coros of this thread yield after ``count`` I/O operations in a row that did not have to wait.
 
-    Returns the number before. ValueError unless it is between 0 and 65534.
+    The number is 4 at first. Returns the previous number. ValueError unless ``count`` is between 0 and 65534.
     """
 
 def _coro_act() -> None:
-    """Note that the running coro begins I/O. It yields now if much was ready at once before. Nothing elsewhere."""
+    """Note that the running coro starts an I/O operation, and yield if its last ones did not have to wait.
 
-# What each record ends with that tells of a late run.
+    Outside of coros this does nothing.
+    """
+
+# The last words of each log record about a late run.
 _coro_latency_hint: str
 
 def _coro_set_latency_limit(seconds: float | None, /) -> float:
-    """Set how long something may keep a loop of this thread from going on: ``coro.set_latency_warning``.
+    """Set how long anything may hold up a loop of this thread before it is reported: ``coro.set_latency_warning``.
 
-    The thread is watched from now on, also without coros. Returns the limit before. ValueError if ``seconds`` is
+    From now on the thread is watched, even without coros. Returns the previous limit. ValueError if ``seconds`` is
     negative or NaN.
     """
 
 def _coro_set_default_latency_limit(seconds: float | None, /) -> None:
-    """Set that limit for this thread and for those that begin later, which are watched once they have coros."""
+    """Set that limit for this thread and for threads that begin later. They are watched once they have coros."""
 
 def _coro_report_always(flag: bool, /) -> None:
-    """Set for the process whether late runs are reported also if nothing waits for their end."""
+    """Set, for the process, whether late runs are reported even if nothing was waiting for them to end."""
 
 def _coro_set_exception_notifier(
     function: Callable[[Any, BaseException], object] | None, /
 ) -> Callable[[Any, BaseException], object] | None:
-    """Call ``function(coro, exception)`` when an exception ends a coro; return the one before.
+    """Call ``function(coro, exception)`` when an exception ends a coro; return the previous function.
 
-    It is called in the coro, where the exception is being handled, for every coro of the process, and not for
-    CancelledError (Interrupted among them), SystemExit and KeyboardInterrupt. What it raises goes to the loop's
-    exception handler. None: that handler is told of exceptions that nobody has retrieved, as those of tasks.
+    It is called for every coro of the process, in the coro, while the exception is being handled. It is not called for
+    CancelledError (and its subclass Interrupted), SystemExit and KeyboardInterrupt. If it raises, the loop's exception
+    handler is called. With None there is no such function, and the loop's exception handler is told about exceptions
+    that were never retrieved, as it is for tasks.
     """
 
 def _coro_shut_down(loop: Any, rounds: int, /) -> int:
-    """Raise Shutdown in this thread's coros (of ``loop``, None: of all), in rounds, without a loop that runs.
+    """Raise Shutdown in this thread's coros of ``loop`` (None: of all), in up to ``rounds`` rounds.
 
-    Returns how many are left. SystemExit and KeyboardInterrupt of a coro come out at the end.
+    The loop need not be running.
+
+    Returns how many coros are left. If a coro raises SystemExit or KeyboardInterrupt, it is raised here at the end.
     """
 
 def _coro_end_thread() -> None:
-    """Let this thread make no more coros."""
+    """Refuse to make new coros in this thread from now on."""
 
 def _coro_after_fork() -> Coro[Any] | None:
-    """In the child of a fork: if a coro has forked, forget all others. It cannot wait, and make others, here.
+    """In the child of a fork: forget all coros except the one that forked, and return it (None if no coro forked).
 
-    Return the coro that has forked.
+    In the child, that coro can neither wait nor make other coros.
     """
 
 def _coro_set_hooks(
@@ -1552,65 +1649,67 @@ def _coro_set_hooks(
     run_forever: Callable[..., None],
     /,
 ) -> None:
-    """Take what makes a loop for coros outside of any, watches threads end, waits for coros, logs late runs.
+    """Register the Python functions that native code calls.
 
-    Stacks of late runs begin behind ``run_forever``.
+    In order, they make a loop for coros that are spawned where no loop runs, notice the end of the thread, wait for
+    coros, log a late run, and end the process after a coro that forked has ended in the child. The logged stack of a
+    late run omits the frames from ``run_forever`` outwards.
     """
 
 def _coro_unwatch() -> None:
-    """Let the watchdog leave this thread alone until its next run. Nothing inside of what a loop runs."""
+    """Make the watchdog ignore this thread until its next run. Does nothing in code that a loop runs."""
 
 def _coro_run_number() -> int:
     """Return how many runs of coros have begun in this thread."""
 
 def _coro_send_signal(number: int, handler: object, /) -> bool:
-    """Send the signal to this process, unless another handler has been set for it. Return whether it was sent."""
+    """Send the signal to this process, unless a handler other than ``handler`` is set. Return whether it was sent."""
 
 def _coro_stop_watchdog() -> None:
-    """End the watchdog until the next coro runs: before a fork; or at the exit, once it is through with a report."""
+    """Stop the watchdog until the next coro runs: before a fork, or at exit, after it has finished a report."""
 
 def _coro_set_stack_slots(count: int | None, /) -> None:
-    """Let later coros of this thread share ``count`` stacks (1 to 4096).
+    """Make new coros of this thread share ``count`` stacks (1 to 4096).
 
-    None, as at the start: up to eight coros that live at the same time have a stack each, and all others share one.
+    None is the default: up to eight coros that live at the same time have a stack each, and all others share one.
     """
 
 def _coro_evict_always(flag: bool, /) -> None:
-    """Whether this thread's stacks are evicted and overwritten after each switch: for tests."""
+    """For tests: set whether this thread's stacks are evicted and overwritten after each switch."""
 
 def _coro_fail_evictions(count: int, /) -> None:
-    """Let that many evictions and new stacks fail as if there were no memory: for tests."""
+    """For tests: make that many evictions and new stacks fail as if no memory were left."""
 
 def _coro_wait_for_read(fd: FileDescriptorLike, /, timeout: float | None = None) -> None:
     """Wait until a descriptor, or an object with ``fileno()``, can be read without blocking.
 
-    The end of a stream and an error count as readable, and so does a connection that can be accepted. Regular files
-    can always be read. In a thread without coros, the thread blocks.
+    A descriptor is also readable at the end of a stream, after an error, and when a connection can be accepted. Regular
+    files are always readable. In a thread without coros, the thread blocks.
 
     Raises:
-        TimeoutError: it could not within ``timeout`` seconds; 0 asks for the state.
-        SimultaneousError: another coro waits for the same.
-        ClosedError: it was closed meanwhile.
-        ValueError: ``fd`` is no descriptor.
+        TimeoutError: it did not become readable within ``timeout`` seconds. 0 only checks, without waiting.
+        SimultaneousError: another coro is waiting to read from the same descriptor.
+        ClosedError: the descriptor was closed during the wait.
+        ValueError: ``fd`` is not a descriptor.
     """
 
 def _coro_wait_for_write(fd: FileDescriptorLike, /, timeout: float | None = None) -> None:
     """Wait until a descriptor, or an object with ``fileno()``, can be written without blocking.
 
-    Raises: as for reading.
+    Raises: like ``wait_for_read``.
     """
 
 def _coro_socket_type(base: type[socket], /) -> type[Any]:
-    """Return the native type of sockets whose calls let other coros run. It derives from ``socket.socket``."""
+    """Return the native socket type whose blocking calls let other coros run. It derives from ``base``."""
 
 def _coro_bind_socket_methods(kind: type[socket], /) -> None:
-    """Put the native methods of sockets on ``kind`` itself, except those that it replaces.
+    """Put the native socket methods on ``kind`` itself, except those that it overrides.
 
-    Raises TypeError unless it derives from the native type.
+    TypeError unless ``kind`` derives from the native type.
     """
 
 def _coro_is_on_loop() -> bool:
-    """Whether a coro runs here that can wait on its loop: not in the child of a coro that has forked."""
+    """Whether a coro is running here that can wait on its loop. It cannot in the child of a coro that has forked."""
 
 def _coro_end_closed_wait(sock: Any, is_write: bool, coro: Coro[Any], /) -> None:
     """End the wait of a coro of this thread on a socket that another thread closes."""

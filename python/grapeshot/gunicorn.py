@@ -1,7 +1,7 @@
-"""``gunicorn -k grapeshot.gunicorn.UvicornWorker``: ASGI applications on uvicorn in gunicorn's workers, on this loop.
+"""``gunicorn -k grapeshot.gunicorn.UvicornWorker``: run ASGI applications in gunicorn, with uvicorn on this loop.
 
-It is uvicorn's own worker class with another loop, from the package ``uvicorn-worker`` (or, without that, from uvicorn,
-which deprecates it). For blocking-style WSGI applications see ``grapeshot.coro.gunicorn``.
+The worker is uvicorn's own class with another loop. It comes from the package ``uvicorn-worker``, or if that is not
+installed, from uvicorn, where it is deprecated. For blocking-style WSGI applications see ``grapeshot.coro.gunicorn``.
 """
 
 from __future__ import annotations
@@ -22,6 +22,6 @@ __all__ = ["UvicornWorker"]
 
 
 class UvicornWorker(_Base):  # type: ignore[misc, unused-ignore]
-    """uvicorn's worker, with grapeshot as the loop. A subclass may set more of uvicorn's settings in CONFIG_KWARGS."""
+    """uvicorn's worker, with grapeshot as the loop. A subclass may add more uvicorn settings to CONFIG_KWARGS."""
 
     CONFIG_KWARGS = _Base.CONFIG_KWARGS | {"loop": "grapeshot:new_event_loop"}

@@ -1,12 +1,12 @@
-"""asyncio's streams with native readers and writers.
+"""asyncio's streams with native readers and writers, which make reading, writing and draining faster.
 
-The four functions are asyncio's, and so is everything about the objects that they make: methods, limits, errors, what
-happens on cancellation. ``isinstance(reader, asyncio.StreamReader)`` holds. What is faster is reading, writing and
-draining. Use them by name, or let :func:`grapeshot.install` put them under asyncio's names::
+The four functions, and the objects that they return, behave exactly like asyncio's: the same methods, limits and
+errors, and the same behaviour on cancellation. ``isinstance(reader, asyncio.StreamReader)`` holds. Call the functions
+directly, or let :func:`grapeshot.install` replace asyncio's::
 
     reader, writer = await grapeshot.streams.open_connection("localhost", 6379)
 
-On a loop that is not grapeshot's they are asyncio's functions.
+On a loop that is not grapeshot's, they call asyncio's functions.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ __all__ = [
     "start_unix_server",
 ]
 
-# What install(streams=True) puts under asyncio's names.
+# The functions that install(streams=True) replaces in asyncio.
 FUNCTIONS = ("open_connection", "start_server", "open_unix_connection", "start_unix_server")
 _DEFAULT_LIMIT = 2**16
-# asyncio's own, whatever is under these names later.
+# Keep asyncio's own functions, because install(streams=True) replaces these names later.
 _open_connection = _asyncio.open_connection
 _start_server = _asyncio.start_server
 _open_unix_connection = _asyncio.open_unix_connection
@@ -47,7 +47,7 @@ _start_unix_server = _asyncio.start_unix_server
 
 
 class StreamReader(_core._StreamReader, asyncio.StreamReader):
-    """An :class:`asyncio.StreamReader` that is fed and read by native code."""
+    """An :class:`asyncio.StreamReader` whose buffer is filled and read by native code."""
 
     read = _core._coroutine_method(asyncio.StreamReader.read, _core._StreamReader)
     readexactly = _core._coroutine_method(asyncio.StreamReader.readexactly, _core._StreamReader)
@@ -56,15 +56,15 @@ class StreamReader(_core._StreamReader, asyncio.StreamReader):
 
 
 class StreamWriter(_core._StreamWriter, asyncio.StreamWriter):
-    """An :class:`asyncio.StreamWriter` that writes and drains by native code."""
+    """An :class:`asyncio.StreamWriter` that writes and drains with native code."""
 
     drain = _core._coroutine_method(asyncio.StreamWriter.drain, _core._StreamWriter)
 
 
 class StreamReaderProtocol(_core._StreamReaderProtocol, asyncio.StreamReaderProtocol):
-    """An :class:`asyncio.StreamReaderProtocol` whose reader native transports feed without a call."""
+    """An :class:`asyncio.StreamReaderProtocol` whose reader is filled by native transports without a Python call."""
 
-    # asyncio's own function, except that the writer that it makes is ours.
+    # asyncio's own function, but with our StreamWriter among its globals, so that it makes one of ours.
     connection_made = types.FunctionType(
         asyncio.StreamReaderProtocol.connection_made.__code__,
         {**vars(_asyncio), "StreamWriter": StreamWriter},
@@ -89,7 +89,7 @@ def _factory(loop: Loop, limit: int, client_connected_cb: ClientConnected) -> Ca
 async def open_connection(
     host: str | None = None, port: int | str | None = None, *, limit: int = _DEFAULT_LIMIT, **kwds: Any
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """As :func:`asyncio.open_connection`."""
+    """Like :func:`asyncio.open_connection`."""
     loop = asyncio.get_running_loop()
     if not isinstance(loop, Loop):
         return await _open_connection(host, port, limit=limit, **kwds)
@@ -106,7 +106,7 @@ async def start_server(
     limit: int = _DEFAULT_LIMIT,
     **kwds: Any,
 ) -> asyncio.Server:
-    """As :func:`asyncio.start_server`."""
+    """Like :func:`asyncio.start_server`."""
     loop = asyncio.get_running_loop()
     if not isinstance(loop, Loop):
         return await _start_server(client_connected_cb, host, port, limit=limit, **kwds)
@@ -116,7 +116,7 @@ async def start_server(
 async def open_unix_connection(
     path: str | os.PathLike[str] | None = None, *, limit: int = _DEFAULT_LIMIT, **kwds: Any
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """As :func:`asyncio.open_unix_connection`."""
+    """Like :func:`asyncio.open_unix_connection`."""
     loop = asyncio.get_running_loop()
     if not isinstance(loop, Loop):
         return await _open_unix_connection(path, limit=limit, **kwds)
@@ -132,7 +132,7 @@ async def start_unix_server(
     limit: int = _DEFAULT_LIMIT,
     **kwds: Any,
 ) -> asyncio.Server:
-    """As :func:`asyncio.start_unix_server`."""
+    """Like :func:`asyncio.start_unix_server`."""
     loop = asyncio.get_running_loop()
     if not isinstance(loop, Loop):
         return await _start_unix_server(client_connected_cb, path, limit=limit, **kwds)

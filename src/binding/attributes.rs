@@ -1,10 +1,10 @@
-//! What Python code can set on a native object or its type, and how native code takes it into account.
+//! The attributes that Python code sets on a native object or on its type, and how native code respects them.
 //!
 //! asyncio's transports are ordinary objects: programs set `transport.write = f`, and tools replace methods on the
-//! class. `InstanceDict` is the `__dict__` of a native object, created when an attribute is first set. While there is
-//! no dict (Python 3.11: while it is empty), CPython's specialized method calls cost the same as without it.
-//! `OwnMethods` tells whether native code may call a method of such an object directly, or must call what Python code
-//! has put in its place.
+//! class. `InstanceDict` is the `__dict__` of a native object, which is created when an attribute is first set. Until
+//! then (Python 3.11: while the dict is empty), CPython's specialized method calls are as fast as for objects without a
+//! `__dict__`. `OwnMethods` tells whether native code may call a method of such an object directly, or must call it
+//! through Python because Python code has replaced it.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
@@ -26,12 +26,12 @@ use super::{HAS_LAZY_DICT, errors};
 pub(crate) struct InstanceDict(AtomicPtr<ffi::PyObject>);
 
 impl InstanceDict {
-    /// Must be called once for a new object. On Python 3.11 it creates the dict at once.
+    /// Must be called once for a new object. On Python 3.11, it creates the dict at once.
     pub(crate) fn prepare(&self, _: Python<'_>) {
         if HAS_LAZY_DICT {
             return;
         }
-        // SAFETY: attached. If memory runs out, the object has no dict yet, which is only slower.
+        // SAFETY: attached. If memory runs out, the object has no dict yet, which only makes calls slower.
         unsafe {
             let dict = ffi::PyDict_New();
             if dict.is_null() {
@@ -46,11 +46,11 @@ impl InstanceDict {
     fn is_unused(&self) -> bool {
         let dict = self.0.load(Ordering::Acquire);
         // SAFETY: a dict that the field owns. Versions without a lazy dict have a GIL, so no other thread replaces the
-        // dict meanwhile.
+        // dict during the call.
         dict.is_null() || (!HAS_LAZY_DICT && unsafe { ffi::PyDict_Size(dict) } == 0)
     }
 
-    /// The attribute that was set under that name, or None.
+    /// The attribute that was set under this name, or None.
     pub(crate) fn get<'py>(&self, py: Python<'py>, name: &CStr) -> PyResult<Option<Bound<'py, PyAny>>> {
         if self.is_unused() {
             return Ok(None);
@@ -119,8 +119,9 @@ pub(crate) trait HasInstanceDict: NativeType {
     fn instance_dict(&self) -> &InstanceDict;
 }
 
-/// A row like that of `getter!`, for a private name of asyncio. A value that a program sets replaces the getter's
-/// value, as in asyncio, but only for the program. After deletion, the attribute shows the transport's own value again.
+/// A row like that of `getter!`, for a private attribute that asyncio's transports have. If a program sets it, the
+/// program reads back the value that it has set, as in asyncio, but native code does not use that value. If the program
+/// deletes it, the attribute shows the transport's own value again.
 macro_rules! shown {
     ($layout:ty, $name:literal, $body:path, $doc:literal) => {{
         unsafe extern "C" fn get(
@@ -271,8 +272,8 @@ impl OwnMethods {
         Ok(())
     }
 
-    /// True if a direct call does the same as a call through Python: no attribute was ever set on the object, and its
-    /// type still has its own methods.
+    /// True if a direct call does the same as a call through Python. That is so if no attribute was ever set on the
+    /// object, and its type still has its own methods.
     #[inline]
     pub(crate) fn are_in_force(&self, object: &Bound<'_, PyAny>, dict: &InstanceDict) -> bool {
         dict.is_unused() && self.are_those_of_type(object)
@@ -283,11 +284,12 @@ impl OwnMethods {
     pub(crate) fn are_those_of_type(&self, object: &Bound<'_, PyAny>) -> bool {
         // SAFETY: a live object has a live type.
         let version = unsafe { version_of(object.get_type_ptr()) };
-        version != 0 && version == self.version.load(Ordering::Relaxed) || self.look_again(object)
+        version != 0 && version == self.version.load(Ordering::Relaxed) || self.check_again(object)
     }
 
+    /// Compares the type's methods with the remembered ones, and stores the type's version if they are the same.
     #[cold]
-    fn look_again(&self, object: &Bound<'_, PyAny>) -> bool {
+    fn check_again(&self, object: &Bound<'_, PyAny>) -> bool {
         let py = object.py();
         let Some(table) = self.table.get(py) else {
             return false;

@@ -9,7 +9,7 @@ unsafe extern "C" {
     pub(crate) fn PySys_Audit(event: *const c_char, format: *const c_char, ...) -> c_int;
 }
 
-/// Turns the result of `PySys_Audit` into a `PyResult`: Err is the exception of a hook.
+/// Turns the result of `PySys_Audit` into a `PyResult`. Err is the exception that a hook has raised.
 pub(crate) fn check(py: Python<'_>, result: c_int) -> PyResult<()> {
     if result == 0 {
         Ok(())

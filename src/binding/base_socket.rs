@@ -1,7 +1,7 @@
-//! `_socket.socket`, the C type that every socket object of Python derives from: what native code asks it for, without a
-//! method call.
+//! Reads the descriptor, the timeout and the family of a socket object without a method call. It calls the C functions
+//! of `_socket.socket`, the type from which all of Python's socket classes derive.
 //!
-//! Filled once, when the module is made; any attached thread may read it. It must not know what the sockets are for.
+//! The table of these functions is filled once, when the module is initialized. Any attached thread may read it.
 
 use std::ffi::c_int;
 use std::os::fd::RawFd;
@@ -12,17 +12,17 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
-/// The functions behind the two methods that are called for each operation.
+/// The C functions of the methods `fileno` and `gettimeout`, which are called for each operation.
 static FILENO: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 static GETTIMEOUT: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
-/// The descriptors of `_socket.socket` for what a socket was made with.
+/// The attribute descriptors `family`, `type` and `proto` of `_socket.socket`.
 static FAMILY: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 static KIND: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 static PROTOCOL: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
-/// Whether the first field of a socket object is its descriptor.
+/// Whether the first field of a socket object is known to be its file descriptor.
 static FIRST_IS_DESCRIPTOR: AtomicBool = AtomicBool::new(false);
 
-/// Whether the type is as expected. If not, nothing else here may be called.
+/// Whether `fill` has found the methods and attributes that it expected. If not, nothing else here may be called.
 pub(crate) fn is_known() -> bool {
     !PROTOCOL.load(Ordering::Acquire).is_null()
 }
@@ -43,24 +43,25 @@ fn call<'py>(socket: &Bound<'py, PyAny>, function: &AtomicPtr<()>) -> PyResult<B
 #[inline]
 pub(crate) fn descriptor(socket: &Bound<'_, PyAny>) -> PyResult<RawFd> {
     if FIRST_IS_DESCRIPTOR.load(Ordering::Relaxed) {
-        // SAFETY: an instance of `_socket.socket`, whose first field was looked at in `learn_layout`.
+        // SAFETY: an instance of `_socket.socket`, whose first field was checked by `learn_layout`.
         return Ok(unsafe { first_field(socket) });
     }
     call(socket, &FILENO)?.extract()
 }
 
-/// The int behind the head of an object.
+/// The int after the object header.
 ///
 /// # Safety
 /// The object is an instance of `_socket.socket`, which has at least one field.
 #[inline]
 unsafe fn first_field(socket: &Bound<'_, PyAny>) -> c_int {
-    // SAFETY: by the contract; another thread of a free-threaded build may write it, as a whole.
+    // SAFETY: by the contract. In a free-threaded build, another thread may write the field, but only as a whole.
     unsafe { (*socket.as_ptr().add(1).cast::<AtomicI32>()).load(Ordering::Relaxed) }
 }
 
-/// Finds out whether a socket object begins with its descriptor, as it does in all known versions of CPython: looks at
-/// one that is not open yet, while it is open, and after it was closed. Without a descriptor for it nothing is learned.
+/// Finds out whether the first field of a socket object is its file descriptor, as in all known versions of CPython.
+/// For that, it compares the field with `fileno()` on a socket that is not open yet, then open, then closed. If the
+/// process has no free descriptor for such a socket, it stays unknown.
 pub(crate) fn learn_layout(py: Python<'_>) -> PyResult<()> {
     let raw = py.import("_socket")?.getattr("socket")?.cast_into::<PyType>()?;
     // SAFETY: a live type.
@@ -84,7 +85,7 @@ pub(crate) fn learn_layout(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// The timeout that the C type knows.
+/// The timeout that the C type stores, in seconds; None if the socket blocks without a timeout.
 pub(crate) fn timeout_s(socket: &Bound<'_, PyAny>) -> PyResult<Option<f64>> {
     call(socket, &GETTIMEOUT)?.extract()
 }
@@ -94,12 +95,12 @@ pub(crate) fn is_nonblocking(socket: &Bound<'_, PyAny>) -> PyResult<bool> {
     Ok(timeout_s(socket)? == Some(0.0))
 }
 
-/// What a socket was made with.
+/// The address family with which the socket was created.
 pub(crate) fn family(socket: &Bound<'_, PyAny>) -> PyResult<c_int> {
     member(socket, &FAMILY)?.extract()
 }
 
-/// The value that `family`, `type` and `proto` have in C, without the enums of the Python class.
+/// Family, type and protocol as plain ints, not as the enums of the Python class.
 pub(crate) fn shape<'py>(socket: &Bound<'py, PyAny>) -> PyResult<[Bound<'py, PyAny>; 3]> {
     Ok([
         member(socket, &FAMILY)?,
@@ -114,7 +115,7 @@ fn member<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     // SAFETY: `fill` has stored descriptors of `_socket.socket`, which are never freed.
     let descriptor = unsafe { Bound::from_borrowed_ptr(socket.py(), descriptor.load(Ordering::Relaxed)) };
-    // SAFETY: attached; a live descriptor of a type that has the slot, as `fill` has checked; the object is a socket.
+    // SAFETY: attached; a live descriptor; the object is a socket. The slot is null-checked.
     unsafe {
         let get = (*ffi::Py_TYPE(descriptor.as_ptr())).tp_descr_get;
         match get {
@@ -135,7 +136,7 @@ fn member<'py>(
 /// is of another kind.
 fn function_of(unopened: &Bound<'_, PyAny>, name: &str) -> PyResult<*mut ()> {
     let method = unopened.getattr(name)?;
-    // SAFETY: attached; the calls check the type of the object, and leave an exception if it is another one.
+    // SAFETY: attached. The calls check the type of the object, and set an exception if it is not a built-in method.
     let (function, flags) = unsafe {
         let function = ffi::PyCFunction_GetFunction(method.as_ptr());
         if function.is_none() {
@@ -150,7 +151,8 @@ fn function_of(unopened: &Bound<'_, PyAny>, name: &str) -> PyResult<*mut ()> {
     })
 }
 
-/// Looks at the type. The module's initialization calls it once.
+/// Fills the table of functions. The module's initialization calls it once. If the type is not as expected, the table
+/// stays empty.
 pub(crate) fn fill(py: Python<'_>) -> PyResult<()> {
     let raw = py.import("_socket")?.getattr("socket")?;
     let unopened = raw.call_method1("__new__", (&raw,))?;

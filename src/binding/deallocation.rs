@@ -1,4 +1,4 @@
-//! `tp_dealloc` of all native types: frees a chain of objects of any length with a bounded stack.
+//! `tp_dealloc` of all native types, which frees a chain of objects of any length in a limited amount of stack.
 //!
 //! Take a handle whose argument is a handle, whose argument is a handle, and so on. The calls that free it nest as deep
 //! as the chain is long. From 3.14 on, CPython limits this depth for every type; earlier versions limit it only for
@@ -8,14 +8,14 @@
 //! ```text
 //!   depth 0: dealloc(a) -> 1: dealloc(b) -> ... -> MAX_DEPTH: put aside
 //!      |  <--------------------------------------------'
-//!      '--> dealloc of what was put aside, at depth 1, until there is none
+//!      '--> dealloc(each object that was put aside), at depth 1, until none is left
 //! ```
 //!
 //! The depth belongs to the running stack. Each coro has its own count (`set_depth_of_stack`), because a coro may wait
-//! in a finalizer. The count only goes up and down and is never set, because greenlets share the count of their thread
-//! and may end in any order.
+//! in a finalizer. Greenlets share the count of their thread and may end in any order. So the count is only ever
+//! increased and decreased by one, never set.
 //!
-//! Nothing here belongs to one thread: each thread has its own count and its own list.
+//! Any thread may free objects: each thread has its own count and its own list.
 
 use std::cell::{Cell, RefCell};
 use std::ptr;
@@ -27,8 +27,8 @@ use pyo3::prelude::*;
 use super::HAS_TRASHCAN;
 use super::native_type::{NativeType, This};
 
-/// The limit of nested calls. Each takes a few hundred bytes of stack, including the frames of CPython's containers
-/// between them.
+/// The maximum number of nested calls. Each takes a few hundred bytes of stack, including the frames of CPython's
+/// containers between them.
 const MAX_DEPTH: u32 = 40;
 
 /// An unreferenced object, the function that frees it, and whether the collector must track it again before that.
@@ -39,13 +39,14 @@ thread_local! {
     static WAITING: RefCell<Vec<Waiting>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Returns the cell that counts the depth of the running stack; null if the thread's own cell does.
+/// Returns the cell that counts the depth of the running stack. Null means that the thread's own cell counts it.
 type DepthOfStack = fn() -> *const Cell<u32>;
 
-/// A `DepthOfStack`, null for none.
+/// The function that `set_depth_of_stack` was given, as a pointer; null before.
 static DEPTH_OF_STACK: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 
-/// Sets the function that knows stacks other than the thread's own.
+/// Sets the function that returns the count of a coro's stack. `coro` calls this, because this room does not know
+/// coros.
 pub(crate) fn set_depth_of_stack(function: DepthOfStack) {
     DEPTH_OF_STACK.store(function as *mut (), Ordering::Release);
 }
@@ -95,8 +96,9 @@ pub(crate) unsafe fn drop_contents<T: NativeType>(slf: *mut ffi::PyObject) {
 /// Attached. The object's own fields are empty, and nothing uses it after this call.
 #[inline(always)]
 pub(crate) unsafe fn free_memory(slf: *mut ffi::PyObject) {
-    // SAFETY: by the contract. Each type has the `tp_free` of the allocator of its objects; it inherits it, and a
-    // subclass may set its own. The type outlives its instances, so their reference to it is dropped last.
+    // SAFETY: by the contract. Each type has the `tp_free` that belongs to the allocator of its objects: an inherited
+    // one, or the one that a subclass has set. The type must outlive its instances, so their reference to it is dropped
+    // last.
     unsafe {
         let kind = ffi::Py_TYPE(slf);
         if let Some(free) = (*kind).tp_free {
@@ -138,15 +140,16 @@ fn depth<'a>() -> &'a Cell<u32> {
         Some(function) => function(),
         None => ptr::null(),
     };
-    // SAFETY: the cell of a running coro lives until its stack is left for good. The thread's cell has no destructor,
-    // so it exists until the thread's end, and no other thread uses it.
+    // SAFETY: the cell of a running coro lives until the coro leaves its stack for the last time. The thread's cell has
+    // no destructor, so it exists until the thread's end, and no other thread uses it.
     unsafe {
         own.as_ref()
             .unwrap_or_else(|| &*DEPTH.with(ptr::from_ref::<Cell<u32>>))
     }
 }
 
-/// False if there is no memory, or if the thread is ending and has no list any more.
+/// Puts the object on the thread's list. False if there is no memory, or if the thread is ending and has no list any
+/// more.
 fn put_aside(object: *mut ffi::PyObject, free: ffi::destructor) -> bool {
     let put = WAITING.try_with(|waiting| {
         let mut waiting = waiting.borrow_mut();
@@ -165,13 +168,14 @@ fn put_aside(object: *mut ffi::PyObject, free: ffi::destructor) -> bool {
     put.unwrap_or(false)
 }
 
+/// Takes an object from the thread's list.
 fn next() -> Option<Waiting> {
     WAITING
         .try_with(|waiting| {
             let mut waiting = waiting.borrow_mut();
             let next = waiting.pop();
             if waiting.is_empty() && waiting.capacity() > 1024 {
-                // The list has grown for a wide tree, which is now freed.
+                // The list had grown for a wide tree of objects. Its memory is freed too.
                 *waiting = Vec::new();
             }
             next

@@ -1,7 +1,5 @@
-//! The one place that converts errors: `io::Error` to `OSError`, a Rust panic to `RuntimeError` or `MemoryError`, and a Python exception
-//! in a callback to a call of the loop's exception handler.
-//!
-//! Runs on any attached thread. Does not depend on transports.
+//! The one place that converts errors: `io::Error` to `OSError`, a Rust panic to `RuntimeError` or `MemoryError`, and
+//! an exception in a callback to a call of the loop's exception handler. Runs on any attached thread.
 
 use std::any::Any;
 use std::io;
@@ -12,7 +10,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// An `OSError` (or the subclass that CPython picks for the errno) with errno and the system's message.
+/// An `OSError` (or the subclass that CPython chooses for the errno) with errno and the system's message.
 #[cold]
 pub(crate) fn os_error(error: &io::Error) -> PyErr {
     match error.raw_os_error() {
@@ -61,15 +59,17 @@ pub(crate) fn at_boundary<R>(py: Python<'_>, failure: R, body: impl FnOnce() -> 
     }
 }
 
-/// Runs `body`. A panic becomes an error, for a caller that has something to put in order after it.
+/// Runs `body`. A panic becomes an error, for callers that have to clean up after it.
 #[inline]
 pub(crate) fn caught<R>(body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| Err(panic_error(&*payload)))
 }
 
-/// Makes `error` the current exception, within a call of pyo3's: what pyo3 releases outside of them, it keeps until the
-/// next one, so the value of an exception would outlive it until a loop blocks. Without memory for the exception, it is
-/// `MemoryError`.
+/// Makes `error` the current exception. If there is no memory for it, that is `MemoryError` instead.
+///
+/// The restoring happens inside `try_attach`. A reference that is dropped while pyo3 has not counted the thread as
+/// attached is released only when pyo3 attaches the next time. So the exception's value would stay alive for longer
+/// than it should, possibly until a loop blocks.
 #[cold]
 pub(crate) fn raise(py: Python<'_>, error: PyErr) {
     let mut error = Some(error);
@@ -79,7 +79,7 @@ pub(crate) fn raise(py: Python<'_>, error: PyErr) {
                 error.restore(py);
             }
         });
-        // While the interpreter ends or the collector traverses, pyo3 has no calls.
+        // pyo3 does not attach while the interpreter shuts down or the collector traverses.
         if let Some(error) = error.take() {
             error.restore(py);
         }
@@ -92,7 +92,7 @@ pub(crate) fn raise(py: Python<'_>, error: PyErr) {
     }
 }
 
-/// The text with which pyo3 panics where CPython had no memory for a new object (`panic_on_null`).
+/// The text with which pyo3 panics if CPython had no memory for a new object (`panic_on_null`).
 const NO_MEMORY: &str = "PyObject pointer is null";
 
 /// The text of a panic, if it has one.
@@ -101,7 +101,7 @@ fn panic_text(payload: &(dyn Any + Send)) -> Option<&str> {
     text.or_else(|| payload.downcast_ref::<String>().map(String::as_str))
 }
 
-/// The `RuntimeError` that stands for a Rust panic, or the `MemoryError` that pyo3 has made a panic of.
+/// The exception for a Rust panic: `MemoryError` if pyo3 panicked because of it, `RuntimeError` for every other panic.
 #[cold]
 pub(crate) fn panic_error(payload: &(dyn Any + Send)) -> PyErr {
     match panic_text(payload) {
@@ -113,7 +113,7 @@ pub(crate) fn panic_error(payload: &(dyn Any + Send)) -> PyErr {
     }
 }
 
-/// Lets a panic be silent that becomes a `MemoryError`.
+/// Installs a panic hook that prints nothing for a panic that becomes a `MemoryError`.
 pub(crate) fn silence_memory_errors() {
     let others = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -123,8 +123,8 @@ pub(crate) fn silence_memory_errors() {
     }));
 }
 
-/// Passes `error` to `loop.call_exception_handler` with asyncio's context keys `message`, `exception` and `details`.
-/// Returns `KeyboardInterrupt` and `SystemExit` as Err instead.
+/// Passes `error` to `loop.call_exception_handler`, in a context with asyncio's keys: `message`, `exception`, and the
+/// keys in `details`. Returns `KeyboardInterrupt` and `SystemExit` as Err instead.
 #[cold]
 pub(crate) fn report(
     event_loop: &Bound<'_, PyAny>,
@@ -145,8 +145,8 @@ pub(crate) fn report(
     handle_report(event_loop, &context)
 }
 
-/// Calls `loop.call_exception_handler(context)`. An exception from that call goes to `sys.unraisablehook`, except for
-/// the two exceptions that leave the loop: a broken handler must not stop the loop.
+/// Calls `loop.call_exception_handler(context)`. A broken handler must not stop the loop, so an exception from that
+/// call goes to `sys.unraisablehook`, except for the two exceptions that leave the loop.
 #[cold]
 pub(crate) fn handle_report(event_loop: &Bound<'_, PyAny>, context: &Bound<'_, PyDict>) -> PyResult<()> {
     let py = event_loop.py();

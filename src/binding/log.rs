@@ -1,4 +1,5 @@
-//! The `asyncio` logger. The loop and its transports log here what asyncio's own log.
+//! Logging: records on the `asyncio` logger for everything that asyncio's own loop and transports log, and the events
+//! of `GRAPESHOT_DEBUG` on loggers of their own.
 //!
 //! If a filter or handler raises, only the record is lost, and `sys.unraisablehook` gets the exception. Err is only for
 //! exceptions that must leave the loop.
@@ -12,7 +13,7 @@ use pyo3::types::{PyDict, PyTuple};
 
 use super::errors;
 
-/// What `GRAPESHOT_DEBUG` can name, with a logger of its own each; a line per event.
+/// The topics that `GRAPESHOT_DEBUG` can switch on here. Each has a logger of its own, which gets a line per event.
 #[derive(Clone, Copy)]
 pub(crate) enum Topic {
     /// `grapeshot.io`
@@ -29,7 +30,8 @@ pub(crate) fn is_on(topic: Topic) -> bool {
     TOPICS.load(Ordering::Relaxed) & topic as u8 != 0
 }
 
-/// Logs an event, if those of its topic are logged. What the log raises goes to `sys.unraisablehook`.
+/// Logs an event if its topic is on. `what` returns the object that the event is about, and a text. An exception from
+/// the logger goes to `sys.unraisablehook`, except for `KeyboardInterrupt`, which is raised again later.
 #[inline(always)]
 pub(crate) fn event<'py>(py: Python<'py>, topic: Topic, what: impl FnOnce() -> (Bound<'py, PyAny>, String)) {
     if is_on(topic) {
@@ -59,7 +61,7 @@ fn log_event(py: Python<'_>, topic: Topic, object: &Bound<'_, PyAny>, text: &str
     }
 }
 
-/// `_log_topics(io, tls)`: which events are logged.
+/// `_log_topics(io, tls)`: sets which topics are logged.
 #[pyfunction(name = "_log_topics")]
 pub(crate) fn log_topics(io: bool, tls: bool) {
     let bit = |is_on: bool, topic: Topic| if is_on { topic as u8 } else { 0 };

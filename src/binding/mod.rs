@@ -1,7 +1,5 @@
-//! Wraps CPython's type machinery: native types and their method tables, cells for references, interned names, errors
-//! at the boundary, the logger, `bytes` and socket objects.
-//!
-//! Every room above uses this one. It must not depend on the loop, its handles or anything else that uses it.
+//! The boundary to Python, which all rooms above use: native types and their method tables, cells for references,
+//! interned names, conversion of errors, the logger, `bytes` and socket objects. This room knows nothing of loops.
 
 pub(crate) mod attributes;
 pub(crate) mod audit;
@@ -22,19 +20,19 @@ use pyo3::exceptions::PyImportError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-/// Whether the GIL orders everything that attached threads do. With a GIL, other threads put their callbacks directly
-/// into the ready queue; in free-threaded builds, they use the inbox.
+/// Whether the build has a GIL, so that only one attached thread runs at a time. With a GIL, other threads put their
+/// callbacks directly into the ready queue; in free-threaded builds, they use the inbox.
 pub(crate) const HAS_GIL: bool = cfg!(not(Py_GIL_DISABLED));
 
-/// True if an object's dict may be created later. Python 3.11 specializes method calls on an object that can have a
-/// dict only if the dict exists.
+/// Whether an object's dict may be created later without making method calls slower. If an object can have a dict,
+/// Python 3.11 specializes method calls on it only if the dict exists.
 const HAS_LAZY_DICT: bool = cfg!(Py_3_12);
 
-/// Whether the interpreter itself keeps nested deallocations from exhausting the stack.
+/// Whether the interpreter itself keeps nested deallocations of every type from exhausting the stack.
 const HAS_TRASHCAN: bool = cfg!(Py_3_14);
 
-/// Raises `ImportError` outside the main interpreter, because the whole process shares the tables of names and types.
-/// From 3.12 on, CPython itself refuses before this check runs.
+/// Raises `ImportError` outside the main interpreter, because the process has only one table of names and types. From
+/// 3.12 on, CPython itself refuses the import before this check runs.
 pub(crate) fn refuse_subinterpreter(_: Python<'_>) -> PyResult<()> {
     // SAFETY: attached, so there is a current interpreter.
     let is_main = unsafe { ffi::PyInterpreterState_Get() == ffi::PyInterpreterState_Main() };

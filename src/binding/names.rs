@@ -11,7 +11,7 @@ use pyo3::types::{PyString, PyTuple};
 #[derive(Clone, Copy)]
 pub(crate) struct Kept(*mut ffi::PyObject);
 
-// SAFETY: a pointer to an object that is never freed; to use the object needs an attached thread, as with `Py`.
+// SAFETY: a pointer to an object that is never freed. Using the object requires an attached thread, as with `Py`.
 unsafe impl Send for Kept {}
 // SAFETY: as above.
 unsafe impl Sync for Kept {}
@@ -42,11 +42,12 @@ macro_rules! kept {
             $(pub(crate) $object: Kept,)*
             /// `asyncio.events._ThreadSafeHandle`, which exists from 3.14 on.
             pub(crate) threadsafe_handle_type: Option<Kept>,
-            /// `_asyncio._get_running_loop`, from 3.14 on; before, each call of it asks the system for the process's number.
+            /// `_asyncio._get_running_loop`, from 3.14 on. In earlier versions, each call of it makes a system call
+            /// (`getpid`).
             pub(crate) get_running_loop: Option<Kept>,
-            /// `"type"`, which is a keyword of Rust and cannot be an identifier.
+            /// `"type"`. A keyword of Rust, so it cannot be the name of a field.
             pub(crate) type_keyword: Kept,
-            /// `"loop"`, which is a keyword, too.
+            /// `"loop"`, also a keyword of Rust.
             pub(crate) loop_keyword: Kept,
             /// `("loop",)`: the keyword names of a vectorcall.
             pub(crate) kw_loop: Kept,

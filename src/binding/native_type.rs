@@ -1,8 +1,9 @@
-//! Python types written by hand, with `PyType_FromSpec` and METH_FASTCALL methods. `#[pyclass]` costs too much for
+//! Python types made with `PyType_FromSpec` and METH_FASTCALL methods instead of `#[pyclass]`, which costs too much for
 //! methods that run once per callback or per packet (`call_soon` takes 150 ns with it and 92 ns without).
 //!
-//! The parts: `This` is the receiver of a method and `Args` holds its arguments. `method!` and `getter!` make table
-//! rows from safe Rust functions. `NativeType` describes the objects of a type, and `new_type` creates the type object.
+//! `NativeType` describes the objects of a type, and `new_type` creates the type object. `method!` and `getter!` make
+//! rows of its tables from safe Rust functions. Such a function gets a `This`, the object whose method was called, and
+//! an `Args` with the arguments.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::marker::PhantomData;
@@ -71,7 +72,7 @@ impl<T> Deref for This<'_, T> {
     #[inline]
     fn deref(&self) -> &T {
         // SAFETY: the contract of `new` guarantees layout and lifetime. All fields that change are cells, so shared
-        // references are enough and none is exclusive across a call into Python.
+        // references are enough, and no exclusive reference exists during a call into Python.
         unsafe { &*self.object.cast::<T>() }
     }
 }
@@ -154,10 +155,10 @@ impl<'a, 'py> Args<'a, 'py> {
         self.signature.name()
     }
 
-    /// True if the call gives all required parameters by position, and nothing else when the signature has nothing
-    /// else.
+    /// True if the call gives all required parameters by position, and, if the signature has no other parameters,
+    /// nothing else.
     #[inline(always)]
-    fn fit(&self) -> bool {
+    fn fits_signature(&self) -> bool {
         if self.signature.is_fixed() {
             self.positional == self.signature.required() && self.kwnames.is_null()
         } else {
@@ -172,18 +173,19 @@ impl<'a, 'py> Args<'a, 'py> {
         receiver: C,
         body: impl FnOnce(C, Args<'_, 'py>) -> PyResult<R>,
     ) -> PyResult<R> {
-        if self.fit() {
+        if self.fits_signature() {
             body(receiver, self)
         } else {
-            // `black_box` prevents a second copy of the body behind a function pointer, which would keep the compiler
-            // from inlining the first one.
+            // Without `black_box`, the compiler makes a second copy of the body for this call, and then does not inline
+            // the first one.
             let body = std::hint::black_box(body);
             self.rearrange(|args| body(receiver, args))
         }
     }
 
-    /// Calls `body` with arguments that do not `fit`, after moving required parameters given by name to their
-    /// positions. Raises TypeError if one is missing, or if there are extra ones that the signature does not have.
+    /// Calls `body` for arguments that do not fit (see `fits_signature`): required parameters that are given by name
+    /// move to their positions. Raises TypeError if a required one is missing, or if the call gives one that the
+    /// signature does not have.
     #[cold]
     #[inline(never)]
     fn rearrange<R>(self, body: impl FnOnce(Args<'_, 'py>) -> PyResult<R>) -> PyResult<R> {
@@ -206,7 +208,7 @@ impl<'a, 'py> Args<'a, 'py> {
             for (keyword, _) in &others {
                 let keyword = keyword.to_string();
                 if names.iter().take(self.positional).any(|name| *name == keyword) {
-                    return Err(self.doubled(&keyword));
+                    return Err(self.multiple_values(&keyword));
                 }
             }
             let kind = if self.signature.is_fixed() {
@@ -232,7 +234,8 @@ impl<'a, 'py> Args<'a, 'py> {
         })
     }
 
-    /// The TypeError for a call that should have had `expected` positional arguments, or for a wrong keyword argument.
+    /// The TypeError for a call that should have `expected` positional arguments, or, if `keyword` is given, for that
+    /// unexpected keyword argument.
     #[cold]
     pub(crate) fn wrong_count(
         &self,
@@ -281,15 +284,15 @@ impl<'a, 'py> Args<'a, 'py> {
     }
 
     #[cold]
-    fn doubled(&self, parameter: &str) -> PyErr {
+    fn multiple_values(&self, parameter: &str) -> PyErr {
         PyTypeError::new_err(format!(
             "{}() got multiple values for argument '{parameter}'",
             self.name()
         ))
     }
 
-    /// The values of the signature's first `N` parameters; a parameter with a default can be None. Raises TypeError for
-    /// too many, unknown or duplicate arguments.
+    /// The values of the signature's first `N` parameters; None for a parameter with a default that the call does not
+    /// give. Raises TypeError for too many, unknown or duplicate arguments.
     pub(crate) fn bind<const N: usize>(&self) -> PyResult<[Option<Bound<'py, PyAny>>; N]> {
         let mut bound: [Option<Bound<'py, PyAny>>; N] = [const { None }; N];
         let by_position = self.signature.by_position();
@@ -314,7 +317,7 @@ impl<'a, 'py> Args<'a, 'py> {
                 )));
             };
             if bound[index].is_some() {
-                return Err(self.doubled(&text));
+                return Err(self.multiple_values(&text));
             }
             // SAFETY: keyword values are alive for the length of the call; from_borrowed adds a reference.
             bound[index] = Some(unsafe { Bound::from_borrowed_ptr(self.py, value) });
@@ -389,8 +392,8 @@ pub(crate) unsafe fn call_getter<T: NativeType>(
     }
 }
 
-/// The body of `tp_repr`: the text of `describe`, or the text of `object.__repr__` if this thread may not use the
-/// object now.
+/// The body of `tp_repr`: the text that `describe` returns, or a text like that of `object.__repr__` if this thread may
+/// not use the object now.
 ///
 /// # Safety
 /// Only CPython may call this, attached, with an object that has the layout `T`.
@@ -404,7 +407,7 @@ pub(crate) unsafe fn represent<T: NativeType>(
         errors::at_boundary(py, ptr::null_mut(), || {
             let this = This::<T>::new(py, slf);
             let mut described = None;
-            let looked = T::with_access(this, || {
+            let access = T::with_access(this, || {
                 described = Some(describe(this));
                 Ok(())
             });
@@ -412,7 +415,7 @@ pub(crate) unsafe fn represent<T: NativeType>(
                 text?
             } else {
                 // This thread may not use the object.
-                drop(looked);
+                drop(access);
                 format!("<{} object at {slf:p}>", T::NAME.to_string_lossy())
             };
             Ok(super::new_objects::string(py, &text)?.into_any().into_ptr())
@@ -420,9 +423,9 @@ pub(crate) unsafe fn represent<T: NativeType>(
     }
 }
 
-/// A row of a method table for a `fn(This<T>, Args) -> PyResult<Bound<PyAny>>`: its signature, such as
-/// `"call_at(when, callback, *args, context=None)"`, and its docstring. All required arguments are present when the
-/// body runs.
+/// A row of a method table, made from a `fn(This<T>, Args) -> PyResult<Bound<PyAny>>`, a signature, such as
+/// `"call_at(when, callback, *args, context=None)"`, and a docstring. All required arguments are present when the
+/// function runs.
 macro_rules! method {
     (@ $call:ident, $layout:ty, $body:path, $signature:literal, $doc:literal) => {{
         static SIGNATURE: $crate::binding::signature::Signature =
@@ -448,8 +451,8 @@ macro_rules! method {
 }
 pub(crate) use method;
 
-/// `method!` for a method that any thread may call at any time. The body touches only atomics, the inbox and values
-/// that never change.
+/// `method!` for a method that any thread may call at any time. Its function may touch only atomics, the inbox and
+/// values that never change.
 macro_rules! threadsafe_method {
     ($layout:ty, $body:path, $signature:literal, $doc:literal) => {
         $crate::binding::native_type::method!(@ call_threadsafe_method, $layout, $body, $signature, $doc)
@@ -486,7 +489,7 @@ pub(crate) fn class_getitem() -> ffi::PyMethodDef {
     }
 }
 
-/// A row of a getset table for a `fn(This<T>) -> PyResult<Bound<PyAny>>`.
+/// A row of a getset table, made from a `fn(This<T>) -> PyResult<Bound<PyAny>>`.
 macro_rules! getter {
     (@ $call:ident, $layout:ty, $name:literal, $body:path, $doc:literal) => {{
         unsafe extern "C" fn raw(
@@ -510,8 +513,8 @@ macro_rules! getter {
 }
 pub(crate) use getter;
 
-/// `getter!` for an attribute that any thread may read at any time. The body touches only atomics and values that never
-/// change.
+/// `getter!` for an attribute that any thread may read at any time. Its function may touch only atomics and values that
+/// never change.
 macro_rules! threadsafe_getter {
     ($layout:ty, $name:literal, $body:path, $doc:literal) => {
         $crate::binding::native_type::getter!(@ call_threadsafe_getter, $layout, $name, $body, $doc)
@@ -519,20 +522,21 @@ macro_rules! threadsafe_getter {
 }
 pub(crate) use threadsafe_getter;
 
-/// What a hand-written type must declare about its objects.
+/// Describes the objects of a native type.
 pub(crate) trait NativeType: Sized {
     /// Fully qualified, e.g. `grapeshot._core.Handle`.
     const NAME: &'static CStr;
     const DOC: &'static CStr;
     const FLAGS: u64;
-    /// False for a type whose objects hold no references. The collector does not track such objects and cannot reveal
-    /// them to other code. The object has no `cells` and no `traverse_rest` then.
+    /// False for a type whose objects hold no references, and so have neither `cells` nor a `traverse_rest`. The
+    /// collector does not track them, so `gc.get_objects()` cannot reveal them to other code.
     const IS_COLLECTED: bool = true;
-    /// Frees an unreferenced object. `tp_dealloc` calls it, at once or a little later. By default it drops what `clear`
-    /// drops and then all fields: such an object must be a valid `T` from its allocation on, and `clear` must empty all
-    /// of its cells.
+    /// Frees an unreferenced object. `tp_dealloc` calls it, at once or a little later (see `deallocation`). The default
+    /// calls `clear` and then drops all fields. With the default, an object must be a valid `T` from its allocation on,
+    /// and `clear` must empty all of its cells.
     const DEALLOC: ffi::destructor = drop_and_free::<Self>;
-    /// True if freeing this object frees no other object that could continue a chain: the deallocation nests no deeper.
+    /// True if freeing this object now frees no other object that could continue a chain, so that deallocations do not
+    /// nest any deeper.
     #[inline]
     fn is_empty(&self) -> bool {
         false
@@ -562,7 +566,7 @@ pub(crate) trait NativeType: Sized {
             self.traverse_rest(visit, arg)
         }
     }
-    /// Drops the references that can be part of a cycle. By default these are all cells.
+    /// Drops the references that can be part of a cycle. The default empties all cells.
     fn clear(this: This<'_, Self>) {
         Self::empty_cells(this);
     }
@@ -574,14 +578,14 @@ pub(crate) trait NativeType: Sized {
         }
     }
 
-    /// Runs `body`, which touches the object's cells, while no other thread touches them. With a GIL, this always
-    /// holds. A free-threaded build admits only the thread that runs the object's loop
-    /// (`LoopObject::with_loop_access`). For an object that threads share, it admits one thread at a time
+    /// Runs `body`, which touches the object's cells, while no other thread touches them. With a GIL, there is nothing
+    /// to do. A free-threaded build admits only the thread that runs the object's loop
+    /// (`LoopObject::with_loop_access`), or, for an object that threads share, one thread at a time
     /// (`with_critical_section`).
     fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R>;
 }
 
-/// Reports the references in `cells`, up to the first one for which the collector returns anything but 0.
+/// Reports the references in `cells`. Stops if the collector returns anything but 0, and returns that.
 ///
 /// # Safety
 /// As for `NativeType::traverse_rest`.
@@ -600,8 +604,8 @@ pub(crate) unsafe fn traverse_cells<'a>(
     0
 }
 
-/// `NativeType::with_access` for an object that any thread may use, one thread at a time. If `body` waits for another
-/// thread, it lets other threads in meanwhile.
+/// `NativeType::with_access` for an object that any thread may use, one at a time. While `body` waits for another
+/// thread, other threads may get in.
 #[inline]
 pub(crate) fn with_critical_section<T, R>(this: This<'_, T>, body: impl FnOnce() -> R) -> R {
     if HAS_GIL {
@@ -732,8 +736,8 @@ pub(crate) fn weaklist_member(offset: usize) -> *mut c_void {
     )
 }
 
-/// The allocation of a `tp_new` whose type takes no arguments. The object comes zeroed. A subclass with an `__init__` of
-/// its own may take arguments. TypeError for others.
+/// Allocates the object in the `tp_new` of a type that takes no arguments. The object is zeroed. Raises TypeError if
+/// there are arguments, unless `kind` is a subclass with an `__init__` of its own, which may take some.
 ///
 /// # Safety
 /// Attached, with the three arguments of `tp_new`.
@@ -744,8 +748,8 @@ pub(crate) unsafe fn alloc_without_arguments(
     kwargs: *mut ffi::PyObject,
 ) -> PyResult<Bound<'_, PyAny>> {
     let address = |init: Option<ffi::initproc>| init.map(|init| init as usize);
-    // SAFETY: by the contract: a type, a tuple, and a dict or null. The allocation returns a new reference, or null with
-    // an exception set.
+    // SAFETY: by the contract, these are a type, a tuple, and a dict or null. The allocation returns a new reference,
+    // or null with an exception set.
     unsafe {
         let is_empty =
             ffi::PyTuple_GET_SIZE(args) == 0 && (kwargs.is_null() || ffi::PyDict_Size(kwargs) == 0);
@@ -760,8 +764,8 @@ pub(crate) unsafe fn alloc_without_arguments(
     }
 }
 
-/// Adds the native methods of `base` to its subclass `kind` too, except those that `kind` or a class between them
-/// replaces. CPython specializes only calls of methods that it finds on the exact type of the object.
+/// Adds the native methods of `base` to its subclass `kind` too, because CPython specializes only calls of methods that
+/// it finds on the exact type of the object. Methods that `kind`, or a class between the two, replaces are not added.
 pub(crate) fn bind_methods(
     kind: &Bound<'_, PyType>,
     base: &Bound<'_, PyAny>,
@@ -778,8 +782,8 @@ pub(crate) fn bind_methods(
     extend_type(kind.as_any(), missing)
 }
 
-/// Adds native methods to a heap type whose objects have the layout of these methods. The type is one that a lower room
-/// has created, or a subclass of it.
+/// Adds native methods to a heap type. The caller guarantees that the type's objects have the layout of these methods.
+/// The type is one that a lower room has created, or a subclass of such a type.
 pub(crate) fn extend_type(kind: &Bound<'_, PyAny>, methods: Vec<ffi::PyMethodDef>) -> PyResult<()> {
     let py = kind.py();
     for definition in methods {

@@ -22,7 +22,7 @@ pub(crate) fn copied<'py>(py: Python<'py>, data: &[u8]) -> PyResult<Bound<'py, P
     }
 }
 
-/// An unshared `bytes` object without content.
+/// A `bytes` object that is still being filled. No other code has a reference to it.
 pub(crate) struct NewBytes<'py> {
     object: Bound<'py, PyAny>,
     capacity: usize,
@@ -46,8 +46,8 @@ impl<'py> NewBytes<'py> {
         self.capacity
     }
 
-    /// The same object with more capacity, at another address. `MemoryError` if there is no memory; the content is then
-    /// lost.
+    /// The same object with more capacity, possibly at another address. `MemoryError` if there is no memory; the
+    /// content is then lost.
     #[cold]
     pub(crate) fn grown(self, capacity: usize) -> PyResult<Self> {
         debug_assert!(capacity >= self.capacity);
@@ -63,9 +63,9 @@ impl<'py> NewBytes<'py> {
         unsafe { ffi::PyBytes_AS_STRING(self.object.as_ptr()).cast_mut().cast() }
     }
 
-    /// The object with its first `len_bytes` bytes, which the caller has written. If more than half of the capacity is
-    /// unused, the bytes are copied to a new object instead: shrinking the old one would leave a hole of that size
-    /// beside it.
+    /// The finished object, which has the first `len_bytes` bytes; the caller must have written them. If more than half
+    /// of the capacity is unused, they are copied to a new object, because shrinking the old one would leave a hole in
+    /// the heap that is larger than the object.
     pub(crate) fn finish(self, len_bytes: usize) -> PyResult<Bound<'py, PyAny>> {
         debug_assert!(len_bytes <= self.capacity);
         let py = self.object.py();
@@ -86,7 +86,7 @@ impl<'py> NewBytes<'py> {
     }
 }
 
-/// The unshared `bytes` object, changed to another length.
+/// Changes the length of an unshared `bytes` object.
 fn resized(object: Bound<'_, PyAny>, len_bytes: usize) -> PyResult<Bound<'_, PyAny>> {
     let py = object.py();
     let mut object = object.into_ptr();

@@ -1,6 +1,8 @@
-//! New objects of Python's types, with `MemoryError` where there is no memory for them. pyo3's own constructors panic then,
-//! after they have told `sys.unraisablehook`. `errors` makes a `MemoryError` of that panic; code that may have to put
-//! something in order, or that programs call often, uses what is here.
+//! New objects of Python's built-in types, with `MemoryError` if there is no memory for them.
+//!
+//! pyo3's own constructors report the error to `sys.unraisablehook` and then panic, and `errors` turns the panic into a
+//! `MemoryError`. The functions here return the error instead. They are for code that has to clean up in that case, and
+//! for code that programs call often.
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -15,12 +17,12 @@ pub(crate) fn string<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, Py
     }
 }
 
-/// The attribute of an object whose name is not interned anywhere.
+/// `getattr(object, name)`, for a name that is not in the table of `names`.
 pub(crate) fn attribute<'py>(object: &Bound<'py, PyAny>, name: &str) -> PyResult<Bound<'py, PyAny>> {
     object.getattr(string(object.py(), name)?)
 }
 
-/// An imported module.
+/// `import name`.
 pub(crate) fn module<'py>(py: Python<'py>, name: &str) -> PyResult<Bound<'py, PyAny>> {
     Ok(py.import(string(py, name)?)?.into_any())
 }
@@ -55,8 +57,8 @@ pub(crate) fn tuple<'py>(
     items: impl ExactSizeIterator<Item = Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyTuple>> {
     // SAFETY: attached; a new tuple of that length, or null with an exception set. Each place is filled once, with a
-    // reference that the tuple takes over. An iterator that is shorter than it says leaves nulls, which are legal for a
-    // tuple that nobody else has seen yet, and then an error.
+    // reference that the tuple takes over. An iterator that is shorter than its `len` would leave nulls in the tuple.
+    // No caller passes such an iterator, which debug builds check.
     unsafe {
         let len = items.len();
         let made = Bound::from_owned_ptr_or_err(py, ffi::PyTuple_New(len as ffi::Py_ssize_t))?;

@@ -1,8 +1,8 @@
-//! Signatures of native functions. One text gives name, parameters and defaults, such as
-//! `call_at(when, callback, *args)`.
+//! Signatures of native functions, written as one text, such as `call_at(when, callback, *args)`.
 //!
-//! The text determines the row's name, the output of `help()` and `inspect.signature()`, the number of arguments that a
-//! call must have, and the names of its parameters. It is parsed at compile time or outside the common path of a call.
+//! The text determines the function's name, the output of `help()` and `inspect.signature()`, the number of arguments
+//! that a call must have, and the names of its parameters. It is parsed at compile time, or in calls that are not on
+//! the fast path.
 
 use std::ffi::CString;
 
@@ -11,15 +11,15 @@ use pyo3::ffi;
 /// The parameters of a native function.
 pub(crate) struct Signature {
     text: &'static str,
-    /// The number of parameters that a call must give and can give by position.
+    /// The number of parameters that a call must give, and can give by position.
     required: usize,
-    /// True if there are no other parameters: no defaults, no keyword-only parameters, no `*args`.
+    /// True if all parameters are of this kind: there are no defaults, no keyword-only parameters, no `*args`.
     is_fixed: bool,
     /// The number of parameters that can be given by position.
     by_position: usize,
 }
 
-/// The first parameter of a native function, which CPython passes by itself.
+/// The object that CPython passes as the first parameter of a native function.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Receiver {
     /// A method of an object.
@@ -85,6 +85,7 @@ impl Signature {
         self.text.split_once('(').map_or(self.text, |(name, _)| name)
     }
 
+    /// The text between the parentheses.
     fn shown_parameters(&self) -> &'static str {
         self.text
             .split_once('(')

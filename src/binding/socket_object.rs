@@ -1,5 +1,5 @@
-//! Converts descriptors and addresses to Python: creates `socket.socket` objects and addresses only when they are
-//! needed.
+//! Descriptors and socket addresses as Python objects. `socket.socket` objects and address tuples are created only when
+//! a program asks for them.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::{IntoRawFd, OwnedFd, RawFd};
@@ -20,7 +20,8 @@ use crate::binding::{base_socket, errors, new_bytes, new_objects};
 pub(crate) fn adopt(py: Python<'_>, fd: RawFd) -> PyResult<Bound<'_, PyAny>> {
     let raw = raw_type(py)?;
     let found = py.import("socket")?.getattr("socket")?.cast_into::<PyType>();
-    // If a program has replaced the class with something else, it still gets a socket.
+    // The program may have replaced `socket.socket` with something that is not a socket class. It then gets a
+    // `_socket.socket`.
     let kind = match found {
         Ok(kind) if kind.is_subclass(&raw)? => kind,
         _ => raw,
@@ -34,10 +35,12 @@ fn raw_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
     Ok(new_objects::attribute(&new_objects::module(py, "_socket")?, "socket")?.cast_into::<PyType>()?)
 }
 
-/// `kind(*args, **kwargs)` for a subclass of `_socket.socket` and arguments with a descriptor, then set to nonblocking.
-/// The object owns the descriptor then, or, after an error, nobody does: `owner` is closed. Without `owner` the caller
-/// still owns the descriptor after an error. The object may already have the descriptor (Ctrl-C in the
-/// Python part of the constructor) and live on in a traceback, so the descriptor is detached from it.
+/// `kind(*args, **kwargs)` for a subclass of `_socket.socket`, with arguments that include a descriptor. The socket is
+/// then set to nonblocking, and owns the descriptor.
+///
+/// After an error, `owner` is dropped, which closes the descriptor; without `owner`, the caller still owns the
+/// descriptor. The failed object may already have the descriptor and live on in a traceback (after Ctrl-C in the Python
+/// part of the constructor, for example), so the descriptor is detached from it.
 pub(crate) fn take_over<'py>(
     kind: &Bound<'py, PyType>,
     args: &Bound<'py, PyTuple>,
@@ -49,7 +52,7 @@ pub(crate) fn take_over<'py>(
     let detach = new_objects::attribute(&raw, "detach")?;
     let set_blocking = new_objects::string(py, "setblocking")?;
     let kwargs = kwargs.map_or(ptr::null_mut(), Bound::as_ptr);
-    // SAFETY: attached; the slot of the type itself, which returns a new reference or null with an exception set.
+    // SAFETY: attached. The type's own slot returns a new reference, or null with an exception set.
     let socket = unsafe {
         match (*kind.as_type_ptr()).tp_new {
             Some(new) => Bound::from_owned_ptr_or_err(py, new(kind.as_type_ptr(), args.as_ptr(), kwargs))?,
@@ -57,9 +60,12 @@ pub(crate) fn take_over<'py>(
         }
     };
     if !socket.is_instance(&raw)? {
-        return Err(PyTypeError::new_err("socket.socket() did not create a socket"));
+        return Err(PyTypeError::new_err(format!(
+            "socket.socket() returned a {}, which is not a socket",
+            socket.get_type().name()?
+        )));
     }
-    // A panic here must not drop `owner` and the object, as both may have the descriptor.
+    // A panic here must not drop both `owner` and the object, because both may have the descriptor and would close it.
     let made = errors::caught(|| {
         initialize(&socket, args, kwargs)?;
         // The constructor applies the default timeout, which would make the descriptor blocking.
@@ -78,8 +84,8 @@ pub(crate) fn take_over<'py>(
                 Ok(detached >= 0 || !was_opened)
             });
             if !matches!(taken_back, Ok(true)) {
-                // The constructor of a subclass has closed it, and the number may belong to another file by now. Or there
-                // was no memory to find that out: then the object keeps the descriptor.
+                // The constructor of a subclass has closed the descriptor, and its number may belong to another file by
+                // now. Or there was no memory to find that out; then the object keeps the descriptor.
                 let _ = owner.map(IntoRawFd::into_raw_fd);
             }
             Err(error)
@@ -87,7 +93,7 @@ pub(crate) fn take_over<'py>(
     }
 }
 
-/// Detaches the descriptor, which has another owner, from an object that `adopt` has made.
+/// Detaches the descriptor from a socket object made by `adopt`, because something else owns the descriptor.
 pub(crate) fn disown(socket: Bound<'_, PyAny>) -> PyResult<()> {
     raw_type(socket.py())?.getattr("detach")?.call1((socket,))?;
     Ok(())
@@ -99,7 +105,7 @@ fn initialize(
     args: &Bound<'_, PyTuple>,
     kwargs: *mut ffi::PyObject,
 ) -> PyResult<()> {
-    // SAFETY: attached; the slot of the object's own type, which returns -1 with an exception set on failure.
+    // SAFETY: attached. The slot of the object's own type returns -1 with an exception set on failure.
     unsafe {
         match (*object.get_type_ptr()).tp_init {
             Some(init) if init(object.as_ptr(), args.as_ptr(), kwargs) < 0 => Err(PyErr::fetch(object.py())),
@@ -108,7 +114,7 @@ fn initialize(
     }
 }
 
-/// The text of the socket object that `fd` would get. The caller keeps the descriptor.
+/// The repr of a socket object for `fd`. The caller still owns the descriptor.
 pub(crate) fn describe(py: Python<'_>, fd: RawFd) -> PyResult<Bound<'_, PyString>> {
     let detach = raw_type(py)?.getattr("detach")?;
     let socket = adopt(py, fd)?;
@@ -117,7 +123,8 @@ pub(crate) fn describe(py: Python<'_>, fd: RawFd) -> PyResult<Bound<'_, PyString
     text
 }
 
-/// The result of `get_extra_info("socket")`: the socket without the methods that would read, write or close it.
+/// The result of `get_extra_info("socket")`: asyncio's wrapper, which has only those methods of the socket that do not
+/// read, write or close it.
 pub(crate) fn guarded<'py>(socket: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let module = new_objects::module(socket.py(), "asyncio.trsock")?;
     new_objects::attribute(&module, "TransportSocket")?.call1((socket,))
@@ -156,7 +163,8 @@ pub(crate) fn is_known_family(family: i32) -> bool {
     matches!(family, libc::AF_INET | libc::AF_INET6 | libc::AF_UNIX)
 }
 
-/// An IPv4 address in dotted decimals, built without an allocation because every datagram from a new sender needs one.
+/// An IPv4 address in dotted decimals. It is built without an allocation, because every datagram from a new sender
+/// needs one.
 struct Ipv4Text {
     bytes: [u8; 15],
     len: usize,
@@ -194,9 +202,9 @@ impl Ipv4Text {
     }
 }
 
-/// The address that a Python object means for a socket of this family, if it has one of the usual forms: a tuple of a
+/// Converts a Python object to an address for a socket of this family, if it has one of the usual forms: a tuple of a
 /// numeric host and a port (and flow label and scope), a path as str or bytes, or an abstract name. None for everything
-/// else (names, `"<broadcast>"`, zones, wrong types, other families), which the socket module must handle.
+/// else (host names, `"<broadcast>"`, zones, wrong types, other families), which the socket module must handle.
 pub(crate) fn native_address(family: i32, object: &Bound<'_, PyAny>) -> Option<Address> {
     match family {
         libc::AF_INET => {

@@ -1,4 +1,4 @@
-//! `Coro`: a function with a stack of its own, run by the loop.
+//! `Coro`: a function with a stack of its own that the loop runs.
 //!
 //! ```text
 //!   new() --> [ new ] --start()--> [ ready ] <---- yield_slice() ---- [ running ] ---- returns, raises --> [ done ]
@@ -8,8 +8,8 @@
 //!                                                                       [ waiting ]
 //! ```
 //!
-//! The object belongs to the thread of its loop. All its fields are cells, because any code that runs may call any
-//! method.
+//! Only the thread of its loop uses the object. All fields are cells, because any code that runs during a method may
+//! call other methods of the same object.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -33,7 +33,7 @@ pub(super) enum Status {
     /// In the loop's ready queue.
     Ready,
     Running,
-    /// Suspended until somebody wakes it.
+    /// Suspended until it is woken.
     Waiting,
     Done,
 }
@@ -47,17 +47,18 @@ pub(super) struct CoroObject {
     pub(super) args: ObjectCell,
     /// A dict, or empty.
     pub(super) kwargs: ObjectCell,
-    /// The context in which the coro runs: the caller's, or else a copy that belongs to the coro.
+    /// The context in which the coro runs: one that the caller gave, or else a copy that belongs to the coro.
     pub(super) context: ObjectCell,
     pub(super) name: ObjectCell,
     /// The result of the function.
     pub(super) result: ObjectCell,
     /// The exception that the function has raised.
     pub(super) exception: ObjectCell,
-    /// What the finished wait returns, or raises (`interruption`).
+    /// The value that the finished wait returns.
     pub(super) wake_value: ObjectCell,
+    /// The exceptions that are pending for the coro (`interruption`).
     pub(super) wake_exception: ObjectCell,
-    /// A list: what to call when the coro has ended.
+    /// A list of `(callback, context)` tuples to call when the coro has ended.
     pub(super) callbacks: ObjectCell,
     /// The future that `await_` waits for.
     awaited: ObjectCell,
@@ -73,25 +74,25 @@ pub(super) struct CoroObject {
     pub(super) thread: Cell<u64>,
     pub(super) status: Cell<Status>,
     pub(super) has_own_stack: Cell<bool>,
-    /// asyncio's functions see no running loop in it.
+    /// In this coro, asyncio's functions see no running loop.
     pub(super) hides_loop: Cell<bool>,
-    /// It stands for a thread that is a daemon: nobody waits for its end.
+    /// It stands for a daemon thread: nothing waits for its end.
     pub(super) is_daemon: Cell<bool>,
-    /// A daemon that did not end when it was told to. It is not told again.
+    /// It is a daemon that did not end when it was shut down. It is not shut down again.
     pub(super) is_given_up: Cell<bool>,
-    /// The descriptor that it waits for has had an event, which has made it ready.
+    /// It became ready because of an event on the descriptor that it waits for.
     pub(super) has_event: Cell<bool>,
-    /// It has started, its own stack is promised, and it has not run yet.
+    /// It has started but not run yet, and a stack of its own is reserved for it.
     pub(super) is_promised: Cell<bool>,
-    /// The coro has raised an exception that nobody has seen yet.
+    /// It ended with an exception that has not been retrieved yet.
     pub(super) is_unseen: Cell<bool>,
     /// The exception notifier has received that exception.
     pub(super) is_notified: Cell<bool>,
-    /// How many I/O operations were ready at once since the coro was last resumed, and after how many of them it
-    /// yields: 0 stands for the thread's limit, any other number is the limit plus 1.
+    /// How many I/O operations the coro has completed without a wait since it was last resumed. After `max_acts` of
+    /// them it yields; there 0 stands for the thread's limit, and any other number is the limit plus 1.
     pub(super) acts: Cell<u16>,
     pub(super) max_acts: Cell<u16>,
-    /// The depth of nested deallocations on its stack (`deallocation`).
+    /// The depth of nested deallocations on its stack (`binding::deallocation`).
     pub(super) dealloc_depth: Cell<u32>,
     /// Its place in a queue of waiters.
     pub(super) wait_node: WaitNode,
@@ -101,7 +102,7 @@ pub(super) struct CoroObject {
 
 pub(super) type Coro<'py> = This<'py, CoroObject>;
 
-/// What a wait, or the function of a coro, returns or raises.
+/// The result of a wait or of a coro's function.
 pub(super) type Outcome<'py> = PyResult<Bound<'py, PyAny>>;
 
 impl CoroObject {
@@ -110,8 +111,8 @@ impl CoroObject {
         self.status.get() == Status::Done
     }
 
-    /// The member table: what Python keeps in the object.
-    #[expect(deprecated, reason = "None in an empty cell is what is wanted")]
+    /// The member table: the fields that Python code accesses.
+    #[expect(deprecated, reason = "for an empty cell the replacement raises")]
     pub(super) fn members() -> *mut c_void {
         let member = |name: &'static CStr, type_code, offset: usize, flags| ffi::PyMemberDef {
             name: name.as_ptr(),
@@ -156,11 +157,11 @@ impl CoroObject {
 
 impl NativeType for CoroObject {
     const NAME: &'static CStr = c"grapeshot._core.Coro";
-    const DOC: &'static CStr = c"A function that runs on a stack of its own. The loop runs it.";
+    const DOC: &'static CStr = c"A function that the loop runs on a stack of its own.";
     const FLAGS: u64 = ffi::Py_TPFLAGS_BASETYPE | ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
     const DEALLOC: ffi::destructor = dealloc;
 
-    // A coro that has begun is kept by the runtime, so only one that never ran or has ended is cleared.
+    // The runtime keeps a reference to a coro that has started, so only a coro that never ran or has ended is cleared.
     fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
         [
             &self.event_loop,
@@ -183,8 +184,8 @@ impl NativeType for CoroObject {
     }
 }
 
-/// Reports an exception that nobody has seen. This is native because a `__del__` would run for each coro, which costs a
-/// quarter of spawning and finishing one.
+/// Reports an exception that was never retrieved. This is native code because a Python `__del__` would run for each
+/// coro, which would add a quarter to the cost of spawning and finishing one.
 ///
 /// # Safety
 /// Called by CPython, attached, with a coro.
@@ -213,8 +214,8 @@ pub(super) unsafe extern "C" fn finalize(slf: *mut ffi::PyObject) {
 /// # Safety
 /// Called by CPython with an unreferenced coro: one that never ran, or has ended.
 unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
-    // SAFETY: attached; the finalizer may revive the object, then nothing more is done. The runtime references a coro
-    // between its start and its end, so no stack is lost here.
+    // SAFETY: attached; if the finalizer revives the object, this returns at once. The runtime keeps a reference to a
+    // coro between its start and its end, so no stack is lost here.
     unsafe {
         if ffi::PyObject_CallFinalizerFromDealloc(slf) < 0 {
             return;

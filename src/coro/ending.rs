@@ -1,10 +1,10 @@
-//! Ends coros whose loop does not run any more: the loop is closed, its thread ends, or the interpreter exits.
+//! Ends coros whose loop no longer runs, because the loop is closed, its thread ends, or the interpreter exits.
 //!
 //! Each coro is resumed with `Shutdown`, from the thread's own stack as the loop would do it, so that its `finally`
-//! blocks run. They may yield; a wait in them is interrupted again. A coro that does not end is abandoned: its stack,
-//! its frames and the objects that they refer to are never freed. A coro that stands for a daemon thread is abandoned
-//! soon: plain Python would not wait for the thread at all. The other coros in the child of a coro that forks are
-//! abandoned, too.
+//! blocks run. In these blocks it may yield; a wait is interrupted again. A coro that does not end is abandoned: its
+//! stack, its frames and the objects that they refer to are never freed. A coro that stands for a daemon thread is
+//! abandoned after a few rounds, since plain Python would not wait for a daemon thread at all. In the child of a coro
+//! that forks, all other coros are abandoned too.
 
 use pyo3::prelude::*;
 
@@ -14,13 +14,13 @@ use super::function::store;
 use super::runtime::{current, with_runtime};
 use super::{interruption, scheduler};
 
-/// The number of rounds in which coros may yield during their cleanup. After that a yield is interrupted, too.
+/// In this many rounds coros may yield during their cleanup. After that, a yield is interrupted too.
 const GENTLE_ROUNDS: usize = 100;
-/// The number of rounds after which daemons are given up.
+/// The number of rounds after which daemons are abandoned.
 const DAEMON_ROUNDS: usize = 10;
 
-/// Shuts down this thread's coros (only those of `event_loop`, if one is given) in up to `rounds` rounds. Returns how
-/// many are left, without daemons that were given up. Inside a coro it does nothing but count.
+/// Shuts down this thread's coros (only those of `event_loop`, if given) in up to `rounds` rounds. Returns how many are
+/// left, not counting daemons that were abandoned. Called inside a coro, it only counts.
 ///
 /// # Errors
 /// The first `SystemExit` or `KeyboardInterrupt` that a coro raised, after the last round.
@@ -59,7 +59,7 @@ pub(super) fn shut_down(
     leaving.map(|()| left)
 }
 
-/// Whether the coro is a daemon that has not ended in the rounds before this one.
+/// Whether the coro is a daemon that has been abandoned, because it did not end in the rounds so far.
 fn is_given_up(coro: Coro<'_>, round: usize) -> bool {
     if coro.is_daemon.get() && round >= DAEMON_ROUNDS {
         coro.is_given_up.set(true);
@@ -67,23 +67,23 @@ fn is_given_up(coro: Coro<'_>, round: usize) -> bool {
     coro.is_given_up.get()
 }
 
-/// In the child of a fork: only the running coro exists here. The others have ended as if shut down, but nothing of
-/// them runs: their stacks, frames and references stay as they are for good, as those of threads do.
+/// Called in the child of a fork, where only the running coro continues. The others are marked as ended by `Shutdown`,
+/// but none of their code runs: their stacks, frames and references are never freed, as with the threads of the parent.
 pub(super) fn forget_others(py: Python<'_>) {
     for object in with_runtime(|runtime| runtime.take_others(py)) {
         let coro = scheduler::coro_of(&object);
         with_runtime(|runtime| runtime.forgo_stack(coro));
         coro.wait_node.unlink();
         coro.status.set(Status::Done);
-        let why = "the coro runs in the process that has forked";
+        let why = "the coro continues only in the parent process, not in this fork";
         store(coro, Err(coro_errors::new(py, ErrorClass::Shutdown, why)));
         coro.is_unseen.set(false);
-        // The reference is kept for good.
+        // This reference is never dropped.
         let _ = object.into_ptr();
     }
 }
 
-/// Resumes one coro. Raises `Shutdown` in it, unless the coro has only yielded and may do so.
+/// Resumes one coro. Raises `Shutdown` in it, unless the coro has merely yielded and may do so.
 fn end(coro: Coro<'_>, may_yield: bool) -> PyResult<()> {
     match coro.status.get() {
         Status::Ready if may_yield => return scheduler::resume(coro),

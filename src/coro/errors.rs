@@ -1,5 +1,5 @@
-//! The coro mode's exceptions. They are Python classes (`grapeshot/coro/_errors.py`), which the package hands over
-//! once, at import.
+//! The coro mode's exceptions. They are Python classes (`grapeshot/coro/_errors.py`), which the package passes in once,
+//! at import.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -48,7 +48,7 @@ const NAMES: [&str; COUNT] = [
     "SimultaneousError",
 ];
 
-/// Takes the classes from the Python module and keeps them for good. TypeError if one of them is not a class.
+/// Stores the classes of the Python module; they are never freed. TypeError if one of them is not a class.
 pub(super) fn set_classes(module: &Bound<'_, PyAny>) -> PyResult<()> {
     for (place, name) in CLASSES.iter().zip(NAMES) {
         let class = module.getattr(name)?.cast_into::<PyType>()?;
@@ -57,7 +57,7 @@ pub(super) fn set_classes(module: &Bound<'_, PyAny>) -> PyResult<()> {
     Ok(())
 }
 
-/// An exception of that class.
+/// A new exception of the given class.
 #[cold]
 pub(super) fn new(py: Python<'_>, class: ErrorClass, message: &str) -> PyErr {
     let class = CLASSES[class as usize].load(Ordering::Acquire);
@@ -75,12 +75,12 @@ pub(super) fn new(py: Python<'_>, class: ErrorClass, message: &str) -> PyErr {
     }
 }
 
-/// Whether the exception is of that class itself.
+/// Whether the exception is of exactly the given class.
 pub(super) fn is_exactly(exception: &Bound<'_, PyAny>, class: ErrorClass) -> bool {
     exception.get_type_ptr().cast() == CLASSES[class as usize].load(Ordering::Acquire)
 }
 
-/// Whether the exception is of that class or a subclass.
+/// Whether the exception is of the given class or a subclass.
 pub(super) fn is_a(exception: &Bound<'_, PyAny>, class: ErrorClass) -> bool {
     let class = CLASSES[class as usize].load(Ordering::Acquire);
     // SAFETY: attached; a live object, and null or a class that is never freed.

@@ -1,6 +1,6 @@
 //! `Fiber`: the stack and the interpreter state of one coro, from its first run to its end.
 //!
-//! Belongs to the coro's thread. It must not know the scheduler.
+//! Only the coro's thread uses it.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -17,21 +17,22 @@ use super::pystate::{self, PyState, Relinked, ThreadStateRoot};
 use super::reprs::Contents;
 use super::thread_locals::Taken;
 
-/// Lies in the tail of the memory block that begins with the coro's root chunk (`pystate::Chunks`).
+/// Occupies the tail of the memory block that begins with the coro's root chunk (`pystate::Chunks`).
 #[repr(C)]
 pub(super) struct Fiber {
-    // What each switch uses comes first, so that it is in few cache lines.
-    /// The stack pointer while it is suspended.
+    // The fields that each switch uses come first, so that they share few cache lines.
+    /// The coro's stack pointer while it is suspended.
     pub(super) sp: usize,
-    /// The ends of the slot.
+    /// The lowest address of the slot, and the address just above it.
     pub(super) base: usize,
     pub(super) top: usize,
-    /// Thread-local variables that pointed into the stack while the coro ran.
+    /// Thread-local variables that pointed into the stack when the coro was last suspended (`thread_locals`).
     pub(super) taken: Option<Box<Taken>>,
-    /// The containers whose `repr` is being made on the stack that does not run: the coro's, or the thread's own.
+    /// The containers whose `repr` is in progress on the stack that is not running: the coro's, or the thread's own
+    /// (`reprs`).
     pub(super) reprs: Option<Box<Contents>>,
     /// If the coro hides the loop: the running loop that asyncio does not see now, the coro's or the thread's
-    /// (`tasks`). An owned reference, or null for none.
+    /// (`tasks`). An owned reference, or null.
     pub(super) running_loop: *mut ffi::PyObject,
     pub(super) state: PyState,
     pub(super) slot: Rc<SharedSlot>,
@@ -46,17 +47,18 @@ pub(super) struct Fiber {
     pub(super) root: ThreadStateRoot,
 }
 
-/// A slot, and the fiber whose stack lies in it.
+/// A slot, and the fiber whose stack occupies it.
 pub(super) struct SharedSlot {
     pub(super) stack: StackSlot,
-    /// The fiber whose stack is in place, null if none.
+    /// The fiber whose stack is in the slot, null if the slot is free.
     pub(super) occupant: Cell<*mut Fiber>,
-    /// Only one coro at a time belongs to it (`slots`).
+    /// Only one coro at a time has this slot (`slots`).
     pub(super) is_single: Cell<bool>,
 }
 
 impl SharedSlot {
-    /// Watches the guard below the stack.
+    /// Also registers the slot as the owner of its stack, so that the fault handler can name the coro that overflows
+    /// it.
     pub(super) fn new(stack: StackSlot) -> Rc<Self> {
         let shared = Rc::new(Self {
             stack,
@@ -68,8 +70,8 @@ impl SharedSlot {
     }
 }
 
-/// Describes whose stack is used up. Runs in a signal handler of the thread that has the fault. So the coro in the slot
-/// is the running one, and this function may only read memory.
+/// Writes which coro has used up its stack. Runs in a signal handler, in the thread that has the fault. So the coro in
+/// the slot is the running one, and this function may only read memory.
 pub(super) unsafe fn describe_overflow(owner: *const c_void, message: &mut FaultMessage) {
     // SAFETY: the owner is a slot that lives as long as its stack is in use; its occupant is the fiber of a live coro.
     unsafe {
@@ -94,9 +96,9 @@ pub(super) unsafe fn describe_overflow(owner: *const c_void, message: &mut Fault
     }
 }
 
-/// Appends a Python string by reading its memory.
+/// Appends a Python string by reading its memory: a signal handler cannot call Python.
 unsafe fn push_name(name: *mut ffi::PyObject, message: &mut FaultMessage) {
-    // SAFETY: a coro's name is a str, whose data has the length and the width that it says.
+    // SAFETY: a coro's name is a str, and its data has the length and the character width that its header gives.
     unsafe {
         let (data, kind) = (ffi::PyUnicode_DATA(name), ffi::PyUnicode_KIND(name));
         for index in 0..ffi::PyUnicode_GET_LENGTH(name) as usize {
@@ -118,14 +120,15 @@ impl Fiber {
     }
 }
 
-/// The innermost Python frame of a suspended coro as an object; None if it runs, has not begun or has ended.
+/// The innermost Python frame of a suspended coro as a frame object; None if the coro is running, has not begun or has
+/// ended.
 pub(super) fn frame(coro: Coro<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
     let py = coro.py();
     if !matches!(coro.status.get(), Status::Ready | Status::Waiting) {
         return Ok(None);
     }
-    // SAFETY: the coro is suspended, so nobody else uses its fiber. The frame chain of an evicted stack skips the
-    // frames that are not in memory, and its innermost frame lies on the heap.
+    // SAFETY: the coro is suspended, so its fiber has no other user. The frame chain of an evicted stack skips the
+    // frames that are not in memory, and its innermost frame is on the heap.
     unsafe {
         let Some(fiber) = coro.fiber.get().as_ref() else {
             return Ok(None);

@@ -1,7 +1,6 @@
 //! Runs the function of a coro, from the first instruction on its stack to the handling of its outcome.
 //!
-//! `run_on_stack` and what it calls run on the coro's stack; `finish` runs on the thread's own stack. It must not know
-//! who runs next.
+//! `run_on_stack` and the functions it calls run on the coro's stack; `finish` runs on the thread's own stack.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
@@ -22,11 +21,11 @@ use crate::binding::errors;
 use crate::binding::native_type::This;
 use crate::event_loop::pyloop::LoopObject;
 
-/// The outermost function on a coro's stack. As in `wait_at_boundary`, it keeps almost nothing on the stack while the
+/// The outermost function on a coro's stack. Like `wait_at_boundary`, it keeps almost nothing on the stack while the
 /// coro's function runs.
 pub(super) unsafe extern "C" fn run_on_stack(argument: *mut c_void) -> ! {
-    // SAFETY: the scheduler switches here attached, with the coro that `build` has laid the stack out for. The
-    // arguments are a tuple and a dict or null; the coro keeps them, and is kept by the runtime.
+    // SAFETY: the scheduler switches here attached, with the coro for which `build` prepared the stack. The arguments
+    // are a tuple and a dict or null; the coro keeps them, and is kept by the runtime.
     unsafe {
         let coro: Coro<'static> = This::new(Python::assume_attached(), argument.cast());
         if begin(coro) {
@@ -35,14 +34,14 @@ pub(super) unsafe extern "C" fn run_on_stack(argument: *mut c_void) -> ! {
         }
         let main_sp = with_runtime(|runtime| runtime.main_sp.get());
         let unused = UnsafeCell::new(0);
-        // `main_sp` is where the thread's own stack was left. Nobody switches back to this stack.
+        // `main_sp` is where the thread's own stack was left. Nothing switches back to this stack.
         arch::switch(unused.get(), main_sp);
     }
     std::process::abort()
 }
 
-/// Enters the coro's context. Returns false if the function must not be called, because an exception came before the
-/// first run; then the outcome is recorded.
+/// Enters the coro's context. Returns false if the function must not be called, for example because an exception was
+/// pending before the first run. The outcome is then recorded.
 #[inline(never)]
 fn begin(coro: Coro<'static>) -> bool {
     record_outcome(coro, || {
@@ -67,7 +66,7 @@ fn begin(coro: Coro<'static>) -> bool {
     })
 }
 
-/// Records what the function has returned; null if it has raised.
+/// Records the outcome of the function: its result, or null if it raised.
 #[inline(never)]
 fn end(coro: Coro<'static>, result: *mut ffi::PyObject) {
     record_outcome(coro, || {
@@ -80,7 +79,7 @@ fn end(coro: Coro<'static>, result: *mut ffi::PyObject) {
     });
 }
 
-/// Tells the notifier of an error, leaves the coro's context, and returns the outcome of the function.
+/// Tells the exception notifier of an error, leaves the coro's context, and returns the outcome of the function.
 fn leave_context<'py>(coro: Coro<'py>, outcome: Outcome<'py>) -> Outcome<'py> {
     let outcome = outcome.map_err(|error| notifier::tell(coro, error));
     if !coro.context.is_set() {
@@ -93,8 +92,8 @@ fn leave_context<'py>(coro: Coro<'py>, outcome: Outcome<'py>) -> Outcome<'py> {
     outcome
 }
 
-/// Runs a part of the coro's outermost function. If it returns an outcome, that is recorded and the coro has ended; a
-/// panic becomes an exception. Returns true if the coro goes on.
+/// Runs a part of the coro's outermost function and turns a panic into an exception. An outcome that it returns is
+/// recorded, and the coro has ended. Returns true if the coro goes on.
 #[inline(always)]
 fn record_outcome<'py, F>(coro: Coro<'py>, part: F) -> bool
 where
@@ -110,14 +109,15 @@ where
     false
 }
 
-/// Stores the outcome in the coro. After it, nothing with a destructor may be left on the stack.
+/// Stores the outcome in the coro. No value with a destructor may be left on the stack after this call, because the
+/// stack is abandoned.
 pub(super) fn store(coro: Coro<'_>, outcome: PyResult<Bound<'_, PyAny>>) {
     match outcome {
         Ok(value) => coro.result.set(value),
         Err(error) => {
             let py = coro.py();
             coro.is_unseen.set(!coro.is_notified.get());
-            // Kept for `take_outcome`.
+            // The traceback is kept separately for `take_outcome`.
             if let Some(traceback) = error.traceback(py) {
                 coro.result.set(traceback.into_any());
             }
@@ -126,7 +126,8 @@ pub(super) fn store(coro: Coro<'_>, outcome: PyResult<Bound<'_, PyAny>>) {
     }
 }
 
-/// Cleans up after a coro that has ended, on the thread's own stack. Its callbacks are scheduled as a Future's are.
+/// Cleans up after a coro that has ended, on the thread's own stack. Its callbacks are scheduled like those of a
+/// Future.
 pub(super) fn finish(runtime: &Runtime, coro: Coro<'_>) -> PyResult<()> {
     let py = coro.py();
     runtime.dismantle(coro);
@@ -158,7 +159,7 @@ pub(super) fn finish(runtime: &Runtime, coro: Coro<'_>) -> PyResult<()> {
     }
 }
 
-/// Schedules `callback(coro)` for each, in its context, in their order.
+/// Schedules `callback(coro)` for each callback in order, each in its own context.
 fn schedule_callbacks(
     coro: Coro<'_>,
     callbacks: &Bound<'_, PyAny>,

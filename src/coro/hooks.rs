@@ -1,4 +1,4 @@
-//! Functions of the Python package that native code calls. The package hands them over once, at import.
+//! Functions of the Python package that native code calls. The package passes them in once, at import.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -10,20 +10,20 @@ use pyo3::types::{PyDict, PyList, PyTuple};
 
 use crate::binding::native_type::Args;
 
-/// Returns the loop of coros that are made while none runs.
+/// Returns the loop for coros that are made while no loop runs.
 static PENDING_LOOP: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
-/// Arranges for the end of this thread.
+/// Arranges the cleanup at the end of this thread.
 static WATCH_THREAD: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
-/// Waits for coros: `wait` with arguments.
+/// `wait()` with arguments: waits for coros.
 static WAIT_FOR: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 /// The code of the function that runs the loop.
 static RUN_FOREVER: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
-/// Logs where a late run is.
+/// Logs a late run, with its place in the code.
 static REPORT_LATE: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
-/// The coro that has forked has ended in the child.
+/// Called in the child process when the coro that forked has ended.
 static END_CHILD: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 
-/// Takes the functions; they stay for good.
+/// Stores the functions; they are never freed.
 pub(super) fn set(
     [pending_loop, watch_thread, wait_for, report_late, end_child]: [Bound<'_, PyAny>; 5],
     run_forever: Py<PyAny>,
@@ -51,20 +51,20 @@ fn find<'py>(py: Python<'py>, hook: &AtomicPtr<ffi::PyObject>) -> PyResult<Bound
 pub(super) fn wait_for<'py>(py: Python<'py>, args: &Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
     let kwargs = PyDict::new(py);
     for (name, value) in args.keywords() {
-        // SAFETY: keyword values are alive for the length of the call.
+        // SAFETY: keyword values stay alive during the call.
         kwargs.set_item(name, unsafe { Bound::from_borrowed_ptr(py, value) })?;
     }
     let values = (0..args.positional().len()).filter_map(|index| args.get(index));
     find(py, &WAIT_FOR)?.call(PyTuple::new(py, values.collect::<Vec<_>>())?, Some(&kwargs))
 }
 
-/// The loop of coros that are made while none runs in this thread.
+/// The loop for coros that are made while no loop runs in this thread.
 #[cold]
 pub(super) fn pending_loop(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     call(py, &PENDING_LOOP)
 }
 
-/// Called before the first coro of a thread starts.
+/// Called before the first coro of a thread starts, so that the package notices the thread's end.
 #[cold]
 pub(super) fn watch_thread(py: Python<'_>) {
     if let Err(error) = call(py, &WATCH_THREAD) {
@@ -72,21 +72,22 @@ pub(super) fn watch_thread(py: Python<'_>) {
     }
 }
 
-/// The coro that has forked has ended in the child; `leaves`: with an exception that leaves the loop. Returns whether
-/// those who wait for the coro exist in the child.
+/// Called in the child process when the coro that forked has ended. `leaves`: it ended with an exception that leaves
+/// the loop. Returns whether the code that waits for the coro exists in the child.
 #[cold]
 pub(super) fn end_child(coro: &Bound<'_, PyAny>, leaves: bool) -> PyResult<bool> {
     find(coro.py(), &END_CHILD)?.call1((coro, leaves))?.is_truthy()
 }
 
-/// The code of the function that runs the loop. Its frame is between what has called the loop and what the loop calls.
+/// The code of the function that runs the loop. Its frame separates the callers of the loop from the functions that the
+/// loop calls.
 pub(super) fn run_forever(py: Python<'_>) -> Option<Bound<'_, PyAny>> {
     // SAFETY: null, or code that is never freed.
     unsafe { Bound::from_borrowed_ptr_or_opt(py, RUN_FOREVER.load(Ordering::Acquire)) }
 }
 
-/// The watchdog calls this with kind and name of what runs, the seconds that it has run, and the code and line of each
-/// function that it is in.
+/// Logs a late run. The watchdog calls this with the kind and name of the object that runs, the seconds it has run, and
+/// the code and line of each function that it is in.
 #[cold]
 pub(super) fn report_late<'py>(
     py: Python<'py>,

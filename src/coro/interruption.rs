@@ -1,13 +1,13 @@
-//! Exceptions that are pending for a coro. They are raised one after the other, each at the coro's next wait.
+//! Exceptions that are pending for a coro. They are raised one at a time, each at the coro's next wait.
 //!
 //! ```text
 //!   wake_exception:   empty   |   one exception   |   a list of several, the oldest first
 //! ```
 //!
-//! No exception replaces another, so a timeout that comes after a `Shutdown` does not undo it. Only a repetition is
-//! dropped: a second `Shutdown`, and a `CancelledError` (not a subclass) behind either of them.
+//! No exception replaces another, so a timeout that follows a `Shutdown` does not undo it. Only repetitions are
+//! dropped: a second `Shutdown`, and a plain `CancelledError` (not a subclass) that follows either of the two.
 //!
-//! Belongs to the coro's thread. It must not know why a coro is interrupted.
+//! Only the coro's thread uses it.
 
 use pyo3::prelude::*;
 use pyo3::types::PyList;
@@ -15,7 +15,7 @@ use pyo3::types::PyList;
 use super::coroutine::Coro;
 use super::errors::{ErrorClass, is_exactly};
 
-/// Adds an exception behind those that are pending.
+/// Adds an exception after those that are already pending.
 #[cold]
 pub(super) fn push(coro: Coro<'_>, exception: Bound<'_, PyAny>) -> PyResult<()> {
     let py = coro.py();
@@ -42,7 +42,7 @@ pub(super) fn push(coro: Coro<'_>, exception: Bound<'_, PyAny>) -> PyResult<()> 
     Ok(())
 }
 
-/// Takes out the exception that is to be raised now.
+/// Removes and returns the exception that is to be raised now.
 #[cold]
 pub(super) fn pop(coro: Coro<'_>) -> Option<PyErr> {
     let py = coro.py();
@@ -52,7 +52,7 @@ pub(super) fn pop(coro: Coro<'_>) -> Option<PyErr> {
         Err(error) => return Some(PyErr::from_value(error.into_inner())),
     };
     let first = list.get_item(0).ok()?;
-    // Nobody else has the list. The slice keeps the other exceptions in their order.
+    // The list has no other references. The slice keeps the other exceptions in order.
     match list.len() {
         0 | 1 => {}
         2 => {
@@ -65,7 +65,7 @@ pub(super) fn pop(coro: Coro<'_>) -> Option<PyErr> {
     Some(PyErr::from_value(first))
 }
 
-/// Puts the exception that `pop` has returned back in front of the pending ones. It is raised at the coro's next wait.
+/// Puts an exception that `pop` returned back in front of the others. It is raised at the coro's next wait.
 #[cold]
 pub(super) fn put_back(coro: Coro<'_>, error: PyErr) -> PyResult<()> {
     let py = coro.py();
@@ -83,7 +83,7 @@ pub(super) fn put_back(coro: Coro<'_>, error: PyErr) -> PyResult<()> {
     Ok(())
 }
 
-/// Whether an exception of exactly that class is pending.
+/// Whether an exception of exactly the given class is pending.
 pub(super) fn contains(coro: Coro<'_>, class: ErrorClass) -> bool {
     match coro.wake_exception.get(coro.py()) {
         Some(pending) => match pending.cast_exact::<PyList>() {
@@ -109,7 +109,7 @@ pub(super) fn take_back(coro: Coro<'_>, is_meant: impl Fn(&Bound<'_, PyAny>) -> 
         }
     }
     for exception in kept {
-        // The exception was in the list before, and no equal one is left. So this appends it.
+        // Each exception was in the list before and no equal one is left, so `push` appends it.
         if let Err(error) = push(coro, exception) {
             error.write_unraisable(py, None);
         }
@@ -117,7 +117,7 @@ pub(super) fn take_back(coro: Coro<'_>, is_meant: impl Fn(&Bound<'_, PyAny>) -> 
     found
 }
 
-/// Raises the exception that came while the coro ran or waited. Called before the coro waits, and before it goes on.
+/// Raises the oldest pending exception, if there is one. Called before the coro waits and when it continues.
 #[inline]
 pub(super) fn raise_pending(coro: Coro<'_>) -> PyResult<()> {
     if coro.wake_exception.is_set()

@@ -1,17 +1,21 @@
-//! Warns of what keeps a loop from turning, on asyncio's logger, as asyncio warns of slow callbacks: coros that run long
-//! without a yield and, in a thread that has coros or has set a limit, tasks, callbacks and protocol methods. A run that
-//! holds up nothing is none of that, unless the program asks for all: only the time counts since the watchdog has last
-//! seen that nothing else waits for its turn (`Reactor::has_backlog`).
+//! Logs warnings about code that blocks a loop, on asyncio's logger, as asyncio does for slow callbacks. Such code is a
+//! coro that runs long without a yield or, in a thread that has coros or has set a limit, a task, a callback or a
+//! protocol method.
+//!
+//! A run counts as blocking only while other work waits for its turn (`Reactor::has_backlog`). Each time a check finds
+//! that nothing else waits, the run's time starts anew from that moment. A program can ask for reports of all long runs
+//! instead (`report_always`).
 //!
 //! ```text
 //!   loop's thread   begin ............ computes .............. end: "ran for 0.731 s, at 0.200 it was at ..."
 //!   watchdog               sleeps until begin + limit, `report`: "has run for 0.200 s, and is at ...", its stack
 //! ```
 //!
-//! The clock that times a run is cheap and ticks every few milliseconds. Still, every reported run has taken longer
-//! than the limit. The `Pulse` of a thread holds the time since which something runs there. That thread writes it, with
-//! at most four stores per run, and the watchdog reads it. The watchdog finds out what it is, and where, only with the
-//! GIL, because then the run cannot end. `scheduler` tells of coros, the loop (`event_loop/observer`) of the rest.
+//! Runs are timed with a cheap clock that ticks every few milliseconds. Still, every reported run has taken longer than
+//! the limit. The `Pulse` of each thread holds the time at which the current run began. The thread writes it, with at
+//! most four stores per run, and the watchdog reads it. To find out which object runs and where it is, the watchdog
+//! takes the GIL, because the run cannot end while the watchdog holds it. `scheduler` notes the runs of coros, and the
+//! loop (`event_loop/observer`) notes the others.
 
 use std::mem;
 use std::ptr;
@@ -34,10 +38,10 @@ use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::source::Deferred;
 use grapeshot_core::sys::clock;
 
-/// What each record ends with.
-pub(super) const HINT: &str = " (coro.set_latency_warning(s) or GRAPESHOT_LATENCY_WARNING=s sets the limit; 0: off; s,stack: with the stack)";
+/// The end of each log record.
+pub(super) const HINT: &str = " (coro.set_latency_warning(s) or GRAPESHOT_LATENCY_WARNING=s sets the limit; 0 switches the warning off, s,stack adds the stack)";
 
-/// Whether runs are reported that hold up nothing.
+/// Whether to report also the runs that hold up nothing.
 static REPORTS_ALWAYS: AtomicBool = AtomicBool::new(false);
 
 /// A coro begins to run, in a thread whose limit is set.
@@ -46,8 +50,9 @@ pub(super) fn begin(runtime: &Runtime, coro: Coro<'_>) {
     start(runtime, coro.as_ptr(), Subject::Coro);
 }
 
-/// The running coro yields and goes on at once: its run ends at `now_ns`, and the next one begins. Returns false if
-/// somebody has to be told of that.
+/// The running coro yields and continues at once: one run ends at `now_ns`, and the next one begins. Returns false,
+/// with nothing changed, if the run was too long or the watchdog must be notified; the coro then has to leave its
+/// stack.
 #[inline]
 pub(super) fn renew(runtime: &Runtime, now_ns: u64) -> bool {
     let late_ns = runtime.options.late_ns.get();
@@ -55,7 +60,7 @@ pub(super) fn renew(runtime: &Runtime, now_ns: u64) -> bool {
     late_ns == 0 || (!pulse.is_unwatched.load(Ordering::Relaxed) && pulse.renew(late_ns, now_ns))
 }
 
-/// A run begins. Whoever runs the object keeps it until the run has ended.
+/// Begins a run. The caller keeps the object alive until the run has ended.
 #[inline]
 fn start(runtime: &Runtime, object: *mut ffi::PyObject, subject: Subject) {
     let pulse: &Pulse = &runtime.pulse;
@@ -73,7 +78,8 @@ fn start(runtime: &Runtime, object: *mut ffi::PyObject, subject: Subject) {
 
 // ---- what the loop runs ------------------------------------------------------------------------------------------
 
-/// Makes the loops tell what they run, except for queued entries with the function `own_entry`: those of coros.
+/// Makes the loops report what they run, except for queued entries with the function `own_entry`: these are coros,
+/// which report their own runs.
 pub(super) fn install(own_entry: Deferred) {
     observer::install(Observer {
         enter: |event_loop| {
@@ -114,11 +120,11 @@ fn subject_of(kind: Kind) -> Subject {
     }
 }
 
-/// The loop has run the object.
+/// Ends the run of an object that the loop has called.
 fn end(runtime: &Runtime, object: &Bound<'_, PyAny>, subject: Subject) -> PyResult<()> {
     let late_ns = runtime.options.late_ns.get();
     let pulse = &runtime.pulse;
-    // No run: the limit was switched off meanwhile, or a coro ran inside of this run.
+    // There may be no run any more: the limit was switched off during the run, or a coro's run replaced it.
     if late_ns == 0 || pulse.running_since().is_none() {
         return Ok(());
     }
@@ -128,7 +134,7 @@ fn end(runtime: &Runtime, object: &Bound<'_, PyAny>, subject: Subject) -> PyResu
     }
 }
 
-/// The loop that runs in this thread, if it is grapeshot's, tells what it runs from now on, or no longer.
+/// Makes the loop that runs in this thread, if it is grapeshot's, report what it runs, or stop doing so.
 pub(super) fn observe_running_loop(py: Python<'_>, runtime: &Runtime) {
     if let Ok(event_loop) = tasks::running_loop(py)
         && LoopObject::is_loop(&event_loop)
@@ -143,8 +149,8 @@ pub(super) fn observe_running_loop(py: Python<'_>, runtime: &Runtime) {
     }
 }
 
-/// Observes what the loop runs now, which began when the loop was not observed. Nobody will tell of its end, so another
-/// entry of the queue follows it.
+/// Begins a run for the task or callback that the loop is running now, which began while the loop was not observed. The
+/// loop will not report its end. So an empty entry is queued behind it; the run of that entry replaces this one.
 fn observe_current(py: Python<'_>, runtime: &Runtime) -> PyResult<()> {
     let event_loop = tasks::running_loop(py)?;
     if !LoopObject::is_loop(&event_loop) {
@@ -152,14 +158,14 @@ fn observe_current(py: Python<'_>, runtime: &Runtime) -> PyResult<()> {
     }
     let task = tasks::current(py).unwrap_or_else(|_| none(py));
     start(runtime, task.as_ptr(), Subject::Callback);
-    // The entry keeps the task. When it runs, it is the subject itself.
+    // The entry keeps the task alive, and the task is also the object of the entry's run.
     LoopObject::of(&event_loop).reactor().defer(task, |_, _| Ok(()));
     Ok(())
 }
 
 // ---- the limit ---------------------------------------------------------------------------------------------------
 
-/// Sets the limit of this thread and returns the one before. The limit holds for the current run, too.
+/// Sets the limit of this thread and returns the previous one. The new limit also applies to the current run.
 pub(super) fn set_limit(py: Python<'_>, limit_ns: u64) -> PyResult<u64> {
     with_runtime(|runtime| {
         if !runtime.is_watched.replace(true) {
@@ -189,7 +195,7 @@ pub(super) fn set_limit(py: Python<'_>, limit_ns: u64) -> PyResult<u64> {
     })
 }
 
-/// Sets the limit of threads that begin, and of this one.
+/// Sets the limit of this thread and of threads that start later.
 pub(super) fn set_default_limit(runtime: &Runtime, limit_ns: u64) {
     set_default_limit_ns(limit_ns);
     let late_ns = late_after(limit_ns);
@@ -198,39 +204,39 @@ pub(super) fn set_default_limit(runtime: &Runtime, limit_ns: u64) {
     runtime.pulse.late_ns.store(late_ns, Ordering::Relaxed);
 }
 
-/// Sets whether runs are reported that hold up nothing.
+/// Sets whether to report also the runs that hold up nothing.
 pub(super) fn report_always(is_on: bool) {
     REPORTS_ALWAYS.store(is_on, Ordering::Relaxed);
 }
 
 // ---- what a run holds up -----------------------------------------------------------------------------------------
 
-/// Whether something waits for the end of the run. If nothing does, the run counts from now.
-fn is_in_the_way(py: Python<'_>, pulse: &Pulse, object: *mut ffi::PyObject, subject: Subject) -> bool {
+/// Whether other work waits for the end of the run. If nothing waits, the run's time starts anew now.
+fn holds_up_work(py: Python<'_>, pulse: &Pulse, object: *mut ffi::PyObject, subject: Subject) -> bool {
     if REPORTS_ALWAYS.load(Ordering::Relaxed) {
         return true;
     }
     let event_loop = match subject {
-        // SAFETY: attached, and the caller says that the object, a coro, is alive.
+        // SAFETY: attached, and the caller guarantees that the object, a coro, is alive.
         Subject::Coro => unsafe { This::<CoroObject>::new(py, object) }.event_loop.as_ptr(),
         Subject::Callback | Subject::Source => pulse.event_loop.load(Ordering::Relaxed),
     };
-    // SAFETY: attached; null, or a loop that its coro or the thread that runs it keeps at least until this code lets
-    // others run.
+    // SAFETY: attached; null, or a loop that is kept alive, by its coro or by the thread that runs it, at least until
+    // this code lets other threads run.
     let Some(event_loop) = (unsafe { Bound::from_borrowed_ptr_or_opt(py, event_loop) }) else {
         return true;
     };
     let event_loop = LoopObject::of(&event_loop);
     let has_backlog = event_loop.reactor().has_backlog(py, event_loop);
     if !has_backlog {
-        pulse.note_alone();
+        pulse.note_harmless();
     }
     has_backlog
 }
 
 // ---- the records -------------------------------------------------------------------------------------------------
 
-/// Reports where the run is that began at `since_ns`, if it still goes on. The watchdog calls this.
+/// Reports where the run that began at `since_ns` is now, if it has not ended. Called by the watchdog.
 fn report(py: Python<'_>, pulse: &Pulse, since_ns: u64) -> PyResult<()> {
     let is_current = || pulse.running_since() == Some(since_ns);
     if !is_current() {
@@ -238,22 +244,22 @@ fn report(py: Python<'_>, pulse: &Pulse, since_ns: u64) -> PyResult<()> {
     }
     let after_ns = clock::coarse_ns().saturating_sub(since_ns);
     let (object, subject) = pulse.subject();
-    if !is_in_the_way(py, pulse, object, subject) {
+    if !holds_up_work(py, pulse, object, subject) {
         return Ok(());
     }
-    // SAFETY: attached, so the run cannot end before other code runs: its object is alive.
+    // SAFETY: attached, so the run cannot end before this code lets other code run, and its object is alive.
     let object = unsafe { Bound::from_borrowed_ptr(py, object) };
-    // SAFETY: the thread is in that run (see above), its state belongs to this interpreter, and its frames change only
-    // with the GIL.
+    // SAFETY: the thread is in that run (see above), so its state belongs to this interpreter, and its frames change
+    // only while it has the GIL.
     let places = unsafe { places(py, pulse.thread.load(Ordering::Relaxed))? };
     let innermost = places.first().map(place).transpose()?;
     let outermost = places.last().map(place).transpose()?;
     let name = name(&object, subject, outermost.as_ref())?;
-    // Only the coro's own thread may drop the last reference to it.
+    // Only the coro's own thread may drop its last reference, so drop this one now, while the run still holds another.
     drop(object);
     if !is_current() {
-        // A finalizer has let the thread run meanwhile (to 3.11 the collector runs where objects are made), or a task's
-        // own `get_name`, so the thread is somewhere else.
+        // The code above has let the thread run: through a finalizer (up to 3.11 the collector runs when objects are
+        // created) or a task's own `get_name`. The thread is somewhere else now.
         return Ok(());
     }
     let seconds = after_ns as f64 / 1e9;
@@ -266,7 +272,7 @@ fn report(py: Python<'_>, pulse: &Pulse, since_ns: u64) -> PyResult<()> {
     hooks::report_late(py, (name.kind, name.name, seconds, PyList::new(py, places)?))
 }
 
-/// Warns of a run that took `took_ns`. Returns Err only for an exception that must leave the loop.
+/// Logs a warning about a run that took `took_ns`. Returns Err only for an exception that must leave the loop.
 #[cold]
 pub(super) fn warn(
     runtime: &Runtime,
@@ -278,7 +284,7 @@ pub(super) fn warn(
     let pulse = &runtime.pulse;
     let found =
         mem::take(&mut *pulse.found()).filter(|found| found.since_ns | HAS_ENDED == pulse.last_change());
-    if found.is_none() && !was_in_the_way(runtime, object, subject) {
+    if found.is_none() && !held_up_work(runtime, object, subject) {
         return Ok(());
     }
     match try_warn(object, subject, took_ns, found) {
@@ -290,16 +296,16 @@ pub(super) fn warn(
     }
 }
 
-/// Whether a run that has just ended has held up something for too long, as far as anybody has seen it.
-fn was_in_the_way(runtime: &Runtime, object: &Bound<'_, PyAny>, subject: Subject) -> bool {
+/// Whether a run that has just ended was late by the rule of `Pulse::holding_up_since` and something waits now.
+fn held_up_work(runtime: &Runtime, object: &Bound<'_, PyAny>, subject: Subject) -> bool {
     let pulse = &runtime.pulse;
     let began_ns = pulse.last_change() & !HAS_ENDED;
-    let (since_ns, limit_ns) = pulse.in_the_way_since(began_ns, runtime.options.late_ns.get());
+    let (since_ns, limit_ns) = pulse.holding_up_since(began_ns, runtime.options.late_ns.get());
     clock::coarse_ns().saturating_sub(since_ns) >= limit_ns
-        && is_in_the_way(object.py(), pulse, object.as_ptr(), subject)
+        && holds_up_work(object.py(), pulse, object.as_ptr(), subject)
 }
 
-/// Ok holds what logging has raised.
+/// Logs the warning. The inner result is the outcome of the logging call, the outer one that of its preparation.
 fn try_warn(
     object: &Bound<'_, PyAny>,
     subject: Subject,
@@ -319,11 +325,11 @@ fn try_warn(
             format += if place.is_some() {
                 "; after %.3f it was at %s:%s in %s"
             } else {
-                "; after %.3f it was in no Python function"
+                "; after %.3f it was not in a Python function"
             };
             place
         }
-        // The watchdog has not seen this run: C code kept the GIL, or there was no watchdog thread.
+        // The watchdog did not see this run: C code held the GIL, or there was no watchdog thread.
         None if subject == Subject::Coro => {
             let place = suspended_at(object)?;
             format += if place.is_some() {
@@ -348,7 +354,7 @@ fn seconds(py: Python<'_>, duration_ns: u64) -> PyResult<Bound<'_, PyAny>> {
     Ok((duration_ns as f64 / 1e9).into_pyobject(py)?.into_any())
 }
 
-/// What is said of things that should have yielded.
+/// The addition to the message for coros and tasks, which could have yielded.
 fn without_a_yield(name: &Name) -> &'static str {
     match name.kind {
         "coro" | "task" => " without a yield",
@@ -356,9 +362,9 @@ fn without_a_yield(name: &Name) -> &'static str {
     }
 }
 
-/// Where the coro is suspended; None if it has ended.
+/// The place in the code where the coro is suspended; None if it has ended.
 fn suspended_at(coro: &Bound<'_, PyAny>) -> PyResult<Option<Place>> {
-    // SAFETY: `Subject::Coro` goes with coros only (`begin`).
+    // SAFETY: only coros are run as `Subject::Coro` (`begin`).
     let coro: Coro<'_> = unsafe { This::new(coro.py(), coro.as_ptr()) };
     let Some(frame) = fiber::frame(coro)? else {
         return Ok(None);

@@ -6,23 +6,23 @@
 //! | `pystate` | the part of the interpreter's thread state that belongs to a coro, per minor version |
 //! | `fiber` | the stack and the interpreter state of one coro |
 //! | `coroutine`, `function` | the `Coro` object; its function and the function's outcome |
-//! | `runtime`, `slots`, `scheduler` | the stacks and coros of a thread; which coro gets which slot, and which one runs |
+//! | `runtime`, `slots`, `scheduler` | a thread's stacks and coros; which coro gets which slot, and which one runs |
 //! | `suspension`, `interruption` | how a coro waits; exceptions that are pending for it |
 //! | `wait_queue`, `sync` | queues of waiting coros; the primitives, from `semaphore` to `channel` |
 //! | `io` | waits on descriptors; sockets |
 //! | `threads` | locks and queues that coros share with real threads |
 //! | `tasks`, `visibility` | asyncio's running loop and current task while a coro runs; coros that hide the loop |
 //! | `ending`, `notifier` | ends coros whose loop is closed; the exception notifier |
-//! | `pulse`, `latency`, `watchdog`, `report` | find and report what keeps a loop from turning |
-//! | `reprs` | the containers whose `repr` is being made |
-//! | `stamps` | the moments of switches, for the profiler of the package |
+//! | `pulse`, `latency`, `watchdog`, `report` | find and report code that blocks a loop |
+//! | `reprs` | the containers whose `repr` is in progress, per coro |
+//! | `stamps` | the times of switches, for the package's profiler |
 //! | `collector`, `profiling`, `thread_locals` | other code that uses the C stack: the collector, profilers, libraries |
 //! | `errors`, `hooks` | classes and functions of the Python package that native code needs |
 //! | `methods` | the methods and functions that Python calls |
 //!
-//! All of it belongs to the thread that runs the loop. The scheduler runs on the thread's own stack, never on the stack
-//! of a coro. It must not know what coros wait for; but when it makes a coro ready, it removes that coro from its
-//! queue.
+//! Unless a module says otherwise, only the thread that runs the loop uses it. The scheduler runs on the thread's own
+//! stack, never on the stack of a coro. It does not know why a coro waits, but when it makes a coro ready it removes
+//! the coro from its wait queue.
 
 mod collector;
 mod coroutine;

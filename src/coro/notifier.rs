@@ -12,38 +12,39 @@ use super::coroutine::Coro;
 use super::errors::{ErrorClass, is_a};
 use crate::binding::errors;
 
-/// An owned reference, null for none. Read and exchanged only while attached to an interpreter with the GIL.
+/// An owned reference, or null. Read and exchanged only while attached to an interpreter with the GIL.
 static NOTIFIER: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 
-/// Sets the function, or none, and returns the one before.
+/// Sets or removes the function, and returns the previous one.
 pub(super) fn exchange<'py>(
     py: Python<'py>,
     notifier: Option<Bound<'py, PyAny>>,
 ) -> Option<Bound<'py, PyAny>> {
     let new = notifier.map_or(ptr::null_mut(), Bound::into_ptr);
     let old = NOTIFIER.swap(new, Ordering::AcqRel);
-    // SAFETY: the static owned the reference, which goes to the caller.
+    // SAFETY: the static owned the reference, which is passed to the caller.
     unsafe { Bound::from_owned_ptr_or_opt(py, old) }
 }
 
-/// Tells the notifier of `error`, which ends `coro`, the running one. Returns the error that the coro ends with: the
-/// notifier may raise another one.
+/// Calls the notifier with `error`, which ends the running coro `coro`. Returns the error that the coro ends with; the
+/// notifier may have raised another one.
 #[cold]
 pub(super) fn tell(coro: Coro<'_>, error: PyErr) -> PyErr {
     let py = coro.py();
-    // SAFETY: attached, and nobody exchanges the notifier between the load and the new reference.
+    // SAFETY: attached, so the notifier cannot be exchanged between the load and the new reference.
     let notifier = unsafe { Bound::from_borrowed_ptr_or_opt(py, NOTIFIER.load(Ordering::Acquire)) };
     let Some(notifier) = notifier else {
         return error;
     };
-    // `into_value` sets the traceback, which a fetched error of 3.11 keeps separately.
+    // `into_value` sets the traceback, which a fetched error keeps separately on 3.11.
     let exception = error.clone_ref(py).into_value(py).into_bound(py);
     if is_a(&exception, ErrorClass::Cancelled) || errors::leaves_loop(py, &error) {
         return error;
     }
     coro.is_notified.set(true);
-    // In the notifier, `sys.exception()` and `compact_traceback()` return this exception. SAFETY: attached; the setter
-    // takes a reference of its own. There was no handled exception before: nothing of the coro is left on its stack.
+    // Inside the notifier, `sys.exception()` and `compact_traceback()` return this exception.
+    // SAFETY: attached; the setter takes its own reference. No other exception was being handled: the coro has no code
+    // left on its stack.
     let told = unsafe {
         ffi::PyErr_SetHandledException(exception.as_ptr());
         let told = notifier.call1((coro.to_bound(), &exception));
@@ -78,7 +79,7 @@ pub(super) fn report(coro: Coro<'_>, error: PyErr) -> PyResult<()> {
     match coro.event_loop.get(coro.py()) {
         Some(event_loop) => errors::report(
             &event_loop,
-            "Error on switching to a coro",
+            "Error while switching to a coro",
             error,
             &[("coro", &coro.to_bound())],
         ),

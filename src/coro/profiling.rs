@@ -1,19 +1,19 @@
-//! Tells native profile functions of each switch: the frames of the coro that is left return, and the frames of the
-//! coro that is resumed are called. Without that, memray reads frames that do not exist any more, and attributes the
-//! allocations of one coro to another.
+//! Reports each switch to native profile functions: the frames of the coro that is left as returns, and the frames of
+//! the coro that is resumed as calls. Without these reports, memray would read frames that no longer exist, and
+//! attribute the allocations of one coro to another.
 //!
 //! ```text
-//!   what memray has   main run_forever | worker handle          the thread's own frames stay below those of the coro
+//!   memray's stack    main run_forever | worker handle          the thread's own frames stay below those of the coro
 //!   coro A goes                        | (return, return)
 //!   coro B comes      main run_forever | client send            (call, call)
 //! ```
 //!
-//! Each frame that was reported as called must be reported as returned, because the function may keep a pointer to it.
-//! A return without a call does no harm. So a frame is left out if CPython will not report its return: from 3.12 on, a
-//! frame that a suspended coro was in when the function was set, until its code is entered again.
+//! Each frame that was reported as called must also be reported as returned, because the function may keep a pointer to
+//! it. A return without a call does no harm. So a call is not reported if CPython will not report the frame's return.
+//! From 3.12 on, this concerns the frames that a suspended coro was in when the function was set, until their code is
+//! entered again.
 //!
-//! The scheduler calls this on the thread's own stack. Belongs to its thread. It costs nothing while no such function
-//! is set.
+//! The scheduler calls this on the thread's own stack. It costs nothing while no such function is set.
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -35,7 +35,7 @@ pub(super) fn prepare(runtime: &Runtime, coro: Coro<'_>) -> Version {
     version
 }
 
-/// The coro is about to run: reports its frames as called, the outermost first.
+/// Called when the coro is about to run: reports its frames as called, outermost first.
 ///
 /// # Safety
 /// `thread` is the attached thread's state, and shows the frames of the coro.
@@ -50,7 +50,7 @@ pub(super) unsafe fn report_calls(
     // SAFETY: by the contract.
     unsafe {
         if pystate::is_tracing(thread) {
-            // The frames of the trace function are not reported, and cannot be distinguished from the others.
+            // The frames of the trace function must not be reported, and cannot be told apart from the others.
             return;
         }
         undisturbed(runtime, coro, |py| {
@@ -64,7 +64,7 @@ pub(super) unsafe fn report_calls(
     }
 }
 
-/// The coro waits or has ended: reports its frames as returned, the innermost first.
+/// Called when the coro waits or has ended: reports its frames as returned, innermost first.
 ///
 /// # Safety
 /// As above.
@@ -85,8 +85,8 @@ pub(super) unsafe fn report_returns(runtime: &Runtime, coro: Coro<'_>, thread: *
     }
 }
 
-/// Runs `body`, which calls foreign code. Meanwhile the collector does not run, and nothing may wait: this is not the
-/// coro's stack.
+/// Runs `body`, which calls foreign code, with the collector switched off. The foreign code must not wait, because it
+/// does not run on the coro's stack; marking the coro as `collecting` enforces that.
 fn undisturbed<'py, F>(runtime: &Runtime, coro: Coro<'py>, body: F)
 where
     F: FnOnce(Python<'py>) -> PyResult<()>,

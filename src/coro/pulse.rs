@@ -1,7 +1,8 @@
-//! `Pulse`: what runs in a thread, and since when: a coro, or what the thread's loop runs.
+//! `Pulse`: what is running in a thread and since when. Each resumption of a coro is one run, and so is each task step,
+//! callback or protocol method that a loop calls.
 //!
-//! The thread that owns a pulse writes it, with at most four stores per run; the watchdog reads it. It must
-//! not know what follows from a run that is late.
+//! The thread that owns a pulse writes it, with at most four stores per run; the watchdog reads it. `latency` decides
+//! what to do about a run that is late.
 
 use std::ops::Deref;
 use std::ptr;
@@ -11,12 +12,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use grapeshot_core::sys::clock;
 use pyo3::ffi;
 
-/// The limit of a new thread, until it is changed.
+/// The limit that a new thread starts with.
 static DEFAULT_LIMIT_NS: AtomicU64 = AtomicU64::new(200_000_000);
-/// Set in `since_ns` when nothing runs.
+/// A bit that is set in `since_ns` while nothing runs.
 pub(super) const HAS_ENDED: u64 = 1;
-/// The shortest time between two looks at a run that holds up nothing.
-const LOOK_AGAIN_NS: u64 = 100_000_000;
+/// The shortest time between two checks of a run that holds up nothing.
+const RECHECK_NS: u64 = 100_000_000;
 /// `since_ns` of a thread that has ended.
 const GONE: u64 = u64::MAX;
 
@@ -24,19 +25,21 @@ const GONE: u64 = u64::MAX;
 pub(super) struct Pulse {
     /// When the current run began. After the run: the same time with `HAS_ENDED` set.
     pub(super) since_ns: AtomicU64,
-    /// What runs: an object and its `Subject`. Whoever runs it keeps the object during the run.
+    /// The object that runs, with its `Subject` in the lowest bits of the address. The code that runs it keeps it alive
+    /// during the run.
     subject: AtomicPtr<ffi::PyObject>,
-    /// When somebody has last seen that the run holds up nothing. Only a time since the run began counts.
-    alone_ns: AtomicU64,
-    /// The loop that runs in the thread; null if none does. The thread keeps it until it runs no more.
+    /// When a check last found that the run was holding up nothing. It applies to the current run only if it is later
+    /// than the run's start.
+    harmless_ns: AtomicU64,
+    /// The loop that runs in the thread; null if there is none. The thread keeps it alive while it runs.
     pub(super) event_loop: AtomicPtr<ffi::PyObject>,
     /// A run that takes this long is late; 0 for never.
     pub(super) late_ns: AtomicU64,
-    /// The watchdog has to be told of the next run.
+    /// The next run must notify the watchdog (`watchdog::watch`).
     pub(super) is_unwatched: AtomicBool,
-    /// The thread's state during that run.
+    /// The thread state (`PyThreadState`) during the current run.
     pub(super) thread: AtomicPtr<ffi::PyThreadState>,
-    /// Where the watchdog has found the run.
+    /// What the watchdog saw when it reported the run.
     found: Mutex<Option<Found>>,
 }
 
@@ -44,22 +47,22 @@ pub(super) struct Pulse {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Subject {
     Coro = 0,
-    /// The callback of a handle, a task, or None.
+    /// A handle's callback, a task, or None.
     Callback = 1,
     /// A native transport or listener.
     Source = 2,
 }
 
-/// What the watchdog has seen of a run.
+/// What the watchdog saw when it reported a run.
 pub(super) struct Found {
     pub(super) since_ns: u64,
     pub(super) after_ns: u64,
-    /// The name of what runs, and the place where it was. None: in no Python function.
+    /// The name of the object that runs, and the place in the code where it was. None: it was not in a Python function.
     pub(super) name: Name,
     pub(super) place: Option<Place>,
 }
 
-/// The kind of what runs as users know it, and its name.
+/// The kind of object that runs, in the users' terms, and its name.
 #[derive(Clone)]
 pub(super) struct Name {
     pub(super) kind: &'static str,
@@ -73,7 +76,8 @@ pub(super) struct Place {
     pub(super) function: String,
 }
 
-/// The pulse as its thread holds it; the watchdog may keep it longer.
+/// The owning thread's handle of its pulse. The watchdog may keep the pulse longer; dropping this handle marks the
+/// pulse as gone.
 pub(super) struct OwnPulse(Arc<Pulse>);
 
 impl OwnPulse {
@@ -81,7 +85,7 @@ impl OwnPulse {
         Self(Arc::new(Pulse {
             since_ns: AtomicU64::new(HAS_ENDED),
             subject: AtomicPtr::new(ptr::null_mut()),
-            alone_ns: AtomicU64::new(0),
+            harmless_ns: AtomicU64::new(0),
             event_loop: AtomicPtr::new(ptr::null_mut()),
             late_ns: AtomicU64::new(late_after(default_limit_ns())),
             is_unwatched: AtomicBool::new(true),
@@ -114,7 +118,8 @@ pub(super) fn set_default_limit_ns(limit_ns: u64) {
     DEFAULT_LIMIT_NS.store(limit_ns, Ordering::Relaxed);
 }
 
-/// A run that is this long by the coarse clock is longer than the limit; 0 for never.
+/// The limit adjusted for the coarse clock: a run that takes this long by the coarse clock has certainly exceeded the
+/// limit. 0 for never.
 pub(super) fn late_after(limit_ns: u64) -> u64 {
     match limit_ns {
         0 | u64::MAX => 0,
@@ -123,7 +128,7 @@ pub(super) fn late_after(limit_ns: u64) -> u64 {
 }
 
 impl Pulse {
-    /// What runs from now on. `begin` follows.
+    /// Sets the object of the run that is about to begin.
     #[inline]
     pub(super) fn set_subject(&self, object: *mut ffi::PyObject, subject: Subject) {
         let tagged = object.map_addr(|address| address | subject as usize);
@@ -141,27 +146,27 @@ impl Pulse {
         (tagged.map_addr(|address| address & !3), subject)
     }
 
-    /// When the current run began; None if there is none.
+    /// When the current run began; None if nothing runs.
     pub(super) fn running_since(&self) -> Option<u64> {
         let since_ns = self.since_ns.load(Ordering::Relaxed);
         (since_ns & HAS_ENDED == 0).then_some(since_ns)
     }
 
-    /// The run that goes on holds up nothing.
-    pub(super) fn note_alone(&self) {
-        self.alone_ns.store(clock::coarse_ns(), Ordering::Relaxed);
+    /// Records that the current run holds up nothing at this moment.
+    pub(super) fn note_harmless(&self) {
+        self.harmless_ns.store(clock::coarse_ns(), Ordering::Relaxed);
     }
 
-    /// Since when a run that began at `since_ns` may hold up something, and for how long it may do so. A run that was seen
-    /// to hold up nothing is not looked at again with each tick.
-    pub(super) fn in_the_way_since(&self, since_ns: u64, late_ns: u64) -> (u64, u64) {
-        match self.alone_ns.load(Ordering::Relaxed) {
-            alone_ns if alone_ns > since_ns => (alone_ns, late_ns.max(LOOK_AGAIN_NS)),
+    /// The time from which a run that began at `since_ns` may have held something up, and how long it may do so before
+    /// it is late. A run that was found to hold up nothing is checked again only after `RECHECK_NS`, not at each tick.
+    pub(super) fn holding_up_since(&self, since_ns: u64, late_ns: u64) -> (u64, u64) {
+        match self.harmless_ns.load(Ordering::Relaxed) {
+            harmless_ns if harmless_ns > since_ns => (harmless_ns, late_ns.max(RECHECK_NS)),
             _ => (since_ns, late_ns),
         }
     }
 
-    /// A number that changes with each run, as far as the clock's resolution shows it.
+    /// A number that changes with each run, within the resolution of the clock.
     pub(super) fn last_change(&self) -> u64 {
         self.since_ns.load(Ordering::Relaxed)
     }
@@ -174,12 +179,12 @@ impl Pulse {
         self.last_change() == GONE
     }
 
-    /// Whether the next run tells the watchdog.
+    /// Sets whether the next run must notify the watchdog.
     pub(super) fn set_unwatched(&self, is_unwatched: bool) {
         self.is_unwatched.store(is_unwatched, Ordering::Relaxed);
     }
 
-    /// Ends the run. Returns how long it took, if that was too long.
+    /// Ends the run. Returns how long it took, if that was `late_ns` or more.
     #[inline]
     pub(super) fn end(&self, late_ns: u64) -> Option<u64> {
         let since_ns = self.since_ns.load(Ordering::Relaxed);
@@ -188,8 +193,8 @@ impl Pulse {
         (took_ns >= late_ns).then_some(took_ns)
     }
 
-    /// The run ends at `now_ns`, and another one of the same object begins. Returns false, and changes nothing, if the run
-    /// was too long.
+    /// Ends the run at `now_ns` and begins the next run of the same object. Returns false, and changes nothing, if the
+    /// run was too long.
     #[inline]
     pub(super) fn renew(&self, late_ns: u64, now_ns: u64) -> bool {
         let since_ns = self.since_ns.load(Ordering::Relaxed);

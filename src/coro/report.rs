@@ -1,6 +1,7 @@
-//! What a late run is called and where it is: kind, name and stack. The watchdog asks this while the run goes on.
+//! Describes a late run for the log: its kind, its name and where it is in the code. The watchdog calls this while the
+//! run goes on.
 //!
-//! Called attached, from any thread. It must not know what the answers are for.
+//! Called attached, from any thread.
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -9,20 +10,20 @@ use pyo3::types::{PyCode, PyString};
 use super::hooks;
 use super::pulse::{Name, Place, Subject};
 
-/// `functools.partial`s of `functools.partial`s are followed to this depth.
+/// Nested `functools.partial` objects are followed to this depth.
 const MAX_PARTIALS: usize = 8;
 
-/// What the names of the import system's files begin with.
+/// The file names of the import system begin with this.
 const IMPORT_SYSTEM: &str = "<frozen importlib";
 
-/// Code and line of a function that a thread is in.
+/// The code object and the current line of a function that a thread is in.
 pub(super) type Entry<'py> = (Bound<'py, PyAny>, u32);
 
-/// Code and line of the functions that a thread is in, the innermost first; nothing if it is in none. What has called
-/// the loop is left out, and so are the functions of the import system, as in tracebacks.
+/// The functions that a thread is in, innermost first; empty if it is in no Python function. The callers of the loop
+/// are left out, and so are the functions of the import system, as in tracebacks.
 ///
-/// `sys._current_frames` cannot be used: it also makes frame objects of other interpreters' threads, which have GILs of
-/// their own.
+/// `sys._current_frames` cannot be used: it also creates frame objects for the threads of other interpreters, which
+/// have GILs of their own.
 ///
 /// # Safety
 /// `thread` is the state of a live thread of this interpreter.
@@ -37,7 +38,7 @@ pub(super) unsafe fn places(py: Python<'_>, thread: *mut ffi::PyThreadState) -> 
             break;
         }
         if !text(&code.getattr("co_filename")?)?.starts_with(IMPORT_SYSTEM) {
-            // None while a function is between two lines.
+            // `f_lineno` is None while a function is between two lines.
             let line = inner.getattr("f_lineno")?.extract::<Option<u32>>()?;
             places.push((code, line.unwrap_or(0)));
         }
@@ -46,7 +47,7 @@ pub(super) unsafe fn places(py: Python<'_>, thread: *mut ffi::PyThreadState) -> 
     Ok(places)
 }
 
-/// An entry in words.
+/// The file, line and function name of an entry.
 pub(super) fn place(entry: &Entry<'_>) -> PyResult<Place> {
     let (code, line) = entry;
     Ok(Place {
@@ -56,7 +57,7 @@ pub(super) fn place(entry: &Entry<'_>) -> PyResult<Place> {
     })
 }
 
-/// The name of `object`; `outermost` is the function that the loop has called, if it is a Python function.
+/// The kind and name of `object`; `outermost` is the function that the loop called, if it was a Python function.
 pub(super) fn name(object: &Bound<'_, PyAny>, subject: Subject, outermost: Option<&Place>) -> PyResult<Name> {
     let function = outermost.map(|place| place.function.clone());
     let (kind, name) = match (subject, function) {
@@ -72,7 +73,7 @@ pub(super) fn name(object: &Bound<'_, PyAny>, subject: Subject, outermost: Optio
     Ok(Name { kind, name })
 }
 
-/// The task whose step or wake-up `callback` is, or which it is itself.
+/// The task that `callback` is a step or wake-up of, or `callback` itself if it is a task.
 fn task<'py>(callback: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
     let owner = match callback.getattr("__self__") {
         Ok(owner) => owner,
@@ -83,7 +84,7 @@ fn task<'py>(callback: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
     is_task.then_some(owner)
 }
 
-/// The function's qualified name, as asyncio's records have it; of an object without one, its class's.
+/// The function's qualified name, as in asyncio's log records. For an object without one, the name of its class.
 fn callback_name(callback: &Bound<'_, PyAny>) -> PyResult<String> {
     let mut function = callback.clone();
     for _ in 0..MAX_PARTIALS {
@@ -91,7 +92,7 @@ fn callback_name(callback: &Bound<'_, PyAny>) -> PyResult<String> {
             Ok(name) if name.is_instance_of::<PyString>() => return text(&name),
             Ok(_) | Err(_) => {}
         }
-        // functools.partial and what looks like it.
+        // `functools.partial` and objects that look like it.
         match function.getattr("func") {
             Ok(inner) => function = inner,
             Err(_) => break,

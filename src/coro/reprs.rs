@@ -1,12 +1,13 @@
-//! The containers whose `repr` is being made, which CPython notes for each thread, belong to a coro.
+//! Gives each coro its own record of the containers whose `repr` is in progress, which CPython keeps per thread.
 //!
-//! `Py_ReprEnter` keeps them in a list, the entry `Py_Repr` of the thread state's dict, so that a list that contains itself
-//! ends with `[...]`. The `__repr__` of an item may wait, and another coro may then print the same list. So the contents
-//! of that list are exchanged at a switch: those of the suspended stack lie in `Fiber::reprs`, those of the thread's
-//! own stack in the fiber that runs. The list object is made with the first coro of the thread and stays the same.
+//! `Py_ReprEnter` keeps these containers in a list, the entry `Py_Repr` of the thread state's dict, so that the `repr`
+//! of a list that contains itself ends with `[...]`. The `__repr__` of an item may wait, and another coro may print the
+//! same list during the wait. So the contents of the list are exchanged at each switch: `Fiber::reprs` holds the
+//! contents for the stack that is not running, the coro's while the coro is suspended and the thread's own while the
+//! coro runs. The list object itself is made with the first coro of the thread and stays the same.
 //!
-//! A switch pays for two tests while nobody prints. What is exchanged are the fields of the list object: that needs no
-//! memory except for a box, and runs no code. Source: `Py_ReprEnter` in CPython's `Objects/object.c`.
+//! While no `repr` is in progress, a switch costs two tests. The exchange swaps the fields of the list object, which
+//! needs no memory except for a box, and runs no code. Source: `Py_ReprEnter` in CPython's `Objects/object.c`.
 
 use std::cell::Cell;
 use std::mem;
@@ -16,8 +17,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
-/// The contents of a list object, as its fields have them: owned references in memory of Python's. A stack that has
-/// ended has left nothing in its list, so a fiber is freed without any.
+/// The contents of a list object, as in its fields: owned references, in memory that Python allocated. A stack that has
+/// ended leaves nothing in its list, so no contents are left when a fiber is freed.
 pub(super) struct Contents {
     items: *mut *mut ffi::PyObject,
     len: ffi::Py_ssize_t,
@@ -32,7 +33,8 @@ impl ReprList {
         Self(Cell::new(ptr::null_mut()))
     }
 
-    /// Finds or makes the list, before a coro starts. Without memory for it coros share the thread's.
+    /// Finds or makes the list, before a coro starts. If there is no memory for it, the coros share the thread's
+    /// record.
     pub(super) fn set_up(&self, py: Python<'_>) {
         if self.0.get().is_null()
             && let Ok(list) = list_of_thread(py)
@@ -41,14 +43,14 @@ impl ReprList {
         }
     }
 
-    /// The thread ends: coros that are resumed only to end share what is left.
+    /// Called when the thread ends. The coros that are resumed after this, only to end, share what is left.
     pub(super) fn forget(&self, py: Python<'_>) {
         let list = self.0.replace(ptr::null_mut());
         // SAFETY: attached; null, or the reference of `set_up`.
         drop(unsafe { Bound::from_owned_ptr_or_opt(py, list.cast()) });
     }
 
-    /// Exchanges what the thread has noted with what is in `place`, if there is anything.
+    /// Exchanges the contents of the thread's list with `place`, unless both are empty.
     ///
     /// # Safety
     /// Attached, in the thread of this list. The next thing to happen is a switch to the stack that `place` belongs to
@@ -65,7 +67,7 @@ impl ReprList {
 }
 
 /// # Safety
-/// Attached; a live list, which nobody is reading or changing.
+/// Attached; a live list, which no other code is reading or changing.
 #[cold]
 #[inline(never)]
 unsafe fn exchange_contents(list: *mut ffi::PyListObject, place: &mut Option<Box<Contents>>) {
@@ -87,7 +89,7 @@ unsafe fn exchange_contents(list: *mut ffi::PyListObject, place: &mut Option<Box
         if before.len != 0 {
             *place = Some(Box::new(before));
         } else {
-            // Memory without items.
+            // The old list was empty, but may have memory.
             ffi::PyMem_Free(before.items.cast());
         }
     }

@@ -1,7 +1,7 @@
-//! What a thread keeps for its coros: their stacks, which stack lies in which slot, and the live coros.
+//! The coro state of a thread: the stacks, which stack occupies which slot, and the live coros.
 //!
-//! Called on the thread's own stack. Belongs to its thread; nothing stays borrowed across a call into Python or a
-//! switch. It must not know what runs on the stacks, nor when.
+//! Each thread has its own `Runtime`, and its methods are called on the thread's own stack. No borrow is held across a
+//! call into Python or a stack switch.
 
 use std::cell::{Cell, RefCell};
 use std::ptr;
@@ -28,48 +28,49 @@ use crate::binding::native_type::This;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::{Counters, current_thread};
 
-/// How many I/O operations in a row may be ready at once before a coro yields, in a new thread.
+/// The default of `Options::max_acts`.
 const DEFAULT_MAX_ACTS: u16 = 4;
 /// The length of one stack, in address space.
 pub(super) const STACK_LEN: usize = 8 * 1024 * 1024;
-/// What a thread has for its coros.
+/// The coro state of one thread.
 pub(super) struct Runtime {
     /// `threading.get_ident()` of the thread.
     pub(super) thread: u64,
-    /// The thread has coros, or has set a limit for the watchdog: the package notices the thread's end, and its loops
-    /// are observed.
+    /// The thread has coros, or has set a limit for the watchdog. From then on the Python package is notified when the
+    /// thread ends, and the thread's loops are observed.
     pub(super) is_watched: Cell<bool>,
-    /// The thread ends: no more coros.
+    /// The thread is ending: no coro may start any more.
     pub(super) is_ending: Cell<bool>,
-    /// The coro that runs has forked, and this is the child: its loop is the parent's.
+    /// The running coro has forked, and this process is the child. Its loop runs in the parent.
     pub(super) is_forked: Cell<bool>,
-    /// The coro whose stack runs now, null on the thread's own stack.
+    /// The coro that is running, null on the thread's own stack.
     pub(super) current: Cell<*mut ffi::PyObject>,
-    /// The coro on whose shared stack the garbage collector runs, null if it does not.
+    /// The coro on whose shared stack a garbage collection is running, null if there is none.
     pub(super) collecting: Cell<*mut ffi::PyObject>,
-    /// Where the thread's own stack was left.
+    /// The stack pointer of the thread's own stack while a coro runs.
     pub(super) main_sp: Cell<usize>,
     pub(super) thread_locals: Search,
     pub(super) reprs: ReprList,
     pub(super) slots: Slots,
-    /// Where stacks come from.
+    /// The address space that stacks are taken from.
     stacks: Arenas,
-    /// For the fault handler, unless the thread already has an alternate stack.
+    /// The signal stack that the fault handler runs on, unless the thread already had an alternate stack.
     alternate: RefCell<Option<AlternateStack>>,
     has_alternate: Cell<bool>,
     pool: RefCell<Pool>,
     chunks: RefCell<Chunks>,
-    /// References to the coros between their start and their end; null where an entry is free.
+    /// Owned references to the coros that have started and not ended. A free entry is null; `free_places` has its
+    /// index.
     live: RefCell<Vec<*mut ffi::PyObject>>,
     free_places: RefCell<Vec<usize>>,
     pub(super) stats: Stats,
     pub(super) stamps: Stamps,
     pub(super) options: Options,
-    /// What the watchdog reads.
+    /// The current run of this thread, which the watchdog reads.
     pub(super) pulse: OwnPulse,
 }
 
-/// Counted since the thread's first coro.
+/// Counts since the thread's first coro.
 #[derive(Default)]
 pub(super) struct Stats {
     pub(super) switches: Cell<u64>,
@@ -79,26 +80,27 @@ pub(super) struct Stats {
     pub(super) started: Cell<u64>,
 }
 
-/// Where a coro's stack is.
+/// Where a coro's stack is, for `Coro.stack_info()`.
 pub(super) struct StackReport {
     pub(super) place: &'static str,
-    /// The index of its slot, None if it shares that with nobody.
+    /// The index of its shared slot, None if the coro has its slot to itself.
     pub(super) slot: Option<usize>,
     pub(super) used_len: usize,
-    /// Memory of its Python frames.
+    /// The memory of its Python frames.
     pub(super) frames_len: usize,
 }
 
 pub(super) struct Options {
-    /// After that long without a yield a warning is logged; 0 for never.
+    /// A warning is logged for a coro that runs this long without a yield; 0 for never.
     pub(super) latency_ns: Cell<u64>,
-    /// The same as the coarse clock shows it, see `latency`.
+    /// The same limit, adjusted for the resolution of the coarse clock (`pulse::late_after`).
     pub(super) late_ns: Cell<u64>,
-    /// How many I/O operations in a row may be ready at once before a coro yields.
+    /// How many I/O operations a coro may complete without waiting before it must yield.
     pub(super) max_acts: Cell<u16>,
-    /// Evict the stack after each switch and overwrite the slot (`GRAPESHOT_CORO_EVICT=always`).
+    /// Evict the stack after each switch and overwrite the slot, which makes a stale pointer into the stack fail early
+    /// (`GRAPESHOT_CORO_EVICT=always`).
     pub(super) evicts_always: Cell<bool>,
-    /// Let that many evictions and new stacks fail, as if there were no memory (for tests).
+    /// The number of evictions and new stacks that are still to fail as if memory were exhausted (for tests).
     pub(super) failing_evictions: Cell<u32>,
 }
 
@@ -118,7 +120,7 @@ pub(super) fn current(py: Python<'_>) -> Option<Coro<'_>> {
     with_runtime(|runtime| runtime.running(py))
 }
 
-/// The same in any thread, also in one that is about to end.
+/// Like `current`, but also works in a thread whose thread-local variables are already being destroyed.
 #[inline]
 pub(super) fn current_anywhere(py: Python<'_>) -> Option<Coro<'_>> {
     match RUNTIME.try_with(|runtime| runtime.current.get()) {
@@ -128,13 +130,13 @@ pub(super) fn current_anywhere(py: Python<'_>) -> Option<Coro<'_>> {
     }
 }
 
-/// The same as a borrowed pointer, null on the thread's own stack.
+/// Like `current`, as a borrowed pointer: null on the thread's own stack.
 #[inline]
 pub(super) fn current_ptr() -> *mut ffi::PyObject {
     with_runtime(|runtime| runtime.current.get())
 }
 
-/// What the coro's loop counts. None once the coro has lost its loop.
+/// The counters of the coro's loop. None once the coro has lost its loop.
 #[inline]
 pub(super) fn counters_of(coro: &CoroObject) -> Option<&Counters> {
     let event_loop = coro.event_loop.as_ptr().cast::<LoopObject>();
@@ -142,7 +144,7 @@ pub(super) fn counters_of(coro: &CoroObject) -> Option<&Counters> {
     unsafe { event_loop.as_ref() }.map(|event_loop| &event_loop.reactor().counters)
 }
 
-/// The coro leaves the table of live coros.
+/// Counts the end of a coro in its loop's counters.
 fn note_end(coro: &CoroObject) {
     if let Some(counters) = counters_of(coro) {
         counters.coros_ended.add(1);
@@ -152,7 +154,7 @@ fn note_end(coro: &CoroObject) {
     }
 }
 
-/// Where nested deallocations on the running coro's stack are counted; null on the thread's own stack.
+/// The depth counter of nested deallocations on the running coro's stack; null on the thread's own stack.
 fn dealloc_depth() -> *const Cell<u32> {
     let current = RUNTIME.try_with(|runtime| runtime.current.get());
     match current {
@@ -222,10 +224,10 @@ impl Runtime {
     }
 
     /// Where the stack of a coro of this thread is; None before its first run and after its end. `is_running`: the coro
-    /// runs, so this is its stack.
+    /// is the caller, so its stack is the current one.
     pub(super) fn stack_report(&self, coro: Coro<'_>, is_running: bool) -> Option<StackReport> {
-        // SAFETY: of this thread's coros only the running one uses its fiber, and that one is here; nothing else runs
-        // meanwhile.
+        // SAFETY: only the running coro uses a fiber of this thread, and the running coro is here in this function;
+        // nothing else runs before it returns.
         let fiber = unsafe { coro.fiber.get().as_ref() }?;
         let here = ptr::from_ref(&fiber).addr();
         let used_len = if is_running {
@@ -245,10 +247,10 @@ impl Runtime {
         })
     }
 
-    /// Makes sure that there is a stack for a coro that needs its own, before it starts.
+    /// Reserves a stack for a coro that needs its own, before the coro starts.
     ///
     /// # Errors
-    /// `MemoryError`: there is none.
+    /// `MemoryError`: no stack can be reserved.
     #[inline]
     pub(super) fn promise_stack(&self, coro: Coro<'_>) -> PyResult<()> {
         if coro.has_own_stack.get() && !coro.is_promised.get() {
@@ -258,7 +260,7 @@ impl Runtime {
         Ok(())
     }
 
-    /// The coro does not need the stack that was promised, if one was.
+    /// Releases the stack that was reserved for the coro, if there is one.
     #[inline]
     pub(super) fn forgo_stack(&self, coro: Coro<'_>) {
         if coro.is_promised.replace(false) {
@@ -266,7 +268,7 @@ impl Runtime {
         }
     }
 
-    /// Keeps a coro that has been started.
+    /// Adds a coro that has been started to the table of live coros.
     pub(super) fn enter(&self, coro: Coro<'_>) {
         let object = coro.to_bound().into_ptr();
         let place = self.free_places.borrow_mut().pop();
@@ -288,7 +290,7 @@ impl Runtime {
         }
     }
 
-    /// Removes a coro that has ended from the table; the caller gets the reference.
+    /// Removes a coro that has ended from the table and returns the table's reference.
     pub(super) fn leave<'py>(&self, coro: Coro<'py>) -> Bound<'py, PyAny> {
         self.forgo_stack(coro);
         note_end(&coro);
@@ -303,7 +305,7 @@ impl Runtime {
         unsafe { Bound::from_owned_ptr(coro.py(), object) }
     }
 
-    /// Takes all coros but the running one out of the table; the caller gets the references.
+    /// Removes all coros except the running one from the table and returns the table's references.
     pub(super) fn take_others<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyAny>> {
         let mut live = self.live.borrow_mut();
         let mut taken = Vec::new();
@@ -321,7 +323,7 @@ impl Runtime {
         taken
     }
 
-    /// A stack for a new coro: one of its own, or one of the thread's slots.
+    /// The slot for the stack of a new coro: one of its own, or one of the thread's slots.
     fn assign_slot(&self, coro: Coro<'_>) -> PyResult<Rc<SharedSlot>> {
         let py = coro.py();
         if coro.has_own_stack.get() {
@@ -347,8 +349,9 @@ impl Runtime {
             })?;
         }
         let shared = SharedSlot::new(StackSlot::new(take().map_err(|error| no_stack(&error))?));
-        // One check per stack is enough: the answer depends on the stack only. SAFETY: attached, on the thread's own
-        // stack, which the interpreter is told of again at once.
+        // The interpreter's answer depends only on the stack, so it is asked once per stack.
+        // SAFETY: attached, on the thread's own stack; `unprotect` makes the interpreter use the bounds of that stack
+        // again before anything else runs.
         unsafe {
             let thread = ffi::PyThreadState_Get();
             let is_accepted = pystate::protect(thread, shared.stack.base(), shared.stack.len_bytes());
@@ -360,8 +363,8 @@ impl Runtime {
         Ok(shared)
     }
 
-    /// Evicts the suspended stack that lies in `shared`. None if there is no memory for the copy; then nothing has
-    /// changed.
+    /// Evicts the suspended stack that occupies `shared`. Returns None, with nothing changed, if there is no memory for
+    /// the copy.
     #[inline]
     pub(super) fn evict(&self, shared: &SharedSlot) -> Option<()> {
         let occupant = shared.occupant.get();
@@ -405,8 +408,8 @@ impl Runtime {
         Some(())
     }
 
-    /// Brings the coro's stack into its slot; `entry` is the function that a new stack begins with. MemoryError if the
-    /// stack that lies there cannot be evicted.
+    /// Brings the coro's stack into its slot. `entry` is the function that a new stack starts with. Raises
+    /// `MemoryError` if the stack that occupies the slot cannot be evicted.
     #[inline]
     pub(super) fn install(&self, coro: Coro<'_>, entry: Entry) -> PyResult<*mut Fiber> {
         let pointer = coro.fiber.get();
@@ -417,7 +420,7 @@ impl Runtime {
         let shared = Rc::as_ptr(&fiber.slot);
         // SAFETY: the fiber keeps its slot.
         let shared = unsafe { &*shared };
-        // A stack of its own never leaves its place.
+        // A stack of its own is never evicted.
         if coro.has_own_stack.get() || shared.occupant.get() == pointer {
             // SAFETY: the stack is suspended in its place.
             unsafe { fiber.state.instrument(coro.py())? };
@@ -445,8 +448,8 @@ impl Runtime {
         Ok(pointer)
     }
 
-    /// Makes the fiber of a coro that has not run yet, with its stack laid out in the slot: the first switch to it
-    /// calls `entry`.
+    /// Makes the fiber of a coro that has not run yet and prepares its stack in the slot, so that the first switch to
+    /// it calls `entry`.
     #[cold]
     fn build(&self, coro: Coro<'_>, entry: Entry) -> PyResult<*mut Fiber> {
         let shared = self.assign_slot(coro)?;
@@ -482,7 +485,8 @@ impl Runtime {
         Ok(fiber)
     }
 
-    /// Evicts what lies in the slot, and takes the block for a new fiber. None if there is no memory for either.
+    /// Evicts the stack that occupies the slot, and takes a block of memory for a new fiber. None if memory is missing
+    /// for either.
     fn clear_for_new(&self, shared: &SharedSlot) -> Option<*mut u8> {
         self.evict(shared)?;
         if self.fails_on_purpose() {
@@ -491,7 +495,7 @@ impl Runtime {
         self.chunks.borrow_mut().take()
     }
 
-    /// Whether this allocation fails because a test has asked for that.
+    /// Whether this allocation must fail because a test has asked for it.
     #[inline]
     fn fails_on_purpose(&self) -> bool {
         let failing = self.options.failing_evictions.get();
@@ -504,8 +508,8 @@ impl Runtime {
     /// Frees the fiber of a coro that has ended.
     pub(super) fn dismantle(&self, coro: Coro<'_>) {
         let fiber = coro.fiber.replace(ptr::null_mut());
-        // SAFETY: as in `install`; the coro does not run any more, so nobody else has its fiber. Its function has
-        // returned, so none of its frames is alive, and the block with fiber and frames can be reused.
+        // SAFETY: as in `install`; the coro has ended, so its fiber has no other user. Its function has returned, so
+        // none of its frames is alive, and the block with the fiber and the frames can be reused.
         unsafe {
             let Some(taken) = fiber.as_mut() else {
                 return;

@@ -1,4 +1,4 @@
-//! The scheduler: brings a coro's stack into its slot, switches to it, and gets the thread back when the coro waits or
+//! The scheduler: brings a coro's stack into its slot, switches to it, and gets control back when the coro waits or
 //! ends.
 //!
 //! ```text
@@ -7,8 +7,8 @@
 //!   next entry <-- interpreter state, bookkeeping <---------- switch back <--- leave() on the coro's stack
 //! ```
 //!
-//! Everything except `make_ready` and `start` runs on the thread's own stack. Belongs to its thread; nothing stays
-//! borrowed across a call into Python or a switch. `suspension` has `leave`.
+//! Everything except `make_ready` and `start` runs on the thread's own stack. No borrow is held across a call into
+//! Python or a stack switch. The coro's side of the switch, `leave`, is in `suspension`.
 
 use std::ptr;
 use std::rc::Rc;
@@ -31,7 +31,7 @@ use crate::binding::native_type::This;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::Reactor;
 
-/// The entry of a coro in the loop's ready queue.
+/// The function that the loop calls for a coro's entry in its ready queue.
 pub(super) unsafe fn resume_entry(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: queued by `make_ready` with a coro, whose reference the queue holds.
     resume(unsafe { This::new(py, object) })
@@ -69,21 +69,21 @@ pub(super) fn resume(coro: Coro<'_>) -> PyResult<()> {
     })
 }
 
-/// A loop that runs inside a coro, or in another thread than the coro's, cannot run the coro: its stack cannot be used
-/// here.
+/// Reports that a coro cannot run here: the caller is a loop that runs inside another coro, or a thread that is not the
+/// coro's. The coro's stack cannot be used in either place.
 #[cold]
 fn refuse(runtime: &Runtime, coro: Coro<'_>) -> PyResult<()> {
-    // The coro now waits until its own loop is closed or its own thread ends.
+    // The coro stays suspended until its own loop is closed or its own thread ends.
     coro.status.set(Status::Waiting);
     let why = if runtime.current.get().is_null() {
-        "a coro can run only in the thread that it was made in"
+        "a coro can run only in the thread that created it"
     } else {
         "a coro cannot run another loop's coros"
     };
     report(coro, PyRuntimeError::new_err(why))
 }
 
-/// Calls `finish` if the coro has ended, and warns of the time that the run took.
+/// Calls `finish` if the coro has ended, and logs a warning that this run took too long.
 #[cold]
 fn finish_late(runtime: &Runtime, coro: Coro<'_>, took_ns: u64) -> PyResult<()> {
     // `finish` drops the runtime's reference to a coro that has ended.
@@ -98,11 +98,12 @@ fn finish_late(runtime: &Runtime, coro: Coro<'_>, took_ns: u64) -> PyResult<()> 
     finished.and(warned)
 }
 
-/// There was no memory for the coro to run; nothing was changed. One that has never run ends with the error. Another
-/// stays ready and tries again in the next iteration: its function is not to know.
+/// Handles a lack of memory for bringing the coro's stack into place; nothing was changed. A coro that has never run
+/// ends with the error. Any other coro stays ready and is tried again in the next iteration, so that its function does
+/// not see the error.
 #[cold]
 fn not_installed(runtime: &Runtime, coro: Coro<'_>, error: PyErr) -> PyResult<()> {
-    // SAFETY: only looked at, on the thread's own stack.
+    // SAFETY: only compared with null, on the thread's own stack.
     if !coro.fiber.get().is_null() {
         queue(coro);
         return report(coro, error);
@@ -114,7 +115,7 @@ fn not_installed(runtime: &Runtime, coro: Coro<'_>, error: PyErr) -> PyResult<()
     finish(runtime, coro)
 }
 
-/// The switch there and back.
+/// Switches to the coro, and returns when the coro has switched back.
 #[inline(always)]
 fn run(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) {
     stamps::note(&runtime.stamps.entered);
@@ -124,7 +125,7 @@ fn run(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) {
         let thread = ffi::PyThreadState_Get();
         let profiled = pystate::has_native_profile(thread).then(|| profiling::prepare(runtime, coro));
         if profiled.is_some() {
-            // Another thread may have run meanwhile, and switched a tool on.
+            // `prepare` may have let another thread run, and that thread may have switched a monitoring tool on.
             if let Err(error) = (*fiber).state.instrument(coro.py()) {
                 error.write_unraisable(coro.py(), None);
             }
@@ -137,7 +138,8 @@ fn run(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) {
             counters.coro_switches.add(1);
         }
         let (base, len_bytes) = ((*fiber).base, (*fiber).top - (*fiber).base);
-        // Allocations and calls come before the thread state becomes the coro's, or after it is the thread's own again.
+        // `tasks::enter` allocates and calls Python, so it comes before the thread state becomes the coro's, and
+        // `tasks::leave` comes after the thread state is the thread's own again.
         tasks::enter(fiber, coro);
         let version = pystate::version(thread);
         runtime.reprs.exchange(&mut (*fiber).reprs);
@@ -165,20 +167,21 @@ fn run(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) {
         (*fiber).state.note_version(thread);
         runtime.current.set(ptr::null_mut());
         if pystate::version(thread) != version {
-            // A tool was switched on or off meanwhile: nobody has found the frames of this stack then.
+            // A monitoring tool was switched on or off while the coro ran. The interpreter could not see the frames of
+            // the thread's own stack then, so they are updated now.
             pystate::update_shown(coro.py(), thread);
         }
         tasks::leave(fiber, coro);
         if runtime.options.evicts_always.get() && !coro.is_done() && !coro.has_own_stack.get() {
             let shared = Rc::clone(&(*fiber).slot);
-            // Without memory the stack stays in its slot, as it would without this mode.
+            // Without memory for the copy the stack stays in its slot, as it would without this option.
             let _ = runtime.evict(&shared);
         }
     }
     stamps::note(&runtime.stamps.left);
 }
 
-/// The coro has left its stack: takes the pointers into it out of the thread's variables.
+/// Takes the pointers into the stack that the coro has just left out of the thread's variables.
 ///
 /// # Safety
 /// The fiber is the coro's, which is not running.
@@ -204,14 +207,14 @@ fn queue(coro: Coro<'_>) {
     }
 }
 
-/// So many ready coros, with what they use, do not stay in the near caches until their turn comes.
+/// From this many ready coros on, the data of a queued coro does not stay in the near caches until its turn comes.
 const MIN_PREFETCHED: usize = 32;
-/// The most that is prefetched of a stack; the rest follows by itself when the beginning is copied.
+/// At most this much of a stack is prefetched. When the copy starts, the hardware prefetches the rest by itself.
 const MAX_PREFETCHED_LEN: usize = 1024;
 const LINE_LEN: usize = 64;
 
-/// Brings near what the next coros in the ready queue will use, while the running one makes a system call. What a fiber
-/// points to can be asked for only when the fiber itself is near, so it takes two steps.
+/// Prefetches data that the next coros in the ready queue will use, while the running one makes a system call. This
+/// takes two steps: the pointers in a fiber can be followed only once the fiber itself is in the cache.
 #[inline]
 pub(super) fn prefetch_next(reactor: &Reactor) {
     if reactor.ready_len() >= MIN_PREFETCHED {
@@ -229,11 +232,11 @@ pub(super) fn prefetch_next(reactor: &Reactor) {
     }
 }
 
-/// The fiber of a coro that so many entries of the ready queue are in front of, if it has one.
+/// The fiber of the coro at position `offset` in the ready queue, if that entry is a coro with a fiber.
 #[inline]
 fn ready_fiber(reactor: &Reactor, offset: usize) -> Option<*mut Fiber> {
     let object = reactor.deferred_at(offset, resume_entry)?;
-    // SAFETY: a coro, which the queue keeps; nothing else runs meanwhile.
+    // SAFETY: a coro, which the queue keeps alive; nothing else runs here.
     let fiber = unsafe { (*object.cast::<CoroObject>()).fiber.get() };
     (!fiber.is_null()).then_some(fiber)
 }
@@ -253,7 +256,7 @@ pub(super) fn make_ready(coro: Coro<'_>) {
     queue(coro);
 }
 
-/// The same from any thread, also from one that has nothing to do with the coro. Wakes the coro's loop if it sleeps.
+/// Like `make_ready`, from any thread, even one that has no loop. Wakes the coro's loop if it sleeps.
 pub(super) fn make_ready_anywhere(coro: Coro<'_>) {
     coro.wait_node.unlink();
     coro.status.set(Status::Ready);
@@ -264,7 +267,7 @@ pub(super) fn make_ready_anywhere(coro: Coro<'_>) {
     }
 }
 
-/// Starts a new coro: it is kept from now on, and runs in the next iteration.
+/// Starts a new coro: the runtime keeps it alive from now on, and it runs in the next iteration.
 pub(super) fn start(coro: Coro<'_>) -> PyResult<()> {
     let Some(event_loop) = coro.event_loop.get(coro.py()) else {
         return Err(PyRuntimeError::new_err("the coro has lost its loop"));
@@ -274,7 +277,7 @@ pub(super) fn start(coro: Coro<'_>) -> PyResult<()> {
         return Err(reached.error(coro.py()));
     }
     if LoopObject::of(&event_loop).tell_observer(&coro.to_bound())? && coro.status.get() != Status::New {
-        return Ok(()); // the observer has started it
+        return Ok(()); // the observer has started it itself
     }
     if LoopObject::of(&event_loop).reactor().is_debug() {
         coro.to_bound().call_method0("_note_origin")?;
@@ -298,7 +301,7 @@ pub(super) fn start(coro: Coro<'_>) -> PyResult<()> {
 /// The native type of coros.
 static CORO_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
 
-/// Sets the native type and keeps it for good.
+/// Stores the native type, which is never freed.
 pub(super) fn set_type(kind: Bound<'_, PyType>) {
     CORO_TYPE.store(kind.into_ptr().cast(), Ordering::Release);
 }
@@ -316,7 +319,7 @@ pub(super) fn is_coro(object: &Bound<'_, PyAny>) -> bool {
     unsafe { ffi::PyObject_TypeCheck(object.as_ptr(), CORO_TYPE.load(Ordering::Relaxed)) != 0 }
 }
 
-/// The coro that `object` is. TypeError if it is none.
+/// `object` as a coro. TypeError if it is not one.
 #[inline]
 pub(super) fn coro_from<'py>(object: &Bound<'py, PyAny>) -> PyResult<Coro<'py>> {
     if is_coro(object) {

@@ -6,36 +6,35 @@
 //!   coro A  coro B     coro H      coros I, J, K ..  A, D, G .. B, E, H .. C, F, I ..
 //! ```
 //!
-//! Stacks that share a slot are copied when their coros take turns. A few coros that hand things to each other do
-//! nothing else, so each of them has a slot that it shares with nobody. Between a thousand coros a few more slots save
-//! nothing, and each slot keeps as much memory as its deepest use.
+//! Stacks that share a slot are copied when their coros take turns. A few coros that hand data to each other switch all
+//! the time and would copy at every switch, so each of the first few has a slot to itself. Among a thousand coros a few
+//! more slots would save nothing, and each slot keeps as much memory as its deepest use.
 //!
-//! Belongs to its thread; `take` and `give` are called on the thread's own stack. It must not know how slots are made,
-//! nor what lies in them.
+//! Each thread has its own `Slots`; `take` and `give` are called on the thread's own stack.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use super::fiber::SharedSlot;
 
-/// So many coros that live at the same time have a slot each.
+/// How many coros that live at the same time have a slot each.
 const MAX_SINGLES: usize = 8;
-/// After so many coros have ended in single slots, the free ones give back what deep ones have used.
+/// Each time this many coros have ended in single slots, the free ones give back memory that deep stacks have used.
 const ENDS_PER_TRIM: u32 = 64;
 
-/// The slots of a thread. Those of coros with a stack of their own do not belong to them.
+/// The slots of a thread. They do not include the slots of coros with a stack of their own.
 pub(super) struct Slots {
     shared: RefCell<Vec<Rc<SharedSlot>>>,
     /// The index of the shared slot that the next coro gets.
     next: Cell<usize>,
     /// How many shared slots coros are distributed over.
     count: Cell<usize>,
-    /// The single slots that no coro has.
+    /// The single slots that are free.
     free_singles: RefCell<Vec<Rc<SharedSlot>>>,
-    /// How many single slots there are in all, and how many there may be.
+    /// How many single slots exist, and how many may exist.
     singles: Cell<usize>,
     max_singles: Cell<usize>,
-    /// How many coros have ended in single slots.
+    /// The number of coros that have ended in single slots.
     ends: Cell<u32>,
 }
 
@@ -57,7 +56,8 @@ impl Slots {
         self.count.get()
     }
 
-    /// Distributes later coros over `count` shared slots; None, as at the start: single slots, and one shared one.
+    /// Distributes later coros over `count` shared slots. None restores the initial layout: single slots, and one
+    /// shared slot.
     pub(super) fn set_count(&self, count: Option<usize>) {
         self.count.set(count.unwrap_or(1));
         self.max_singles
@@ -74,17 +74,19 @@ impl Slots {
         shared.iter().position(|shared| Rc::ptr_eq(shared, slot))
     }
 
-    /// The slot of a new coro: a single one, else the next shared one. `make` makes a slot, and does not call Python.
+    /// The slot of a new coro: a single one if possible, else the next shared one. `make` makes a slot, and must not
+    /// call Python.
     ///
     /// # Errors
-    /// Those of `make`, if there is no slot to share.
+    /// The error of `make`, if the shared slot that is next does not exist yet and cannot be made.
     pub(super) fn take<F, E>(&self, make: F) -> Result<Rc<SharedSlot>, E>
     where
         F: Fn() -> Result<Rc<SharedSlot>, E>,
     {
         let mut shared = self.shared.borrow_mut();
         let index = self.next.get() % self.count.get();
-        // This comes before the single slots, which can be done without: later there may be no memory for it.
+        // The shared slot is made before a single one: the coro can do without a single slot, and later there may be no
+        // memory for the shared one.
         while shared.len() <= index {
             shared.push(make()?);
         }
@@ -95,7 +97,7 @@ impl Slots {
         Ok(Rc::clone(&shared[index]))
     }
 
-    /// A slot that no other coro has. None if there are as many as there may be, or if `make` makes none.
+    /// A slot for one coro alone. None if the maximum is reached, or if `make` fails.
     fn take_single<F, E>(&self, make: F) -> Option<Rc<SharedSlot>>
     where
         F: FnOnce() -> Result<Rc<SharedSlot>, E>,
@@ -110,8 +112,8 @@ impl Slots {
         Some(single)
     }
 
-    /// Takes back the slot of a coro that has ended, or could not begin: nothing lies in it, or another coro's stack if it
-    /// is shared.
+    /// Takes back the slot of a coro that has ended or could not start. The slot is empty, or it is shared and holds
+    /// another coro's stack.
     pub(super) fn give(&self, slot: &Rc<SharedSlot>) {
         if !slot.is_single.get() {
             return;

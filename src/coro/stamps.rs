@@ -1,11 +1,12 @@
-//! When a coro of a thread was last entered and left, for the profiler: what lies between is the loop's.
+//! The times at which a coro of this thread was last entered and left, for the profiler. The time between `left` and
+//! the next `entered` is the loop's.
 //!
 //! ```text
 //!   coro A ... | left    switch, loop, poll, switch    entered | ... coro B
 //! ```
 //!
-//! Switched on for all threads at once; while it is off, a switch costs two tests of one flag. Each thread has its own
-//! stamps. This module must not know who runs.
+//! The stamps are switched on for all threads at once. While they are off, a switch costs two tests of one flag. Each
+//! thread has its own stamps.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -31,7 +32,7 @@ pub(super) struct Stamps {
     pub(super) left: Cell<Moment>,
 }
 
-/// Notes the moment, if that is wanted.
+/// Stores the current moment, if stamps are switched on.
 #[inline(always)]
 pub(super) fn note(stamp: &Cell<Moment>) {
     if IS_ON.load(Ordering::Relaxed) {

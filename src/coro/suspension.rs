@@ -1,7 +1,7 @@
-//! How a running coro waits: it notes the reason, leaves its stack, and later continues with the value or the exception
-//! of the wake.
+//! How a running coro waits: it records its new status, leaves its stack, and later continues with the value or the
+//! exception that it was woken with.
 //!
-//! Runs on the coro's stack. It must not know what coros wait for, except times.
+//! Everything here runs on the coro's stack. Of all the things that coros wait for, this module knows only timers.
 
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -22,21 +22,21 @@ use crate::binding::native_type::{This, none};
 use crate::event_loop::handle::HandleRef;
 use crate::event_loop::pyloop::LoopObject;
 
-/// Where to switch to in order to leave a coro's stack. Small enough to be returned in registers.
+/// The two stack pointers that a switch away from a coro's stack needs. Small enough to be returned in registers.
 struct PreparedSwitch {
-    /// Where the coro's stack pointer is kept.
+    /// The field that receives the coro's stack pointer.
     sp_place: NonNull<usize>,
     main_sp: usize,
 }
 
-/// Prepares the running coro for leaving its stack. The caller has set its status (Ready and queued, or Waiting), and
-/// has removed a stale `wake_value`.
+/// Prepares the running coro to leave its stack. The caller has already set its status (Ready and queued, or Waiting)
+/// and removed a stale `wake_value`.
 #[inline]
 fn prepare_switch(coro: Coro<'_>) -> PyResult<PreparedSwitch> {
     with_runtime(|runtime| prepare_in(runtime, coro))
 }
 
-/// The same for the coro that runs, whichever it is.
+/// Like `prepare_switch`, for the coro that is running.
 #[inline]
 fn prepare_running(py: Python<'_>) -> PyResult<PreparedSwitch> {
     with_runtime(|runtime| match runtime.running(py) {
@@ -59,10 +59,11 @@ fn prepare_in(runtime: &Runtime, coro: Coro<'_>) -> PyResult<PreparedSwitch> {
     })
 }
 
-/// Takes what the finished wait returns or raises.
+/// Takes the value that the finished wait returns, or raises its exception.
 #[inline]
 fn take_wakeup(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
-    // If the coro was woken and then interrupted, `wake_value` stays, so that the waiting function can give it back.
+    // If the coro was woken and then interrupted, `wake_value` stays set, so that the waiting function can give the
+    // value back.
     raise_pending(coro)?;
     let py = coro.py();
     Ok(coro.wake_value.take(py).unwrap_or_else(|| none(py)))
@@ -78,8 +79,8 @@ unsafe fn leave(switch: &PreparedSwitch) {
     unsafe { arch::switch(switch.sp_place.as_ptr(), switch.main_sp) };
 }
 
-/// Gives the thread back to the scheduler until somebody wakes the coro. Returns the value or raises the exception of
-/// the wake. The caller has met the conditions of `prepare_switch`.
+/// Gives the thread back to the scheduler until the coro is woken. Returns the value or raises the exception that it
+/// was woken with. The caller has met the conditions of `prepare_switch`.
 #[inline]
 pub(super) fn suspend(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
     let switch = prepare_switch(coro)?;
@@ -90,17 +91,18 @@ pub(super) fn suspend(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
 
 /// The result of the first half of a waiting function.
 pub(super) enum Begun<'py, S> {
-    /// The coro waits, or is ready again; the value is for the second half.
+    /// The coro waits, or is queued as ready; the value is for the second half.
     Waits(S),
-    /// There is no need to wait: the function returns this value.
+    /// There is no (further) wait: the function returns this value.
     IsOver(Bound<'py, PyAny>),
 }
 
-/// The body of a C function that waits. `begin` decides whether it waits, and returns what `finish` needs. `finish`
-/// gets the outcome of the wait and decides what the function returns.
+/// The body of a C function that may wait. `begin` decides whether it waits, and returns the data that `finish` needs.
+/// `finish` gets the outcome of the wait and decides what the function returns.
 ///
-/// The stack of a suspended coro is kept while it waits, and may be copied. So this function keeps only what `begin`
-/// returns. Everything else is in separate functions, which have returned before the switch or begin after it.
+/// Everything on the stack of a suspended coro takes up memory while the coro waits, and may be copied. So this
+/// function keeps only the data that `begin` returned. The rest of the work is in separate functions, which have
+/// returned before the switch or are called after it.
 ///
 /// # Safety
 /// Called by CPython, attached. If there is something to wait for, `begin` meets the conditions of `prepare_switch`.
@@ -153,9 +155,10 @@ where
     }
 }
 
-/// `wait_at_boundary` for a function that may wait any number of times. Each call of `step` decides whether the function
-/// waits (again) or returns. It gets the outcome of the wait before it, None the first time. `kept` is what the function
-/// has on the stack while it waits. It is dropped before the exception is set that the function may raise.
+/// Like `wait_at_boundary`, for a function that may wait any number of times. Each call of `step` decides whether the
+/// function waits (again) or returns. `step` gets the outcome of the previous wait, None the first time. `kept` is the
+/// function's data that stays on the stack during the waits. It is dropped before the function raises, so that its
+/// destructors run while no exception is set.
 ///
 /// # Safety
 /// As for `wait_at_boundary`.
@@ -164,11 +167,11 @@ pub(super) unsafe fn wait_in_steps<S, F>(kept: S, step: F) -> *mut ffi::PyObject
 where
     F: Fn(Python<'static>, &mut S, Option<Outcome<'static>>) -> PyResult<Begun<'static, ()>>,
 {
-    /// What to do next. Two words are returned in registers, so nothing of it lies on the stack of a coro that waits.
+    /// What to do next. Two words are returned in registers, so they take no room on the stack of a coro that waits.
     struct Next {
-        /// Where to keep the coro's stack pointer; None: the call is over.
+        /// The field that receives the coro's stack pointer; None: the call is over.
         sp_place: Option<NonNull<usize>>,
-        /// The address of the thread's own stack, or the object to return (null: an exception is set).
+        /// The stack pointer of the thread's own stack, or the object to return (null: an exception is set).
         word: *mut ffi::PyObject,
     }
 
@@ -243,8 +246,8 @@ fn no_coro() -> PyErr {
     PyRuntimeError::new_err("no coro is running")
 }
 
-/// The running coro, if it can be suspended here: nothing unwinds, the garbage collector does not run on a stack that
-/// may be evicted, and no greenlet runs on the stack.
+/// The running coro, if it can be suspended here: no panic is unwinding, no garbage collection is running on a stack
+/// that may be evicted, no greenlet is running on the stack, and the coro has not forked into this process.
 #[inline]
 pub(super) fn suspendable(py: Python<'_>) -> PyResult<Coro<'_>> {
     with_runtime(|runtime| match runtime.running(py) {
@@ -255,13 +258,14 @@ pub(super) fn suspendable(py: Python<'_>) -> PyResult<Coro<'_>> {
     })
 }
 
-/// Whether the running coro can be suspended here.
+/// Whether the running coro can be suspended here, by the rules of `suspendable`.
 #[inline]
 pub(super) fn can_suspend(coro: Coro<'_>) -> bool {
     !std::thread::panicking() && !with_runtime(|runtime| is_held(runtime, coro)) && !is_in_greenlet(coro)
 }
 
-/// The running coro, if waits concern a loop: not in a process that a coro has forked, whose loop runs in the parent.
+/// The running coro, if it has a loop to wait on. In a process that a coro has forked it has none: the loop runs in the
+/// parent.
 #[inline]
 pub(super) fn current_on_loop(py: Python<'_>) -> Option<Coro<'_>> {
     let object = with_runtime(|runtime| {
@@ -281,14 +285,16 @@ pub(super) fn is_forked() -> bool {
     with_runtime(|runtime| runtime.is_forked.get())
 }
 
-/// Whether the coro must not leave its stack: the garbage collector runs on it, or it has forked and this is the child.
+/// Whether the coro must not leave its stack: a garbage collection is running on it, or the coro has forked and this is
+/// the child.
 #[inline]
 fn is_held(runtime: &Runtime, coro: Coro<'_>) -> bool {
     runtime.collecting.get() == coro.as_ptr() || runtime.is_forked.get()
 }
 
-/// Whether a greenlet runs on this coro's stack. A greenlet has frames of its own. If another coro or the loop went on
-/// meanwhile, the greenlet package would mistake the thread's own stack for the rest of the greenlet's.
+/// Whether a greenlet runs on this coro's stack. A greenlet has Python frames of its own. If the coro left the stack
+/// and the loop or another coro continued, the greenlet package would mistake the thread's own stack for the rest of
+/// the greenlet's stack.
 #[inline]
 fn is_in_greenlet(coro: Coro<'_>) -> bool {
     // SAFETY: attached; of a root chunk that is not ours only the length is read.
@@ -318,14 +324,14 @@ fn not_suspendable(py: Python<'_>, is_coro: bool) -> PyErr {
     PyRuntimeError::new_err(if std::thread::panicking() {
         "a coro cannot yield while it panics"
     } else if current(py).is_some_and(|coro| !with_runtime(|runtime| is_held(runtime, coro))) {
-        "a coro cannot wait in a greenlet that it has started, only outside of greenlets"
+        "a coro cannot wait inside a greenlet that it has started"
     } else {
-        "a coro cannot wait in what the garbage collector calls, unless it has a stack of its own"
+        "a coro cannot wait in code that the garbage collector calls, except with stack='own'"
     })
 }
 
-/// Drops the value of an earlier wait that was woken and then interrupted. That may run destructors, which may wait and
-/// be interrupted. So it comes before any check.
+/// Drops the value of an earlier wait that was woken and then interrupted. The drop may run destructors, which may wait
+/// and be interrupted themselves. So call this before any check.
 #[inline]
 pub(super) fn forget_wake_value(coro: Coro<'_>) {
     if coro.wake_value.is_set() {
@@ -333,12 +339,12 @@ pub(super) fn forget_wake_value(coro: Coro<'_>) {
     }
 }
 
-/// The running coro goes behind everything that is ready now.
+/// Begins a yield: the running coro goes to the end of the ready queue.
 #[inline]
 pub(super) fn begin_yield(coro: Coro<'_>) -> PyResult<Begun<'_, ()>> {
     forget_wake_value(coro);
     raise_pending(coro)?;
-    if goes_on(coro) {
+    if runs_next(coro) {
         coro.acts.set(0);
         return Ok(Begun::IsOver(none(coro.py())));
     }
@@ -346,9 +352,9 @@ pub(super) fn begin_yield(coro: Coro<'_>) -> PyResult<Begun<'_, ()>> {
     Ok(Begun::Waits(()))
 }
 
-/// Whether the coro that yields would be the next thing to run, so that it need not leave its stack.
+/// Whether the coro that yields would be the next thing to run anyway, so that it can go on without leaving its stack.
 #[inline]
-fn goes_on(coro: Coro<'_>) -> bool {
+fn runs_next(coro: Coro<'_>) -> bool {
     let py = coro.py();
     let Some(event_loop) = coro.event_loop.get(py) else {
         return false;
@@ -358,19 +364,19 @@ fn goes_on(coro: Coro<'_>) -> bool {
         if runtime.options.evicts_always.get() {
             return false;
         }
-        let goes_on = event_loop
+        let runs_next = event_loop
             .reactor()
             .skip_iteration(py, event_loop)
             .is_some_and(|now_ns| latency::renew(runtime, now_ns));
-        if goes_on {
+        if runs_next {
             runtime.stats.switches.set(runtime.stats.switches.get() + 1);
             event_loop.reactor().counters.coro_switches.add(1);
         }
-        goes_on
+        runs_next
     })
 }
 
-/// The running coro waits until somebody wakes it.
+/// Begins a wait that ends when another part of the program wakes the coro.
 #[inline]
 pub(super) fn begin_wait(coro: Coro<'_>) -> PyResult<Begun<'_, ()>> {
     forget_wake_value(coro);
@@ -379,7 +385,7 @@ pub(super) fn begin_wait(coro: Coro<'_>) -> PyResult<Begun<'_, ()>> {
     Ok(Begun::Waits(()))
 }
 
-/// The running coro waits, and offers something: the receiver takes it out of `wake_value`.
+/// Waits while offering an object: the receiver takes it out of `wake_value`.
 #[inline]
 pub(super) fn wait_offering<'py>(coro: Coro<'py>, offer: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     raise_pending(coro)?;
@@ -387,15 +393,15 @@ pub(super) fn wait_offering<'py>(coro: Coro<'py>, offer: Bound<'py, PyAny>) -> P
     suspend(coro)
 }
 
-/// The running coro, for which no exception is pending, is about to wait with an offer.
+/// The first half of `wait_offering`, for a running coro that has no pending exception.
 #[inline]
 pub(super) fn begin_offer<'py>(coro: Coro<'py>, offer: Bound<'py, PyAny>) {
     coro.wake_value.set(offer);
     coro.status.set(Status::Waiting);
 }
 
-/// The running coro begins an I/O operation. An operation that waits resets the count. After too many in a row that did
-/// not wait, the coro yields here, before it holds anything that an interruption could lose.
+/// Called before each I/O operation of the running coro. It counts the operations since the last wait. If too many in a
+/// row completed without one, the coro yields here, before it holds anything that an interruption could lose.
 #[inline]
 pub(super) fn begin_act(coro: Coro<'_>) -> PyResult<Begun<'_, ()>> {
     let acts = coro.acts.get() + 1;
@@ -412,7 +418,7 @@ pub(super) fn begin_act(coro: Coro<'_>) -> PyResult<Begun<'_, ()>> {
     Ok(Begun::IsOver(none(coro.py())))
 }
 
-/// The same for what is no I/O and has no second half.
+/// Like `begin_act`, for a function that is not I/O. It does the whole wait itself.
 pub(super) fn act(coro: Coro<'_>) -> PyResult<()> {
     if let Begun::Waits(()) = begin_act(coro)? {
         suspend(coro)?;
@@ -420,9 +426,9 @@ pub(super) fn act(coro: Coro<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// `_coro_end_sleep`, which timers call.
+/// `_coro_end_sleep`, the function that a sleep's timer calls.
 static END_SLEEP: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
-/// An empty context for that call, so that no context is copied per sleep.
+/// An empty context that all these timers share, so that no context is copied for each sleep.
 static EMPTY_CONTEXT: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 
 pub(super) fn set_end_sleep(function: &Bound<'_, PyAny>) {
@@ -431,8 +437,8 @@ pub(super) fn set_end_sleep(function: &Bound<'_, PyAny>) {
     EMPTY_CONTEXT.store(unsafe { ffi::PyContext_New() }, Ordering::Release);
 }
 
-/// The running coro waits until the loop's clock shows `when_s`, by a timer in the loop's heap. `delay_s` is the time
-/// until then if the caller gave that, and 0 if it gave the deadline. Returns the timer, for `end_sleep`.
+/// The running coro sleeps until the loop's clock shows `when_s`, with a timer in the loop's heap. `delay_s` is the
+/// delay that the caller asked for, or 0 if the caller gave a deadline. Returns the timer, for `end_sleep`.
 pub(super) fn begin_sleep(coro: Coro<'_>, when_s: f64, delay_s: f64) -> PyResult<Begun<'_, HandleRef>> {
     if when_s.is_nan() {
         return Err(PyValueError::new_err("a time cannot be NaN"));
@@ -445,7 +451,7 @@ pub(super) fn begin_sleep(coro: Coro<'_>, when_s: f64, delay_s: f64) -> PyResult
     Ok(Begun::Waits(handle))
 }
 
-/// Sets a timer that makes the coro ready if it still waits then, outside of any queue.
+/// Sets a timer that makes the coro ready if at that time it is waiting outside of any queue.
 pub(super) fn set_wake_timer(coro: Coro<'_>, when_s: f64) -> PyResult<HandleRef> {
     set_timer(coro, when_s, END_SLEEP.load(Ordering::Relaxed))
 }
@@ -454,7 +460,7 @@ pub(super) fn set_wake_timer(coro: Coro<'_>, when_s: f64) -> PyResult<HandleRef>
 pub(super) fn now_s(coro: Coro<'_>) -> PyResult<f64> {
     match coro.event_loop.get(coro.py()) {
         Some(event_loop) => LoopObject::of(&event_loop).now_s(coro.py()),
-        None => Ok(0.0), // which `set_timer` refuses
+        None => Ok(0.0), // `set_timer` then raises, because there is no loop
     }
 }
 
@@ -479,14 +485,14 @@ pub(super) fn set_timer(coro: Coro<'_>, when_s: f64, function: *mut ffi::PyObjec
     Ok(handle)
 }
 
-/// After the wait.
+/// Ends a sleep, after the wait.
 pub(super) fn end_sleep<'py>(coro: Coro<'py>, handle: HandleRef, outcome: Outcome<'py>) -> Outcome<'py> {
     end_timer(coro, handle);
     outcome
 }
 
-/// Cancels the timer of a wait that was interrupted or woken, so that the timer does not end a later wait. If the timer
-/// is due, it is in the ready queue and not in the heap any more.
+/// Cancels the timer of a wait that was interrupted or woken, so that it does not end a later wait. A timer that is
+/// already due is in the ready queue, not in the heap any more.
 pub(super) fn end_timer(coro: Coro<'_>, handle: HandleRef) {
     let py = coro.py();
     let was_scheduled = handle.is_scheduled(py);

@@ -1,12 +1,14 @@
 //! asyncio's running loop and current task while a coro runs.
 //!
-//! The current task is the coro itself, which has the interface of a task. From 3.14 on asyncio keeps the current task
-//! in the thread state, and `PyState::swap` swaps it. Before 3.14 it is in a dict by loop, which the scheduler changes
-//! at each switch. The task that is current when the coro is suspended is current again when it goes on.
+//! While a coro runs, the current task is the coro itself, which has the interface of a task. From 3.14 on asyncio
+//! keeps the current task in the thread state, and `PyState::swap` swaps it. Before 3.14 asyncio keeps it in a dict by
+//! loop, which the scheduler updates at each switch. If other code has set another current task by the time the coro is
+//! suspended, that task is current again when the coro continues.
 //!
-//! A coro that hides the loop sees what an ordinary thread sees: no running loop and no current task. The thread's
-//! running loop is then exchanged at each switch. `Fiber::running_loop` has the one that is not in use: the coro's (in
-//! general none) while the coro is suspended, the thread's while the coro runs. `visibility` hides and shows it.
+//! A coro that hides the loop sees what an ordinary thread sees: no running loop and no current task. To do this, the
+//! thread's running loop is exchanged at each switch with `Fiber::running_loop`, which holds the one that is not in
+//! use: the coro's (usually null) while the coro is suspended, the thread's while the coro runs. `visibility` hides and
+//! shows the loop.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -20,7 +22,7 @@ use super::coroutine::Coro;
 use super::fiber::Fiber;
 use super::pystate::{self, SWAPS_TASK};
 
-/// `asyncio.tasks._current_tasks`, to 3.13.
+/// `asyncio.tasks._current_tasks`, up to 3.13.
 static CURRENT_TASKS: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 
 /// `asyncio._get_running_loop` and `asyncio._set_running_loop`.
@@ -47,35 +49,35 @@ pub(super) fn set_up(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// The set inside the weak set in which asyncio keeps the tasks that are not its own, for `asyncio.all_tasks()`. Null:
-/// asyncio's functions are called instead.
+/// The set inside the `WeakSet` in which asyncio keeps foreign tasks (not instances of its own `Task`) for
+/// `asyncio.all_tasks()`. If it is null, asyncio's functions are called instead.
 static REGISTRY: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 /// `asyncio._register_task` and `asyncio._unregister_task`.
 static REGISTER: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 static UNREGISTER: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 
-/// `_coro_set_registry(set or None, register, unregister)`: how `asyncio.all_tasks()` gets to know coros.
+/// `_coro_set_registry(set or None, register, unregister)`: sets how coros are added to `asyncio.all_tasks()`.
 pub(super) fn set_registry(
     registry: Option<Bound<'_, PyAny>>,
     register: Bound<'_, PyAny>,
     unregister: Bound<'_, PyAny>,
 ) {
-    // The earlier objects are never freed: this runs once, and in tests.
+    // The previous objects are never freed. That is acceptable because this runs once per process, apart from tests.
     REGISTER.store(register.into_ptr(), Ordering::Release);
     UNREGISTER.store(unregister.into_ptr(), Ordering::Release);
     let registry = registry.map_or(ptr::null_mut(), Bound::into_ptr);
     REGISTRY.store(registry, Ordering::Release);
 }
 
-/// Adds the coro to `asyncio.all_tasks()`, as `asyncio._register_task` does, but without running its Python code.
+/// Adds the coro to `asyncio.all_tasks()`, like `asyncio._register_task`, but without running Python code.
 #[inline]
 pub(super) fn register(coro: Coro<'_>) -> PyResult<()> {
     let registry = REGISTRY.load(Ordering::Relaxed);
     if registry.is_null() {
         return tell(coro, &REGISTER);
     }
-    // SAFETY: attached; a set that is never freed. The reference object is the one that every weak reference without
-    // a callback shares, so `unregister` finds it again. It needs no callback: the coro lives until then.
+    // SAFETY: attached; a set that is never freed. All weak references without a callback to one object are the same
+    // object, so `unregister` finds this one again. It needs no callback, because the coro lives until then.
     unsafe {
         let reference =
             Bound::from_owned_ptr_or_err(coro.py(), ffi::PyWeakref_NewRef(coro.as_ptr(), ptr::null_mut()))?;
@@ -86,7 +88,7 @@ pub(super) fn register(coro: Coro<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// The coro has ended.
+/// Removes a coro that has ended from `asyncio.all_tasks()`.
 #[inline]
 pub(super) fn unregister(coro: Coro<'_>) {
     let registry = REGISTRY.load(Ordering::Relaxed);
@@ -117,14 +119,14 @@ fn tell(coro: Coro<'_>, function: &AtomicPtr<ffi::PyObject>) -> PyResult<()> {
     }
 }
 
-/// The coro becomes the running task of a fiber that has not run yet, unless the coro hides the loop.
+/// Makes the coro the current task of its new fiber, unless the coro hides the loop.
 pub(super) fn begin(fiber: &mut Fiber, coro: Coro<'_>) {
     if !coro.hides_loop.get() {
         *fiber.state.task() = coro.to_bound().into_ptr();
     }
 }
 
-/// Before the switch to the coro.
+/// Called before the switch to the coro: installs its view of the current task and the running loop.
 #[inline(always)]
 pub(super) fn enter(fiber: *mut Fiber, coro: Coro<'_>) {
     // SAFETY: by the contract of `run`, the fiber is the coro's, and the thread is attached on its own stack.
@@ -173,8 +175,8 @@ unsafe fn take_current(coro: Coro<'_>) -> *mut ffi::PyObject {
     }
 }
 
-/// The coro's view of the running loop becomes the thread's. Returns false if there is no memory for that; then the
-/// coro sees the loop from now on.
+/// Installs the running loop as a hiding coro sees it. Returns false if there is no memory for that; the coro then sees
+/// the loop from now on.
 ///
 /// # Safety
 /// Attached, on the thread's own stack; the fiber is the coro's.
@@ -195,7 +197,7 @@ unsafe fn enter_hiding(fiber: *mut Fiber, coro: Coro<'_>) -> bool {
     false
 }
 
-/// The thread's running loop becomes the thread's again.
+/// Restores the thread's running loop after a hiding coro.
 ///
 /// # Safety
 /// As `enter_hiding`.
@@ -208,8 +210,8 @@ unsafe fn leave_hiding(fiber: *mut Fiber, coro: Coro<'_>) {
     }
 }
 
-/// Exchanges the running loop that asyncio sees in this thread with `place`, which has an owned reference, or null for
-/// none. Nothing has changed after an error. No reference is the last one, so this runs no Python code.
+/// Exchanges the running loop that asyncio sees in this thread with `place`, which holds an owned reference or null. If
+/// this fails, nothing has changed. It never drops a last reference, so it runs no Python code.
 fn exchange_loop(py: Python<'_>, place: &mut *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: attached; both places have an owned reference or null.
     unsafe {
@@ -237,10 +239,11 @@ fn exchange_loop(py: Python<'_>, place: &mut *mut ffi::PyObject) -> PyResult<()>
     Ok(())
 }
 
-/// Hides the loop from the running coro, which sees it. Returns what was the current task, None if there was none.
+/// Hides the loop from the running coro, which must not have hidden it already. Returns the task that was current, or
+/// None.
 pub(super) fn hide(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
     let py = coro.py();
-    // SAFETY: the fiber of the running coro; the scheduler does not use it meanwhile.
+    // SAFETY: the fiber of the running coro; the scheduler does not use it while the coro runs.
     let Some(fiber) = (unsafe { coro.fiber.get().as_mut() }) else {
         return Err(PyRuntimeError::new_err("the coro has no stack"));
     };
@@ -256,7 +259,8 @@ pub(super) fn hide(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
     }
 }
 
-/// Shows the loop to the running coro, which hides it, with `task` as the current task (None: none).
+/// Shows the loop again to the running coro, which must be hiding it, and makes `task` the current task (None: there is
+/// no current task).
 pub(super) fn show<'py>(coro: Coro<'py>, task: &Bound<'py, PyAny>) -> PyResult<()> {
     let py = coro.py();
     if !running_loop(py)?.is_none() {
@@ -275,7 +279,7 @@ pub(super) fn show<'py>(coro: Coro<'py>, task: &Bound<'py, PyAny>) -> PyResult<(
     } else {
         task.as_ptr()
     };
-    // SAFETY: attached; the place gets a reference of its own, what was there is dropped last.
+    // SAFETY: attached; the place gets its own reference, and the old one is dropped last.
     unsafe {
         if let Some(place) = pystate::running_task_place() {
             ffi::Py_XDECREF(ptr::replace(place, ffi::Py_XNewRef(task)));
@@ -286,7 +290,7 @@ pub(super) fn show<'py>(coro: Coro<'py>, task: &Bound<'py, PyAny>) -> PyResult<(
     Ok(())
 }
 
-/// After the switch back.
+/// Called after the switch back: saves the coro's current task and restores the thread's view.
 #[inline(always)]
 pub(super) fn leave(fiber: *mut Fiber, coro: Coro<'_>) {
     if coro.hides_loop.get() {
@@ -296,7 +300,7 @@ pub(super) fn leave(fiber: *mut Fiber, coro: Coro<'_>) {
     if SWAPS_TASK {
         return;
     }
-    // SAFETY: as above; the reference in the fiber is exchanged for one to what is in the dict now.
+    // SAFETY: as above; the fiber's reference is exchanged for one to the task that is in the dict now.
     unsafe {
         let tasks = CURRENT_TASKS.load(Ordering::Relaxed);
         let now = ffi::PyDict_GetItemWithError(tasks, coro.event_loop.as_ptr());
@@ -311,7 +315,7 @@ pub(super) fn leave(fiber: *mut Fiber, coro: Coro<'_>) {
     }
 }
 
-/// The fiber has ended.
+/// Drops the references of a fiber that has ended.
 pub(super) fn end(fiber: &mut Fiber, _: Python<'_>) {
     let task = std::mem::replace(fiber.state.task(), ptr::null_mut());
     let running_loop = std::mem::replace(&mut fiber.running_loop, ptr::null_mut());
@@ -326,7 +330,7 @@ pub(super) fn end(fiber: &mut Fiber, _: Python<'_>) {
 pub(super) fn running_loop(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     let function = RUNNING_LOOP.load(Ordering::Relaxed);
     if function.is_null() {
-        // A primitive that is made without the package.
+        // The native module is in use without the Python package, which calls `set_up`.
         return Ok(py.None().into_bound(py));
     }
     // SAFETY: set up before any coro can be made, never freed.

@@ -1,8 +1,8 @@
-//! Pointers into a coro's stack that other libraries keep in thread-local variables.
+//! Saves and restores pointers into a coro's stack that other libraries keep in thread-local variables.
 //!
-//! Extensions built with pybind11 keep a list of the calls that a thread is in. Its head is a thread-local variable,
-//! and its items lie on the stack. A call that ends and is not the head of the list ends the process. So the head is
-//! saved and restored with the coro:
+//! Extensions built with pybind11 keep a linked list of the calls that a thread is in. Its head is a thread-local
+//! variable, and its items are on the stack. If a call that ends is not at the head of the list, pybind11 terminates
+//! the process. So the head is saved and restored with the coro:
 //!
 //! ```text
 //!   coro waits:  variable --> call on its stack --> outer call ... --> what the thread had before   kept: the pointer
@@ -10,10 +10,10 @@
 //!   coro runs:   variable --> call on its stack
 //! ```
 //!
-//! Which variable that is depends on the version of pybind11: to 3.0.1 a key in its own structure, from 3.0.2 on a
-//! variable of each extension. So the variable is recognized by its value: a thread-local variable that points into the
-//! stack of the waiting coro belongs to the coro. The search runs only if pybind11 is loaded, and only for stacks that
-//! are deep enough for a call through C++.
+//! Which variable holds the head depends on the version of pybind11: up to 3.0.1 it is a key in pybind11's own
+//! structure, from 3.0.2 on a variable of each extension. So the variable is recognized by its value: a thread-local
+//! variable that points into the stack of the waiting coro belongs to the coro. The search runs only if pybind11 is
+//! loaded, and only for stacks that are deep enough to contain a call through C++.
 //!
 //! The scheduler calls this on the thread's own stack.
 
@@ -27,32 +27,32 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-/// A stack with a Python function that a C++ function has called is longer than this. A stack with Python functions
-/// only is shorter on most versions: 700 bytes on 3.13, 1,100 on 3.14.
+/// A stack on which C++ code has called a Python function is longer than this. A stack with Python functions only is
+/// shorter on most versions: 700 bytes on 3.13, 1,100 on 3.14.
 pub(super) const MIN_DEPTH: usize = 768;
-/// The most items of a list that are followed.
+/// The largest number of list items to follow.
 const MAX_ITEMS: usize = 10_000;
-/// How far above the place where the thread's own stack was left an item of its own may lie.
+/// How far above the thread's own stack pointer a list item on that stack may be.
 const OWN_STACK_LEN: usize = 1 << 30;
-/// The keys of pybind11's structure in the interpreter's dict, or in `builtins`. A number follows: the version of its
-/// layout.
+/// The keys of pybind11's structure in the interpreter's dict or in `builtins` begin with this. The version number of
+/// its layout follows.
 const INTERNALS: &str = "__pybind11_internals_v";
-/// Up to this version the head may be a value of `pthread_getspecific`.
+/// Up to this layout version the head may be a value of `pthread_getspecific`.
 const LAST_WITH_KEY: u32 = 11;
 
-/// What a suspended coro has taken out of the thread's variables.
+/// The values that were taken out of the thread's variables when the coro was suspended.
 pub(super) struct Taken(Vec<Word>);
 
 struct Word {
     place: Place,
     value: usize,
-    /// What the thread had there when the coro went on.
+    /// The thread's own value, which the variable had when the coro was resumed.
     before: usize,
 }
 
-/// What the thread knows of pybind11.
+/// What is known in this thread about the use of pybind11.
 pub(super) struct Search {
-    /// The lengths of the two dicts when they were looked at.
+    /// The lengths of the two dicts when they were last searched.
     dict_lens: Cell<(ffi::Py_ssize_t, ffi::Py_ssize_t)>,
     is_needed: Cell<bool>,
     with_keys: Cell<bool>,
@@ -69,7 +69,7 @@ impl Search {
         }
     }
 
-    /// Whether an extension built with pybind11 is loaded, as far as its entries in the two dicts show.
+    /// Whether an extension built with pybind11 is loaded, judging by the entries in the two dicts.
     #[inline]
     pub(super) fn is_needed(&self, py: Python<'_>) -> bool {
         let dicts = known_dicts(py);
@@ -86,7 +86,7 @@ impl Search {
             for dict in dicts {
                 // SAFETY: as above.
                 if let Some(dict) = unsafe { Bound::from_borrowed_ptr_or_opt(py, dict) } {
-                    self.look_into(&dict);
+                    self.search_dict(&dict);
                 }
             }
         }
@@ -94,7 +94,7 @@ impl Search {
     }
 
     #[cold]
-    fn look_into(&self, dict: &Bound<'_, PyAny>) {
+    fn search_dict(&self, dict: &Bound<'_, PyAny>) {
         let Ok(dict) = dict.cast::<PyDict>() else {
             return;
         };
@@ -116,7 +116,7 @@ impl Search {
     }
 }
 
-/// The interpreter's own dict, and that of the module `builtins`. Both are kept for good.
+/// The interpreter's own dict, and the dict of the module `builtins`. Both are never freed.
 static DICTS: [AtomicPtr<ffi::PyObject>; 2] = [const { AtomicPtr::new(ptr::null_mut()) }; 2];
 
 #[inline]
@@ -138,8 +138,8 @@ fn find_dicts(py: Python<'_>) {
     }
 }
 
-/// Takes what points into `stack`, and what was taken before, out of the thread's variables. `stack` is empty if the
-/// coro has ended; `main_sp` is where the thread's own stack was left.
+/// Takes the pointers into `stack` out of the thread's variables, and also the ones that `put_back` set. `stack` is
+/// empty if the coro has ended; `main_sp` is the stack pointer of the thread's own stack.
 ///
 /// # Safety
 /// `stack` is the used part of a suspended stack that is in place, or empty.
@@ -166,7 +166,7 @@ pub(super) unsafe fn take(
         let mut variables = search.variables.borrow_mut();
         variables.refresh(search.with_keys.get());
         for (place, value) in variables.pointing_into(stack) {
-            // SAFETY: the stack is suspended in place. Its owner finds the value again when the coro goes on.
+            // SAFETY: the stack is suspended in place. `put_back` restores the value before the coro runs again.
             let before = unsafe {
                 let before = end_of_list(value, stack, main_sp);
                 place.write(before);
@@ -180,7 +180,7 @@ pub(super) unsafe fn take(
     }
 }
 
-/// The coro is about to run: sets its variables as it has left them.
+/// Sets the variables to the values that the coro left in them. Called when the coro is about to run.
 ///
 /// # Safety
 /// Its stack is in place.
@@ -196,7 +196,7 @@ pub(super) unsafe fn put_back(taken: &mut Taken) {
     }
 }
 
-/// Follows a list whose items lie in `stack`; the first word of each points to the next item. Returns the first item on
+/// Follows a list whose items are in `stack`; the first word of each points to the next item. Returns the first item on
 /// the thread's own stack, or 0.
 ///
 /// # Safety

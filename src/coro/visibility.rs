@@ -1,8 +1,8 @@
-//! The running loop as coros see it.
+//! Hides the running loop from a coro and shows it again.
 //!
-//! A coro that hides the loop runs blocking-style code as a thread would: asyncio's functions see no running loop in it
-//! (`tasks` does that at each switch). The functions of the package go on to work there, because they find the loop
-//! through the coro.
+//! A coro that hides the loop runs blocking-style code the way a thread would: in it, asyncio's functions see no
+//! running loop (`tasks` arranges that at each switch). The package's own functions still work there, because they find
+//! the loop through the coro.
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -11,18 +11,18 @@ use super::coroutine::Coro;
 use super::runtime::{current, with_runtime};
 use super::tasks;
 
-/// The coro that runs here, if it hides the loop.
+/// The running coro, if it hides the loop.
 fn hiding(py: Python<'_>) -> Option<Coro<'_>> {
     current(py).filter(|coro| coro.hides_loop.get())
 }
 
-/// Whether a coro runs here that hides the loop. In the child of a coro that has forked there is no loop to hide.
+/// Whether the running coro hides the loop. In the child of a coro that has forked there is no loop to hide.
 pub(super) fn is_hidden(py: Python<'_>) -> bool {
     hiding(py).is_some() && !with_runtime(|runtime| runtime.is_forked.get())
 }
 
-/// The loop that runs in this thread, even if it is hidden, or None. If blocking code runs a loop of its own in the coro:
-/// that one.
+/// The loop that runs in this thread, even if it is hidden, or None. If blocking code in the coro runs a loop of its
+/// own, the result is that loop.
 pub(super) fn running_loop(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     let visible = tasks::running_loop(py)?;
     if !visible.is_none() {
@@ -32,7 +32,7 @@ pub(super) fn running_loop(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     Ok(hidden.unwrap_or(visible))
 }
 
-/// RuntimeError if `event_loop` is a loop that blocking code runs within a coro: it cannot run coros.
+/// RuntimeError if `event_loop` is a loop that blocking code runs inside a coro: such a loop cannot run coros.
 pub(super) fn check_can_host(event_loop: &Bound<'_, PyAny>) -> PyResult<()> {
     match hiding(event_loop.py()) {
         Some(coro) if coro.event_loop.as_ptr() != event_loop.as_ptr() => Err(PyRuntimeError::new_err(
@@ -45,12 +45,12 @@ pub(super) fn check_can_host(event_loop: &Bound<'_, PyAny>) -> PyResult<()> {
 /// Hides the loop from the running coro. Returns the current task, for `show`.
 pub(super) fn hide(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
     if coro.hides_loop.get() {
-        return Err(PyRuntimeError::new_err("the coro hides the loop already"));
+        return Err(PyRuntimeError::new_err("the coro already hides the loop"));
     }
     tasks::hide(coro)
 }
 
-/// Shows the loop to the running coro, and `task` as the current task.
+/// Shows the loop to the running coro again, with `task` as the current task.
 pub(super) fn show<'py>(coro: Coro<'py>, task: &Bound<'py, PyAny>) -> PyResult<()> {
     if !coro.hides_loop.get() {
         return Err(PyRuntimeError::new_err("the coro does not hide the loop"));

@@ -1,6 +1,6 @@
-//! `WaitQueue`: the coros that wait for the same thing, in the order in which they came.
+//! `WaitQueue`: the coros that wait for the same thing, in order of arrival.
 //!
-//! The list runs through the coros themselves. So waiting needs no memory, and a coro can leave from any position by
+//! The list links the coro objects themselves. So waiting needs no memory, and a coro can leave from any position by
 //! changing four pointers:
 //!
 //! ```text
@@ -9,9 +9,9 @@
 //!   coros                    [ A ] <---next, previous---> [ B ] <---> [ C ]      WaitNode.queue: back to the WaitQueue
 //! ```
 //!
-//! A coro is in at most one queue, and only while it waits. Whoever makes it ready removes it
-//! (`scheduler::make_ready`), and so does an interruption. So a queue contains waiting coros only, and its length is
-//! right at any time. Belongs to the thread of the coros. It must not know what they wait for.
+//! A coro is in at most one queue, and only while it waits. It is removed when it is made ready
+//! (`scheduler::make_ready`) or interrupted. So a queue contains only waiting coros, and its length is always right.
+//! Only the thread of the coros uses it.
 
 use std::cell::Cell;
 use std::ptr;
@@ -21,24 +21,24 @@ use pyo3::prelude::*;
 use super::coroutine::{Coro, CoroObject};
 use crate::binding::native_type::This;
 
-/// Does not move while a coro is in it: it is part of an object, and each waiting coro keeps that object alive by the
-/// frame on its stack.
+/// Must not move while a coro is in it. It is a field of a Python object, and each waiting coro keeps that object alive
+/// through a frame on its stack.
 pub(super) struct WaitQueue {
     first: Cell<*mut CoroObject>,
     last: Cell<*mut CoroObject>,
     len: Cell<usize>,
 }
 
-/// The position of a coro in a queue. All zeroes: the coro is in no queue.
+/// A coro's position in a queue. All zeroes: the coro is in no queue.
 pub(super) struct WaitNode {
     queue: Cell<*const WaitQueue>,
     next: Cell<*mut CoroObject>,
     previous: Cell<*mut CoroObject>,
-    /// What the coro asks for; the primitive defines the unit.
+    /// The amount that the coro asks for; each primitive defines the unit.
     pub(super) request: Cell<i64>,
-    /// The coro got what it waited for. If it is interrupted before it runs, it has to give that back.
+    /// The coro was granted its request. If it is interrupted before it runs, it has to give that back.
     pub(super) is_granted: Cell<bool>,
-    /// The timeout was over before that.
+    /// The timeout expired before the request was granted.
     pub(super) is_late: Cell<bool>,
 }
 
@@ -52,14 +52,14 @@ impl WaitQueue {
         self.first.get().is_null()
     }
 
-    /// The coro that has waited longest.
+    /// The coro that has waited longest, None if the queue is empty.
     #[inline]
     pub(super) fn first<'py>(&self, py: Python<'py>) -> Option<Coro<'py>> {
         let first = self.first.get();
         if first.is_null() {
             return None;
         }
-        // SAFETY: a queued coro waits, and the runtime keeps it until it has ended.
+        // SAFETY: a queued coro is waiting, and the runtime keeps it alive until it has ended.
         Some(unsafe { This::new(py, first.cast()) })
     }
 
@@ -85,7 +85,7 @@ impl WaitQueue {
         self.len.set(self.len.get() + 1);
     }
 
-    /// Removes all coros, which go on waiting.
+    /// Removes all coros from the queue; they stay suspended.
     pub(super) fn clear(&self) {
         while let Some(first) = ptr::NonNull::new(self.first.get()) {
             // SAFETY: queued, so alive.
@@ -100,7 +100,7 @@ impl WaitNode {
         !self.queue.get().is_null()
     }
 
-    /// The address of the queue, which lies in the object that the coro waits for; 0 if it is in none.
+    /// The address of the queue, a field of the object that the coro waits for; 0 if the coro is in no queue.
     pub(super) fn queue_address(&self) -> usize {
         self.queue.get().addr()
     }
@@ -136,8 +136,8 @@ impl WaitNode {
 
 impl Drop for WaitQueue {
     fn drop(&mut self) {
-        // The queue is empty when no frame references its object. An interpreter that ends may take the frames away
-        // first; then this keeps the coros from pointing to freed memory.
+        // Normally the queue is empty here, since a frame of each waiting coro references its object. But an
+        // interpreter that exits may destroy the frames first. Then this keeps the coros from pointing to freed memory.
         self.clear();
     }
 }

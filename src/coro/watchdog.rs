@@ -1,23 +1,26 @@
-//! The watchdog: a thread that finds runs that are late while they last.
+//! The watchdog: a thread that finds late runs while they are still going on.
 //!
 //! ```text
-//!   a run in a thread          no pulse has changed      the same again: pulses      again: sleep until
-//!   that is not watched  -->   since the last look  -->  are told to wake us   -->   somebody wakes us
-//!        ^  sleep until the earliest run can be late                                      |
-//!        '--------------------------------------------------------------------------------'
+//!   a run begins in a thread       a check finds that no        the next check finds
+//!   that is not watched:      -->  pulse has changed: the  -->  no change either: sleep
+//!   check, sleep, check ...        next run must wake us        until a run wakes us
+//!        ^                                                                |
+//!        '----------------------------------------------------------------'
+//!   Between two checks the watchdog sleeps until the earliest run can be late.
 //! ```
 //!
-//! There is one watchdog for all threads. It starts with the first run where a limit is set: of a coro, or of what an
-//! observed loop runs. It sleeps while nothing runs. It ends when there is no thread left to watch: the limit is off, the
-//! loop is closed, or the process forks or exits.
+//! There is one watchdog for all threads. It starts with the first run of a thread that has a limit: the run of a coro,
+//! or of something that an observed loop calls. It sleeps while nothing runs. It ends when no thread is left to watch:
+//! the limits are off, the loops are closed, or the process forks or exits.
 //!
-//! The watchdog is a Rust thread. It reads the pulses without the GIL, attaches only when a run is late, and is not in
-//! `threading.enumerate()`. A short-lived thread of `threading` makes the log record: for a thread that it does not
-//! know, logging leaves an entry in `threading`, and handlers may block. To Python 3.13 a thread that asks for the GIL
-//! of an exiting interpreter is ended inside that call; `sys/unwinding` handles that here, too.
+//! The watchdog is a Rust thread that does not show in `threading.enumerate()`. It reads the pulses without the GIL and
+//! attaches only when a run is late. It starts a short-lived `threading` thread to make the log record, since log
+//! handlers may block, and since logging from a thread unknown to `threading` would leave an entry behind there. Up to
+//! Python 3.13, CPython ends a thread that asks for the GIL of an exiting interpreter, inside that call;
+//! `sys/unwinding` handles this for the watchdog too.
 //!
-//! Callers of `watch`, `unwatch` and `stop` have the GIL. While the watchdog uses Python (`is_looking`), nobody waits
-//! for it with the GIL, and it holds no lock. It must not know what is logged.
+//! Callers of `watch`, `unwatch` and `stop` hold the GIL. While the watchdog uses Python (`is_reporting`), no thread
+//! that holds the GIL waits for it, and the watchdog holds no lock.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -30,14 +33,14 @@ use pyo3::prelude::*;
 use super::pulse::Pulse;
 use grapeshot_core::sys::{clock, thread};
 
-/// The usual length: Python code runs on this stack.
+/// Python code runs on this stack, so it has the usual length.
 const STACK_LEN: usize = 8 * 1024 * 1024;
 /// The shortest and the longest sleep: the clock ticks in milliseconds, and sums must not overflow.
 const SLEEP_NS: std::ops::RangeInclusive<u64> = 1_000_000..=3_600_000_000_000;
 /// How long an exit or a fork waits for a report that the watchdog has begun.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Reports the run of that pulse which began at that time, unless it has ended. Called with the GIL.
+/// Reports the run of a pulse that began at the given time, unless it has ended. Called with the GIL.
 pub(super) type Report = fn(Python<'_>, &Pulse, u64) -> PyResult<()>;
 
 struct Watchdog {
@@ -50,57 +53,57 @@ struct Watchdog {
 #[derive(Default)]
 struct State {
     watched: Vec<Watched>,
-    /// The thread exists and has not yet decided to end.
+    /// The watchdog's thread exists and has not yet decided to end.
     is_alive: bool,
-    /// The thread uses Python, or waits for the GIL.
-    is_looking: bool,
+    /// The watchdog is using Python, or waiting for the GIL.
+    is_reporting: bool,
     thread: Option<JoinHandle<()>>,
 }
 
 struct Watched {
     pulse: Arc<Pulse>,
-    /// The pulse at the last look.
+    /// `Pulse::last_change` at the last check.
     seen: u64,
-    /// The run that was reported, by the time from which it counts: later than its beginning if it held up nothing.
+    /// The run that was reported, identified by the time from which it counts (`Pulse::holding_up_since`).
     reported_ns: Option<u64>,
 }
 
 /// The result of a check of all pulses.
 enum Finding {
     Late(Arc<Pulse>, u64),
-    /// No run can be late before that time is over. `is_busy`: something has run since the last check.
+    /// No run can be late before this time has passed. `is_busy`: something has run since the last check.
     Sleep {
         duration: Duration,
         is_busy: bool,
     },
 }
 
-/// Made once and never freed. A forked child starts without one: the parent's thread does not exist there.
+/// Created once and never freed. A forked child starts without one, because the parent's thread does not exist there.
 static WATCHDOG: AtomicPtr<Watchdog> = AtomicPtr::new(ptr::null_mut());
 
 fn existing() -> Option<&'static Watchdog> {
-    // SAFETY: null, or leaked by `made`.
+    // SAFETY: null, or leaked by `get_or_make`.
     unsafe { WATCHDOG.load(Ordering::Acquire).as_ref() }
 }
 
-fn made(report: Report) -> &'static Watchdog {
+fn get_or_make(report: Report) -> &'static Watchdog {
     existing().unwrap_or_else(|| {
         let watchdog = Box::leak(Box::new(Watchdog {
             state: Mutex::default(),
             report,
             changed: Condvar::new(),
         }));
-        // Nobody else has made one: the caller has the GIL.
+        // No other thread can have made one in the meantime, because the caller holds the GIL.
         WATCHDOG.store(watchdog, Ordering::Release);
         watchdog
     })
 }
 
-/// A run has begun in a thread that is not watched, or its limit has changed.
+/// Watches a thread. Called when a run has begun in a thread that is not watched, or when the limit has changed.
 #[cold]
 pub(super) fn watch(pulse: &Arc<Pulse>, report: Report) {
     pulse.set_unwatched(false);
-    let watchdog = made(report);
+    let watchdog = get_or_make(report);
     let mut state = watchdog.lock();
     if !state.has(pulse) {
         state.watched.push(Watched {
@@ -118,13 +121,13 @@ pub(super) fn watch(pulse: &Arc<Pulse>, report: Report) {
             state.is_alive = true;
             state.thread = Some(handle);
         }
-        // The process cannot start another thread. Then late runs are reported when they end, and not each run tries
-        // again.
+        // The process cannot start another thread. Late runs are then reported only when they end, and later runs do
+        // not try to start the watchdog again.
         Err(_) => state.watched.clear(),
     }
 }
 
-/// Stops watching the thread of that pulse, until its next run.
+/// Stops watching the thread of this pulse, until its next run.
 pub(super) fn unwatch(pulse: &Arc<Pulse>) {
     pulse.set_unwatched(true);
     if let Some(watchdog) = existing() {
@@ -143,25 +146,25 @@ pub(super) fn stop(py: Python<'_>) {
     };
     let mut state = watchdog.lock();
     state.forget_all();
-    if state.is_looking {
+    if state.is_reporting {
         drop(state);
-        // The watchdog must not ask for the GIL of an interpreter that does not exist any more, and CPython warns of
-        // a fork with several threads.
+        // Wait for the watchdog to finish: it must not ask for the GIL of an interpreter that no longer exists, and
+        // CPython warns about a fork in a process with several threads.
         py.detach(|| {
             let state = watchdog.lock();
             drop(
                 watchdog
                     .changed
-                    .wait_timeout_while(state, GRACE, |state| state.is_looking),
+                    .wait_timeout_while(state, GRACE, |state| state.is_reporting),
             );
         });
         state = watchdog.lock();
-        state.forget_all(); // coros of other threads have run meanwhile
+        state.forget_all(); // other threads may have added themselves during the wait
     }
     watchdog.end_if_unused(state);
 }
 
-/// In a forked child, before anything can run.
+/// Called in a forked child, before anything else runs.
 pub(super) fn after_fork(pulse: &Pulse) {
     WATCHDOG.store(ptr::null_mut(), Ordering::Release);
     pulse.set_unwatched(true);
@@ -180,7 +183,7 @@ impl State {
         }
     }
 
-    fn look_around(&mut self) -> Finding {
+    fn check_pulses(&mut self) -> Finding {
         let now_ns = clock::coarse_ns();
         let mut is_busy = false;
         let mut sleep_ns = *SLEEP_NS.end();
@@ -188,10 +191,11 @@ impl State {
             let pulse = &watched.pulse;
             is_busy |= std::mem::replace(&mut watched.seen, pulse.last_change()) != watched.seen;
             let (since_ns, late_ns) = (pulse.running_since(), pulse.late_ns());
-            // A run that begins now, and a run that was reported and goes on, are checked again after the limit.
+            // By default, check again after the limit: a run that begins now cannot be late earlier, and a run that was
+            // reported and goes on need not be checked earlier.
             let mut left_ns = late_ns;
             if let Some(since_ns) = since_ns {
-                let (from_ns, limit_ns) = pulse.in_the_way_since(since_ns, late_ns);
+                let (from_ns, limit_ns) = pulse.holding_up_since(since_ns, late_ns);
                 if watched.reported_ns != Some(from_ns) {
                     is_busy = true;
                     left_ns = limit_ns.saturating_sub(now_ns.saturating_sub(from_ns));
@@ -212,13 +216,13 @@ impl State {
 
 impl Watchdog {
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing panics in the middle of a change.
+        // No panic can leave the state half changed.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The main function of the thread.
     fn run(&self) {
-        let mut quiet_looks = 0;
+        let mut quiet_checks = 0;
         let mut state = self.lock();
         loop {
             state.watched.retain(|watched| !watched.pulse.is_gone());
@@ -226,30 +230,32 @@ impl Watchdog {
                 state.is_alive = false;
                 return;
             }
-            match state.look_around() {
+            match state.check_pulses() {
                 Finding::Late(pulse, since_ns) => {
-                    // The run may have begun after the pulses were told to wake us, and has taken that back.
-                    quiet_looks = 0;
-                    state.is_looking = true;
+                    // The run may have begun after the pulses were flagged to wake the watchdog, and has then cleared
+                    // its own flag. So the count starts again.
+                    quiet_checks = 0;
+                    state.is_reporting = true;
                     drop(state);
-                    self.look(&pulse, since_ns);
+                    self.report_run(&pulse, since_ns);
                     state = self.lock();
-                    state.is_looking = false;
+                    state.is_reporting = false;
                     self.changed.notify_all();
                 }
                 Finding::Sleep { duration, is_busy } => {
-                    quiet_looks = if is_busy { 0 } else { quiet_looks + 1 };
-                    if quiet_looks == 1 {
+                    quiet_checks = if is_busy { 0 } else { quiet_checks + 1 };
+                    if quiet_checks == 1 {
                         for watched in &state.watched {
                             watched.pulse.set_unwatched(true);
                         }
                     }
-                    // A thread that did not see the flag in time has shown by the second check that it runs.
-                    state = if quiet_looks < 2 {
+                    // If a thread began a run just before it could see the flag, the second check notices the changed
+                    // pulse.
+                    state = if quiet_checks < 2 {
                         let waited = self.changed.wait_timeout(state, duration);
                         waited.unwrap_or_else(PoisonError::into_inner).0
                     } else {
-                        quiet_looks = 0;
+                        quiet_checks = 0;
                         let waited = self.changed.wait(state);
                         waited.unwrap_or_else(PoisonError::into_inner)
                     };
@@ -258,25 +264,25 @@ impl Watchdog {
         }
     }
 
-    /// If nothing is watched and the thread does not use Python, tells it to end and waits for that: it needs no GIL to
-    /// end. Otherwise it ends by itself.
+    /// If nothing is watched and the watchdog is not using Python, tells the thread to end and waits for that; it needs
+    /// no GIL to end. Otherwise the thread ends by itself later.
     fn end_if_unused(&self, mut state: MutexGuard<'_, State>) {
-        if !state.watched.is_empty() || state.is_looking {
+        if !state.watched.is_empty() || state.is_reporting {
             return;
         }
-        // It may have decided to end already, and be about to.
+        // The thread may have decided to end already.
         let thread = state.thread.take();
         drop(state);
         self.changed.notify_all();
         if let Some(thread) = thread {
-            // Err is a panic, which was written to stderr.
+            // Err means that the thread panicked, which was already written to stderr.
             drop(thread.join());
         }
     }
 
     /// Reports the run, unless it ends before the watchdog has the GIL.
-    fn look(&self, pulse: &Pulse, since_ns: u64) {
-        // None when the interpreter has begun to exit.
+    fn report_run(&self, pulse: &Pulse, since_ns: u64) {
+        // `try_attach` returns None if the interpreter has begun to exit.
         let _ = Python::try_attach(|py| {
             if let Err(error) = (self.report)(py, pulse, since_ns) {
                 error.write_unraisable(py, None);

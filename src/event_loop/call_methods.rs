@@ -26,17 +26,19 @@ pub(super) fn context_keyword(args: &Args<'_, '_>) -> PyResult<*mut ffi::PyObjec
         return Ok(ptr::null_mut());
     }
     if kwnames == ASYNCIO_KWNAMES.load(Ordering::Acquire) {
-        // One name, so one value behind the positional ones.
+        // One name, so there is one value after the positional ones.
         return checked_context(args.values()[args.positional().len()]);
     }
     find_context(args)
 }
 
-/// `("context",)` as CPython's own tasks and futures pass it, kept for good when it is first seen. Its string is not
-/// interned, so a comparison by address tells nothing. Null before that.
+/// The tuple `("context",)` that CPython's own tasks and futures pass, kept forever once it is first seen; null before.
+/// The string in it is not the interned one, so its address is not known. The address of the tuple makes a cheap
+/// comparison.
 static ASYNCIO_KWNAMES: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 
-/// Keeps the keyword names of a call whose only one is `context` under another address.
+/// Keeps the tuple of keyword names of a call whose only keyword is `context`, as a string that is not the interned
+/// one.
 #[cold]
 fn keep_kwnames(kwnames: *mut ffi::PyObject) {
     // SAFETY: the live tuple of the running call.
@@ -71,7 +73,7 @@ fn find_context(args: &Args<'_, '_>) -> PyResult<*mut ffi::PyObject> {
     checked_context(context)
 }
 
-/// The value of the keyword; null for None. Raises TypeError for what is no context.
+/// The value of the `context` keyword; null for None. Raises TypeError for an object that is not a context.
 #[inline]
 fn checked_context(context: *mut ffi::PyObject) -> PyResult<*mut ffi::PyObject> {
     // SAFETY: None is immortal or at least alive; only its address is compared.
@@ -140,8 +142,8 @@ fn make_handle(
     Ok(handle)
 }
 
-/// Queues the handle with a reference of its own. It goes directly into the queue, or through the inbox if another
-/// thread runs the loop of a free-threaded build (which only debug mode forbids for `call_soon`).
+/// Queues the handle, with a new reference. It goes straight into the ready queue. In a free-threaded build, it goes
+/// through the inbox if another thread runs the loop; such a call of `call_soon` is an error only in debug mode.
 #[inline(always)]
 fn push(this: This<'_, LoopObject>, handle: HandleRef) {
     let (py, reactor) = (this.py(), this.reactor());
@@ -207,7 +209,7 @@ fn seconds(py: Python<'_>, value: *mut ffi::PyObject, none_message: &'static str
         }
         ffi::PyFloat_AsDouble(value)
     };
-    // PyFloat_AsDouble's error value; a real -1.0 leaves no exception.
+    // -1.0 means an error only if an exception is set.
     if number == -1.0
         && let Some(error) = PyErr::take(py)
     {
@@ -239,7 +241,7 @@ fn schedule_timer<'py>(
         Ok(())
     });
     if pushed.is_err() {
-        // Another thread runs the loop of a free-threaded build. Only debug mode forbids this call.
+        // A free-threaded build, and another thread runs the loop. Only debug mode forbids this call.
         reactor.push_timer_from_outside(py, handle.new_ref());
     }
     reactor.note_made(py, handle);
@@ -253,7 +255,7 @@ fn call_later<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'
     if !this.has_native_clock(this.py()) {
         return call_later_by_clock(this, &args);
     }
-    // This multiplies where time() divides. The results differ by less than the nanoseconds by which a deadline is
+    // This multiplies, while time() divides. The results differ by less than the nanoseconds by which deadlines are
     // rounded up.
     schedule_timer(
         this,
@@ -264,7 +266,7 @@ fn call_later<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'
     )
 }
 
-/// `call_later` for a loop whose clock or `call_at` is not the native one.
+/// `call_later` for a loop whose `time` or `call_at` the program has replaced.
 #[cold]
 fn call_later_by_clock<'py>(this: This<'py, LoopObject>, args: &Args<'_, 'py>) -> Object<'py> {
     let py = this.py();
@@ -291,7 +293,7 @@ fn call_later_by_clock<'py>(this: This<'py, LoopObject>, args: &Args<'_, 'py>) -
 fn call_at<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     let when_s = seconds(this.py(), args.positional()[0], "when cannot be None")?;
     this.reactor().check_closed()?;
-    // A deadline is meant as it is given.
+    // No slack: the program has asked for this exact time.
     schedule_timer(this, &args, when_s, 0.0, "call_at")
 }
 
@@ -317,19 +319,19 @@ pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
             LoopObject,
             call_later,
             "call_later(delay, callback, *args, context=None)",
-            "Run callback(*args) after delay seconds; a TimerHandle."
+            "Run callback(*args) after delay seconds; returns a TimerHandle."
         ),
         threadsafe_method!(
             LoopObject,
             call_at,
             "call_at(when, callback, *args, context=None)",
-            "Run callback(*args) at loop.time() == when; a TimerHandle."
+            "Run callback(*args) when loop.time() reaches when; returns a TimerHandle."
         ),
         threadsafe_method!(
             LoopObject,
             time,
             "time()",
-            "Seconds of the monotonic clock (that of time.monotonic())."
+            "The time in seconds, from the clock of time.monotonic()."
         ),
     ]
 }

@@ -1,23 +1,31 @@
-//! The contexts in which callbacks run that are scheduled without one.
+//! The contexts of callbacks that are scheduled without a `context` argument.
 //!
-//! asyncio copies the current context for each of them. Here all that are scheduled in the same state share one copy, the
-//! template, in which nothing ever runs, and which no other code can get:
+//! asyncio copies the current context for each such callback. Here, all callbacks that are scheduled while the context
+//! variables have the same values share one copy, the template. Nothing ever runs in the template, and the program
+//! cannot get hold of it. Each callback runs in a copy of it, the spare, which the next callback reuses if nothing has
+//! changed:
 //!
 //! ```text
-//!   scheduling: does the current context have the template's values? -- no --> the template is a new copy
-//!                     | yes: the handle takes a reference
-//!   running:    the spare, a copy of the handle's template --> the callback
-//!   afterwards: does it still have these values, and does nobody else refer to it? -- no --> it was the callback's own
-//!                     | yes: it is the spare again
+//!   scheduling:      does the current context have the template's values?
+//!                       | yes: the handle refers to the template
+//!                       '-- no: the current context is copied, and the copy is the new template
+//!   running:         does the spare have the values of the handle's template?
+//!                       | yes: the callback runs in the spare
+//!                       '-- no: the callback runs in a new copy of the template
+//!   after the run:   does that context still have these values, and is this the only reference to it?
+//!                       | yes: it becomes the spare
+//!                       '-- no: it is dropped
 //! ```
-//! So a burst of callbacks needs one context. Whoever asks a handle for its context gets a copy (`HandleObject::own_context`).
+//! So a burst of callbacks needs two contexts. If the program asks a handle for its context, the handle gets a copy of
+//! its own (`HandleObject::own_context`).
 //!
-//! The values of a context are an immutable mapping: where two contexts have the same mapping, their values are the same.
-//! The C API has no function for the mapping, nor for the current context. `find_fields` finds the places of both fields by
-//! looking at what changes. Where it does not find them, and in free-threaded builds, each handle has a copy, as in asyncio.
+//! The values of a context are an immutable mapping. If two contexts have the same mapping object, their values are the
+//! same. The C API has no function for the mapping, nor for the current context, so `find_fields` finds the offsets of
+//! both fields by observing which words change. If it does not find them, and in free-threaded builds, each handle has
+//! a context of its own, as in asyncio.
 //!
-//! The loop forgets both contexts before it sleeps if they have values, which must not live longer because of them.
-//! They are touched with the GIL, by any thread that schedules something.
+//! Before it sleeps, the loop drops both contexts if either of them has values, so that they do not keep the values
+//! alive. Any thread that schedules something touches the contexts, while it holds the GIL.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -30,33 +38,33 @@ use pyo3::prelude::*;
 use crate::binding::HAS_GIL;
 use crate::binding::object_cell::ObjectCell;
 
-/// The place of the current context in the thread state, counted in pointers; 0 if it is not known.
+/// The offset of the current context in the thread state, in pointers; 0 if it is not known.
 static CURRENT: AtomicUsize = AtomicUsize::new(0);
-/// The place of the mapping in a context.
+/// The offset of the mapping in a context, in pointers.
 static VALUES: AtomicUsize = AtomicUsize::new(0);
 /// The mapping of a context without values, which lives forever.
 static NO_VALUES: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 
-/// So much of a thread state is searched: every version has more.
+/// The number of words of a thread state that are searched. In every version of CPython it is larger than that.
 const THREAD_WORDS: usize = 32;
 
-/// Pointer `place` of the structure at `start`.
+/// The pointer at offset `place` (in pointers) of the structure at `start`.
 ///
 /// # Safety
-/// The structure has so many pointers, and nothing changes it meanwhile.
+/// The structure is larger than `place` pointers, and no other thread changes it during the call.
 #[inline]
 unsafe fn word(start: *mut c_void, place: usize) -> *mut ffi::PyObject {
     // SAFETY: by the contract.
     unsafe { *start.cast::<*mut ffi::PyObject>().add(place) }
 }
 
-/// The mapping of a context. Borrowed from it.
+/// The mapping of a context, borrowed from it.
 ///
 /// # Safety
-/// Attached; `find_fields` has found the fields.
+/// Attached, with a context; `find_fields` has found the fields.
 #[inline]
 unsafe fn values_of(context: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: by the contract, and the field lies inside of a context.
+    // SAFETY: by the contract; the field lies inside of a context.
     unsafe { word(context.cast(), VALUES.load(Ordering::Relaxed)) }
 }
 
@@ -72,10 +80,10 @@ pub(super) fn copy<'py>(context: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAn
     unsafe { Bound::from_owned_ptr_or_err(context.py(), ffi::PyContext_Copy(context.as_ptr())) }
 }
 
-/// What the handles of one loop share.
+/// The contexts that the handles of one loop share.
 pub(crate) struct Contexts {
     template: ObjectCell,
-    /// A context that a callback may run in.
+    /// A copy of a template, for the next callback that runs.
     spare: ObjectCell,
     /// Whether the template has values.
     has_values: Cell<bool>,
@@ -90,12 +98,12 @@ impl Contexts {
         }
     }
 
-    /// A context for a handle that is made now, and whether it is the template. A new reference.
+    /// The context for a new handle, as a new reference, and whether it is the template.
     #[inline]
     pub(super) fn for_handle(&self, py: Python<'_>) -> PyResult<(*mut ffi::PyObject, bool)> {
         let template = self.template.as_ptr();
-        // SAFETY: attached. The current context is null or an object that the thread state holds, and the cell holds a
-        // context, so far as the fields are known; otherwise the cell is empty.
+        // SAFETY: attached. The current context is null or an object that the thread state holds. The cell holds a
+        // context only if the fields are known; otherwise it is empty.
         unsafe {
             if !template.is_null() {
                 let current = word(ffi::PyThreadState_Get().cast(), CURRENT.load(Ordering::Relaxed));
@@ -115,13 +123,14 @@ impl Contexts {
             // SAFETY: attached, with a context, and the fields are known.
             let values = unsafe { values_of(made.as_ptr()) };
             self.has_values.set(values != NO_VALUES.load(Ordering::Relaxed));
-            // Dropping the last one may run code, but nothing here is looked at afterwards.
+            // Dropping the previous template may run code, but nothing here is read afterwards.
             self.template.set(made.clone());
         }
         Ok((made.into_ptr(), is_shared))
     }
 
-    /// The context to run a handle in that has this template. A new reference, or null with an exception set.
+    /// The context in which a handle with this template runs, as a new reference; null with an exception set on
+    /// failure.
     ///
     /// # Safety
     /// Attached, and the caller holds the template.
@@ -140,13 +149,14 @@ impl Contexts {
         }
     }
 
-    /// Takes back what `begin_run` has returned: a callback has run in it, and it was left.
+    /// Takes back the context that `begin_run` has returned, after a callback has run in it and it was left.
     ///
     /// # Safety
-    /// As for `begin_run`.
+    /// As for `begin_run`; `context` is a reference of the caller, which this function takes over.
     #[inline]
     pub(super) unsafe fn end_run(&self, template: *mut ffi::PyObject, context: *mut ffi::PyObject) {
-        // SAFETY: the caller's references. The template keeps its mapping, so no other can have that one's address.
+        // SAFETY: the caller's references. The template keeps its mapping alive, so no other mapping can have its
+        // address.
         unsafe {
             let is_unused = ffi::Py_REFCNT(context) == 1 && values_of(context) == values_of(template);
             if is_unused && !self.spare.is_set() {
@@ -157,7 +167,7 @@ impl Contexts {
         }
     }
 
-    /// The loop is about to sleep, or its run ends: values live no longer because of these contexts.
+    /// Called before the loop sleeps, and when its run ends: makes sure that these contexts keep no values alive.
     #[inline]
     pub(super) fn forget_values(&self, py: Python<'_>) {
         if self.has_values.get() || self.has_spare_values() {
@@ -165,7 +175,7 @@ impl Contexts {
         }
     }
 
-    /// Whether the spare has values. It may be of an older template.
+    /// Whether the spare has values. It may be a copy of an older template.
     #[inline]
     fn has_spare_values(&self) -> bool {
         let spare = self.spare.as_ptr();
@@ -199,7 +209,7 @@ pub(super) fn find_fields(py: Python<'_>) -> PyResult<()> {
     if !HAS_GIL {
         return Ok(());
     }
-    // SAFETY: attached. Only words inside of the structures are read, and compared with known pointers.
+    // SAFETY: attached. Only words inside of the structures are read, and they are only compared with known pointers.
     unsafe {
         let one = Bound::from_owned_ptr_or_err(py, ffi::PyContext_New())?;
         let other = copy(&one)?;

@@ -1,4 +1,5 @@
-//! Coroutines of native code: the object, its states, and the coroutine protocol. What one does is its `Steps`.
+//! Coroutines written in native code: the object, its states, and the coroutine protocol. Each kind of coroutine says
+//! in its `Steps` what it does.
 //!
 //! ```text
 //!   [ created ] --- first step: an attempt ---------------------> done at once: [ closed ]
@@ -7,10 +8,10 @@
 //!                     [ suspended ] <--- yields a waiter ---.
 //!                          | step after the wake-up         | it must wait
 //!                          '------- another attempt --------+---> done: [ closed ]
-//!   throw() and close() from any state end in [ closed ], and end the wait
+//!   throw() and close() lead from any state to [ closed ], and end the wait
 //! ```
-//! A native type that counts as a coroutine: `collections.abc.Coroutine` knows it by its methods, tasks
-//! step it through `am_send`, `await` through `tp_iternext`. It has no frame. Belongs to the loop's thread.
+//! `collections.abc.Coroutine` recognizes the objects by their methods. A task steps one through `am_send`, and an
+//! `await` through `tp_iternext`. They have no frame. They belong to the loop's thread.
 
 use std::cell::Cell;
 use std::ffi::{CStr, CString, c_int, c_void};
@@ -38,34 +39,35 @@ use crate::binding::{errors, new_objects};
 
 /// How an attempt ended.
 pub(crate) enum Attempt<'py> {
+    /// With this result of the coroutine.
     Done(Bound<'py, PyAny>),
-    /// It waits for this waiter.
+    /// The coroutine must wait, and yields this waiter.
     Wait(Bound<'py, PyAny>),
-    /// It yields this for another coroutine, which it drives itself.
+    /// The coroutine drives another coroutine, which has yielded this, and passes it on.
     Forward(Bound<'py, PyAny>),
 }
 
-/// What the coroutines of one room do, and what they add to the object. All zeroes is a valid value.
+/// What the coroutines of one room do, and the fields that they add to the object. All zeroes must be a valid value.
 pub(crate) trait Steps: Sized + 'static {
     /// Fully qualified name of the type.
     const NAME: &'static CStr;
     const DOC: &'static CStr;
-    /// Which of the room's coroutines it is. One byte: see `CoroutineObject`.
+    /// Tells the coroutines of the room apart. Must have a size of one byte: see `CoroutineObject`.
     type Kind: Copy + 'static;
 
-    /// Where the type and its free objects are kept.
+    /// Where the type and its freelist are stored.
     fn place() -> &'static Place;
 
-    /// The class and the method that the coroutine belongs to.
+    /// The names of the class and of the method that returned the coroutine.
     fn names(kind: Self::Kind) -> (&'static str, &'static str);
 
-    /// One attempt. `value` is what was sent, borrowed for the call.
+    /// Makes one attempt. `value` is the value that was sent to the coroutine, borrowed for the call.
     fn attempt(this: Coroutine<'_, Self>, value: *mut ffi::PyObject) -> PyResult<Attempt<'_>>;
 
-    /// A new coroutine takes the place of one that has ended.
+    /// Prepares the added fields for a new coroutine, whose memory may be that of one that has ended.
     fn reset(&self) {}
 
-    /// Drops what an ended coroutine worked with, its cells aside.
+    /// Drops what the added fields hold, except cells, when the coroutine has ended.
     fn release(_this: Coroutine<'_, Self>) {}
 
     /// Throws into the coroutine that this one drives, if it drives one.
@@ -81,7 +83,7 @@ pub(crate) trait Steps: Sized + 'static {
         Ok(())
     }
 
-    /// Further cells of the object.
+    /// The cells among the added fields.
     fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
         []
     }
@@ -100,7 +102,7 @@ pub(crate) trait Steps: Sized + 'static {
     }
 }
 
-/// The type of some coroutines, and their free objects.
+/// The type of one room's coroutines, and the freelist of its objects.
 pub(crate) struct Place {
     kind: AtomicPtr<ffi::PyTypeObject>,
     free: Freelist,
@@ -124,9 +126,9 @@ enum State {
     Closed,
 }
 
-/// The order of the first fields matters: `python -m asyncio ps` reads the coroutine of a task from outside, and takes
-/// any for one of Python code. Where it looks for the state of that one's frame there must be "cleared", or it goes on
-/// to read a frame.
+/// The offset of `frame_state` matters: `python -m asyncio ps` reads a task's coroutine from outside of the process,
+/// and takes every coroutine for one of Python code, which has the state of its frame in this byte. So the byte must
+/// say "cleared": otherwise the tool would go on to read a frame, and there is none.
 #[repr(C)]
 pub(crate) struct CoroutineObject<S: Steps> {
     base: ffi::PyObject,
@@ -135,23 +137,25 @@ pub(crate) struct CoroutineObject<S: Steps> {
     pub(crate) subject: ObjectCell,
     /// The first argument.
     pub(crate) first: ObjectCell,
-    /// The further argument, or what a coroutine keeps between its steps.
+    /// The second argument, or an object that the coroutine keeps between its steps.
     pub(crate) second: ObjectCell,
-    /// What was yielded last, while suspended.
+    /// The waiter that was yielded last, while the coroutine is suspended.
     waiter: ObjectCell,
-    /// Where the coroutine was made, if the interpreter keeps that. Any thread may read it: it stays until nobody can.
+    /// Where the coroutine was created, if the interpreter tracks that. Any thread may read the cell, because it does
+    /// not change while anything refers to the coroutine.
     origin: ObjectCell,
-    /// Never changes, so that any thread may read it.
+    /// Never changes, so any thread may read it.
     pub(crate) kind: Cell<S::Kind>,
     state: Cell<State>,
-    /// Whether it has waited.
+    /// Whether the coroutine has been suspended at least once.
     pub(crate) has_waited: Cell<bool>,
-    /// The byte that is a generator's `gi_frame_state`.
+    /// At the offset of a generator's `gi_frame_state`.
     frame_state: Cell<u8>,
     pub(crate) rest: S,
 }
 
-/// `FRAME_CLEARED` of the running version (`Include/internal/pycore_frame.h`); what is read from outside knows it.
+/// `FRAME_CLEARED` of the running version (`Include/internal/pycore_frame.h`), which the tools outside of the process
+/// know.
 fn cleared_frame(py: Python<'_>) -> u8 {
     if py.version_info() >= (3, 15) { 5 } else { 4 }
 }
@@ -159,10 +163,10 @@ fn cleared_frame(py: Python<'_>) -> u8 {
 pub(crate) type Coroutine<'py, S> = This<'py, CoroutineObject<S>>;
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
-/// What `cleared_frame` has found.
+/// The result of `cleared_frame`.
 static CLEARED_FRAME: AtomicU8 = AtomicU8::new(0);
 
-/// A coroutine for which nothing has been done yet.
+/// A new coroutine, on which no step has been taken yet.
 #[inline]
 pub(crate) fn new_coroutine<'py, S: Steps>(
     event_loop: Bound<'py, PyAny>,
@@ -208,14 +212,14 @@ enum Step<'py> {
 }
 
 impl<S: Steps> CoroutineObject<S> {
-    /// The loop of a coroutine that was made for a `LoopObject`.
+    /// The loop, for a coroutine whose `event_loop` is a `LoopObject`.
     pub(crate) fn loop_object(&self) -> &LoopObject {
         // SAFETY: the coroutine holds a reference to its loop from its creation to its deallocation.
         unsafe { &*self.event_loop.as_ptr().cast::<LoopObject>() }
     }
 }
 
-/// Drops what the coroutine worked with.
+/// Closes the coroutine and drops the objects that it worked with.
 fn finish<S: Steps>(this: Coroutine<'_, S>) {
     let py = this.py();
     this.state.set(State::Closed);
@@ -254,7 +258,8 @@ fn step<S: Steps>(this: Coroutine<'_, S>, value: *mut ffi::PyObject) -> PyResult
     }
 }
 
-/// What comes out of a coroutine that has raised `error`: `StopIteration` would be taken for its result (PEP 479).
+/// The exception that a coroutine raises after `error` was raised in it. `StopIteration` becomes a `RuntimeError`,
+/// because it would be taken for the coroutine's result (PEP 479).
 #[cold]
 fn raised(py: Python<'_>, error: PyErr) -> PyErr {
     if !error.is_instance_of::<PyStopIteration>(py) {
@@ -272,7 +277,8 @@ fn suspended<'py, S: Steps>(this: Coroutine<'py, S>, yielded: Bound<'py, PyAny>)
     Step::Yield(yielded)
 }
 
-/// The wait is over, or something other than its task drives the coroutine.
+/// Called for a step of a suspended coroutine: ends its wait. Raises the exception of the waiter, or `RuntimeError` if
+/// the wait is not over, which happens if something other than a task drives the coroutine.
 fn resume<S: Steps>(this: Coroutine<'_, S>) -> PyResult<()> {
     let Some(yielded) = this.waiter.get(this.py()) else {
         return Ok(());
@@ -285,7 +291,7 @@ fn resume<S: Steps>(this: Coroutine<'_, S>) -> PyResult<()> {
     waiter::check_outcome(waiter).inspect_err(|_| finish(this))
 }
 
-/// Ends the coroutine wherever it is.
+/// Ends the coroutine in any state but running.
 fn end<S: Steps>(this: Coroutine<'_, S>) {
     if let Some(waiter) = this.waiter.take(this.py()) {
         waiter::leave(waiter::waiter_of(&waiter));
@@ -293,10 +299,11 @@ fn end<S: Steps>(this: Coroutine<'_, S>) {
     finish(this);
 }
 
-/// Ends a coroutine that nobody can use any more. Any thread may free it, or collect it.
+/// Ends a coroutine to which nothing refers any more. Any thread may free or collect it.
 fn end_unreferenced<S: Steps>(this: Coroutine<'_, S>) {
     if let Some(waiter) = this.waiter.take(this.py()) {
-        // Where another thread runs the loop the waiter stays: the next event finds that nothing waits.
+        // Fails if another thread runs the loop. The waiter then stays in the fd table until its next event, which has
+        // no effect.
         let _ = S::with_access(this, || {
             waiter::leave(waiter::waiter_of(&waiter));
             Ok(())
@@ -306,7 +313,7 @@ fn end_unreferenced<S: Steps>(this: Coroutine<'_, S>) {
     drop(this.origin.take(this.py()));
 }
 
-/// Where a coroutine that is made now was made, if the interpreter keeps that.
+/// The frames of the caller, as `cr_origin` shows them, if the interpreter tracks the origin of coroutines.
 fn origin_now(py: Python<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
     let sys = py.import("sys")?;
     let depth: usize = sys
@@ -331,7 +338,7 @@ fn origin_now(py: Python<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
 
 // ---- the coroutine protocol --------------------------------------------------------------------------------------
 
-/// TypeError for a value that is sent before the first step.
+/// Raises TypeError for a value that is sent before the first step.
 fn check_sent<S: Steps>(this: Coroutine<'_, S>, value: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: only the address of None is compared.
     if this.state.get() == State::Created && value != unsafe { ffi::Py_None() } {
@@ -391,9 +398,9 @@ unsafe extern "C" fn iternext<S: Steps>(slf: *mut ffi::PyObject) -> *mut ffi::Py
         errors::at_boundary(py, ptr::null_mut(), || {
             match CoroutineObject::<S>::with_access(this, || step(this, ffi::Py_None()))? {
                 Step::Yield(waiter) => Ok(waiter.into_ptr()),
-                // The end of an iterator without an exception stands for None.
+                // An iterator that ends without an exception has returned None.
                 Step::Return(value) if value.is_none() => Ok(ptr::null_mut()),
-                // A tuple would become the exception's arguments.
+                // Passed directly, a tuple would be taken for the exception's arguments.
                 Step::Return(value) if value.is_instance_of::<PyTuple>() => Err(stop(value)),
                 Step::Return(value) => {
                     ffi::PyErr_SetObject(ffi::PyExc_StopIteration, value.as_ptr());
@@ -404,7 +411,7 @@ unsafe extern "C" fn iternext<S: Steps>(slf: *mut ffi::PyObject) -> *mut ffi::Py
     }
 }
 
-/// `StopIteration(value)`, the way in which an iterator returns.
+/// `StopIteration(value)`, with which an iterator returns a value.
 fn stop(value: Bound<'_, PyAny>) -> PyErr {
     match new_objects::tuple(value.py(), [value].into_iter()) {
         Ok(args) => PyStopIteration::new_err(args.unbind()),
@@ -421,8 +428,8 @@ pub(crate) fn send<'py, S: Steps>(this: Coroutine<'py, S>, args: Args<'_, 'py>) 
     }
 }
 
-/// `throw(exception)` or `throw(type, value, traceback)`: nothing is caught here, so it comes out again, unless a
-/// coroutine that this one drives catches it.
+/// `throw(exception)` or `throw(type, value, traceback)`. A native coroutine catches nothing, so the exception comes
+/// out again, unless a coroutine that this one drives catches it.
 pub(crate) fn throw<'py, S: Steps>(this: Coroutine<'py, S>, args: Args<'_, 'py>) -> Object<'py> {
     let given = |index: usize| args.get(index).filter(|value| !value.is_none());
     let Some(kind) = args.get(0) else {
@@ -481,7 +488,7 @@ pub(crate) fn close<'py, S: Steps>(this: Coroutine<'py, S>, _: Args<'_, 'py>) ->
     Ok(none(this.py()))
 }
 
-/// Such as `Loop.sock_recv`.
+/// The coroutine's name with its class, such as `Loop.sock_recv`.
 fn long_name<S: Steps>(this: Coroutine<'_, S>) -> String {
     let (class, name) = S::names(this.kind.get());
     format!("{class}.{name}")
@@ -503,7 +510,7 @@ pub(crate) fn is_suspended<S: Steps>(this: Coroutine<'_, S>) -> Object<'_> {
     Ok(bool_object(this.py(), this.state.get() == State::Suspended))
 }
 
-/// `cr_frame` and `cr_code`: there is no Python code behind it.
+/// `cr_frame` and `cr_code`: None, because no Python code is behind the coroutine.
 pub(crate) fn nothing<S: Steps>(this: Coroutine<'_, S>) -> Object<'_> {
     Ok(none(this.py()))
 }
@@ -529,7 +536,8 @@ impl<S: Steps> NativeType for CoroutineObject<S> {
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
     const DEALLOC: ffi::destructor = dealloc::<S>;
 
-    /// One that has ended holds its loop, whose own deallocation counts the depth, and tuples of strings.
+    /// A coroutine that has ended refers only to its loop, which counts the depth in its own deallocation, and to
+    /// tuples of strings.
     #[inline]
     fn is_empty(&self) -> bool {
         self.state.get() == State::Closed && !self.waiter.is_set()
@@ -566,8 +574,8 @@ impl<S: Steps> NativeType for CoroutineObject<S> {
     }
 }
 
-/// Warns as CPython does for a coroutine of Python code. At the end of the interpreter nothing can be imported, and the
-/// warning does not show where the coroutine was made.
+/// Warns as CPython does for a coroutine of Python code. While the interpreter shuts down, nothing can be imported; the
+/// warning then does not show where the coroutine was created.
 fn warn_never_awaited<S: Steps>(this: Coroutine<'_, S>) -> PyResult<()> {
     let py = this.py();
     match py.import("warnings") {
@@ -582,7 +590,7 @@ fn warn_never_awaited<S: Steps>(this: Coroutine<'_, S>) -> PyResult<()> {
     }
 }
 
-/// A coroutine that was never awaited causes a warning, as one of Python code does.
+/// Warns about a coroutine that was never awaited, as CPython does for coroutines of Python code.
 unsafe extern "C" fn finalize<S: Steps>(slf: *mut ffi::PyObject) {
     // SAFETY: CPython calls tp_finalize attached with an object of this type; the current exception is kept aside as
     // PEP 442 asks.
@@ -606,8 +614,8 @@ unsafe extern "C" fn finalize<S: Steps>(slf: *mut ffi::PyObject) {
 }
 
 unsafe extern "C" fn dealloc<S: Steps>(slf: *mut ffi::PyObject) {
-    // SAFETY: CPython calls this attached with an unreferenced coroutine; the finalizer may revive one that was never
-    // started, otherwise its cells are emptied and the memory goes to the freelist or back to the allocator.
+    // SAFETY: CPython calls this attached with an unreferenced coroutine. The finalizer may revive one that was never
+    // started. Otherwise its cells are emptied and the memory goes to the freelist or back to the allocator.
     unsafe {
         let py = Python::assume_attached();
         let this: Coroutine<'_, S> = This::new(py, slf);
@@ -620,13 +628,15 @@ unsafe extern "C" fn dealloc<S: Steps>(slf: *mut ffi::PyObject) {
         if ffi::PyObject_GC_IsFinalized(slf) == 0 {
             S::place().free.give(slf);
         } else {
-            // The collector's mark stays with the memory: another coroutine in it would never be finalized.
+            // The collector's "finalized" mark stays with the memory, so a new coroutine in it would never be
+            // finalized.
             free_memory(slf);
         }
     }
 }
 
-/// The rows of a type's tables, of methods and of getters. Such rows need a type without parameters.
+/// The rows of a coroutine type's method and getset tables. A macro, because the functions in such rows cannot be
+/// generic.
 macro_rules! coroutine_rows {
     ($steps:ty) => {{
         use $crate::binding::native_type::{getter, method, threadsafe_getter};
@@ -637,7 +647,7 @@ macro_rules! coroutine_rows {
                 Layout,
                 coroutine::send::<$steps>,
                 "send(value, /)",
-                "Go on; StopIteration holds the result."
+                "Take a step; at the end, StopIteration has the result."
             ),
             method!(
                 Layout,
@@ -653,18 +663,23 @@ macro_rules! coroutine_rows {
             ),
         ];
         let getters = vec![
-            threadsafe_getter!(Layout, c"__name__", coroutine::name::<$steps>, c"The method."),
+            threadsafe_getter!(
+                Layout,
+                c"__name__",
+                coroutine::name::<$steps>,
+                c"The method's name."
+            ),
             threadsafe_getter!(
                 Layout,
                 c"__qualname__",
                 coroutine::qualified_name::<$steps>,
-                c"The method and its class."
+                c"The method's name with its class."
             ),
             getter!(
                 Layout,
                 c"cr_running",
                 coroutine::is_running::<$steps>,
-                c"True inside of a step."
+                c"True during a step."
             ),
             getter!(
                 Layout,
@@ -688,7 +703,7 @@ macro_rules! coroutine_rows {
                 Layout,
                 c"cr_origin",
                 coroutine::origin::<$steps>,
-                c"Where it was made, or None."
+                c"Where the coroutine was created, or None."
             ),
         ];
         (methods, getters)
@@ -696,7 +711,7 @@ macro_rules! coroutine_rows {
 }
 pub(crate) use coroutine_rows;
 
-/// Makes the type, with the rows of `coroutine_rows!`.
+/// Creates the type, with the rows of `coroutine_rows!`.
 pub(crate) fn make_type<S: Steps>(
     module: &Bound<'_, PyModule>,
     (methods, getters): (Vec<ffi::PyMethodDef>, Vec<ffi::PyGetSetDef>),

@@ -1,10 +1,10 @@
 //! Native methods that return coroutines, and that introspection recognizes as coroutine functions.
 //!
 //! `inspect.iscoroutinefunction` looks for a flag in a code object. It treats any callable with a function's attributes
-//! as a function. So such a method of `grapeshot.Loop` or of a stream is an object with the attributes of a stub: an `async def` with the
-//! method's signature and docstring, whose body never runs. Calling the object calls the native method. On an instance,
-//! it is an ordinary bound method. A call by name creates no bound method (`Py_TPFLAGS_METHOD_DESCRIPTOR`), as with
-//! CPython's own method descriptors.
+//! as a function. So such a method of `grapeshot.Loop` or of a stream is an object that has the attributes of a stub:
+//! an `async def` with the method's signature and docstring, whose body never runs. Calling the object calls the native
+//! method. Read from an instance, it gives an ordinary bound method. A call like `loop.sock_recv(...)` creates no bound
+//! method (`Py_TPFLAGS_METHOD_DESCRIPTOR`), as with CPython's own method descriptors.
 
 use std::ffi::{CStr, c_void};
 use std::mem::offset_of;
@@ -24,7 +24,7 @@ use crate::binding::object_cell::ObjectCell;
 struct CoroutineMethodObject {
     base: ffi::PyObject,
     vectorcall: Option<ffi::vectorcallfunc>,
-    /// The function of the native method, and the type that has it, which is never freed.
+    /// The function of the native method, and the type that has the method. The type is never freed.
     native: ffi::PyCFunctionFastWithKeywords,
     owner: *mut ffi::PyTypeObject,
     /// The Python function with the method's signature.
@@ -73,7 +73,7 @@ unsafe fn refuse(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
     }
 }
 
-/// The name of the type that a native type is the base of.
+/// The name of the public class whose native base `owner` is: the same name without leading underscores.
 fn shown_owner(owner: &Bound<'_, PyAny>) -> PyResult<String> {
     Ok(owner
         .getattr("__name__")?
@@ -97,8 +97,9 @@ unsafe extern "C" fn bind(
     }
 }
 
-/// Attributes that the type does not have, such as `__code__`, come from the stub. So do `__class__`, which marks it as
-/// a function, `__doc__` and `__module__`: mocks of a function on a class are bound, mocks of other callables are not.
+/// Attributes that the type does not have, such as `__code__`, come from the stub. So do `__doc__`, `__module__` and
+/// `__class__`, which makes the object look like a function: a mock binds the functions of the class that it imitates,
+/// but not other callables.
 unsafe extern "C" fn getattro(slf: *mut ffi::PyObject, name: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: CPython calls tp_getattro attached with an object of the type and a string.
     unsafe {
@@ -171,7 +172,7 @@ fn coroutine_method<'py>(
     };
     let descriptor = owner.getattr(&name)?;
     // SAFETY: attached. A method descriptor points to the row of a method table, which lives forever. Both structures
-    // are parts of the C API.
+    // are part of the C API.
     unsafe {
         if ffi::Py_TYPE(descriptor.as_ptr()) != &raw mut ffi::PyMethodDescr_Type {
             return Err(PyTypeError::new_err(format!("{name} is not a native method")));

@@ -1,7 +1,8 @@
-//! How many connections, descriptors and coros a loop may have: `loop.set_limits()`.
+//! The limits of `loop.set_limits()`: how many connections, descriptors and coros a loop may have.
 //!
-//! The rooms above ask before they open something. Without limits they pay one comparison per connection or coro.
-//! Belongs to the loop's thread; only the count of connections is also lowered where garbage is collected.
+//! The rooms above ask here before they open a connection or a descriptor, or start a coro. Without limits, that costs
+//! one comparison. The limits belong to the loop's thread, except for the count of connections: whichever thread frees
+//! a connection lowers it.
 
 use std::cell::Cell;
 use std::mem;
@@ -19,25 +20,27 @@ use crate::binding::{errors, log};
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
-/// Seconds until paused listeners try again, in case the descriptors that were closed are no connections.
+/// Seconds until paused listeners try again. Needed for the limit of descriptors: the loop is not told when a
+/// descriptor that is not a connection is closed.
 const RETRY_DELAY_S: f64 = 1.0;
-/// No limit.
+/// The value of a limit that is not set.
 const UNLIMITED: usize = usize::MAX;
 
 pub(crate) struct Limits {
     max_connections: Cell<usize>,
-    /// Descriptors of the loop have lower numbers. The kernel gives the lowest free number, so there are that many.
+    /// The loop opens no descriptor with this number or a higher one. A new descriptor gets the lowest free number, so
+    /// if that is at least the limit, at least that many descriptors are open.
     max_descriptors: Cell<usize>,
     max_coros: Cell<usize>,
-    /// The connections of this loop's stream transports.
+    /// The number of connections that this loop's stream transports have.
     connections: AtomicUsize,
-    /// The log was told that accepting pauses, since the limits were set.
+    /// Whether the log has said that accepting is paused, since the limits were set.
     is_pause_logged: Cell<bool>,
-    /// A timer will try again.
+    /// Whether a timer is set that resumes the paused listeners.
     is_retry_set: Cell<bool>,
 }
 
-/// What a loop has as many of as it may.
+/// The limit that has been reached, with the number for its message.
 #[derive(Clone, Copy)]
 pub(crate) enum Reached {
     Connections(usize),
@@ -48,18 +51,18 @@ pub(crate) enum Reached {
 impl Reached {
     /// `(errno, text)`.
     fn describe(self) -> (i32, String) {
-        match self {
+        let (errno, text) = match self {
             Self::Connections(count) => (libc::EMFILE, format!("{count} connections of this loop are open")),
             Self::Descriptors(count) => (libc::EMFILE, format!("all descriptors below {count} are open")),
             Self::Coros(count) => (libc::EAGAIN, format!("{count} coros of this loop are alive")),
-        }
+        };
+        (errno, format!("{text}, and set_limits() allows no more"))
     }
 
     /// `grapeshot.LimitError`.
     #[cold]
     pub(crate) fn error(self, py: Python<'_>) -> PyErr {
         let (errno, text) = self.describe();
-        let text = format!("{text}, and set_limits() allows no more");
         let made = py
             .import("grapeshot._limits")
             .and_then(|module| module.getattr("LimitError"))
@@ -94,7 +97,7 @@ impl Limits {
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less_one);
     }
 
-    /// In the child of a fork, where the connections and the timer are the parent's.
+    /// Called in the child of a fork: the counted connections and the timer belong to the parent.
     pub(crate) fn forget_parent(&self) {
         self.connections.store(0, Ordering::Relaxed);
         self.is_retry_set.set(false);
@@ -104,14 +107,14 @@ impl Limits {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// Whether one more connection would be one too many.
+    /// The limit of connections, if one more connection would exceed it.
     #[inline]
     pub(crate) fn connections_reached(&self) -> Option<Reached> {
         let count = self.connections();
         (count >= self.max_connections.get()).then_some(Reached::Connections(count))
     }
 
-    /// Whether one more coro would be one too many; `count` tells how many there are.
+    /// The limit of coros, if one more coro would exceed it. `count` returns how many there are.
     #[inline]
     pub(crate) fn coros_reached(&self, count: impl FnOnce() -> usize) -> Option<Reached> {
         let limit = self.max_coros.get();
@@ -124,21 +127,21 @@ impl Limits {
 }
 
 impl Reactor {
-    /// Whether one more descriptor would be one too many.
+    /// The limit of descriptors, if one more descriptor would exceed it.
     #[inline]
     fn descriptors_reached(&self) -> Option<Reached> {
         let limit = self.limits.max_descriptors.get();
         if limit == UNLIMITED {
             return None;
         }
-        // Without a number the system has none left, and says so itself.
+        // If the process has no free number, the system call that opens the descriptor fails by itself.
         let number = usize::try_from(self.lowest_free_fd()?).ok()?;
         (number >= limit).then_some(Reached::Descriptors(limit))
     }
 
-    /// Whether one more connection, with its descriptor, would be one too many.
+    /// The limit that one more connection would exceed: that of connections, or that of descriptors.
     #[inline]
-    pub(crate) fn places_reached(&self) -> Option<Reached> {
+    pub(crate) fn connection_limit_reached(&self) -> Option<Reached> {
         self.limits
             .connections_reached()
             .or_else(|| self.descriptors_reached())
@@ -146,10 +149,11 @@ impl Reactor {
 }
 
 impl LoopObject {
-    /// Nothing is accepted on `listener`, which the caller has taken out of the poller, until a connection ends, the
-    /// limits change or some time has passed. Then `listener._resume()` is called.
+    /// Remembers `listener`, which has stopped accepting because of the limit `reached`: the caller has taken it out of
+    /// the poller. When a connection ends, when the limits change, or after `RETRY_DELAY_S`, `listener._resume()` is
+    /// called.
     #[cold]
-    pub(crate) fn wait_for_place(&self, listener: &Bound<'_, PyAny>, reached: Reached) -> PyResult<()> {
+    pub(crate) fn pause_listener(&self, listener: &Bound<'_, PyAny>, reached: Reached) -> PyResult<()> {
         let py = listener.py();
         let waiting = match self.paused.get(py) {
             Some(waiting) => waiting.cast_into::<PyList>()?,
@@ -168,31 +172,27 @@ impl LoopObject {
         }
         let (_, text) = reached.describe();
         let text = text.into_pyobject(py)?.into_any();
-        log::warning(
-            py,
-            "%r accepts nothing until a place is free: %s",
-            &[listener.clone(), text],
-        )
+        log::warning(py, "%r has paused accepting: %s", &[listener.clone(), text])
     }
 
-    /// A connection has ended, or the limits are others: what waits tries again.
+    /// Lets the paused listeners try again. Called when a connection has ended and when the limits have changed.
     #[inline]
-    pub(crate) fn place_is_free(&self, py: Python<'_>) -> PyResult<()> {
+    pub(crate) fn resume_listeners(&self, py: Python<'_>) -> PyResult<()> {
         if self.paused.is_set() {
-            return self.resume_paused(py);
+            return self.resume_each(py);
         }
         Ok(())
     }
 
     #[cold]
-    fn resume_paused(&self, py: Python<'_>) -> PyResult<()> {
+    fn resume_each(&self, py: Python<'_>) -> PyResult<()> {
         let Some(waiting) = self.paused.take(py) else {
             return Ok(());
         };
         let mut result = Ok(());
         for listener in waiting.cast_into::<PyList>()?.iter() {
             if let Err(error) = listener.call_method0("_resume") {
-                let message = "A server cannot accept again after a pause";
+                let message = "A server failed to resume accepting after a pause";
                 let reported = errors::report(&self.to_bound(py), message, error, &[]);
                 result = result.and(reported);
             }
@@ -200,25 +200,28 @@ impl LoopObject {
         result
     }
 
-    /// In the child of a fork: what waits is the parent's. As all of that, it stays for good.
+    /// Called in the child of a fork: the paused listeners belong to the parent. Like everything that the child
+    /// inherits from the parent's loop, they are leaked, because dropping them could run code (see
+    /// `Reactor::forget_parent`).
     pub(super) fn forget_paused(&self, py: Python<'_>) {
         mem::forget(self.paused.take(py));
     }
 }
 
-/// A limit as Python gives it: None, or a positive number.
+/// Converts an argument of `set_limits()`: None, or a positive number.
 fn limit(value: Option<&Bound<'_, PyAny>>, name: &str) -> PyResult<usize> {
     let Some(value) = value.filter(|value| !value.is_none()) else {
         return Ok(UNLIMITED);
     };
     match value.extract::<i64>()? {
         number if number < 1 => Err(PyValueError::new_err(format!(
-            "{name} must be at least 1, or None for no limit"
+            "{name} must be at least 1, or None for no limit, got {number}"
         ))),
         number => Ok(usize::try_from(number).unwrap_or(UNLIMITED)),
     }
 }
 
+/// The limit as Python sees it: a number, or None.
 fn shown(py: Python<'_>, limit: usize) -> Object<'_> {
     match limit {
         UNLIMITED => Ok(none(py)),
@@ -237,14 +240,14 @@ fn set_limits<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'
     limits.max_descriptors.set(descriptors);
     limits.max_coros.set(coros);
     limits.is_pause_logged.set(false);
-    this.place_is_free(this.py())?;
+    this.resume_listeners(this.py())?;
     Ok(none(this.py()))
 }
 
-/// `_resume_paused()`: the timer.
+/// `_resume_paused()`, which the timer calls.
 fn resume_paused<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
     this.reactor().limits.is_retry_set.set(false);
-    this.place_is_free(this.py())?;
+    this.resume_listeners(this.py())?;
     Ok(none(this.py()))
 }
 
@@ -260,13 +263,14 @@ fn get_limits(this: This<'_, LoopObject>) -> Object<'_> {
     Ok(values.into_pyobject(py)?.into_any())
 }
 
-/// `_check_place(is_connection)`: `LimitError` if there may not be one more descriptor, or connection.
+/// `_check_place(is_connection)`: raises `LimitError` if the limits allow no further connection, or no further
+/// descriptor if `is_connection` is false.
 fn check_place<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     let [is_connection] = args.bind()?;
     let is_connection = is_connection.is_some_and(|value| value.is_truthy().unwrap_or(false));
     let reactor = this.reactor();
     let reached = if is_connection {
-        reactor.places_reached()
+        reactor.connection_limit_reached()
     } else {
         reactor.descriptors_reached()
     };
@@ -287,19 +291,19 @@ pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
             LoopObject,
             set_limits,
             "_set_limits(connections, descriptors, coros)",
-            "Limit each to a number, or None."
+            "Set each limit to a number, or to None for no limit."
         ),
         method!(
             LoopObject,
             resume_paused,
             "_resume_paused()",
-            "Try again to accept where a limit was reached."
+            "Let the listeners that a limit has paused accept again."
         ),
         method!(
             LoopObject,
             check_place,
             "_check_place(is_connection)",
-            "LimitError if there may not be one more descriptor, or connection."
+            "Raise LimitError if the limits allow no further descriptor, or no further connection."
         ),
     ]
 }
@@ -310,13 +314,13 @@ pub(super) fn getters() -> [ffi::PyGetSetDef; 2] {
             LoopObject,
             c"_limits",
             get_limits,
-            c"The limits of connections, descriptors and coros, None where there is none."
+            c"The limits of connections, descriptors and coros; None means no limit."
         ),
         threadsafe_getter!(
             LoopObject,
             c"_open_connections",
             open_connections,
-            c"How many connections the stream transports of the loop have."
+            c"The number of connections that the loop's stream transports have."
         ),
     ]
 }

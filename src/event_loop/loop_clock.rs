@@ -1,12 +1,12 @@
 //! The loop's clock as programs see it: `loop.time()`, which a program may replace.
 //!
 //! Deadlines, due timers and the length of a poll follow `loop.time()`, as in asyncio. A program may replace it on one
-//! loop, in a subclass, or temporarily on the class. While `time` is the native method, native code does not call it.
-//! The check for this is one comparison of the type's version tag. `Loop.__setattr__` reports an attribute that is set
-//! on the loop itself. An attribute that is put into the loop's `__dict__` in another way takes effect when the next
-//! run begins.
+//! loop, in a subclass, or temporarily on the class. As long as it has not, native code reads the clock itself instead
+//! of calling the method. Whether `time` is still the native method is checked with one comparison of the type's
+//! version tag. `Loop.__setattr__` reports when a program sets the attribute on the loop itself. If a program puts it
+//! into the loop's `__dict__` in another way, that takes effect when the next run begins.
 //!
-//! `call_at` is checked as well, because asyncio's `call_later` calls it.
+//! The same holds for `call_at`, because asyncio's `call_later` calls it.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -21,7 +21,7 @@ use crate::binding::attributes::version_of;
 use crate::binding::names::{Kept, names};
 use crate::binding::native_type::{Args, This, none};
 
-/// No type has this version.
+/// A version tag that no type has.
 const UNKNOWN: u32 = u32::MAX;
 
 /// The functions of the native `time` and `call_at`.
@@ -42,7 +42,7 @@ impl LoopObject {
     pub(crate) fn has_native_clock(&self, py: Python<'_>) -> bool {
         // SAFETY: a live object has a live type.
         let version = unsafe { version_of(ffi::Py_TYPE(self.as_ptr())) };
-        version == self.clock.0.load(Ordering::Relaxed) || self.look_at_clock(py)
+        version == self.clock.0.load(Ordering::Relaxed) || self.check_clock(py)
     }
 
     /// Called when an attribute of the loop may have been set.
@@ -51,7 +51,7 @@ impl LoopObject {
     }
 
     #[cold]
-    fn look_at_clock(&self, py: Python<'_>) -> bool {
+    fn check_clock(&self, py: Python<'_>) -> bool {
         // SAFETY: a live object has a live type.
         let version = || unsafe { version_of(ffi::Py_TYPE(self.as_ptr())) };
         let before = version();
@@ -60,7 +60,7 @@ impl LoopObject {
             .iter()
             .zip(&NATIVE)
             .all(|(name, native)| self.is_native(py, *name, native.load(Ordering::Acquire)));
-        // The lookups have given a version to a type without one, if it can have one. The next check then stores it.
+        // If the type had no version, the lookups have given it one, if it can have one. Then the next check stores it.
         if is_native && before != 0 && before == version() {
             self.clock.0.store(before, Ordering::Relaxed);
         } else {
@@ -76,7 +76,7 @@ impl LoopObject {
             .cast_into::<PyString>()
             .map_err(PyErr::from)
             .and_then(|name| self.to_bound(py).getattr(name));
-        // The error is raised again when the attribute is used.
+        // The error is ignored here. It comes again when the attribute is used.
         let Ok(found) = found else { return false };
         // SAFETY: the object is alive, and it is a built-in method wherever its parts are read.
         unsafe {

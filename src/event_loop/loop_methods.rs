@@ -1,8 +1,8 @@
 //! The methods and attributes of `grapeshot._core.Loop`.
 //!
-//! The methods that run per callback, per descriptor and per task are in `call_methods`, `watching` and `tasks`, and
-//! rooms above add their own. This module has the other methods and the whole table. Code that runs per loop or per
-//! connection is Python, in the package.
+//! The methods that run once per callback, per descriptor and per task are in `call_methods`, `watching` and `tasks`,
+//! and the rooms above add their own. This module has the other methods and the whole table. Code that runs only once
+//! per loop or per connection is Python, in the package.
 
 use std::ffi::{c_int, c_void};
 
@@ -80,8 +80,8 @@ fn run<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
     if !LoopObject::with_loop_access(&this, this.py(), claim)? {
         return Err(PyRuntimeError::new_err("This event loop is already running"));
     }
-    // pyo3 drops an owned error at once only if pyo3 itself has counted the attachment. Otherwise the drop waits for
-    // the next attachment, which would be too late for the errors of a whole run.
+    // pyo3 drops an owned error at once only if pyo3 itself has attached the thread. Otherwise the drop waits for the
+    // next such attachment, so the errors of a whole run would stay alive. Hence this nested attachment.
     Python::attach(|py| this.reactor.run(py, &this))?;
     Ok(none(this.py()))
 }
@@ -111,7 +111,8 @@ fn signal_fd<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> 
     Ok(fd.into_pyobject(this.py())?.into_any())
 }
 
-/// `_statistics()`: the loop's counters, and what `grapeshot._statistics` needs beside them. From any thread.
+/// `_statistics()`: the loop's counters, and the other values that `grapeshot._statistics` needs. Any thread may call
+/// it.
 fn statistics<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
     let dict = PyDict::new(this.py());
     let counters = &this.reactor.counters;
@@ -121,7 +122,8 @@ fn statistics<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py>
     let [running_ns, polling_ns] = counters.clock.durations_ns();
     dict.set_item("running_s", running_ns as f64 / 1e9)?;
     dict.set_item("polling_s", polling_ns as f64 / 1e9)?;
-    // Another thread may run the loop of a free-threaded build: then only what was noted.
+    // The current lengths of the queues replace those of the last iteration. In a free-threaded build this fails if
+    // another thread runs the loop.
     let lens = LoopObject::with_loop_access(&this, this.py(), || Ok(this.reactor.queue_lens()));
     if let Ok((ready, timers)) = lens {
         dict.set_item("noted_ready", ready)?;
@@ -139,7 +141,7 @@ fn histogram(histogram: &Histogram) -> (u64, u64, Vec<(u64, u64)>) {
     (histogram.sum(), histogram.max(), histogram.buckets().collect())
 }
 
-/// `_set_measured(is_on, slow_ns)`: steps that take at least `slow_ns` are told of; None for no step.
+/// `_set_measured(is_on, slow_ns)`: steps that take at least `slow_ns` are reported; None reports no step.
 fn set_measured<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     let [is_on, slow_ns] = args.bind()?;
     let is_on = is_on.map_or(Ok(false), |is_on| is_on.is_truthy())?;
@@ -148,14 +150,15 @@ fn set_measured<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object
     Ok(none(this.py()))
 }
 
-/// `_running_since_ns()`: when the step began that runs while the loop is measured, or None. From any thread.
+/// `_running_since_ns()`: when the running step began; None if no step runs or the loop is not measured. Any thread may
+/// call it.
 fn running_since<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
     let since_ns = this.reactor.measured().and_then(Measuring::running_since_ns);
     Ok(since_ns.into_pyobject(this.py())?.into_any())
 }
 
-/// asyncio's names of the queues that monitoring and test tools read. The values are tuples, because the queues
-/// themselves are native: code that tries to change a queue gets an error.
+/// `_ready`, and below `_scheduled`: the names under which asyncio has the queues, for the tools that read them. The
+/// values are tuples, because the queues themselves are native: code that tries to change a queue gets an error.
 fn ready_handles(this: This<'_, LoopObject>) -> Object<'_> {
     let py = this.py();
     Ok(PyTuple::new(py, this.reactor.ready_handles(py))?.into_any())
@@ -219,7 +222,7 @@ unsafe extern "C" fn set_stopping(
     }
 }
 
-/// The native methods of the loop from this room.
+/// The native methods of the loop that this room has.
 pub(crate) fn methods() -> Vec<ffi::PyMethodDef> {
     let mut methods = vec![
         threadsafe_method!(
@@ -238,7 +241,7 @@ pub(crate) fn methods() -> Vec<ffi::PyMethodDef> {
             LoopObject,
             stop,
             "stop()",
-            "Let the current iteration end and leave run_forever()."
+            "Leave run_forever() at the end of the current iteration."
         ),
         threadsafe_method!(LoopObject, get_debug, "get_debug()", "True in debug mode."),
         threadsafe_method!(
@@ -251,50 +254,50 @@ pub(crate) fn methods() -> Vec<ffi::PyMethodDef> {
             LoopObject,
             check_closed,
             "_check_closed()",
-            "RuntimeError if the loop is closed."
+            "Raise RuntimeError if the loop is closed."
         ),
         threadsafe_method!(
             LoopObject,
             check_running,
             "_check_running()",
-            "RuntimeError if this or another loop runs here."
+            "Raise RuntimeError if this loop is running, or another one in this thread."
         ),
         threadsafe_method!(LoopObject, run, "_run()", "Run iterations until stop()."),
         threadsafe_method!(
             LoopObject,
             forget_parent,
             "_forget_parent()",
-            "Drop in a forked child what the parent has scheduled and watches."
+            "In a forked child, forget everything that the parent has scheduled and watches."
         ),
         threadsafe_method!(
             LoopObject,
             loop_clock::attributes_changed,
             "_attributes_changed()",
-            "Called when time or call_at was set on the loop, or deleted."
+            "Called after time or call_at was set on the loop, or deleted."
         ),
         threadsafe_method!(
             LoopObject,
             statistics,
             "_statistics()",
-            "What the loop has counted; loop.statistics() has it in order."
+            "The loop's counters; loop.statistics() puts them in order."
         ),
         method!(
             LoopObject,
             set_measured,
             "_set_measured(is_on, slow_ns)",
-            "Measure how long steps take and wait, or no longer."
+            "Start or stop measuring how long steps take, and how long they wait."
         ),
         threadsafe_method!(
             LoopObject,
             running_since,
             "_running_since_ns()",
-            "When the measured step began that runs now, or None."
+            "When the running step began, or None; needs measuring to be on."
         ),
         method!(
             LoopObject,
             signal_fd,
             "_signal_fd()",
-            "Where the interpreter writes the numbers of signals."
+            "The descriptor to which the interpreter writes signal numbers."
         ),
         method!(
             LoopObject,
@@ -318,13 +321,13 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             LoopObject,
             c"_ready",
             ready_handles,
-            c"The handles that are to run, as a tuple; what the loop does without a handle is not among them."
+            c"The handles that are ready to run, as a tuple. Work that has no handle is not included."
         ),
         getter!(
             LoopObject,
             c"_scheduled",
             timer_handles,
-            c"The timers that wait, the earliest first, as a tuple; cancelled ones may be among them."
+            c"The scheduled timers, the earliest first, as a tuple. Some of them may be cancelled."
         ),
         ffi::PyGetSetDef {
             set: Some(set_stopping),
@@ -332,14 +335,14 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
                 LoopObject,
                 c"_stopping",
                 is_stopping,
-                c"True after stop() until the run has ended. Sanic sets it to take a stop back."
+                c"True after stop() until the run has ended. Sanic sets it to False to revoke a stop."
             )
         },
         threadsafe_getter!(
             LoopObject,
             c"_thread_id",
             thread_id,
-            c"The running thread's identifier, or None."
+            c"The identifier of the thread that runs the loop, or None."
         ),
         ffi::PyGetSetDef {
             set: Some(set_slow_callback_duration),

@@ -1,7 +1,7 @@
 //! The loop: scheduling, iterations, descriptors, and its Python interface `grapeshot._core.Loop`.
 //!
-//! Everything belongs to the thread that runs the loop. This room knows native I/O objects only as `Source`. It must
-//! not depend on transports, processes, coros or TLS.
+//! Everything belongs to the thread that runs the loop. Transports, processes, coros and TLS are built on top of this
+//! room, which knows them only as a `Source`, a waiter or a deferred function.
 
 mod call_methods;
 mod contexts;
@@ -34,13 +34,14 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     coroutine_method::register(module)
 }
 
-/// `_before_fork()`: sends what the running step has written, so that only the parent sends it.
+/// `_before_fork()`: sends the data that the running step has written so far. Otherwise the child would send it too.
 #[pyfunction(name = "_before_fork")]
 fn before_fork(py: Python<'_>) -> PyResult<()> {
     reactor::flush_running(py)
 }
 
-/// `_after_fork()`, in the child: writes leave at once, since it may end in the middle of the step.
+/// `_after_fork()`, in the child: from now on writes are sent at once, because the child may exit in the middle of the
+/// step.
 #[pyfunction(name = "_after_fork")]
 fn after_fork() {
     reactor::after_fork();

@@ -1,9 +1,10 @@
-//! What the loop runs, and since when, is told to the observer: the watchdog of the coro mode.
+//! Tells the observer when the loop begins and ends to run something. The observer is the watchdog of the coro mode.
 //!
-//! A loop asks at the start of a run whether the thread is observed (`Reactor::set_observed`). Loops of other threads
-//! pay nothing: the bit lies beside that of debug mode, and both are tested at once.
+//! At the start of a run, a loop asks whether its thread is observed (`Reactor::set_observed`). Loops in other threads
+//! pay nothing, because the bit for it is tested together with the bit for debug mode.
 //!
-//! Everything except `install` belongs to the loop's thread. This module must not know what the observer does.
+//! Everything except `install` belongs to the loop's thread. The observer is a table of functions, because its code
+//! lies in a room above this one.
 
 use std::sync::OnceLock;
 
@@ -11,58 +12,58 @@ use pyo3::prelude::*;
 
 use super::source::Deferred;
 
-/// What runs.
+/// What the loop runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A handle; the observer gets its callback.
+    /// A handle. The observer gets its callback.
     Callback,
-    /// A native object that handles an event or does a queued step: it may call the methods of a protocol.
+    /// A native object that handles an event or a queued step, and may call methods of its protocol.
     Source,
 }
 
 /// The functions of the observer. They are called attached.
 pub(crate) struct Observer {
-    /// A loop begins to run in this thread. Returns whether the thread is observed.
+    /// Called when a loop begins to run in this thread. Returns whether the thread is observed.
     pub(crate) enter: fn(&Bound<'_, PyAny>) -> bool,
-    /// A run begins. The caller keeps the object until `end` has returned.
+    /// Called before the loop runs the object. The caller keeps the object until `end` has returned.
     pub(crate) begin: fn(&Bound<'_, PyAny>, Kind),
-    /// The run has ended. Err is only for exceptions that must leave the loop.
+    /// Called after the loop has run the object. Err is only for exceptions that must leave the loop.
     pub(crate) end: fn(&Bound<'_, PyAny>, Kind) -> PyResult<()>,
-    /// The loop stops running in this thread.
+    /// Called when the loop stops running in this thread.
     pub(crate) leave: fn(),
-    /// Queued entries with this function observe themselves.
+    /// The queued entries with this function (coros) tell the observer themselves.
     pub(crate) own_entry: Deferred,
 }
 
 static OBSERVER: OnceLock<Observer> = OnceLock::new();
 
-/// Sets the observer for good. A second call has no effect.
+/// Sets the observer. Only the first call has an effect.
 pub(crate) fn install(observer: Observer) {
     let _ = OBSERVER.set(observer);
 }
 
-/// A loop begins to run in this thread. Returns whether the thread is observed.
+/// Called when a loop begins to run in this thread. Returns whether the thread is observed.
 pub(super) fn enter(event_loop: &Bound<'_, PyAny>) -> bool {
     OBSERVER
         .get()
         .is_some_and(|observer| (observer.enter)(event_loop))
 }
 
-/// The loop stops running in this thread.
+/// Called when the loop stops running in this thread.
 pub(super) fn leave() {
     if let Some(observer) = OBSERVER.get() {
         (observer.leave)();
     }
 }
 
-/// Whether entries with this function observe themselves. A wrong "no" costs time only.
+/// Whether queued entries with this function tell the observer themselves. A wrong false only costs time.
 pub(super) fn is_own_entry(run: Deferred) -> bool {
     OBSERVER
         .get()
         .is_some_and(|observer| std::ptr::fn_addr_eq(observer.own_entry, run))
 }
 
-/// A run that the observer was told of.
+/// One run of an object that the observer knows of. `end` must be called when the run is over.
 pub(super) struct Run<'py> {
     object: Bound<'py, PyAny>,
     kind: Kind,

@@ -1,7 +1,7 @@
 //! `grapeshot._core.Loop`, the native base of `grapeshot.Loop`: its state, its creation and its deallocation.
 //!
-//! The table of its methods is in `loop_methods`. The object belongs to the thread that runs it; other threads may only
-//! call `call_soon_threadsafe` and read-only methods.
+//! The table of its methods is in `loop_methods`. The object belongs to the thread that runs the loop. Other threads
+//! may only call `call_soon_threadsafe` and methods that read.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -22,22 +22,22 @@ use crate::binding::native_type::{NativeType, This};
 use crate::binding::object_cell::ObjectCell;
 use crate::binding::{HAS_GIL, errors};
 
-/// The object: a Python header, the reactor, and what only Python code needs.
+/// The object: a Python header, the reactor, and the objects that Python code has given to the loop.
 #[repr(C)]
 pub(crate) struct LoopObject {
     base: ffi::PyObject,
     pub(super) reactor: ManuallyDrop<Reactor>,
     pub(super) task_factory: ObjectCell,
-    /// A function that is called with each new task and coro, while `asyncio.run()` in a coro borrows this loop.
+    /// A function that is called with each new task and coro. Set while `asyncio.run()` in a coro borrows this loop.
     pub(super) task_observer: ObjectCell,
-    /// The keyword names that `create_task` saw last, and the same names with "loop" before them.
+    /// The keyword names of the last `create_task`, and the same names with "loop" before them.
     pub(super) task_kwnames: (ObjectCell, ObjectCell),
-    /// `{"loop": self}`, the keyword arguments for creating futures. Set only while the loop runs, because it is a
-    /// cycle.
+    /// `{"loop": self}`, the keyword arguments for creating futures. Set only while the loop runs, because the dict and
+    /// the loop form a reference cycle.
     pub(super) future_kwargs: ObjectCell,
-    /// A function that is told of the duration of each step: see `slow`.
+    /// A function that gets the wall and CPU time of each step: see `slow`.
     pub(super) step_observer: ObjectCell,
-    /// A list of the listeners that wait for a place: see `limits`.
+    /// A list of the listeners that have paused accepting because of a limit: see `limits`.
     pub(super) paused: ObjectCell,
     is_reactor_live: Cell<bool>,
     pub(super) clock: LoopClock,
@@ -55,7 +55,7 @@ impl LoopObject {
     #[inline]
     pub(crate) fn of<'a>(event_loop: &'a Bound<'_, PyAny>) -> &'a Self {
         debug_assert!(Self::is_loop(event_loop));
-        // SAFETY: only called with objects that native code got as its own loop (checked above in debug builds).
+        // SAFETY: callers pass only objects that native code got as its own loop (checked above in debug builds).
         unsafe { &*event_loop.as_ptr().cast::<Self>() }
     }
 
@@ -82,9 +82,9 @@ impl LoopObject {
         ptr::from_ref(self).cast_mut().cast()
     }
 
-    /// Runs `body`, which touches the cells of the loop or of its native objects. It runs in the thread that runs the
-    /// loop, or, while no thread does, in one thread at a time. Free-threaded builds always check the thread. With a
-    /// GIL, one thread runs at a time in any case, and asyncio checks the thread only in debug mode.
+    /// Runs `body`, which touches the cells of the loop or of its native objects. While a thread runs the loop, only
+    /// that thread may touch them; otherwise one thread at a time. Free-threaded builds enforce this. With a GIL, only
+    /// one thread runs at a time anyway, and asyncio checks the thread only in debug mode.
     ///
     /// Raises RuntimeError if another thread runs the loop.
     #[inline(always)]
@@ -105,8 +105,8 @@ impl LoopObject {
         })
     }
 
-    /// `with_loop_access` for an object that keeps its loop in `event_loop`. An empty cell means that the collector has
-    /// cleared the object, which no other code could reach.
+    /// `with_loop_access` for an object that keeps its loop in the cell `event_loop`. If the cell is empty, the
+    /// collector has cleared the object, so no other code can reach it and no check is needed.
     #[inline(always)]
     pub(crate) fn with_access_of<R>(
         py: Python<'_>,

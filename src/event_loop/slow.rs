@@ -1,7 +1,8 @@
-//! Loops that are looked at closely: debug mode's slow-callback log, with the same sentence as asyncio on the same
-//! logger, what the observer is told, what is measured, and the clocks of each step for its charge.
+//! The slow path of running a step, for loops whose steps are timed for any reason. Debug mode logs slow steps, with
+//! the same text as asyncio and on the same logger. The observer learns when a step begins and ends. Measuring records
+//! how long steps take and wait. The step observer gets the wall and CPU time of each step.
 //!
-//! Runs on the loop's thread, and only in debug mode, with an observer, or while the loop is measured.
+//! Runs on the loop's thread, and only while at least one of these is on.
 
 use grapeshot_core::sys::clock;
 use pyo3::ffi;
@@ -15,7 +16,7 @@ use super::reactor::measuring::Step;
 use super::source::Deferred;
 use crate::binding::{errors, log};
 
-/// Runs `handle`. In debug mode, logs it if it took at least as long as asyncio's limit.
+/// Runs `handle`. In debug mode, logs it if it took at least `slow_callback_duration`.
 #[cold]
 pub(crate) fn run_handle(py: Python<'_>, event_loop: &LoopObject, handle: HandleRef) -> PyResult<()> {
     let reactor = event_loop.reactor();
@@ -23,31 +24,32 @@ pub(crate) fn run_handle(py: Python<'_>, event_loop: &LoopObject, handle: Handle
     if handle.is_cancelled(py) {
         return Ok(());
     }
-    let is_looked_at = reactor.is_observed() || reactor.is_measured() || reactor.is_timed();
-    let callback = if is_looked_at { handle.callback(py) } else { None };
-    let look = callback.map(|callback| Look::begin(reactor, callback, Some(Kind::Callback), ready_ns));
+    let is_monitored = reactor.is_observed() || reactor.is_measured() || reactor.is_timed();
+    let callback = if is_monitored { handle.callback(py) } else { None };
+    let monitor =
+        callback.map(|callback| StepMonitor::begin(reactor, callback, Some(Kind::Callback), ready_ns));
     let result = if reactor.is_debug() {
         run_timed(py, event_loop, handle, reactor.slow_callback_s())
     } else {
         handle.run(py)
     };
-    match look {
+    match monitor {
         None => result,
-        Some(look) => look.end(event_loop, result),
+        Some(monitor) => monitor.end(event_loop, result),
     }
 }
 
-/// What is noted of a step while it runs, for whoever wants to know: the observer, the histograms, the step observer.
-struct Look<'py, 'a> {
+/// The records of a running step: for the observer, for measuring, and for the step observer.
+struct StepMonitor<'py, 'a> {
     what: Bound<'py, PyAny>,
     run: Option<Run<'py>>,
     step: Option<Step<'a>>,
     clocks: Option<Clocks>,
 }
 
-impl<'py, 'a> Look<'py, 'a> {
-    /// `kind`: None if the observer knows of the step anyway. `ready_ns`: since when it waits, by default since the last
-    /// poll.
+impl<'py, 'a> StepMonitor<'py, 'a> {
+    /// Called before the step of `what`. `kind` is None if the step tells the observer itself. `ready_ns` is since when
+    /// the step was ready; None means since the last poll.
     fn begin(
         reactor: &'a Reactor,
         what: Bound<'py, PyAny>,
@@ -64,7 +66,7 @@ impl<'py, 'a> Look<'py, 'a> {
         }
     }
 
-    /// Returns `result`, or an exception that must leave the loop.
+    /// Called after the step, with its result. Returns `result`, or an exception that must leave the loop.
     fn end(self, event_loop: &LoopObject, result: PyResult<()>) -> PyResult<()> {
         let result = match self.clocks {
             None => result,
@@ -74,7 +76,7 @@ impl<'py, 'a> Look<'py, 'a> {
         let result = match self.run {
             None => result,
             Some(run) => {
-                // Whatever the result is.
+                // Called even if the result is an error.
                 let ended = run.end();
                 result.and(ended)
             }
@@ -82,21 +84,21 @@ impl<'py, 'a> Look<'py, 'a> {
         match slow {
             None => result,
             Some(slow) => {
-                let told = tell_slow(event_loop, &self.what, slow);
-                result.and(told)
+                let reported = report_slow(event_loop, &self.what, slow);
+                result.and(reported)
             }
         }
     }
 }
 
-/// The clocks before a step: for the loop's step observer.
+/// The readings of the clocks before a step, for the loop's step observer.
 struct Clocks {
     wall_ns: u64,
     cpu_ns: u64,
 }
 
 impl Clocks {
-    /// None if nobody wants to know.
+    /// Reads the clocks; None if the loop has no step observer.
     fn read(reactor: &Reactor) -> Option<Self> {
         reactor.is_timed().then(|| Self {
             wall_ns: clock::now_ns(),
@@ -104,7 +106,8 @@ impl Clocks {
         })
     }
 
-    /// Tells the step observer what the step of `what` took. Err is only for what must leave the loop.
+    /// Tells the step observer how much time the step of `what` took. Err is only for exceptions that must leave the
+    /// loop.
     fn charge(self, event_loop: &LoopObject, what: &Bound<'_, PyAny>) -> PyResult<()> {
         let cpu_ns = clock::thread_cpu_ns().saturating_sub(self.cpu_ns);
         let wall_ns = clock::now_ns().saturating_sub(self.wall_ns);
@@ -121,19 +124,19 @@ impl Clocks {
     }
 }
 
-/// Tells the loop's Python part of a slow step: its object, when it began and how long it took, in nanoseconds.
-/// Err is only for what must leave the loop.
+/// Reports a slow step to the loop's Python part (`_on_slow`): its object, when it began and how long it took, both in
+/// nanoseconds. Err is only for exceptions that must leave the loop.
 #[cold]
-fn tell_slow(
+fn report_slow(
     event_loop: &LoopObject,
     object: &Bound<'_, PyAny>,
     (started_ns, took_ns): (u64, u64),
 ) -> PyResult<()> {
     let py = object.py();
-    let told = event_loop
+    let reported = event_loop
         .to_bound(py)
         .call_method1("_on_slow", (object, started_ns, took_ns));
-    match told {
+    match reported {
         Err(error) if errors::leaves_loop(py, &error) => return Err(error),
         Err(error) => error.write_unraisable(py, Some(object)),
         Ok(_) => {}
@@ -143,7 +146,7 @@ fn tell_slow(
 
 /// Runs `handle` and logs it if it took at least `limit_s` seconds.
 fn run_timed(py: Python<'_>, event_loop: &LoopObject, handle: HandleRef, limit_s: f64) -> PyResult<()> {
-    // `default_exception_handler` shows where the running handle was created.
+    // The default exception handler reads this attribute to show where the running handle was created.
     let own_loop = event_loop.to_bound(py);
     own_loop.setattr("_current_handle", handle.this(py).to_bound())?;
     let started_ns = clock::now_ns();
@@ -164,7 +167,7 @@ fn run_timed(py: Python<'_>, event_loop: &LoopObject, handle: HandleRef, limit_s
     result
 }
 
-/// Runs an entry of the ready queue that is no handle.
+/// Runs an entry of the ready queue that is not a handle.
 ///
 /// # Safety
 /// `object` is alive during the call and belongs to `run`.
@@ -184,20 +187,20 @@ pub(crate) unsafe fn run_deferred(
     }
     // SAFETY: by the contract; from_borrowed adds a reference.
     let source = unsafe { Bound::from_borrowed_ptr(py, object) };
-    let look = CloseLook::begin_unless(is_own, reactor, source, ready_ns);
+    let monitor = SourceMonitor::begin_unless(is_own, reactor, source, ready_ns);
     // SAFETY: by the contract.
     let result = unsafe { run(py, object) };
-    look.end(event_loop, result)
+    monitor.end(event_loop, result)
 }
 
-/// A source that handles an event, or does a queued step.
-pub(crate) struct CloseLook<'py, 'a> {
-    look: Look<'py, 'a>,
-    /// 0: not in debug mode.
+/// `StepMonitor` for a source that handles an event or a queued step; also writes debug mode's log of slow steps.
+pub(crate) struct SourceMonitor<'py, 'a> {
+    monitor: StepMonitor<'py, 'a>,
+    /// When the step began; 0 if the loop is not in debug mode.
     started_ns: u64,
 }
 
-impl<'py, 'a> CloseLook<'py, 'a> {
+impl<'py, 'a> SourceMonitor<'py, 'a> {
     #[cold]
     pub(crate) fn begin(reactor: &'a Reactor, source: Bound<'py, PyAny>) -> Self {
         Self::begin_unless(false, reactor, source, None)
@@ -211,16 +214,16 @@ impl<'py, 'a> CloseLook<'py, 'a> {
     ) -> Self {
         let kind = (!is_own).then_some(Kind::Source);
         Self {
-            look: Look::begin(reactor, source, kind, ready_ns),
+            monitor: StepMonitor::begin(reactor, source, kind, ready_ns),
             started_ns: if reactor.is_debug() { clock::now_ns() } else { 0 },
         }
     }
 
-    /// Returns `result`, or an exception that must leave the loop.
+    /// Called after the step, with its result. Returns `result`, or an exception that must leave the loop.
     #[cold]
     pub(crate) fn end(self, event_loop: &LoopObject, result: PyResult<()>) -> PyResult<()> {
-        let source = self.look.what.clone();
-        let result = self.look.end(event_loop, result);
+        let source = self.monitor.what.clone();
+        let result = self.monitor.end(event_loop, result);
         if self.started_ns != 0 && result.is_ok() {
             check_source(&source, self.started_ns, event_loop.reactor().slow_callback_s());
         }

@@ -30,7 +30,8 @@ pub(crate) trait Source: Sized {
     fn on_displaced(this: This<'_, Self>);
 }
 
-/// The functions of a source for objects of its layout. The caller passes a live object and holds a reference to it.
+/// The four functions of `Source` for one layout, as function pointers. The caller passes a live object of that layout
+/// and holds a reference to it.
 struct Calls {
     on_ready: unsafe fn(Python<'_>, *mut ffi::PyObject, Readiness) -> PyResult<()>,
     interest: unsafe fn(Python<'_>, *mut ffi::PyObject) -> Interest,
@@ -62,7 +63,7 @@ unsafe fn on_displaced<T: Source>(py: Python<'_>, object: *mut ffi::PyObject) {
     T::on_displaced(unsafe { This::new(py, object) });
 }
 
-/// One table for each kind of source.
+/// Gives each kind of source its table of functions.
 struct CallsOf<T>(PhantomData<T>);
 
 impl<T: Source> CallsOf<T> {
@@ -90,7 +91,7 @@ impl SourceRef {
         }
     }
 
-    /// Calls `on_ready` and keeps the source alive during the call, whatever it does to its registration.
+    /// Calls `on_ready`. Keeps the source alive during the call, even if the call removes the source's registration.
     #[inline]
     pub(crate) fn ready(self, py: Python<'_>, readiness: Readiness) -> PyResult<()> {
         // SAFETY: the fd table held a reference when this copy was made, and no code ran since. The reference taken
@@ -179,7 +180,7 @@ pub(crate) struct Ready {
     pub(crate) run: Option<Deferred>,
 }
 
-/// A function that runs once on a native object that `LoopObject::defer` has queued.
+/// A function that runs once on a native object that was queued together with it (`Reactor::defer`).
 pub(crate) type Deferred = unsafe fn(Python<'_>, *mut ffi::PyObject) -> PyResult<()>;
 
 // SAFETY: a plain pair of pointers; the inbox carries it (with its reference) to the loop's thread.

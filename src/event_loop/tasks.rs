@@ -27,14 +27,14 @@ fn class_in(py: Python<'_>, module_dict: Kept, name: Kept) -> PyResult<Bound<'_,
     {
         Some(class) => Ok(class),
         None => Err(PyAttributeError::new_err(
-            "asyncio has no Future or Task class any more",
+            "asyncio.futures.Future or asyncio.tasks.Task has been deleted",
         )),
     }
 }
 
-/// `{"loop": self}`, created once per run. Passing it saves a third of the cost of creating a future. None while the
-/// loop does not run. Without a GIL, also None in every thread except the one that runs the loop, because that thread
-/// drops the dict at the end.
+/// `{"loop": self}`, created once per run. Passing this dict saves a third of the cost of creating a future. None while
+/// the loop does not run. In free-threaded builds also None in all threads but the one that runs the loop, because that
+/// thread drops the dict at the end of the run.
 #[inline]
 fn future_kwargs(this: This<'_, LoopObject>) -> PyResult<Option<Bound<'_, PyAny>>> {
     let py = this.py();
@@ -91,8 +91,8 @@ fn unexpected(keyword: &str) -> PyErr {
     ))
 }
 
-/// The keyword names of a Task call: "loop", followed by the names of this call, which must not have it. Call sites
-/// pass constant tuples, so the last tuple is remembered by identity.
+/// The keyword names for a call of Task: "loop", followed by the names that the program gave, which must not include
+/// "loop". A call site passes the same constant tuple each time, so the last tuple and its result are remembered.
 fn task_kwnames(this: This<'_, LoopObject>, kwnames: *mut ffi::PyObject) -> Object<'_> {
     let py = this.py();
     if kwnames.is_null() {
@@ -131,7 +131,8 @@ fn has_plain_keywords(args: &Args<'_, '_>) -> bool {
     }
 }
 
-/// Whether asyncio's C code finds this loop as the one that runs in this thread. False also if it does not pay to ask.
+/// Whether asyncio's C code knows this loop as the one that runs in this thread. Always false before Python 3.14, where
+/// asking costs more than it saves.
 #[inline]
 fn is_running_loop(this: This<'_, LoopObject>) -> PyResult<bool> {
     let Some(get_running_loop) = names(this.py()).get_running_loop else {
@@ -145,9 +146,9 @@ fn is_running_loop(this: This<'_, LoopObject>) -> PyResult<bool> {
     Ok(running.as_ptr() == this.as_ptr())
 }
 
-/// `Task(coro, loop=self)` for CPython's own `Task`. A call with keywords makes a dict for them, which is a tenth of
-/// making, running and dropping a task. So the task finds the running loop itself, or takes the kept dict. None if
-/// there is neither.
+/// `Task(coro, loop=self)` for CPython's own `Task`, without keywords if possible. For a call with keywords, CPython
+/// makes a dict, which is a tenth of the cost of creating, running and dropping a task. So either the task finds the
+/// running loop itself, or it gets the dict of `future_kwargs`. None if neither is possible.
 #[inline]
 fn create_stock_task<'py>(
     this: This<'py, LoopObject>,
@@ -216,8 +217,8 @@ fn create_task<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<
     }
 }
 
-/// With a task factory: calls `factory(loop, coro, **kwargs)`, and treats `name` and `context` as asyncio before 3.13
-/// does.
+/// `create_task` for all unusual calls. If there is a task factory, calls `factory(loop, coro, **kwargs)`; for versions
+/// before 3.13.3, it treats `name` and `context` as the asyncio of that version does.
 #[cold]
 fn create_task_slowly<'py>(
     this: This<'py, LoopObject>,
@@ -254,7 +255,8 @@ fn create_task_slowly<'py>(
     if py.version_info() >= (3, 14) || (py.version_info() >= (3, 13) && py.version_info().patch >= 3) {
         return factory.call((this.to_bound(), coro), Some(&kwargs));
     }
-    // Earlier versions have two keywords. They pass only a context that is not None, and set the name themselves.
+    // Earlier versions know only two keywords. They pass the context to the factory only if it is not None, and set the
+    // task's name themselves.
     for keyword in kwargs.keys() {
         let keyword = keyword.cast_into::<PyString>()?;
         if !matches!(&*keyword.to_string_lossy(), "name" | "context") {
@@ -276,7 +278,7 @@ fn create_task_slowly<'py>(
 }
 
 impl LoopObject {
-    /// Passes a new task or coro to the observer. Returns whether there is one.
+    /// Passes a new task or coro to the task observer. Returns whether there is an observer.
     #[inline]
     pub(crate) fn tell_observer(&self, task: &Bound<'_, PyAny>) -> PyResult<bool> {
         let Some(observer) = self.task_observer.get(task.py()) else {
@@ -287,7 +289,8 @@ impl LoopObject {
     }
 }
 
-/// `_set_task_observer(function or None)`: `create_task` calls `function(task)`, and so does the start of a coro.
+/// `_set_task_observer(function or None)`: the function is called with each task that `create_task` returns, and with
+/// each coro that is started.
 fn set_task_observer<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     let [observer] = args.bind()?;
     match observer.filter(|observer| !observer.is_none()) {
@@ -350,19 +353,19 @@ pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
             LoopObject,
             set_task_factory,
             "set_task_factory(factory)",
-            "factory(loop, coro, **kwargs), or None."
+            "Let create_task() call factory(loop, coro, **kwargs); None restores the default."
         ),
         method!(
             LoopObject,
             set_task_observer,
             "_set_task_observer(observer, /)",
-            "Let create_task(), and the start of a coro, call observer(task). None: call nothing."
+            "Call observer(task) for each new task and each new coro; None ends that."
         ),
         method!(
             LoopObject,
             set_step_observer,
             "_set_step_observer(observer, /)",
-            "Call observer(what, wall_ns, cpu_ns) after each step. None: call nothing."
+            "Call observer(what, wall_ns, cpu_ns) after each step; None ends that."
         ),
         method!(
             LoopObject,

@@ -1,15 +1,16 @@
-//! What a suspended native coroutine yields to its task: the part of `asyncio.Future`'s interface that tasks use.
+//! The object that a suspended native coroutine yields to its task. It has the part of `asyncio.Future`'s interface
+//! that tasks use.
 //!
 //! ```text
-//!   [ pending ] --- event, go_on(), set_result() ---> [ done ]  its callbacks are queued
-//!      |     '----- set_exception() ---------------> [ failed ]  the same
-//!      | cancel()                                      (left: end of the coroutine)
-//!      v
-//!   [ cancelled ]  out of the fd table, its callbacks are queued
+//!   [ pending ] --- event, set_result() ------------> [ done ]       its callbacks are queued
+//!      |     |'---- finish_now(), leave() ----------> [ done ]       no callback is queued
+//!      |     '----- set_exception() ----------------> [ failed ]     its callbacks are queued
+//!      '----------- cancel() -----------------------> [ cancelled ]  its callbacks are queued
 //! ```
-//! It only says that another attempt is worth making. The coroutine makes it when its task runs, so a wait that is
-//! cancelled, even after its event, has taken nothing. One that waits for a descriptor is in the fd table while it is
-//! pending. Belongs to the loop's thread.
+//! A finished waiter carries no data. It only tells the coroutine that another attempt is worth making, and the
+//! coroutine makes that attempt when its task runs. So if a wait is cancelled, even after its event, no data has been
+//! read and none is lost. A waiter for a descriptor is in the fd table exactly while it is pending. Waiters belong to
+//! the loop's thread.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -43,7 +44,7 @@ enum State {
     Cancelled,
 }
 
-/// The number of a waiter that waits for no descriptor.
+/// The value of `fd` in a waiter that does not wait for a descriptor.
 const NO_FD: RawFd = -1;
 
 #[repr(C)]
@@ -52,14 +53,14 @@ pub(crate) struct WaiterObject {
     event_loop: ObjectCell,
     callback: ObjectCell,
     context: ObjectCell,
-    /// A list of (callback, context), where more than one was added.
+    /// A list of (callback, context) pairs: the callbacks after the first one.
     more: ObjectCell,
-    /// What `cancel()` was given, or `set_exception()`.
+    /// The message given to `cancel()`, or the exception given to `set_exception()`.
     message: ObjectCell,
     fd: Cell<RawFd>,
     direction: Cell<Direction>,
     state: Cell<State>,
-    /// The mark by which a task knows that it was yielded by `await`.
+    /// `_asyncio_future_blocking`, which tells a task that the waiter was yielded by `await`.
     is_blocking: Cell<bool>,
 }
 
@@ -69,12 +70,13 @@ type Object<'py> = PyResult<Bound<'py, PyAny>>;
 static WAITER_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
 static FREE: Freelist = Freelist::new();
 
-/// A pending waiter for no descriptor. `event_loop` is a `grapeshot._core.Loop`, as for `new_waiter`.
+/// A pending waiter without a descriptor, which code ends with `set_done`. `event_loop` must be a
+/// `grapeshot._core.Loop`.
 pub(crate) fn new_signal<'py>(event_loop: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     new_waiter(event_loop, NO_FD, Direction::Read)
 }
 
-/// A pending waiter for `fd`.
+/// A pending waiter for `fd`. `event_loop` must be a `grapeshot._core.Loop`.
 pub(crate) fn new_waiter<'py>(
     event_loop: &Bound<'py, PyAny>,
     fd: RawFd,
@@ -104,25 +106,25 @@ pub(crate) fn is_waiter(object: &Bound<'_, PyAny>) -> bool {
     object.get_type_ptr() == WAITER_TYPE.load(Ordering::Relaxed)
 }
 
-/// The native side of an object that `new_waiter` has made.
+/// The native side of a waiter. The caller knows that the object is one.
 pub(crate) fn waiter_of<'py>(object: &Bound<'py, PyAny>) -> Waiter<'py> {
     debug_assert!(is_waiter(object));
-    // SAFETY: by the caller's contract (checked above in debug builds); its Bound keeps the object alive meanwhile.
+    // SAFETY: by the caller's contract (checked above in debug builds); its Bound keeps the object alive for that long.
     unsafe { This::new(object.py(), object.as_ptr()) }
 }
 
-/// The entry of the fd table for a waiter.
+/// The fd table's entry for a waiter.
 pub(crate) fn entry(waiter: &Bound<'_, PyAny>) -> WaiterRef {
     WaiterRef::new(waiter.clone(), wake)
 }
 
-/// The descriptor is ready.
+/// Called when the descriptor is ready.
 unsafe fn wake(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: `entry` paired the function with a waiter, whose reference the fd table held until now.
     finish(unsafe { This::new(py, object) }, State::Done)
 }
 
-/// Ends the wait from outside: the coroutine's task goes on in the next iteration. Does nothing if it is over.
+/// Ends the wait without an event: the coroutine's task runs in the next iteration. Does nothing if the wait is over.
 #[inline]
 pub(crate) fn set_done(this: Waiter<'_>) -> PyResult<()> {
     leave_table(this);
@@ -160,7 +162,7 @@ impl WaiterObject {
     }
 }
 
-/// Ends the wait of a coroutine that goes on (or ends) without it: no callback is called.
+/// Ends the wait of a coroutine that does not need it any more, because it has ended. Queues no callback.
 pub(crate) fn leave(this: Waiter<'_>) {
     leave_table(this);
     if this.is_pending() {
@@ -168,8 +170,9 @@ pub(crate) fn leave(this: Waiter<'_>) {
     }
 }
 
-/// Ends a wait that needs no event: the coroutine goes on in the next iteration.
-pub(crate) fn go_on(this: Waiter<'_>) {
+/// Marks a new waiter, which has no callbacks yet, as done. A task that gets it waits for no event and runs again in
+/// the next iteration.
+pub(crate) fn finish_now(this: Waiter<'_>) {
     this.state.set(State::Done);
 }
 
@@ -265,7 +268,7 @@ fn cancel<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(bool_object(py, true))
 }
 
-/// `InvalidStateError` for a wait that is over.
+/// Raises `InvalidStateError` if the wait is over.
 fn check_pending(this: Waiter<'_>) -> PyResult<()> {
     if this.is_pending() {
         return Ok(());
@@ -277,7 +280,7 @@ fn check_pending(this: Waiter<'_>) -> PyResult<()> {
     Err(PyErr::from_value(class.call1(("invalid state",))?))
 }
 
-/// `set_result(None)`, for asyncio's own code that wakes a reader.
+/// `set_result(None)`, which asyncio's own code calls to wake a reader.
 fn set_result<'py>(this: Waiter<'py>, _: Args<'_, 'py>) -> Object<'py> {
     check_pending(this)?;
     set_done(this)?;
@@ -302,7 +305,7 @@ fn set_exception<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(none(this.py()))
 }
 
-/// `result()`: None, once the wait is over.
+/// `result()`: returns None if the wait is done, and otherwise raises.
 fn outcome<'py>(this: Waiter<'py>, _: Args<'_, 'py>) -> Object<'py> {
     check_outcome(this)?;
     Ok(none(this.py()))
@@ -316,7 +319,8 @@ fn exception<'py>(this: Waiter<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(none(this.py()))
 }
 
-/// What `set_exception()` was given, `CancelledError`, or `InvalidStateError` before the end of the wait.
+/// Raises the exception that `set_exception()` was given, `CancelledError` after `cancel()`, or `InvalidStateError`
+/// while the wait is pending.
 pub(crate) fn check_outcome(this: Waiter<'_>) -> PyResult<()> {
     let class = match this.state.get() {
         State::Done => return Ok(()),
@@ -380,7 +384,7 @@ unsafe extern "C" fn set_blocking(
     }
 }
 
-/// `<Waiter pending read fd=5>`, as a task shows what it waits for.
+/// `<Waiter pending read fd=5>`, which the repr of the waiting task includes.
 unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: CPython calls tp_repr attached with an object of this type.
     unsafe {
@@ -405,7 +409,7 @@ unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
 
 impl NativeType for WaiterObject {
     const NAME: &'static CStr = c"grapeshot._core._Waiter";
-    const DOC: &'static CStr = c"What a task waits for in a native coroutine.";
+    const DOC: &'static CStr = c"The future-like object that a native coroutine yields to its task.";
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
     const DEALLOC: ffi::destructor = dealloc;
 
@@ -456,13 +460,13 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             WaiterObject,
             remove_done_callback,
             "remove_done_callback(fn, /)",
-            "The number of callbacks removed."
+            "Remove fn; returns the number of callbacks removed."
         ),
         method!(
             WaiterObject,
             cancel,
             "cancel(msg=None)",
-            "End the wait; False if it is over already."
+            "End the wait with CancelledError; False if it is already over."
         ),
         method!(WaiterObject, is_cancelled, "cancelled()", "True after cancel()."),
         method!(WaiterObject, is_done, "done()", "True once the wait is over."),
@@ -470,13 +474,13 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             WaiterObject,
             outcome,
             "result()",
-            "None, or the exception of the wait."
+            "Return None once the wait is done, or raise its exception."
         ),
         method!(
             WaiterObject,
             exception,
             "exception()",
-            "None, or what set_exception() was given."
+            "The exception given to set_exception(), or None."
         ),
         method!(WaiterObject, set_result, "set_result(result, /)", "End the wait."),
         method!(
@@ -498,7 +502,7 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             WaiterObject,
             c"_asyncio_future_blocking",
             blocking,
-            c"True from the yield until the task has seen it."
+            c"True from the yield until the task has taken the waiter."
         )
     }];
     // SAFETY: the functions are those of this layout, the tables are leaked.

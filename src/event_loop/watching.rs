@@ -23,14 +23,15 @@ fn invalid_fd(number: i64) -> PyErr {
     PyValueError::new_err(format!("Invalid file descriptor: {number}"))
 }
 
-/// The descriptor of an int or of an object with `fileno()`. Raises ValueError otherwise, as `selectors` does.
+/// The descriptor that an int or an object with `fileno()` means. Raises ValueError for anything else, as `selectors`
+/// does.
 pub(crate) fn descriptor(target: &Bound<'_, PyAny>) -> PyResult<RawFd> {
     let number = number_of(target)?;
     valid_fd(number).ok_or_else(|| invalid_fd(number))
 }
 
-/// Raises RuntimeError if a transport owns the descriptor. A transport whose socket other code has closed does not own
-/// it: the transport is notified that another file has the number now.
+/// Raises RuntimeError if a transport owns the descriptor. If the transport's socket was closed by other code, it does
+/// not own the descriptor any more: the transport is then notified that another file has the number now.
 pub(crate) fn refuse_transport(this: &LoopObject, py: Python<'_>, fd: RawFd) -> PyResult<()> {
     let reactor = this.reactor();
     let Some((token, source)) = reactor.source(fd) else {
@@ -47,7 +48,7 @@ pub(crate) fn refuse_transport(this: &LoopObject, py: Python<'_>, fd: RawFd) -> 
     Ok(())
 }
 
-/// A new reference to the handle that was added.
+/// `add_reader` and `add_writer`. Returns a new reference to the handle.
 fn add<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>, direction: Direction) -> Object<'py> {
     let py = this.py();
     let (values, reactor) = (args.positional(), this.reactor());
@@ -106,7 +107,8 @@ fn remove(this: This<'_, LoopObject>, fd: RawFd, direction: Direction) -> PyResu
     Ok(true)
 }
 
-/// Removes an object that has no number any more. Raises ValueError if nothing was ever registered for it.
+/// Removes the callback of a file object that is closed, and so has no number any more. Raises ValueError if the object
+/// was never registered.
 fn remove_closed(
     this: This<'_, LoopObject>,
     target: &Bound<'_, PyAny>,
@@ -121,12 +123,12 @@ fn remove_closed(
             Err(invalid_fd(number))
         };
     };
-    // If false, only the other direction still belongs to the closed object.
-    let is_its = match reactor.watcher(fd, direction) {
+    // False if only the other direction still belongs to the closed object.
+    let is_registered_for = match reactor.watcher(fd, direction) {
         Some(watcher @ Watcher::Handle(..)) => watcher.target(py).is_none_or(|now| now.is(target)),
         Some(Watcher::Once(_)) | None => false,
     };
-    if !is_its {
+    if !is_registered_for {
         return Ok(false);
     }
     match os_result(reactor.set_closed_watcher(py, fd, direction, None))? {
@@ -152,7 +154,8 @@ fn remove_public<'py>(
         return Ok(bool_object(py, false));
     }
     let number = match number_of(&target) {
-        // Only asyncio's check for transports rejects an object that has lost its number.
+        // In asyncio, only the check for transports rejects an object whose `fileno()` fails. Without that check, the
+        // object is found by its identity.
         Err(_) if !is_checked && this.reactor().fd_of(&target).is_some() => -1,
         number => number?,
     };
@@ -222,13 +225,13 @@ pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
             LoopObject,
             remove_reader,
             "remove_reader(fd)",
-            "End add_reader(); True if there was one."
+            "Undo add_reader(); True if there was a reader."
         ),
         method!(
             LoopObject,
             remove_writer,
             "remove_writer(fd)",
-            "End add_writer(); True if there was one."
+            "Undo add_writer(); True if there was a writer."
         ),
         method!(
             LoopObject,
@@ -246,19 +249,19 @@ pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
             LoopObject,
             remove_reader_handle,
             "_remove_reader(fd)",
-            "remove_reader() as asyncio names it inside."
+            "remove_reader() without the check for transports; asyncio's internal name."
         ),
         method!(
             LoopObject,
             remove_writer_handle,
             "_remove_writer(fd)",
-            "remove_writer() as asyncio names it inside."
+            "remove_writer() without the check for transports; asyncio's internal name."
         ),
         method!(
             LoopObject,
             ensure_fd_no_transport,
             "_ensure_fd_no_transport(fd)",
-            "RuntimeError if a transport owns the descriptor."
+            "Raise RuntimeError if a transport owns the descriptor."
         ),
     ]
 }

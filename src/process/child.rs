@@ -1,7 +1,8 @@
-//! A child whose end is waited for: a `Source` over an fd that is readable once the child has ended.
+//! A watch on a child process: a `Source` over an fd that becomes readable when the child has ended.
 //!
-//! Belongs to the loop's thread. The loop's fd table keeps it alive; it fetches the child's status once and calls back
-//! in the same step, so that no signal goes to a process number that is free again.
+//! Used on the loop's thread only. The loop's fd table keeps the watch alive. The watch fetches the child's status once
+//! and calls back in the same step, so that nobody can send a signal to a process number that the system has already
+//! given to another process.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_void};
@@ -22,19 +23,19 @@ use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::{FdUse, Reactor};
 use crate::event_loop::source::{Source, SourceRef};
 
-/// All zeroes is a watch that is over.
+/// An object of zero bytes is a valid one: a watch that is over.
 #[repr(C)]
 struct ChildObject {
     base: ffi::PyObject,
     event_loop: ObjectCell,
-    /// `callback(returncode)`, with None if somebody else has fetched the status.
+    /// `callback(returncode)`; the argument is None if other code has already fetched the child's status.
     callback: ObjectCell,
     /// The context that the callback runs in.
     context: ObjectCell,
-    /// None once the end was noticed.
+    /// None once the child's end has been noticed.
     exit: Cell<Option<Box<ExitWatch>>>,
     pid: Cell<libc::pid_t>,
-    /// Of the entry in the fd table.
+    /// Identifies the entry in the fd table.
     token: Cell<Token>,
 }
 
@@ -66,7 +67,7 @@ impl Source for ChildObject {
         is_open
     }
 
-    /// Somebody has closed the descriptor of the watch.
+    /// Other code has closed the descriptor of the watch.
     fn on_displaced(this: This<'_, Self>) {
         drop(this.exit.take());
         if let Some(event_loop) = this.event_loop.get(this.py()) {
@@ -77,9 +78,10 @@ impl Source for ChildObject {
     }
 }
 
-/// Watches again with a new descriptor. The process number is still the child's: its status was not fetched.
+/// Watches the child again with a new descriptor. The process number still belongs to the child, because nobody has
+/// fetched its status.
 unsafe fn watch_again(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
-    // SAFETY: queued by `on_displaced` with a watch, whose reference the queue holds.
+    // SAFETY: queued by `on_displaced` with a watch, to which the queue holds a reference.
     let this: This<'_, ChildObject> = unsafe { This::new(py, object) };
     let (Some(event_loop), true) = (this.event_loop.get(py), this.callback.is_set()) else {
         return Ok(());
@@ -91,14 +93,14 @@ unsafe fn watch_again(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) => call_back(this, &event_loop, None),
         Err(error) => errors::report(
             &event_loop,
-            "The end of a child cannot be waited for any more",
+            "The exit of a child process cannot be watched any longer",
             errors::os_error(&error),
             &[],
         ),
     }
 }
 
-/// Enters the watch with this descriptor into the fd table.
+/// Enters the watch into the fd table with the descriptor of `exit`.
 fn enter(this: This<'_, ChildObject>, reactor: &Reactor, exit: ExitWatch) -> io::Result<()> {
     let fd = exit.fd();
     this.exit.set(Some(Box::new(exit)));
@@ -115,7 +117,7 @@ fn enter(this: This<'_, ChildObject>, reactor: &Reactor, exit: ExitWatch) -> io:
     }
 }
 
-/// Ends the watch and calls back.
+/// Ends the watch and calls the callback.
 fn finish(this: This<'_, ChildObject>, exit: Box<ExitWatch>, code: Option<i32>) -> PyResult<()> {
     let py = this.py();
     let Some(event_loop) = this.event_loop.get(py) else {
@@ -140,7 +142,7 @@ fn call_back(this: This<'_, ChildObject>, event_loop: &Bound<'_, PyAny>, code: O
         Ok(_) => Ok(()),
         Err(error) => errors::report(
             event_loop,
-            "Exception in the callback of a child's end",
+            "Exception in the callback for the exit of a child process",
             error,
             &[],
         ),
@@ -149,7 +151,7 @@ fn call_back(this: This<'_, ChildObject>, event_loop: &Bound<'_, PyAny>, code: O
 
 impl NativeType for ChildObject {
     const NAME: &'static CStr = c"grapeshot._core._Child";
-    const DOC: &'static CStr = c"A child process whose end the loop waits for.";
+    const DOC: &'static CStr = c"A child process that the loop watches until it ends.";
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
 
     fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
@@ -177,12 +179,12 @@ fn watch_child<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> PyResul
     let exit = ExitWatch::new(pid).map_err(|error| errors::os_error(&error))?;
     // SAFETY: attached; the call returns a new reference or null with an exception set.
     let context = unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyContext_CopyCurrent())? };
-    // SAFETY: the type is made by `register` for this layout; the allocation comes zeroed, which is a valid state.
+    // SAFETY: `register` made the type for this layout; the allocation comes zeroed, which is a valid state.
     let child = unsafe {
         let made = ffi::PyType_GenericAlloc(CHILD_TYPE.load(Ordering::Relaxed), 0);
         Bound::from_owned_ptr_or_err(py, made)?
     };
-    // SAFETY: made just above with this layout, kept alive by `child`.
+    // SAFETY: the object was made just above with this layout, and `child` keeps it alive.
     let body: This<'_, ChildObject> = unsafe { This::new(py, child.as_ptr()) };
     body.event_loop.set(this.to_bound());
     body.callback.set(callback);
@@ -193,14 +195,14 @@ fn watch_child<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> PyResul
 }
 
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    // SAFETY: the functions are those of this layout.
+    // SAFETY: the functions were written for this layout.
     let kind =
         unsafe { new_type::<ChildObject>(module, None, &[slot(ffi::Py_tp_repr, repr as *mut c_void)])? };
     CHILD_TYPE.store(kind.into_ptr().cast(), Ordering::Release);
     Ok(())
 }
 
-/// Methods that this room adds to the loop's type.
+/// The methods that this module adds to the loop's type.
 pub(super) fn loop_methods() -> Vec<ffi::PyMethodDef> {
     vec![method!(
         LoopObject,

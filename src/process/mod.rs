@@ -1,7 +1,7 @@
-//! Child processes: the loop is told when one has ended.
+//! Child processes: telling the loop when a child has ended.
 //!
-//! Belongs to the loop's thread, and knows the loop only through `LoopObject` and `Source`. Starting a child, its
-//! pipes and its transport are Python (`_subprocess.py`); this room must not know transports, coros or TLS.
+//! Used on the loop's thread only. Starting a child, its pipes and its transport are written in Python
+//! (`_subprocess.py`).
 
 mod child;
 
@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 
 use crate::binding::native_type::extend_type;
 
-/// Adds the type to the module, and the method that makes its objects to `grapeshot._core.Loop`.
+/// Adds the type to the module, and the method that creates its objects to `grapeshot._core.Loop`.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     child::register(module)?;
     extend_type(&module.getattr("Loop")?, child::loop_methods())

@@ -1,8 +1,9 @@
-//! The operations themselves: one attempt each, which either ends the operation or says what to wait for.
+//! The attempts of socket operations. Each attempt either ends the operation or says what to wait for.
 //!
-//! Plain sockets (`plain_socket`) are read and written by their descriptor; anything else by its methods, with
-//! `BlockingIOError` for an answer. A system call that would block makes an operation wait only if the socket is
-//! nonblocking: one with a timeout does in asyncio what its methods do.
+//! Plain sockets (`plain_socket`) are used by their descriptor, all others through their methods, which raise
+//! `BlockingIOError` where a system call would block. If a system call on a plain socket would block, the operation
+//! waits only if the socket is non-blocking. For a socket with a timeout the socket's method is called, since asyncio
+//! would call it too.
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -15,7 +16,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
-use super::operation::{Operating, Operation};
+use super::operation::{Operation, SocketSteps};
 use super::plain_socket;
 use crate::binding::native_type::none;
 use crate::binding::new_bytes;
@@ -34,9 +35,9 @@ pub(super) enum OperationKind {
     SendAll,
     SendTo,
     Accept,
-    /// Wait for an event and do nothing, for `sock_connect` and `sendfile`.
+    /// Waits until the socket is writable and does nothing else, for `sock_connect` and `sendfile`.
     Writable,
-    /// No operation: `getaddrinfo` of a literal, whose answer is there already.
+    /// Not an operation: returns the answer of `getaddrinfo` for a literal, which is known already.
     Answer,
 }
 
@@ -65,16 +66,17 @@ impl OperationKind {
     }
 }
 
-/// How an attempt ended.
+/// The outcome of an attempt.
 pub(super) enum Attempt<'py> {
     Done(Bound<'py, PyAny>),
-    /// It would block.
+    /// The call would block, so the operation must wait for readiness in this direction.
     Blocked(Direction),
-    /// It made progress, and lets others run for an iteration.
+    /// The attempt made progress, and continues in the next iteration so that other code can run.
     Again(Direction),
 }
 
-/// What a native attempt cannot decide itself: the socket's own method does, with its own errors.
+/// The outcome of a native attempt. `Method` means that the socket's own method must be called, which raises its own
+/// errors.
 enum Native<'py> {
     Ended(Attempt<'py>),
     Method,
@@ -110,13 +112,13 @@ pub(super) fn attempt(this: Operation<'_>) -> PyResult<Attempt<'_>> {
     }
 }
 
-/// The checks that come before anything else: TypeError for a TLS socket, ValueError for a blocking one in debug mode.
+/// The checks before the first attempt: TypeError for a TLS socket, ValueError for a blocking socket in debug mode.
 #[inline]
 fn check(this: Operation<'_>, socket: &Bound<'_, PyAny>, is_plain: bool) -> PyResult<()> {
     if !is_plain {
         let sys = new_objects::module(socket.py(), "sys")?;
         let modules = new_objects::attribute(&sys, "modules")?.cast_into::<PyDict>()?;
-        // A program that has not imported ssl has no SSLSocket either.
+        // If no code has imported ssl, there cannot be an SSLSocket.
         if let Some(ssl) = modules.get_item("ssl")?
             && socket.is_instance(&ssl.getattr("SSLSocket")?)?
         {
@@ -137,7 +139,7 @@ fn is_nonblocking(socket: &Bound<'_, PyAny>, is_plain: bool) -> PyResult<bool> {
     }
 }
 
-/// After a system call on a plain socket has failed.
+/// Handles a failed system call on a plain socket.
 #[cold]
 fn failed<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>, error: &io::Error) -> Answer<'py> {
     if error.kind() != io::ErrorKind::WouldBlock {
@@ -155,11 +157,12 @@ fn done(value: Bound<'_, PyAny>) -> Answer<'_> {
 
 // ---- receiving -----------------------------------------------------------------------------------------------------
 
-/// The number of bytes asked for, where it is an ordinary one: the method knows what to do with 0, and which error
-/// fits anything else.
+/// The requested number of bytes, if it is an exact int above 0 and within range. For anything else the socket's method
+/// is called, which handles 0 and raises the right error for a wrong value.
 #[inline]
 fn ordinary_len(number: *mut ffi::PyObject) -> Option<usize> {
-    // SAFETY: the operation keeps its argument; only an exact int is converted, which fails with a number alone.
+    // SAFETY: the operation keeps its argument alive. Only an exact int is converted, which can fail only because the
+    // number is too large.
     unsafe {
         if number.is_null() || ffi::PyLong_CheckExact(number) == 0 {
             return None;
@@ -197,11 +200,11 @@ fn recv_from<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'p
     let fd = base_socket::descriptor(socket)?;
     let reactor = this.loop_object().reactor();
     let received = reactor.with_scratch(|scratch| {
-        // A datagram that may be longer than the scratch buffer is left to the socket.
+        // If the datagram may be longer than the scratch buffer, the socket's method must receive it.
         if len > scratch.len() && !socket::is_stream(fd) {
             return Ok(None);
         }
-        // SAFETY: the scratch buffer is lent for this call, and the length is at most its own.
+        // SAFETY: the scratch buffer is borrowed for this call, and the length is not more than the buffer's.
         let received = unsafe { socket::recv_from_now(fd, scratch.as_mut_ptr(), len.min(scratch.len())) };
         Ok::<_, PyErr>(Some(match received {
             Ok((len_bytes, sender)) => Ok((new_bytes::copied(py, &scratch[..len_bytes])?, sender)),
@@ -221,7 +224,7 @@ fn recv_from<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'p
 fn recv_into<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'py> {
     let py = this.py();
     let mut view = ffi::Py_buffer::new();
-    // SAFETY: attached; the operation keeps the object. On success the view is released once, below.
+    // SAFETY: attached; the operation keeps the object alive. On success the view is released once, below.
     if unsafe { ffi::PyObject_GetBuffer(this.first.as_ptr(), &raw mut view, ffi::PyBUF_WRITABLE) } != 0 {
         drop(PyErr::fetch(py));
         return Ok(Native::Method);
@@ -243,7 +246,7 @@ fn recv_into<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'p
 
 fn accept<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'py> {
     let is_known = socket_object::is_known_family(base_socket::family(socket)?);
-    // There is no way to accept from a blocking socket without blocking.
+    // A blocking socket cannot be accepted from without blocking.
     if !is_known || !base_socket::is_nonblocking(socket)? {
         return Ok(Native::Method);
     }
@@ -260,7 +263,7 @@ fn accept<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'py> 
     }
 }
 
-/// The nonblocking `socket.socket` of an accepted connection.
+/// Makes the non-blocking `socket.socket` of an accepted connection.
 fn connection<'py>(listener: &Bound<'py, PyAny>, fd: OwnedFd) -> PyResult<Bound<'py, PyAny>> {
     let [family, kind, protocol] = base_socket::shape(listener)?;
     let number = fd.as_raw_fd().into_pyobject(listener.py())?.into_any();
@@ -270,13 +273,13 @@ fn connection<'py>(listener: &Bound<'py, PyAny>, fd: OwnedFd) -> PyResult<Bound<
 
 // ---- sending -------------------------------------------------------------------------------------------------------
 
-/// Sends until everything is gone or the kernel takes no more. If the kernel keeps taking parts, the operation waits
-/// for an iteration.
+/// Sends until all data is sent or the kernel takes no more. If the kernel takes only a part of the data twice in a
+/// row, the operation continues in the next iteration.
 fn send_all<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'py> {
     let py = this.py();
     let fd = base_socket::descriptor(socket)?;
     for _ in 0..2 {
-        // SAFETY: the slice is used up to the system call only, and nothing else runs meanwhile.
+        // SAFETY: the slice is not used after the system call, and no other code runs until then.
         let data = unsafe { unsent(this)? };
         let result = socket::send_now(fd, data);
         if let Ok(sent) = result {
@@ -296,14 +299,14 @@ fn note_write(this: Operation<'_>, len_bytes: usize) {
     this.loop_object().reactor().counters.note_write(len_bytes);
 }
 
-/// What is left to send. TypeError or BufferError for data that is not bytes-like and contiguous.
+/// The data that is left to send. TypeError or BufferError for data that is not bytes-like and contiguous.
 ///
 /// # Safety
-/// The result must not be used after anything else has run.
+/// The result must not be used after any other code has run.
 #[inline]
 unsafe fn unsent<'a>(this: Operation<'_>) -> PyResult<&'a [u8]> {
     let data = this.first.as_ptr();
-    // SAFETY: the operation keeps its data, and the view of it, until its end.
+    // SAFETY: the operation keeps its data, and the view of it, until it ends.
     unsafe {
         let whole = if ffi::PyBytes_CheckExact(data) != 0 {
             std::slice::from_raw_parts(ffi::PyBytes_AS_STRING(data).cast(), ffi::Py_SIZE(data) as usize)
@@ -325,7 +328,7 @@ fn view_of(this: Operation<'_>) -> PyResult<*mut ffi::Py_buffer> {
         return Ok(known);
     }
     let mut view = Box::new(ffi::Py_buffer::new());
-    // SAFETY: attached; the operation keeps the object. On success the view is released once, by `release_view`.
+    // SAFETY: attached; the operation keeps the object alive. On success the view is released once, by `release_view`.
     if unsafe { ffi::PyObject_GetBuffer(this.first.as_ptr(), &raw mut *view, ffi::PyBUF_SIMPLE) } != 0 {
         return Err(PyErr::fetch(this.py()));
     }
@@ -334,11 +337,12 @@ fn view_of(this: Operation<'_>) -> PyResult<*mut ffi::Py_buffer> {
     Ok(view)
 }
 
-/// Gives the exported buffer back, if there is one.
-pub(super) fn release_view(this: &Operating) {
+/// Releases the exported buffer, if there is one.
+pub(super) fn release_view(this: &SocketSteps) {
     let view = this.view.replace(ptr::null_mut());
     if !view.is_null() {
-        // SAFETY: made by `view_of`, and taken out of the only place that knows it; operations end attached.
+        // SAFETY: `view_of` made the view, and it has been taken out of the only place that refers to it; operations
+        // end attached.
         unsafe {
             let mut view = Box::from_raw(view);
             ffi::PyBuffer_Release(&raw mut *view);
@@ -347,8 +351,8 @@ pub(super) fn release_view(this: &Operating) {
 }
 
 /// # Safety
-/// Called by the collector with its own `visit` and `arg`.
-pub(super) unsafe fn traverse_view(this: &Operating, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+/// Only the collector may call this, with its own `visit` and `arg`.
+pub(super) unsafe fn traverse_view(this: &SocketSteps, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
     let view = this.view.get();
     if view.is_null() {
         return 0;
@@ -357,8 +361,9 @@ pub(super) unsafe fn traverse_view(this: &Operating, visit: ffi::visitproc, arg:
     unsafe { visit((*view).obj, arg) }
 }
 
-// ---- by the socket's methods --------------------------------------------------------------------------------------
+// ---- the socket's methods -----------------------------------------------------------------------------------------
 
+/// An attempt by the socket's own method.
 fn by_method<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> PyResult<Attempt<'py>> {
     let py = this.py();
     let called = call_method(this, socket);
@@ -375,7 +380,7 @@ fn by_method<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> PyResult<
     }
 }
 
-/// Calls a method of a socket.
+/// Calls a method of a socket by its name.
 fn by_name<'py>(
     socket: &Bound<'py, PyAny>,
     name: &str,
@@ -384,7 +389,8 @@ fn by_name<'py>(
     new_objects::attribute(socket, name)?.call1(args)
 }
 
-/// The result, or None if there is more to do once the socket is ready again.
+/// Calls the method for the operation. Returns the result, or None if there is more to do once the socket is ready
+/// again.
 fn call_method<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = this.py();
     let argument = |cell: &crate::binding::object_cell::ObjectCell| cell.get(py).unwrap_or_else(|| none(py));
@@ -417,7 +423,7 @@ fn call_method<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> PyResul
     Ok(Some(value))
 }
 
-/// One `send()` of what is left; later ones get a view of the rest.
+/// Calls `send()` once with the data that is left. Calls after the first get a view of the rest.
 fn send_by_method<'py>(
     this: Operation<'py>,
     socket: &Bound<'py, PyAny>,

@@ -1,12 +1,13 @@
-//! Plain sockets: `sock_recv` and its relatives, for programs that use sockets without a transport.
+//! Plain sockets: `loop.sock_recv` and its relatives, for programs that use sockets without a transport.
 //!
 //! - `operation`: the coroutine that a call returns
-//! - `attempts`: what it does, one attempt at a time
-//! - `plain_socket`: which sockets need no method call
+//! - `attempts`: the attempts of which an operation consists
+//! - `plain_socket`: the sockets that native code may use without calling their methods
 //!
-//! Each operation makes the system call first and waits only if it would block, in the loop's fd table
-//! (`event_loop::reactor::watches`). The call is repeated by the coroutine, never by the event, so a task that is
-//! cancelled while it waits has taken nothing from the socket, and the next operation finds it as it was.
+//! Each operation first makes the system call, and waits only if the call would block. It waits by an entry in the
+//! loop's fd table (`event_loop::reactor::watches`). The event only wakes the coroutine, which repeats the call itself.
+//! So a task that is cancelled while it waits has taken no data from the socket, and the next operation finds all of
+//! it.
 
 mod attempts;
 mod operation;
@@ -29,12 +30,12 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     extend_type(&module.getattr("Loop")?, loop_methods())
 }
 
-/// A coroutine that returns `answer` in its first step: for `loop.getaddrinfo`, which has the answer at once.
+/// A coroutine that returns `answer` in its first step. `loop.getaddrinfo` uses it when the answer is known already.
 pub(crate) fn answered<'py>(this: This<'py, LoopObject>, answer: Bound<'py, PyAny>) -> Object<'py> {
     operation::new_operation(this, OperationKind::Answer, None, Some(answer), None)
 }
 
-/// The operation of a call with a socket and up to two more arguments, `N` parameters in all.
+/// The operation for a call with a socket and up to two more arguments; `N` is the number of parameters of the method.
 #[inline]
 fn start<'py, const N: usize>(
     this: This<'py, LoopObject>,
@@ -48,7 +49,7 @@ fn start<'py, const N: usize>(
         values.next().flatten(),
     );
     let Some(socket) = socket else {
-        return Err(PyTypeError::new_err("a socket is required"));
+        return Err(PyTypeError::new_err("a socket is required as the first argument"));
     };
     operation::new_operation(this, kind, Some(socket), first, second)
 }
@@ -85,7 +86,7 @@ fn wait_writable<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Objec
     start::<1>(this, args, OperationKind::Writable)
 }
 
-/// Methods that this room adds to the loop's type.
+/// The methods that this module adds to the loop's type.
 pub(crate) fn loop_methods() -> Vec<ffi::PyMethodDef> {
     vec![
         method!(
@@ -98,19 +99,19 @@ pub(crate) fn loop_methods() -> Vec<ffi::PyMethodDef> {
             LoopObject,
             sock_recv_into,
             "sock_recv_into(sock, buf)",
-            "Receive into a buffer; the number of bytes."
+            "Receive into a buffer; return the number of bytes."
         ),
         method!(
             LoopObject,
             sock_recvfrom,
             "sock_recvfrom(sock, bufsize)",
-            "Receive a datagram: (data, address)."
+            "Receive a datagram; return (data, address)."
         ),
         method!(
             LoopObject,
             sock_recvfrom_into,
             "sock_recvfrom_into(sock, buf, nbytes=0)",
-            "Receive a datagram into a buffer: (number of bytes, address)."
+            "Receive a datagram into a buffer; return (number of bytes, address)."
         ),
         method!(
             LoopObject,
@@ -122,19 +123,19 @@ pub(crate) fn loop_methods() -> Vec<ffi::PyMethodDef> {
             LoopObject,
             sock_sendto,
             "sock_sendto(sock, data, address)",
-            "Send a datagram; the number of bytes."
+            "Send a datagram; return the number of bytes."
         ),
         method!(
             LoopObject,
             sock_accept,
             "sock_accept(sock)",
-            "Accept a connection: (socket, address)."
+            "Accept a connection; return (socket, address)."
         ),
         method!(
             LoopObject,
             wait_writable,
             "_wait_writable(sock)",
-            "Wait until a socket takes data, is connected, or has failed."
+            "Wait until a socket can take data, is connected, or has failed."
         ),
     ]
 }

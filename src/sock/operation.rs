@@ -1,4 +1,4 @@
-//! The coroutine of one socket operation: what its steps do, and how it waits.
+//! The coroutine of one socket operation: how it runs its attempts and how it waits.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -16,20 +16,22 @@ use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::Direction;
 use crate::event_loop::{waiter, watching};
 
-/// What an operation has beside a coroutine's fields, of which `subject` is the socket, `first` the number of bytes, the
-/// buffer or the data, and `second` the further argument or what it keeps between its steps.
-pub(super) struct Operating {
-    /// The exported buffer of data that waits to be sent; null if there is none.
+/// The fields that an operation has in addition to those that every coroutine has. Of the common fields, `subject` is
+/// the socket, `first` is the number of bytes, the buffer or the data, and `second` is a further argument or an object
+/// that is kept between the steps.
+pub(super) struct SocketSteps {
+    /// The exported buffer of the data that is being sent; null if there is none.
     pub(super) view: Cell<*mut ffi::Py_buffer>,
+    /// The number of bytes that have been sent.
     pub(super) sent: Cell<usize>,
 }
 
-pub(super) type Operation<'py> = Coroutine<'py, Operating>;
+pub(super) type Operation<'py> = Coroutine<'py, SocketSteps>;
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
 static PLACE: Place = Place::new();
 
-/// The coroutine of an operation that nothing has been done for yet.
+/// Makes the coroutine of an operation. No attempt is made yet.
 pub(super) fn new_operation<'py>(
     event_loop: This<'py, LoopObject>,
     kind: OperationKind,
@@ -37,10 +39,10 @@ pub(super) fn new_operation<'py>(
     first: Option<Bound<'py, PyAny>>,
     second: Option<Bound<'py, PyAny>>,
 ) -> Object<'py> {
-    coroutine::new_coroutine::<Operating>(event_loop.to_bound(), kind, socket, first, second)
+    coroutine::new_coroutine::<SocketSteps>(event_loop.to_bound(), kind, socket, first, second)
 }
 
-impl Steps for Operating {
+impl Steps for SocketSteps {
     const NAME: &'static CStr = c"grapeshot._core._SocketOperation";
     const DOC: &'static CStr = c"The coroutine of one sock_* call.";
     type Kind = OperationKind;
@@ -71,16 +73,19 @@ impl Steps for Operating {
     }
 
     unsafe fn traverse_rest(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
-        // SAFETY: visit and arg are the collector's; the view holds a reference of its own to its exporter.
+        // SAFETY: visit and arg are the collector's; the view holds its own reference to its exporter.
         unsafe { attempts::traverse_view(self, visit, arg) }
     }
 }
 
-/// A waiter: for the event, or for the next iteration if the operation only lets others run.
+/// Makes the waiter for the next step: it waits for the event, or only for the next iteration if `is_for_event` is
+/// false, which lets other code run.
 fn new_wait(this: Operation<'_>, direction: Direction, is_for_event: bool) -> Object<'_> {
     let py = this.py();
     let (Some(event_loop), Some(socket)) = (this.event_loop.get(py), this.subject.get(py)) else {
-        return Err(PyRuntimeError::new_err("the operation has no socket any more"));
+        return Err(PyRuntimeError::new_err(
+            "the operation has already ended and has released its socket",
+        ));
     };
     let owner = this.loop_object();
     owner.reactor().check_closed()?;
@@ -89,13 +94,13 @@ fn new_wait(this: Operation<'_>, direction: Direction, is_for_event: bool) -> Ob
         fd = base_socket::descriptor(&socket)?;
     }
     if fd < 0 {
-        // The general function raises the right error for a closed socket.
+        // The general function raises the proper error for a closed socket.
         fd = watching::descriptor(&socket)?;
     }
     watching::refuse_transport(owner, py, fd)?;
     let waiter = waiter::new_waiter(&event_loop, fd, direction)?;
     if !is_for_event {
-        waiter::go_on(waiter::waiter_of(&waiter));
+        waiter::finish_now(waiter::waiter_of(&waiter));
         return Ok(waiter);
     }
     let entry = waiter::entry(&waiter);
@@ -109,12 +114,12 @@ fn new_wait(this: Operation<'_>, direction: Direction, is_for_event: bool) -> Ob
         }
         Err(error) => {
             entry.release(py);
-            waiter::go_on(waiter::waiter_of(&waiter));
+            waiter::finish_now(waiter::waiter_of(&waiter));
             Err(errors::os_error(&error))
         }
     }
 }
 
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    coroutine::make_type::<Operating>(module, coroutine_rows!(Operating))
+    coroutine::make_type::<SocketSteps>(module, coroutine_rows!(SocketSteps))
 }

@@ -1,5 +1,5 @@
-//! Which socket objects native code may read and write by their descriptor: exact `socket.socket` objects whose class
-//! nobody has patched. Everything else is used through its methods, as asyncio does.
+//! Decides which socket objects native code may use by their descriptor: exact `socket.socket` objects, as long as no
+//! program has patched the class. All others are used through their methods, as asyncio does.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 
 use crate::binding::{base_socket, new_objects};
 
-/// The methods that native code stands in for, or relies on.
+/// The methods that native code replaces or relies on.
 const METHODS: [&str; 7] = [
     "recv",
     "recv_into",
@@ -23,25 +23,25 @@ const METHODS: [&str; 7] = [
 static SOCKET_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
 /// `socket.socket.accept` as it was when the module was imported.
 static ACCEPT: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
-/// The version of the type that `is_unpatched` has found in order. CPython gives a type a new one when the type or one
-/// of its bases changes; 0 is none.
+/// The version of the type that `is_unpatched` has last approved; 0 for none. CPython gives a type a new version when
+/// the type or one of its bases changes.
 static VERSION: AtomicU32 = AtomicU32::new(0);
-/// True if the methods of the socket may be left out.
+/// True if native code may replace the methods of the socket.
 #[inline]
 pub(super) fn is_plain(socket: &Bound<'_, PyAny>) -> bool {
     let expected = SOCKET_TYPE.load(Ordering::Relaxed);
-    // SAFETY: the object is alive; the version is a plain number, read at once.
+    // SAFETY: the object is alive, and the version is a plain number that is read at once.
     let (kind, version) = unsafe {
         let kind = ffi::Py_TYPE(socket.as_ptr());
         (kind, (*kind).tp_version_tag)
     };
-    // Null before `register`, and where it has found an unknown kind of socket.
+    // `expected` is null before `register`, and if `register` has found a socket type with an unknown layout.
     kind == expected
         && ((version != 0 && version == VERSION.load(Ordering::Relaxed))
             || is_unpatched(socket).unwrap_or(false))
 }
 
-/// Looks at each method, and remembers the version of a type that is in order.
+/// Checks each method, and remembers the version of the type if all are the original ones.
 #[cold]
 fn is_unpatched(socket: &Bound<'_, PyAny>) -> PyResult<bool> {
     let kind = socket.get_type();
@@ -61,7 +61,7 @@ fn is_unpatched(socket: &Bound<'_, PyAny>) -> PyResult<bool> {
 
 pub(super) fn register(py: Python<'_>) -> PyResult<()> {
     if !base_socket::is_known() {
-        // No socket counts as plain then.
+        // Then no socket counts as plain.
         return Ok(());
     }
     let kind = py.import("socket")?.getattr("socket")?;

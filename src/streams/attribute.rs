@@ -1,6 +1,6 @@
-//! Fields of native objects as attributes that asyncio's own code reads and sets.
+//! Exposes fields of native objects as attributes that asyncio's own code reads and sets.
 //!
-//! The getset rows of one kind share their functions: the closure of a row is the byte offset of its field.
+//! All getset rows of one kind share their functions. The closure of a row is the byte offset of its field.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -15,12 +15,12 @@ use crate::binding::errors;
 use crate::binding::native_type::{NativeType, This, bool_object, none};
 use crate::binding::object_cell::ObjectCell;
 
-/// A row for the `ObjectCell` at `offset` of `T`. An empty cell is None.
+/// A row for the `ObjectCell` at `offset` in `T`. An empty cell is None in Python.
 pub(super) fn object_row<T: NativeType>(name: &'static CStr, offset: usize) -> ffi::PyGetSetDef {
     row(name, offset, get_object::<T>, set_object::<T>)
 }
 
-/// A row for the `Cell<bool>` at `offset` of `T`.
+/// A row for the `Cell<bool>` at `offset` in `T`.
 pub(super) fn flag_row<T: NativeType>(name: &'static CStr, offset: usize) -> ffi::PyGetSetDef {
     row(name, offset, get_flag::<T>, set_flag::<T>)
 }
@@ -30,15 +30,15 @@ fn row(name: &'static CStr, offset: usize, get: ffi::getter, set: ffi::setter) -
         name: name.as_ptr(),
         get: Some(get),
         set: Some(set),
-        doc: c"As in asyncio's class.".as_ptr(),
+        doc: c"The same as in asyncio's class.".as_ptr(),
         closure: ptr::without_provenance_mut(offset),
     }
 }
 
-/// The field of type `F` at the offset that a row's closure is.
+/// The field of type `F` at the offset that is stored as the row's closure.
 ///
 /// # Safety
-/// `slf` is a live object whose layout has a field of type `F` there.
+/// `slf` must be a live object whose layout has a field of type `F` at that offset.
 unsafe fn field<'a, F>(slf: *mut ffi::PyObject, closure: *mut c_void) -> &'a F {
     // SAFETY: by the caller's contract.
     unsafe { &*slf.byte_add(closure.addr()).cast::<F>() }
@@ -48,7 +48,7 @@ unsafe extern "C" fn get_object<T: NativeType>(
     slf: *mut ffi::PyObject,
     closure: *mut c_void,
 ) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls getters attached with an object of the type, and the closure of the row.
+    // SAFETY: CPython calls getters attached, with an object of the type and the closure of the row.
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
@@ -104,10 +104,10 @@ unsafe extern "C" fn set_flag<T: NativeType>(
     }
 }
 
-/// The body of a setter. `AttributeError` on deletion.
+/// Runs the body of a setter. `AttributeError` on deletion.
 ///
 /// # Safety
-/// CPython has called a setter of a type with the layout `T` with these arguments.
+/// CPython must have called a setter of a type with the layout `T` with these arguments.
 pub(super) unsafe fn with_value<T: NativeType>(
     slf: *mut ffi::PyObject,
     value: *mut ffi::PyObject,
@@ -124,24 +124,24 @@ pub(super) unsafe fn with_value<T: NativeType>(
     }
 }
 
-/// A type whose objects note that a program has replaced one of their methods on the object.
+/// A type whose objects remember whether a program has replaced one of their methods on the object.
 pub(super) trait Customizable: NativeType {
-    /// The names of these methods. Where one is replaced, native code does nothing in its place.
+    /// The names of these methods. If one is replaced, native code no longer stands in for the object's methods.
     const METHODS: &'static [&'static str];
 
     fn is_customized(&self) -> &Cell<bool>;
 }
 
-/// The `tp_setattro` of such a type.
+/// The `tp_setattro` of a customizable type.
 ///
 /// # Safety
-/// CPython calls it as `tp_setattro` with an object of type `T`.
+/// Only CPython may call this, as `tp_setattro` with an object of type `T`.
 pub(super) unsafe extern "C" fn setattro<T: Customizable>(
     slf: *mut ffi::PyObject,
     name: *mut ffi::PyObject,
     value: *mut ffi::PyObject,
 ) -> c_int {
-    // SAFETY: by the contract; CPython is attached, the name is alive, and value is null on deletion.
+    // SAFETY: by the caller's contract. The thread is attached, the name is alive, and value is null on deletion.
     unsafe {
         let this = &*slf.cast::<T>();
         let name_object = Bound::from_borrowed_ptr(Python::assume_attached(), name);

@@ -1,17 +1,18 @@
-//! asyncio's streams in native code: the bases of `grapeshot.streams.StreamReader`, `StreamWriter` and
-//! `StreamReaderProtocol`, whose second base is asyncio's class of that name.
+//! asyncio's streams in native code: the native base classes of `grapeshot.streams.StreamReader`, `StreamWriter` and
+//! `StreamReaderProtocol`. The second base of each of these classes is asyncio's class of the same name.
 //!
-//! - `reader`: what a reader holds, and how data gets in and out
+//! - `reader`: the data that a reader holds, and how data gets in and out
 //! - `operation`: the coroutines of `read()` and its relatives, and of `drain()`
-//! - `writer`, `protocol`: the other two
+//! - `writer`, `protocol`: the other two classes
 //! - `attribute`: fields of native objects that asyncio's own code sets
 //!
-//! Native code does what is common: data that is there, a wait for data, a write to a transport of ours, a drain with
-//! nothing to wait for. Everything else (the end of the stream, exceptions, limits, flow control, other loops) is done by
-//! asyncio's own functions on the same objects, so it is what this version of Python does. An object of a subclass, or one
-//! with methods that a program has replaced, is left to asyncio's functions as a whole.
+//! Native code handles the common cases: reading data that is there, waiting for data, writing to one of our
+//! transports, and a drain with nothing to wait for. In all other cases (the end of the stream, exceptions, limits,
+//! flow control, other loops) asyncio's own functions work on the same objects, so that the behaviour is that of this
+//! version of Python. For an object of a subclass, and for one with methods that a program has replaced, asyncio's
+//! functions do everything.
 //!
-//! The objects belong to their loop's thread.
+//! The objects are used on their loop's thread only.
 
 mod attribute;
 mod operation;
@@ -36,8 +37,8 @@ use crate::event_loop::pyloop::LoopObject;
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
-/// asyncio's functions, as they were when `grapeshot.streams` was imported: those of the coroutines in the order of
-/// `operation::Kind`, and `StreamReader.feed_data`.
+/// asyncio's functions as they were when `grapeshot.streams` was imported: the functions of the coroutines, in the
+/// order of `operation::Kind`, and `StreamReader.feed_data`.
 struct Stock {
     coroutines: Vec<Kept>,
     feed_data: Kept,
@@ -67,7 +68,8 @@ fn stock(py: Python<'_>) -> PyResult<&'static Stock> {
     })
 }
 
-/// Runs `body` as `LoopObject::with_access_of` does if the loop is one of ours, and else with the object itself locked.
+/// Runs `body` with access to the object: like `LoopObject::with_access_of` if the loop is one of ours, otherwise with
+/// the object itself locked.
 #[inline(always)]
 fn with_access<T, R>(
     this: This<'_, T>,
@@ -85,7 +87,7 @@ fn with_access<T, R>(
     }
 }
 
-/// A native base and the class above it, to know their objects by.
+/// A native base type and the Python class that is built on it. It serves to recognize their objects.
 struct StreamType {
     base: AtomicPtr<ffi::PyTypeObject>,
     class: AtomicPtr<ffi::PyTypeObject>,
@@ -103,7 +105,7 @@ impl StreamType {
         self.base.store(base.into_ptr().cast(), Ordering::Release);
     }
 
-    /// `class` is a subclass of the base.
+    /// Stores the class, which must be a subclass of the base.
     fn set_class(&self, class: &Bound<'_, PyType>) {
         self.class
             .store(class.clone().into_ptr().cast(), Ordering::Release);
@@ -118,8 +120,9 @@ impl StreamType {
     }
 }
 
-/// `_set_stream_types(reader, writer, protocol)`: the classes whose objects native code treats as its own. Called once. They get
-/// the native methods, because CPython specializes only calls of methods that it finds on the exact type of the object.
+/// `_set_stream_types(reader, writer, protocol)`: sets the classes whose objects native code treats as its own. Called
+/// once. The classes get the native methods, because CPython specializes a method call only if it finds the method on
+/// the object's exact type.
 #[pyfunction(name = "_set_stream_types")]
 fn set_stream_types(
     reader: &Bound<'_, PyType>,
@@ -134,7 +137,9 @@ fn set_stream_types(
         (protocol, &protocol::PROTOCOL_TYPE, "_StreamReaderProtocol"),
     ] {
         if !class.is_subclass(&core.getattr(base)?)? {
-            return Err(PyTypeError::new_err(format!("a subclass of {base} is required")));
+            return Err(PyTypeError::new_err(format!(
+                "{class} must be a subclass of {base}"
+            )));
         }
         place.set_class(class);
     }
@@ -161,8 +166,8 @@ unsafe extern "C" fn new_object(
     _args: *mut ffi::PyObject,
     _kwargs: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls tp_new attached with a type of this room or a subclass. The memory comes zeroed, and that is
-    // a valid object of each of them.
+    // SAFETY: CPython calls tp_new attached with a type of this module or a subclass. The memory comes zeroed, and that
+    // is a valid object of each of them.
     unsafe { ffi::PyType_GenericAlloc(kind, 0) }
 }
 

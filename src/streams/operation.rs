@@ -1,13 +1,13 @@
 //! The coroutines of a reader's `read()` and its relatives, and of a writer's `drain()`.
 //!
 //! ```text
-//!   attempt ---- native code can answer --------------------------> done
-//!     |  ^ '---- data must come: a waiter in the reader ---.
-//!     |  '------------------- data, the end, an exception -'
+//!   attempt ---- native code has the result ----------------------> done
+//!     |  ^ '---- data must come: put a waiter in the reader --.
+//!     |  '------ data, end of stream or exception ------------'
 //!     '--------- anything else: asyncio's own coroutine does the rest, driven from here
 //! ```
-//! Data leaves the reader in the step that returns it. A coroutine that is cancelled, even after data has come for it,
-//! has taken nothing.
+//! Data leaves the reader in the step that returns it. So a coroutine that is cancelled has taken no data, even if data
+//! had already come for it.
 
 use std::cell::Cell;
 use std::ffi::CStr;
@@ -58,14 +58,14 @@ impl Kind {
     }
 }
 
-/// What a stream's coroutine has beside a coroutine's fields, of which `subject` is the reader or writer and `first` the
-/// argument.
+/// The fields that a stream's coroutine has in addition to those that every coroutine has. Of the common fields,
+/// `subject` is the reader or writer, and `first` is the argument.
 pub(super) struct StreamSteps {
-    /// asyncio's coroutine that does the rest.
+    /// asyncio's coroutine that does the rest; empty while native code does the work.
     inner: ObjectCell,
-    /// Up to here there is no separator.
+    /// The held data has no separator that begins before this position.
     searched: Cell<usize>,
-    /// A waiter of this coroutine is in the reader.
+    /// The waiter in the reader belongs to this coroutine.
     is_waiting: Cell<bool>,
 }
 
@@ -73,12 +73,13 @@ type Operation<'py> = Coroutine<'py, StreamSteps>;
 
 static PLACE: Place = Place::new();
 
-/// What native code can say.
+/// The outcome of the native code's attempt.
 enum Answer<'py> {
     Done(Bound<'py, PyAny>),
     /// Wait until the reader holds this many bytes.
     Wait(usize),
-    Ask,
+    /// Leave the rest to asyncio's coroutine.
+    Delegate,
 }
 
 /// The coroutine of a reader's method.
@@ -110,15 +111,15 @@ fn answer<'py>(this: Operation<'py>, subject: &Bound<'py, PyAny>) -> PyResult<An
     if this.kind.get() == Kind::Drain {
         return match writer::writer_of(subject) {
             Some(writer) if writer::is_drained(writer)? => Ok(Answer::Done(none(this.py()))),
-            _ => Ok(Answer::Ask),
+            _ => Ok(Answer::Delegate),
         };
     }
     let Some(reader) = reader::reader_of(subject) else {
-        return Ok(Answer::Ask);
+        return Ok(Answer::Delegate);
     };
-    // asyncio looks at the exception once, before it waits.
+    // asyncio checks for an exception only once, before it waits.
     if !reader::has_own_methods(reader) || (reader.exception.is_set() && !this.has_waited.get()) {
-        return Ok(Answer::Ask);
+        return Ok(Answer::Delegate);
     }
     match this.kind.get() {
         Kind::Read => read(this, reader),
@@ -127,10 +128,11 @@ fn answer<'py>(this: Operation<'py>, subject: &Bound<'py, PyAny>) -> PyResult<An
     }
 }
 
-/// The argument where it is an ordinary number of bytes.
+/// The argument as a number of bytes, if it is an exact int above 0 and within range.
 #[inline]
 fn ordinary_len(number: *mut ffi::PyObject) -> Option<usize> {
-    // SAFETY: the coroutine keeps its argument; only an exact int is converted, which fails with a number alone.
+    // SAFETY: the coroutine keeps its argument alive. Only an exact int is converted, which can fail only because the
+    // number is too large.
     unsafe {
         if number.is_null() || ffi::PyLong_CheckExact(number) == 0 {
             return None;
@@ -146,7 +148,7 @@ fn ordinary_len(number: *mut ffi::PyObject) -> Option<usize> {
 #[inline]
 fn read<'py>(this: Operation<'py>, reader: Reader<'py>) -> PyResult<Answer<'py>> {
     let Some(len) = ordinary_len(this.first.as_ptr()) else {
-        return Ok(Answer::Ask);
+        return Ok(Answer::Delegate);
     };
     let held_len = reader::len_bytes(reader);
     if held_len > 0 {
@@ -162,7 +164,7 @@ fn read_exactly<'py>(this: Operation<'py>, reader: Reader<'py>) -> PyResult<Answ
     match ordinary_len(this.first.as_ptr()) {
         Some(len) if reader::len_bytes(reader) >= len => take(reader, len),
         Some(len) if !reader.is_eof.get() => Ok(Answer::Wait(len)),
-        _ => Ok(Answer::Ask),
+        _ => Ok(Answer::Delegate),
     }
 }
 
@@ -172,12 +174,12 @@ fn read_until<'py>(this: Operation<'py>, reader: Reader<'py>) -> PyResult<Answer
         None => b"\n",
         Some(given) => match given.cast_exact::<PyBytes>() {
             Ok(bytes) if !bytes.as_bytes().is_empty() => bytes.as_bytes(),
-            _ => return Ok(Answer::Ask),
+            _ => return Ok(Answer::Delegate),
         },
     };
     let (start, limit) = (this.rest.searched.get(), reader.limit());
     let (found, len) = reader::with_bytes(reader, |held| {
-        // Somebody else may have read meanwhile.
+        // Other code may have read data since the last attempt.
         let start = if start > held.len() { 0 } else { start };
         (
             position(&held[start..], separator).map(|index| start + index),
@@ -186,23 +188,23 @@ fn read_until<'py>(this: Operation<'py>, reader: Reader<'py>) -> PyResult<Answer
     });
     match found {
         Some(index) if index <= limit => return take(reader, index + separator.len()),
-        Some(_) => return Ok(Answer::Ask),
+        Some(_) => return Ok(Answer::Delegate),
         None => {}
     }
     let searched = (len + 1).saturating_sub(separator.len());
     if searched > limit || reader.is_eof.get() {
-        return Ok(Answer::Ask);
+        return Ok(Answer::Delegate);
     }
     this.rest.searched.set(searched);
     Ok(Answer::Wait(1))
 }
 
-/// Where `needle`, which is not empty, begins first.
+/// The index of the first occurrence of `needle`, which must not be empty.
 fn position(held: &[u8], needle: &[u8]) -> Option<usize> {
     let mut start = 0;
     while held.len() - start >= needle.len() {
         let rest = &held[start..];
-        // SAFETY: the memory of `rest`, and its length.
+        // SAFETY: the call gets the memory of `rest` and its length.
         let found = unsafe { libc::memchr(rest.as_ptr().cast(), i32::from(needle[0]), rest.len()) };
         if found.is_null() {
             return None;
@@ -216,6 +218,7 @@ fn position(held: &[u8], needle: &[u8]) -> Option<usize> {
     None
 }
 
+/// Takes `len` bytes, and lets asyncio resume a transport that the reader has paused.
 #[inline]
 fn take(reader: Reader<'_>, len: usize) -> PyResult<Answer<'_>> {
     let taken = reader::take(reader, len)?;
@@ -225,11 +228,12 @@ fn take(reader: Reader<'_>, len: usize) -> PyResult<Answer<'_>> {
     Ok(Answer::Done(taken))
 }
 
-/// Puts a new waiter into the reader. None if native code cannot wait.
+/// Puts a new waiter for `len` bytes into the reader. None if native code cannot wait.
 #[inline]
 fn wait<'py>(this: Operation<'py>, reader: Reader<'py>, len: usize) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = this.py();
-    // Another coroutine waits already, which is an error; or the reader is paused, and a wait must end that.
+    // asyncio's code must do it if another coroutine already waits, which is an error, or if the reader has paused the
+    // transport, which a wait must resume.
     let Some(event_loop) = reader.event_loop.get(py) else {
         return Ok(None);
     };
@@ -243,7 +247,7 @@ fn wait<'py>(this: Operation<'py>, reader: Reader<'py>, len: usize) -> PyResult<
     Ok(Some(waiter))
 }
 
-/// The wait is over: `_waiter = None`, as at the end of asyncio's `_wait_for_data`.
+/// Ends the wait: sets `_waiter` to None, as at the end of asyncio's `_wait_for_data`.
 fn end_wait(this: Operation<'_>) {
     if !this.rest.is_waiting.replace(false) {
         return;
@@ -256,9 +260,9 @@ fn end_wait(this: Operation<'_>) {
     }
 }
 
-/// asyncio's own coroutine does the rest.
+/// Makes asyncio's own coroutine, which does the rest, and drives its first step.
 #[cold]
-fn ask<'py>(this: Operation<'py>, subject: Bound<'py, PyAny>) -> PyResult<Attempt<'py>> {
+fn delegate<'py>(this: Operation<'py>, subject: Bound<'py, PyAny>) -> PyResult<Attempt<'py>> {
     let py = this.py();
     let function = stock(py)?.coroutines[this.kind.get() as usize];
     let args = match this.first.get(py) {
@@ -271,6 +275,7 @@ fn ask<'py>(this: Operation<'py>, subject: Bound<'py, PyAny>) -> PyResult<Attemp
     forward(this, &inner, unsafe { ffi::Py_None() })
 }
 
+/// Sends `value` into asyncio's coroutine.
 fn forward<'py>(
     this: Operation<'py>,
     inner: &Bound<'py, PyAny>,
@@ -278,8 +283,8 @@ fn forward<'py>(
 ) -> PyResult<Attempt<'py>> {
     let py = this.py();
     let mut result = ptr::null_mut();
-    // SAFETY: attached, with a live iterator and a value that the caller keeps. The result is a new reference, or null with
-    // an exception set.
+    // SAFETY: attached, with a live iterator and a value that the caller keeps alive. The result is a new reference, or
+    // null with an exception set.
     unsafe {
         match ffi::PyIter_Send(inner.as_ptr(), value, &raw mut result) {
             ffi::PySendResult::PYGEN_RETURN => Ok(Attempt::Done(Bound::from_owned_ptr(py, result))),
@@ -326,9 +331,9 @@ impl Steps for StreamSteps {
                     return Ok(Attempt::Wait(waiter));
                 }
             }
-            Answer::Ask => {}
+            Answer::Delegate => {}
         }
-        ask(this, subject)
+        delegate(this, subject)
     }
 
     fn reset(&self) {
@@ -342,8 +347,8 @@ impl Steps for StreamSteps {
         }
         let subject = this.subject.get(this.py());
         if let Some(reader) = subject.as_ref().and_then(reader::reader_of) {
-            // The reader is locked, not this object, which may be freed right now. Where another thread runs the loop, the
-            // waiter stays, and is woken for nothing.
+            // This locks the reader and not this object, which may be about to be freed. If another thread runs the
+            // loop, access is refused and the waiter stays in the reader; it is then woken without effect.
             let _ = ReaderObject::with_access(reader, || {
                 end_wait(this);
                 Ok(())

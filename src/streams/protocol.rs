@@ -1,4 +1,4 @@
-//! `StreamReaderProtocol`: what a transport gives goes straight into the reader.
+//! `StreamReaderProtocol`: passes the data of a transport directly to the reader.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_void};
@@ -22,7 +22,8 @@ use crate::transports::protocol::{ProtocolCalls, register_object_received};
 pub(super) struct ProtocolObject {
     base: ffi::PyObject,
     event_loop: ObjectCell,
-    /// A weak reference to the reader, as in asyncio: a connection ends with its reader and writer.
+    /// A weak reference to the reader. As in asyncio, the protocol does not keep the reader alive, so that a connection
+    /// ends when its reader and writer are dropped.
     reader: ObjectCell,
     is_paused: Cell<bool>,
     is_connection_lost: Cell<bool>,
@@ -36,7 +37,7 @@ pub(super) static PROTOCOL_TYPE: StreamType = StreamType::new();
 
 pub(super) static OWN_METHODS: OwnMethods = OwnMethods::new();
 
-/// The native side of an object that is a protocol of ours by its type or a subclass.
+/// The native side of an object that is one of our protocols, or of a subclass.
 #[inline]
 fn protocol_of<'py>(object: &Bound<'py, PyAny>) -> Option<Protocol<'py>> {
     // SAFETY: a live object of a type with this layout, by the check; the caller's Bound keeps it alive.
@@ -45,19 +46,19 @@ fn protocol_of<'py>(object: &Bound<'py, PyAny>) -> Option<Protocol<'py>> {
         .then(|| unsafe { This::new(object.py(), object.as_ptr()) })
 }
 
-/// The reader; None if nobody has it any more.
+/// The reader; None if it has been freed.
 fn reader_object(this: Protocol<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
     match this.reader.get(this.py()) {
         None => Ok(None),
         Some(reference) => match reference.cast_exact::<PyWeakrefReference>() {
             Ok(reference) => Ok(reference.upgrade()),
-            // Whatever a program has put there.
+            // A program has put another object here; it is called like a weak reference.
             Err(_) => Ok(Some(reference.call0()?).filter(|reader| !reader.is_none())),
         },
     }
 }
 
-/// True if a drain has nothing to wait for and nothing to raise.
+/// True if the protocol gives a drain nothing to wait for and nothing to raise.
 #[inline]
 pub(super) fn is_drained(object: &Bound<'_, PyAny>) -> bool {
     protocol_of(object).is_some_and(|this| {
@@ -68,7 +69,8 @@ pub(super) fn is_drained(object: &Bound<'_, PyAny>) -> bool {
     })
 }
 
-/// Feeds the reader natively. None if it must be asked: `reader.feed_data(data)`.
+/// Feeds the reader natively, and returns None if that is done or there is no reader. Otherwise returns the reader,
+/// whose `feed_data(data)` the caller must call.
 #[inline]
 fn feed<'py>(this: Protocol<'py>, data: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     let Some(object) = reader_object(this)? else {
@@ -84,9 +86,9 @@ fn feed<'py>(this: Protocol<'py>, data: &Bound<'py, PyAny>) -> PyResult<Option<B
     Ok(Some(object))
 }
 
-/// The way of a native transport: see `register_object_received`.
+/// Receives data from a native transport: see `register_object_received`.
 fn received(calls: &ProtocolCalls, protocol: &Bound<'_, PyAny>, data: &Bound<'_, PyBytes>) -> PyResult<()> {
-    // SAFETY: the transport has bound `data_received` of this type to the protocol.
+    // SAFETY: the transport has checked that `data_received` of this type is bound to the protocol.
     let this: Protocol<'_> = unsafe { This::new(protocol.py(), protocol.as_ptr()) };
     match feed(this, data.as_any())? {
         None => Ok(()),
@@ -133,7 +135,7 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         ProtocolObject,
         data_received,
         "data_received(data)",
-        "Feed the reader."
+        "Feed data to the reader."
     )];
     register_object_received(&methods[0], received);
     let getters = vec![
@@ -145,7 +147,7 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             offset_of!(ProtocolObject, is_connection_lost),
         ),
     ];
-    // SAFETY: the functions are those of this layout, the tables are leaked.
+    // SAFETY: the functions were written for this layout, and the tables are never freed.
     let kind = unsafe {
         new_type::<ProtocolObject>(
             module,

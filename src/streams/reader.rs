@@ -1,14 +1,14 @@
-//! `StreamReader`: what it holds, how data gets in and out, and who is woken.
+//! `StreamReader`: the data that it holds, how data gets in and out, and how a waiting coroutine is woken.
 //!
 //! ```text
-//!                 nothing is held                          more comes
+//!                 reader is empty                          more comes
 //!   data (bytes) ----------------> [ chunk, consumed ] ------------------> [ bytearray ]
 //!                                     | taken                                 | taken
 //!                                     v                                       v
 //!                       the object itself, or a copy of a part        a copy of a part
 //! ```
-//! One read of the transport that is taken whole is not copied. `_buffer` is the bytearray, as in asyncio: who looks at
-//! it gets what is held in it.
+//! Data of a single read of the transport that is taken as a whole is never copied. The attribute `_buffer` is a
+//! bytearray, as in asyncio: reading the attribute moves all held data into the bytearray.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -40,20 +40,20 @@ pub(super) struct ReaderObject {
     /// The waiter of the coroutine that waits for data, or a Future.
     pub(super) waiter: ObjectCell,
     pub(super) exception: ObjectCell,
-    /// The `bytes` that are held, if the bytearray is empty.
+    /// The held data as `bytes`, while the bytearray is empty.
     chunk: ObjectCell,
-    /// A bytearray unless the object is customized, or empty.
+    /// The bytearray; another object if a program has set one (see `is_customized`); or empty.
     buffer: ObjectCell,
     limit_object: ObjectCell,
-    /// How many bytes of the chunk have been taken. At least one has not.
+    /// The number of bytes of the chunk that have been taken. At least one byte is left.
     consumed: Cell<usize>,
-    /// 0 for what is no ordinary number: only asyncio's code knows what to do with it.
+    /// The limit in bytes; 0 if the limit object is not an ordinary number, and only asyncio's code can handle it.
     limit: Cell<usize>,
-    /// The native waiter is not woken below this many bytes.
+    /// The native waiter is woken only when at least this many bytes are held.
     pub(super) wanted: Cell<usize>,
     pub(super) is_eof: Cell<bool>,
     pub(super) is_paused: Cell<bool>,
-    /// A program has replaced a method of this object, or its buffer by what is no bytearray.
+    /// A program has replaced a method of this object, or has replaced its buffer by an object that is not a bytearray.
     is_customized: Cell<bool>,
 }
 
@@ -63,7 +63,7 @@ pub(super) static READER_TYPE: StreamType = StreamType::new();
 
 pub(super) static OWN_METHODS: OwnMethods = OwnMethods::new();
 
-/// The native side of an object that is a reader of ours by its type or a subclass.
+/// The native side of an object that is one of our readers, or of a subclass.
 #[inline]
 pub(super) fn reader_of<'py>(object: &Bound<'py, PyAny>) -> Option<Reader<'py>> {
     // SAFETY: a live object of a type with this layout, by the check; the caller's Bound keeps it alive.
@@ -72,22 +72,23 @@ pub(super) fn reader_of<'py>(object: &Bound<'py, PyAny>) -> Option<Reader<'py>> 
         .then(|| unsafe { This::new(object.py(), object.as_ptr()) })
 }
 
-/// True if native code may do what the methods of this reader do.
+/// True if native code may replace the methods of this reader.
 #[inline]
 pub(super) fn has_own_methods(this: Reader<'_>) -> bool {
     !this.is_customized.get() && this.limit.get() > 0 && OWN_METHODS.are_those_of_type(&this.to_bound())
 }
 
 impl ReaderObject {
+    /// The limit in bytes, 0 if it is not an ordinary number.
     pub(super) fn limit(&self) -> usize {
         self.limit.get()
     }
 }
 
-/// The number of bytes that are held.
+/// The number of bytes that the reader holds.
 #[inline]
 pub(super) fn len_bytes(this: Reader<'_>) -> usize {
-    // SAFETY: both cells have objects of these types; neither call runs other code.
+    // SAFETY: the cells hold objects of these types; neither call runs other code.
     unsafe {
         if this.chunk.is_set() {
             return ffi::PyBytes_Size(this.chunk.as_ptr()) as usize - this.consumed.get();
@@ -99,10 +100,10 @@ pub(super) fn len_bytes(this: Reader<'_>) -> usize {
     }
 }
 
-/// Runs `body` with what is held. It must not run other code.
+/// Runs `body` with the held data. `body` must not run other code.
 pub(super) fn with_bytes<R>(this: Reader<'_>, body: impl FnOnce(&[u8]) -> R) -> R {
     let len = len_bytes(this);
-    // SAFETY: the memory of the one or the other, which stays while no other code runs.
+    // SAFETY: the memory belongs to the chunk or to the bytearray, and stays valid while no other code runs.
     unsafe {
         let start = if this.chunk.is_set() {
             ffi::PyBytes_AsString(this.chunk.as_ptr()).add(this.consumed.get())
@@ -115,10 +116,11 @@ pub(super) fn with_bytes<R>(this: Reader<'_>, body: impl FnOnce(&[u8]) -> R) -> 
     }
 }
 
-// ---- data comes --------------------------------------------------------------------------------------------------
+// ---- data gets in ------------------------------------------------------------------------------------------------
 
-/// What `feed_data` does, without Python code. False, with nothing changed, if asyncio's own must do it: data after the
-/// end, so much that the transport is to be paused, or a Future that waits.
+/// Does what `feed_data` does, without Python code. Returns false, with nothing changed, if asyncio's own function must
+/// do it: for data after the end, for so much data that the transport must be paused, and if a Future waits instead of
+/// a native waiter.
 #[inline]
 pub(super) fn feed(this: Reader<'_>, data: &Bound<'_, PyBytes>) -> PyResult<bool> {
     let added = data.as_bytes().len();
@@ -148,6 +150,7 @@ pub(super) fn feed(this: Reader<'_>, data: &Bound<'_, PyBytes>) -> PyResult<bool
     Ok(true)
 }
 
+/// Adds data to the held data.
 #[inline]
 fn push(this: Reader<'_>, data: &Bound<'_, PyBytes>) -> PyResult<()> {
     if !this.chunk.is_set() && is_buffer_unused(this) {
@@ -158,15 +161,15 @@ fn push(this: Reader<'_>, data: &Bound<'_, PyBytes>) -> PyResult<()> {
     append(&gathered(this)?, data.as_bytes())
 }
 
-/// True if the bytearray is empty, and nobody else has it.
+/// True if the bytearray is empty and no other code has a reference to it.
 #[inline]
 fn is_buffer_unused(this: Reader<'_>) -> bool {
     let buffer = this.buffer.as_ptr();
-    // SAFETY: a bytearray that the cell holds.
+    // SAFETY: the cell holds a bytearray.
     buffer.is_null() || unsafe { ffi::PyByteArray_Size(buffer) == 0 && ffi::Py_REFCNT(buffer) == 1 }
 }
 
-/// The bytearray with all that is held.
+/// Moves all held data into the bytearray and returns it.
 fn gathered(this: Reader<'_>) -> PyResult<Bound<'_, PyByteArray>> {
     let py = this.py();
     if !this.buffer.is_set() {
@@ -189,7 +192,7 @@ fn gathered(this: Reader<'_>) -> PyResult<Bound<'_, PyByteArray>> {
 fn append(buffer: &Bound<'_, PyByteArray>, data: &[u8]) -> PyResult<()> {
     let old_len = buffer.len();
     buffer.resize(old_len + data.len())?;
-    // SAFETY: a live bytearray with room for `data`, which is not part of it; no Python code runs meanwhile.
+    // SAFETY: a live bytearray with room for `data`, which is not part of it; no Python code runs during the copy.
     unsafe {
         let start = ffi::PyByteArray_AsString(buffer.as_ptr()).cast::<u8>();
         ptr::copy_nonoverlapping(data.as_ptr(), start.add(old_len), data.len());
@@ -197,7 +200,7 @@ fn append(buffer: &Bound<'_, PyByteArray>, data: &[u8]) -> PyResult<()> {
     Ok(())
 }
 
-/// asyncio's own `feed_data(data)`.
+/// Calls asyncio's own `feed_data(data)`.
 #[cold]
 pub(super) fn feed_by_asyncio<'py>(reader: &Bound<'py, PyAny>, data: &Bound<'py, PyAny>) -> PyResult<()> {
     let py = reader.py();
@@ -218,9 +221,9 @@ fn feed_data<'py>(this: Reader<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(none(this.py()))
 }
 
-// ---- data goes ---------------------------------------------------------------------------------------------------
+// ---- data gets out -----------------------------------------------------------------------------------------------
 
-/// Takes the first `len` bytes out; there are that many, and at least one.
+/// Takes out the first `len` bytes. The reader must hold that many, and `len` must be at least 1.
 #[inline]
 pub(super) fn take(this: Reader<'_>, len: usize) -> Object<'_> {
     let py = this.py();
@@ -247,7 +250,8 @@ fn take_from_buffer(this: Reader<'_>, len: usize) -> Object<'_> {
     if len == buffer.len() {
         buffer.resize(0)?;
     } else {
-        // SAFETY: a live sequence; -1 says that an exception is set (somebody has a view of it) and nothing is changed.
+        // SAFETY: a live sequence; the result -1 means that an exception is set (other code has a view of the
+        // bytearray) and nothing was changed.
         let deleted = unsafe { ffi::PySequence_DelSlice(buffer.as_ptr(), 0, len as ffi::Py_ssize_t) };
         if deleted < 0 {
             return Err(PyErr::fetch(py));
@@ -256,7 +260,7 @@ fn take_from_buffer(this: Reader<'_>, len: usize) -> Object<'_> {
     Ok(taken)
 }
 
-// ---- what Python sees --------------------------------------------------------------------------------------------
+// ---- Python interface --------------------------------------------------------------------------------------------
 
 #[inline]
 fn start<'py>(this: Reader<'py>, args: Args<'_, 'py>, kind: Kind) -> Object<'py> {
@@ -390,20 +394,30 @@ impl NativeType for ReaderObject {
 
 pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
     vec![
-        method!(ReaderObject, read, "read(n=-1)", "A coroutine: up to n bytes."),
+        method!(
+            ReaderObject,
+            read,
+            "read(n=-1)",
+            "A coroutine: read up to n bytes."
+        ),
         method!(
             ReaderObject,
             read_exactly,
             "readexactly(n)",
-            "A coroutine: exactly n bytes."
+            "A coroutine: read exactly n bytes."
         ),
         method!(
             ReaderObject,
             read_until,
             "readuntil(separator=b'\\n')",
-            "A coroutine: all bytes up to the separator."
+            "A coroutine: read up to and including the separator."
         ),
-        method!(ReaderObject, read_line, "readline()", "A coroutine: one line."),
+        method!(
+            ReaderObject,
+            read_line,
+            "readline()",
+            "A coroutine: read one line."
+        ),
         method!(
             ReaderObject,
             feed_data,
@@ -429,7 +443,7 @@ fn getters() -> Vec<ffi::PyGetSetDef> {
                 ReaderObject,
                 c"_buffer",
                 get_buffer,
-                c"What is held, as a bytearray."
+                c"The held data, as a bytearray."
             )
         },
         ffi::PyGetSetDef {
@@ -440,7 +454,7 @@ fn getters() -> Vec<ffi::PyGetSetDef> {
 }
 
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    // SAFETY: the functions are those of this layout, the tables are leaked.
+    // SAFETY: the functions were written for this layout, and the tables are never freed.
     let kind = unsafe {
         new_type::<ReaderObject>(
             module,

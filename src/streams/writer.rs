@@ -35,7 +35,7 @@ pub(super) static WRITER_TYPE: StreamType = StreamType::new();
 
 pub(super) static OWN_METHODS: OwnMethods = OwnMethods::new();
 
-/// The native side of an object that is a writer of ours by its type or a subclass.
+/// The native side of an object that is one of our writers, or of a subclass.
 #[inline]
 pub(super) fn writer_of<'py>(object: &Bound<'py, PyAny>) -> Option<Writer<'py>> {
     // SAFETY: a live object of a type with this layout, by the check; the caller's Bound keeps it alive.
@@ -118,12 +118,12 @@ impl NativeType for WriterObject {
 
 pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
     vec![
-        method!(WriterObject, write, "write(data)", "transport.write(data)."),
+        method!(WriterObject, write, "write(data)", "Call transport.write(data)."),
         method!(
             WriterObject,
             drain,
             "drain()",
-            "A coroutine: wait until the transport takes data."
+            "A coroutine: wait until the transport can take more data."
         ),
     ]
 }
@@ -136,7 +136,7 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         object(c"_protocol", offset_of!(WriterObject, protocol)),
         object(c"_reader", offset_of!(WriterObject, reader)),
     ];
-    // SAFETY: the functions are those of this layout, the tables are leaked.
+    // SAFETY: the functions were written for this layout, and the tables are never freed.
     let kind = unsafe {
         new_type::<WriterObject>(
             module,

@@ -1,17 +1,19 @@
-//! A Python object through which one call of a C function sees native memory, by the buffer protocol.
+//! `BufferView`: a Python object that gives a C function access to native memory for one call, through the buffer
+//! protocol.
 //!
-//! `MemoryBIO.write`, `_SSLSocket.read` and `_SSLSocket.write` take any buffer and release it before they return. So
-//! one object serves all of them, with another piece of memory each time. Python code never gets it as an argument.
+//! `MemoryBIO.write`, `_SSLSocket.read` and `_SSLSocket.write` accept any buffer and release it before they return. So
+//! one object can serve all of them, for a different piece of memory each time. The object is never passed to Python
+//! code as an argument.
 //!
 //! But Python code may run during the call (callbacks of the `ssl` module), and may find the object in the C function's
-//! tuple of arguments (`gc.get_objects()`). So each use exports one view only, which the C function takes before
-//! anything else runs:
+//! tuple of arguments (`gc.get_objects()`). So each use exports only one view, which the C function takes before any
+//! other code runs:
 //!
 //! ```text
 //!   [ idle ] --with--> [ ready ] --bf_getbuffer--> [ exported ] --the call returns--> [ idle ]
 //!      ^ BufferError                                  ^ BufferError
 //! ```
-//! If somebody else still has a reference to the object when the call has returned, it is not used again.
+//! If other code still has a reference to the object when the call has returned, the object is not used again.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -26,14 +28,15 @@ use crate::binding::native_type::{NativeType, This, new_type, slot};
 #[repr(C)]
 pub(super) struct BufferView {
     base: ffi::PyObject,
-    /// Null, except from `with` until the C function has taken its view.
+    /// Null, except between the start of `with` and the moment when the C function takes its view.
     memory: Cell<*mut u8>,
     len_bytes: Cell<usize>,
     is_readonly: Cell<bool>,
 }
 
 static BUFFER_VIEW_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
-/// The view that is not in use. A call takes it out, since a callback (SNI) may come back here during the call.
+/// The spare object, if no call uses it. A call takes it out, since a callback (SNI) may make another such call before
+/// the first one returns.
 static SPARE: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 
 impl NativeType for BufferView {
@@ -52,7 +55,7 @@ impl BufferView {
     /// Runs `call` with an object through which it can read `data`.
     ///
     /// # Safety
-    /// `call` only passes the object to a C function that takes a view of it before anything else can run, and that
+    /// `call` must pass the object only to a C function that takes a view of it before any other code can run, and that
     /// keeps neither the object nor the view.
     #[inline]
     pub(super) unsafe fn with<R>(
@@ -67,7 +70,7 @@ impl BufferView {
     /// Runs `call` with an object through which it can read and write `len_bytes` bytes at `memory`.
     ///
     /// # Safety
-    /// As for `with`, and the memory may be written and is valid for as long as `call` runs.
+    /// The same as for `with`. In addition the memory must be writable, and valid for as long as `call` runs.
     #[inline]
     pub(super) unsafe fn with_writable<R>(
         py: Python<'_>,
@@ -80,7 +83,7 @@ impl BufferView {
     }
 
     /// # Safety
-    /// As for `with_writable`, and for `with` if `is_readonly`.
+    /// The same as for `with` if `is_readonly`, otherwise the same as for `with_writable`.
     #[inline]
     unsafe fn with_memory<R>(
         py: Python<'_>,
@@ -91,27 +94,27 @@ impl BufferView {
     ) -> PyResult<R> {
         let mut object = SPARE.swap(ptr::null_mut(), Ordering::Acquire);
         if object.is_null() {
-            // SAFETY: the type is made by `register` for this layout, in which zeroes are valid.
+            // SAFETY: `register` made the type for this layout, in which zeroes are valid.
             object = unsafe {
                 let made = ffi::PyType_GenericAlloc(BUFFER_VIEW_TYPE.load(Ordering::Relaxed), 0);
                 Bound::from_owned_ptr_or_err(py, made)?.into_ptr()
             };
         }
-        // SAFETY: every object in SPARE has this layout, and nobody else uses this one now.
+        // SAFETY: every object in SPARE has this layout, and only this call uses this one now.
         let this = unsafe { &*object.cast::<Self>() };
         this.memory.set(memory);
         this.len_bytes.set(len_bytes);
         this.is_readonly.set(is_readonly);
         let result = call(object);
         this.memory.set(ptr::null_mut());
-        // SAFETY: a live object, of which we hold a reference.
+        // SAFETY: the object is live, and we hold a reference to it.
         let spare = if unsafe { ffi::Py_REFCNT(object) } == 1 {
             SPARE.swap(object, Ordering::Release)
         } else {
             object
         };
         if !spare.is_null() {
-            // SAFETY: the reference that SPARE held, or our own.
+            // SAFETY: this drops the reference that SPARE held, or our own.
             unsafe { ffi::Py_DECREF(spare) };
         }
         result
@@ -136,7 +139,7 @@ unsafe extern "C" fn get_buffer(slf: *mut ffi::PyObject, view: *mut ffi::Py_buff
 }
 
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    // SAFETY: the functions are those of this layout.
+    // SAFETY: the function was written for this layout.
     let kind = unsafe {
         new_type::<BufferView>(
             module,

@@ -1,15 +1,16 @@
-//! The `ssl.SSLObject` of a connection and its two memory BIOs: ciphertext in, plaintext out, and back.
+//! The `ssl.SSLObject` of a connection and its two memory BIOs, through which ciphertext goes in and out.
 //!
 //! ```text
 //!   feed(ciphertext) --> incoming BIO --> [ SSLObject ] --> read() / read_into()   plaintext
 //!      ciphertext() <-- outgoing BIO <-- [           ] <-- write(plaintext)
 //! ```
 //!
-//! The object inside an exact `SSLObject` is called without the Python methods around it. An instance of a subclass
-//! (`SSLContext.sslobject_class`) is driven through its methods, since it may have its own.
+//! If the object is an exact `SSLObject`, the C object inside it is called directly, without the Python methods around
+//! it. An instance of a subclass (`SSLContext.sslobject_class`) is called through its methods, since the subclass may
+//! override them.
 //!
-//! Every call may run Python code (SNI, ALPN, PSK, key log and message callbacks), which may come back into the
-//! transport; nothing is borrowed meanwhile. Nothing here knows transports or protocols.
+//! Every call may run Python code (callbacks for SNI, ALPN, PSK, the key log and messages), which may re-enter the
+//! transport, so nothing is borrowed during a call.
 
 use std::ptr;
 
@@ -24,15 +25,15 @@ use crate::binding::names::Kept;
 use crate::binding::new_bytes;
 use crate::binding::object_cell::ObjectCell;
 
-/// Plaintext of a record at most.
+/// The maximum length of a record's plaintext.
 const DISCARD_LEN: usize = 16 * 1024;
 
 /// The result of a read.
 pub(super) enum Read<T> {
     Data(T),
-    /// Nothing: the rest of a record must come first.
+    /// There is no data until the rest of a record has come.
     Again,
-    /// The peer's `close_notify`.
+    /// The peer has sent `close_notify`.
     Closed,
 }
 
@@ -40,14 +41,14 @@ pub(super) struct Engine {
     module: &'static SslModule,
     /// The `ssl.SSLObject`.
     object: ObjectCell,
-    /// The `_ssl._SSLSocket` inside, if nothing lies between.
+    /// The `_ssl._SSLSocket` inside the object; empty if the object must be called through its Python methods.
     ssl_socket: ObjectCell,
     incoming: ObjectCell,
     outgoing: ObjectCell,
 }
 
 impl Engine {
-    /// Wraps two new BIOs. Raises what `sslcontext.wrap_bio()` raises.
+    /// Makes two BIOs and wraps them. Raises what `sslcontext.wrap_bio()` raises.
     pub(super) fn new(
         sslcontext: &Bound<'_, PyAny>,
         is_server: bool,
@@ -78,12 +79,12 @@ impl Engine {
         Ok(engine)
     }
 
-    /// True if the C object is called without methods of a class in between.
+    /// True if the C object is called directly, without Python methods in between.
     pub(super) fn is_plain(&self) -> bool {
         self.ssl_socket.is_set()
     }
 
-    /// The `ssl.SSLObject`; None only once the `cells` are emptied.
+    /// The `ssl.SSLObject`; None only after the `cells` were emptied.
     pub(super) fn object<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
         self.object.get(py)
     }
@@ -95,7 +96,7 @@ impl Engine {
     /// Puts ciphertext into the incoming BIO.
     #[inline]
     pub(super) fn feed(&self, py: Python<'_>, data: &[u8]) -> PyResult<()> {
-        // SAFETY: MemoryBIO.write reads the memory, which the slice keeps, and releases it.
+        // SAFETY: MemoryBIO.write reads the memory, which the slice keeps valid, and releases it.
         unsafe {
             BufferView::with(py, data, |buffer| {
                 call(py, self.module.bio_write, self.incoming.as_ptr(), buffer).map(drop)
@@ -103,7 +104,7 @@ impl Engine {
         }
     }
 
-    /// All ciphertext that waits in the outgoing BIO, None if there is none.
+    /// Takes all ciphertext out of the outgoing BIO. None if there is none.
     #[inline]
     pub(super) fn ciphertext<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
         let ciphertext = call(py, self.module.bio_read, self.outgoing.as_ptr(), ptr::null_mut())?;
@@ -111,17 +112,17 @@ impl Engine {
         Ok((!ciphertext.as_bytes().is_empty()).then_some(ciphertext))
     }
 
-    /// Bytes in the incoming BIO.
+    /// The number of bytes in the incoming BIO.
     pub(super) fn unread_len(&self, py: Python<'_>) -> PyResult<usize> {
         pending_in(py, &self.incoming)
     }
 
-    /// Bytes in the outgoing BIO.
+    /// The number of bytes in the outgoing BIO.
     pub(super) fn unsent_len(&self, py: Python<'_>) -> PyResult<usize> {
         pending_in(py, &self.outgoing)
     }
 
-    /// Goes on with the handshake; true when it is complete.
+    /// Continues the handshake. True when it is complete.
     pub(super) fn handshake(&self, py: Python<'_>) -> PyResult<bool> {
         let done = self.ask(
             py,
@@ -132,13 +133,13 @@ impl Engine {
         Ok(done.is_some())
     }
 
-    /// Sends `close_notify` and waits for the peer's; true when both have been seen.
+    /// Sends `close_notify` if that was not done yet, and checks for the peer's. True when both sides have sent it.
     pub(super) fn shutdown(&self, py: Python<'_>) -> PyResult<bool> {
         let done = self.ask(py, self.module.shutdown, intern!(py, "unwrap"), ptr::null_mut())?;
         Ok(done.is_some())
     }
 
-    /// True if plaintext of a record that was decrypted is still to be read.
+    /// True if a decrypted record still has plaintext that was not read.
     pub(super) fn has_pending(&self, py: Python<'_>) -> PyResult<bool> {
         match self.ask(py, self.module.pending, intern!(py, "pending"), ptr::null_mut())? {
             Some(count) => Ok(count.extract::<usize>()? > 0),
@@ -146,7 +147,7 @@ impl Engine {
         }
     }
 
-    /// Up to `capacity` bytes (at least 1) of plaintext, from one record.
+    /// Reads up to `capacity` bytes (at least 1) of plaintext, from one record.
     #[inline]
     pub(super) fn read<'py>(&self, py: Python<'py>, capacity: usize) -> PyResult<Read<Bound<'py, PyBytes>>> {
         let capacity = capacity.max(1).into_pyobject(py)?;
@@ -160,25 +161,26 @@ impl Engine {
         Ok(Read::Data(data))
     }
 
-    /// Reads all plaintext that there is and discards it. True if the peer has sent `close_notify`, now or before.
+    /// Reads all available plaintext and discards it. True if the peer has sent `close_notify`, now or before.
     pub(super) fn discard(&self, py: Python<'_>) -> PyResult<bool> {
         loop {
             match self.read(py, DISCARD_LEN) {
                 Ok(Read::Data(_)) => {}
                 Ok(Read::Again) => return Ok(false),
                 Ok(Read::Closed) => return Ok(true),
-                // What a read raises after both sides have sent `close_notify`.
+                // A read raises this after both sides have sent `close_notify`.
                 Err(error) if error.is_instance(py, &self.module.zero_return.bind(py)) => return Ok(true),
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Reads plaintext of one record to `memory`: how many bytes it was, 1 to `capacity`. A read of 0 bytes would look
-    /// like the end.
+    /// Reads plaintext of one record into `memory`: 1 to `capacity` bytes. (`capacity` must not be 0, because a read of
+    /// 0 bytes would look like the end of the stream.)
     ///
     /// # Safety
-    /// `capacity` bytes (at least 1) at `memory` may be written, and stay valid whatever Python code does meanwhile.
+    /// `capacity` bytes (at least 1) at `memory` may be written, and stay valid during the call even if Python code
+    /// runs.
     #[inline]
     pub(super) unsafe fn read_into(
         &self,
@@ -192,7 +194,7 @@ impl Engine {
                 Read::Data(data) => {
                     let data = data.as_bytes();
                     let len = data.len().min(capacity);
-                    // SAFETY: the caller vouches for `memory`.
+                    // SAFETY: the caller guarantees `memory`.
                     unsafe { ptr::copy_nonoverlapping(data.as_ptr(), memory, len) };
                     Read::Data(len)
                 }
@@ -200,7 +202,7 @@ impl Engine {
                 Read::Closed => Read::Closed,
             });
         }
-        // SAFETY: the caller vouches for the memory; read(0, buffer) fills the buffer and releases it.
+        // SAFETY: the caller guarantees the memory; read(0, buffer) fills the buffer and releases it.
         let count = unsafe {
             BufferView::with_writable(py, memory, capacity, |buffer| {
                 let call = [
@@ -221,12 +223,12 @@ impl Engine {
         }
     }
 
-    /// Encrypts from the front of `data` (not empty); how many bytes it was, None if the peer must send something first
-    /// (renegotiation), after which the same bytes have to be offered again.
+    /// Encrypts bytes from the start of `data`, which must not be empty. Returns the number of bytes that were
+    /// encrypted. None if the peer must send something first (renegotiation); then the same bytes must be passed again.
     #[inline]
     pub(super) fn write(&self, py: Python<'_>, data: &[u8]) -> PyResult<Option<usize>> {
         let count = if self.ssl_socket.is_set() {
-            // SAFETY: _SSLSocket.write reads the memory, which the slice keeps, and releases it.
+            // SAFETY: _SSLSocket.write reads the memory, which the slice keeps valid, and releases it.
             unsafe {
                 BufferView::with(py, data, |buffer| {
                     let call = [ptr::null_mut(), self.ssl_socket.as_ptr(), buffer];
@@ -240,8 +242,8 @@ impl Engine {
         count.map(|count| count.extract()).transpose()
     }
 
-    /// Calls a method with no argument (`arg` null) or one: on the C object if it can be reached, otherwise
-    /// by its Python name. None: the peer must send something first.
+    /// Calls a method with one argument, or with none if `arg` is null: on the C object if that may be called directly,
+    /// otherwise by its Python name. None if the peer must send something first.
     #[inline]
     fn ask<'py>(
         &self,
@@ -251,8 +253,8 @@ impl Engine {
         arg: *mut ffi::PyObject,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let count = if arg.is_null() { 2 } else { 3 };
-        // SAFETY: attached; all objects are kept by the engine or the caller, or are never freed, and call[0] is the
-        // free place that the offset flag allows.
+        // SAFETY: attached; all objects are kept alive by the engine or the caller, or are never freed; call[0] is the
+        // free slot that the offset flag requires.
         unsafe {
             if self.ssl_socket.is_set() {
                 let call = [ptr::null_mut(), self.ssl_socket.as_ptr(), arg];
@@ -270,8 +272,10 @@ impl Engine {
         }
     }
 
+    /// Converts the result of a call. None if the call says that the peer must send something first.
+    ///
     /// # Safety
-    /// `result` is what a C call has returned: a new reference, or null with an exception set.
+    /// `result` is the return value of a C call: a new reference, or null with an exception set.
     #[inline]
     unsafe fn again<'py>(
         &self,
@@ -281,11 +285,11 @@ impl Engine {
         if result.is_null() && self.module.clear_again(py) {
             return Ok(None);
         }
-        // SAFETY: passed on from the caller.
+        // SAFETY: `result` comes from the caller, with the same contract.
         unsafe { Bound::from_owned_ptr_or_err(py, result).map(Some) }
     }
 
-    /// Once they are emptied, nothing can be read or written.
+    /// The cells with the references, for the collector. Once they are emptied, nothing can be read or written.
     pub(super) fn cells(&self) -> [&ObjectCell; 4] {
         [&self.object, &self.ssl_socket, &self.incoming, &self.outgoing]
     }
@@ -299,7 +303,7 @@ fn pending_in(py: Python<'_>, bio: &ObjectCell) -> PyResult<usize> {
     }
 }
 
-/// `method(receiver)` or, unless `arg` is null, `method(receiver, arg)`.
+/// Calls `method(receiver)`, or `method(receiver, arg)` unless `arg` is null.
 #[inline]
 fn call(
     py: Python<'_>,
@@ -309,18 +313,18 @@ fn call(
 ) -> PyResult<Bound<'_, PyAny>> {
     let call = [ptr::null_mut(), receiver, arg];
     let count = if arg.is_null() { 2 } else { 3 };
-    // SAFETY: attached; the objects are kept by the caller, and a receiver of the wrong kind (null once the cells
-    // are emptied) is never passed, since nothing calls the engine of a transport that is being freed.
+    // SAFETY: attached; the caller keeps the objects alive. A receiver of the wrong kind (null after the cells were
+    // emptied) is never passed, since nothing calls the engine of a transport that is being freed.
     unsafe { Bound::from_owned_ptr_or_err(py, vectorcall(method, &call[..count])) }
 }
 
-/// Calls `method` with the arguments behind the free first place.
+/// Calls `method` with the arguments after the free first slot.
 ///
 /// # Safety
-/// Attached; every argument is a live object.
+/// The thread must be attached, and every argument must be a live object.
 #[inline]
 unsafe fn vectorcall(method: Kept, call: &[*mut ffi::PyObject]) -> *mut ffi::PyObject {
-    // SAFETY: the caller's contract; call[0] is the free place that the offset flag allows.
+    // SAFETY: the caller's contract; call[0] is the free slot that the offset flag requires.
     unsafe {
         ffi::PyObject_Vectorcall(
             method.as_ptr(),

@@ -1,6 +1,7 @@
-//! The inner transport, which carries the ciphertext: one of ours, called directly, or anything with the methods of
-//! `asyncio.Transport`. One of ours on which, or on whose type, somebody has set attributes is called as any other:
-//! `transport.write = f` is honoured from the next write on.
+//! The inner transport, which carries the ciphertext. It is either one of grapeshot's own transports, which is called
+//! directly, or any other object with the methods of `asyncio.Transport`. If a program has replaced methods on one of
+//! our transports or on its type, that transport is called like any other: `transport.write = f` takes effect from the
+//! next write on.
 
 use std::cell::Cell;
 
@@ -52,12 +53,12 @@ impl Inner {
         self.transport.take(py)
     }
 
-    /// False for a transport of another library, of which nothing is known.
+    /// False for a transport of another library, about which nothing is known.
     pub(super) fn is_ours(&self) -> bool {
         self.kind.get() != InnerKind::Foreign
     }
 
-    /// How `transport` is to be called now.
+    /// The way in which `transport` must be called now.
     #[inline]
     fn direct(&self, transport: &Bound<'_, PyAny>) -> InnerKind {
         match self.kind.get() {
@@ -67,7 +68,7 @@ impl Inner {
         }
     }
 
-    /// `write(data)`; without a transport the data is lost.
+    /// Calls `write(data)`. Without a transport the data is lost.
     #[inline]
     pub(super) fn write(&self, data: &Bound<'_, PyBytes>) -> PyResult<()> {
         let py = data.py();
@@ -90,7 +91,7 @@ impl Inner {
             InnerKind::Stream => stream::abort_with(&transport, exception),
             InnerKind::Tls => lifecycle::abort(tls_of(&transport), exception),
             InnerKind::Foreign => {
-                // asyncio's own transports have it, and ours, and so has what imitates them.
+                // asyncio's transports have this method, and so have ours and many imitations.
                 if let Some(force_close) = transport.getattr_opt(intern!(py, "_force_close"))? {
                     force_close.call1((exception,)).map(drop)
                 } else {
@@ -132,7 +133,8 @@ impl Inner {
     }
 }
 
-/// A copy of the context in which one of our transports calls its protocol; None for others, and after the end.
+/// A copy of the context in which one of our transports calls its protocol; None for other transports, and after the
+/// end.
 pub(super) fn copied_context<'py>(transport: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     if stream::is_stream(transport) {
         stream::copied_context(transport)

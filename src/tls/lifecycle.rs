@@ -9,8 +9,8 @@
 //!                                  v                         v                        | the peer's, an end, a fault,
 //!                               [ Over ] <----------------------------------------------' or the time limit
 //! ```
-//! `connection_made` of the application comes when the handshake is complete, `connection_lost` once, after that of
-//! the inner transport. Without `connection_made` there is no `connection_lost`.
+//! The application's `connection_made` is called when the handshake is complete. Its `connection_lost` is called once,
+//! after the inner transport's. If `connection_made` was not called, `connection_lost` is not called either.
 
 use pyo3::exceptions::{PyConnectionAbortedError, PyConnectionResetError, PyOSError, PyTimeoutError};
 use pyo3::ffi;
@@ -24,12 +24,12 @@ use crate::binding::names::names;
 use crate::binding::native_type::This;
 use crate::transports::object;
 
-/// What a TLS 1.3 record always has beside its plaintext: the content type and a tag of 16 bytes.
+/// The bytes that every TLS 1.3 record has in addition to its plaintext: the content type and a tag of 16 bytes.
 const OVERHEAD_LEN: usize = 17;
 
 // ---- handshake -----------------------------------------------------------------------------------------------
 
-/// `connection_made()` of the inner transport: the handshake begins.
+/// `connection_made()` from the inner transport: begins the handshake.
 pub(super) fn start(this: Tls<'_>, inner: &Bound<'_, PyAny>) -> PyResult<()> {
     if this.state.get() != State::Initial {
         return Ok(());
@@ -45,6 +45,7 @@ pub(super) fn start(this: Tls<'_>, inner: &Bound<'_, PyAny>) -> PyResult<()> {
     continue_handshake(this)
 }
 
+/// Starts the timer for a time limit of the handshake or the shutdown.
 pub(super) fn set_timer(this: Tls<'_>, timeout: &crate::binding::object_cell::ObjectCell) -> PyResult<()> {
     let py = this.py();
     if let (Some(event_loop), Some(timeout)) = (this.event_loop.get(py), timeout.get(py)) {
@@ -63,7 +64,7 @@ pub(super) fn cancel_timer(this: Tls<'_>) -> PyResult<()> {
     }
 }
 
-/// The handshake or the shutdown takes too long.
+/// The handshake or the shutdown has exceeded its time limit: aborts the connection.
 pub(super) fn on_timeout(this: Tls<'_>) -> PyResult<()> {
     let py = this.py();
     drop(this.timer.take(py));
@@ -128,7 +129,8 @@ fn finish_handshake(this: Tls<'_>) -> PyResult<()> {
     }
     let woken = wake_waiter(this, Ok(&this.to_bound()));
     if is_upgrade {
-        // Only `start_tls` tells the application of its new transport: the first data must not come before it has.
+        // The application gets its new transport only from `start_tls`, so no data may be delivered before `start_tls`
+        // has returned.
         this.flags.set(Flags::STARTED);
         this.reactor().defer(this.to_bound(), reading::start_queued);
     }
@@ -139,7 +141,7 @@ fn finish_handshake(this: Tls<'_>) -> PyResult<()> {
     }
 }
 
-/// What is known once the handshake is complete: the peer's certificate for `get_extra_info`, the size of records.
+/// Stores what is known once the handshake is complete: the facts for `get_extra_info`, and the overhead of records.
 fn note_facts(this: Tls<'_>) -> PyResult<()> {
     let py = this.py();
     let Some(object) = this.engine.object(py) else {
@@ -152,7 +154,7 @@ fn note_facts(this: Tls<'_>) -> PyResult<()> {
     let is_fixed = object
         .call_method0(intern!(py, "version"))?
         .eq(intern!(py, "TLSv1.3"))?
-        // The suites with a short tag, which are off unless asked for.
+        // Cipher suites with a shorter tag, which are off unless the program asks for them.
         && !cipher.str()?.to_string_lossy().contains("CCM_8");
     this.overhead_len.set(if is_fixed { OVERHEAD_LEN } else { 0 });
     extra.set_item(intern!(py, "cipher"), cipher)?;
@@ -165,7 +167,8 @@ fn note_facts(this: Tls<'_>) -> PyResult<()> {
     reading::recount(this)
 }
 
-/// The handshake has failed: the peer gets OpenSSL's alert, and the waiter gets the exception.
+/// Ends the connection after a failed handshake: sends OpenSSL's alert to the peer and passes the exception to the
+/// waiter.
 #[cold]
 fn fail_handshake(this: Tls<'_>, error: PyErr, message: &str) -> PyResult<()> {
     let py = this.py();
@@ -192,7 +195,7 @@ fn fail_handshake(this: Tls<'_>, error: PyErr, message: &str) -> PyResult<()> {
     }
     let exception = value_of(py, &error);
     if this.flags.has(Flags::ACCEPTED) && this.reactor().is_debug() {
-        // In debug mode asyncio reports every accepted connection that was not made.
+        // In debug mode asyncio reports every accepted connection whose setup fails.
         let message = "Error on transport creation for incoming connection";
         object::report(this, error.clone_ref(py), message)?;
     }
@@ -201,7 +204,7 @@ fn fail_handshake(this: Tls<'_>, error: PyErr, message: &str) -> PyResult<()> {
 }
 
 /// Sets the result or the exception of the Future that waits for the handshake. The result is the transport, or None
-/// for a connection that was closed before its handshake had begun.
+/// for a connection that was closed before its handshake began.
 fn wake_waiter(this: Tls<'_>, outcome: Result<&Bound<'_, PyAny>, Bound<'_, PyAny>>) -> PyResult<()> {
     let py = this.py();
     let Some(waiter) = this.waiter.take(py) else {
@@ -217,10 +220,11 @@ fn wake_waiter(this: Tls<'_>, outcome: Result<&Bound<'_, PyAny>, Bound<'_, PyAny
     Ok(())
 }
 
-// ---- going on ------------------------------------------------------------------------------------------------
+// ---- proceeding ----------------------------------------------------------------------------------------------
 
-/// Ciphertext has come outside of the open state, or the application reads again.
-pub(super) fn go_on(this: Tls<'_>) -> PyResult<()> {
+/// Continues the current phase of the connection, after ciphertext has come outside of the open state or after the
+/// application has resumed reading.
+pub(super) fn proceed(this: Tls<'_>) -> PyResult<()> {
     match this.state.get() {
         State::Handshake => continue_handshake(this),
         State::Open => reading::read_app(this, &[]),
@@ -235,8 +239,9 @@ pub(super) fn go_on(this: Tls<'_>) -> PyResult<()> {
     }
 }
 
-/// The inner transport has reached the end of its stream: true if it is to stay open until the application has read.
-/// An application that has paused reading hears of the end at once if there is nothing for it to read before.
+/// `eof_received()` from the inner transport. True if the inner transport must stay open until the application has read
+/// the remaining data. An application that has paused reading is told of the end at once if there is no data left to
+/// read.
 pub(super) fn inner_eof(this: Tls<'_>) -> PyResult<bool> {
     this.flags.set(Flags::INNER_EOF);
     debug_log(this, "received EOF")?;
@@ -259,8 +264,8 @@ pub(super) fn inner_eof(this: Tls<'_>) -> PyResult<bool> {
 
 // ---- the end -------------------------------------------------------------------------------------------------
 
-/// Ends the connection now; what is not sent is lost. Writes that were only collected are sent first, as they would have
-/// been had each left at once.
+/// Ends the connection now and discards unsent data. Writes that were only collected are sent first, since they would
+/// have been sent already if each write were sent at once.
 pub(super) fn abort(this: Tls<'_>, exception: Option<Bound<'_, PyAny>>) -> PyResult<()> {
     writing::send_collected(this)?;
     this.flags.set(Flags::CLOSED);
@@ -270,8 +275,9 @@ pub(super) fn abort(this: Tls<'_>, exception: Option<Bound<'_, PyAny>>) -> PyRes
     this.inner.abort_with(this.py(), exception)
 }
 
-/// Ends the connection with `error` after a fault: reported, unless it is an OSError (`SSLError` is one), which is the
-/// network's everyday business (debug mode logs it). Err is only for what must leave the loop.
+/// Ends the connection after a fault. The error is reported to the exception handler, unless it is an OSError
+/// (`SSLError` is one): such errors are ordinary on a network, and only debug mode logs them. Err is only for
+/// exceptions that must leave the loop.
 #[cold]
 pub(super) fn fatal_error(this: Tls<'_>, error: PyErr, message: &str) -> PyResult<()> {
     let py = this.py();
@@ -286,7 +292,7 @@ pub(super) fn fatal_error(this: Tls<'_>, error: PyErr, message: &str) -> PyResul
     object::report(this, error, message)
 }
 
-/// `connection_lost(exception)` of the inner transport.
+/// `connection_lost(exception)` from the inner transport.
 pub(super) fn inner_lost(this: Tls<'_>, exception: &Bound<'_, PyAny>) -> PyResult<()> {
     let py = this.py();
     this.flags.set(Flags::CLOSED);
@@ -295,7 +301,7 @@ pub(super) fn inner_lost(this: Tls<'_>, exception: &Bound<'_, PyAny>) -> PyResul
     this.backlog.clear();
     cancel_timer(this)?;
     if this.inner.is_ours() {
-        // It has queued this call: no method of the application's is on the stack.
+        // Our transports queue this call, so none of the application's methods is on the stack.
         return lose(this, exception);
     }
     let extra = object::extra_dict(this)?;
@@ -305,19 +311,19 @@ pub(super) fn inner_lost(this: Tls<'_>, exception: &Bound<'_, PyAny>) -> PyResul
 }
 
 unsafe fn lose_queued(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
-    // SAFETY: queued by `inner_lost` with a transport, whose reference the queue holds.
+    // SAFETY: queued by `inner_lost` with a transport, to which the queue holds a reference.
     let this: Tls<'_> = unsafe { This::new(py, object) };
     let extra = object::extra_dict(this)?;
     let exception = extra
         .get_item(intern!(py, "_lost_with"))?
         .unwrap_or_else(|| py.None().into_bound(py));
     extra.del_item(intern!(py, "_lost_with"))?;
-    // The owner of the inner transport may keep its protocol for ever.
+    // Drop the inner transport here, since its owner may keep its protocol, which is this object, forever.
     drop(this.inner.take(py));
     lose(this, &exception)
 }
 
-/// Tells the application and the waiter, and drops both.
+/// Tells the application and the waiter of the end, and drops the references to both.
 fn lose(this: Tls<'_>, exception: &Bound<'_, PyAny>) -> PyResult<()> {
     let py = this.py();
     let was_made = matches!(this.notified.get(), Notified::Made | Notified::Eof);

@@ -1,4 +1,5 @@
-//! What the application sees of a TLS transport: the methods of `asyncio.Transport`.
+//! The Python interface of a TLS transport for the application: the methods of `asyncio.Transport`, and asyncio's
+//! private attributes.
 
 use pyo3::exceptions::{PyNotImplementedError, PyTypeError, PyValueError};
 use pyo3::ffi;
@@ -80,7 +81,7 @@ fn resume_reading<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(none(this.py()))
 }
 
-/// Two optional numbers of `set_..._limits`.
+/// The two optional numbers that the `set_..._limits` methods take.
 fn limits<'py>(args: Args<'_, 'py>) -> PyResult<(Option<i64>, Option<i64>)> {
     let [high, low] = args.bind()?;
     let number = |value: Option<Bound<'py, PyAny>>| match value {
@@ -108,7 +109,8 @@ fn get_write_buffer_limits<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py>
 }
 
 fn get_write_buffer_size<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
-    // Writes that were only collected do not wait for the peer, so they are encrypted before the answer.
+    // Writes that were only collected are not waiting for the peer, so they are encrypted before the size is
+    // determined.
     writing::send_collected(this)?;
     let py = this.py();
     let len_bytes = this.backlog.len_bytes() + this.engine.unsent_len(py)?;
@@ -173,15 +175,15 @@ fn get_extra_info<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
     }
 }
 
-// ---- attributes that programs written for asyncio's own TLS transport look at -----------------------------------
+// ---- private attributes of asyncio's TLS transport that programs use --------------------------------------------
 
-/// `_ssl_protocol` and `_app_transport`: the protocol of the inner transport and the application's transport, which
-/// are both this one.
+/// `_ssl_protocol` and `_app_transport`: in asyncio these are the protocol of the inner transport and the application's
+/// transport. Here both are this object.
 fn ssl_protocol(this: Tls<'_>) -> Object<'_> {
     Ok(this.to_bound())
 }
 
-/// `_transport`: the inner transport, None before and after the connection.
+/// `_transport`: the inner transport; None before and after the connection.
 fn inner_transport(this: Tls<'_>) -> Object<'_> {
     let py = this.py();
     let is_there = !matches!(this.state.get(), State::Initial) && this.calls.get(py).is_some();
@@ -196,7 +198,7 @@ fn is_closed(this: Tls<'_>) -> Object<'_> {
     Ok(bool_object(this.py(), this.flags.has(Flags::CLOSED)))
 }
 
-/// `_sslcontext`: the context that the connection was made with.
+/// `_sslcontext`: the `ssl.SSLContext` that the connection was made with.
 fn ssl_context(this: Tls<'_>) -> Object<'_> {
     let context = object::extra_dict(this)?.get_item(intern!(this.py(), "sslcontext"))?;
     Ok(context.unwrap_or_else(|| none(this.py())))
@@ -218,7 +220,7 @@ fn is_paused(this: Tls<'_>) -> Object<'_> {
     Ok(bool_object(this.py(), this.backlog.watermarks.is_paused()))
 }
 
-/// `<SSLTransport open over <StreamTransport ...>>`.
+/// The repr, for example `<SSLTransport open over <StreamTransport ...>>`.
 pub(super) fn describe(this: Tls<'_>) -> String {
     let state = match this.state.get() {
         State::Initial => "new",
@@ -243,7 +245,7 @@ fn rows() -> Vec<ffi::PyMethodDef> {
             TlsObject,
             write,
             "write(data)",
-            "Encrypt and send bytes-like data; queued if no more is taken."
+            "Encrypt and send bytes-like data, or queue it if the inner transport is full."
         ),
         method!(
             TlsObject,
@@ -255,19 +257,19 @@ fn rows() -> Vec<ffi::PyMethodDef> {
             TlsObject,
             write_eof,
             "write_eof()",
-            "NotImplementedError: TLS ends in both directions at once."
+            "Raise NotImplementedError: TLS ends both directions at once."
         ),
         method!(
             TlsObject,
             can_write_eof,
             "can_write_eof()",
-            "False."
+            "Return False."
         ),
         method!(
             TlsObject,
             close,
             "close()",
-            "Send what is buffered and close_notify, then end the connection."
+            "Send the buffered data and close_notify, then end the connection."
         ),
         method!(
             TlsObject,
@@ -297,19 +299,19 @@ fn rows() -> Vec<ffi::PyMethodDef> {
             TlsObject,
             pause_reading,
             "pause_reading()",
-            "Deliver nothing until resume_reading()."
+            "Stop delivering until resume_reading() is called."
         ),
         method!(
             TlsObject,
             resume_reading,
             "resume_reading()",
-            "Deliver again."
+            "Deliver again after pause_reading()."
         ),
         method!(
             TlsObject,
             get_write_buffer_size,
             "get_write_buffer_size()",
-            "Bytes that wait to be encrypted."
+            "The number of bytes that wait to be sent to the inner transport."
         ),
         method!(
             TlsObject,
@@ -327,7 +329,7 @@ fn rows() -> Vec<ffi::PyMethodDef> {
             TlsObject,
             get_read_buffer_size,
             "get_read_buffer_size()",
-            "Bytes that wait to be decrypted."
+            "The number of bytes that wait to be decrypted."
         ),
         method!(
             TlsObject,
@@ -357,7 +359,7 @@ fn rows() -> Vec<ffi::PyMethodDef> {
             TlsObject,
             get_extra_info,
             "get_extra_info(name, default=None)",
-            "Facts about TLS, else those of the inner transport."
+            "Return information about TLS, or else about the inner transport."
         ),
     ]
 }
@@ -378,7 +380,7 @@ fn getters() -> Vec<ffi::PyGetSetDef> {
     ]
 }
 
-/// Makes the type on top of `asyncio.Transport` and `asyncio.Protocol`, so that `isinstance()` holds.
+/// Makes the type with the bases `asyncio.Transport` and `asyncio.Protocol`, so that `isinstance()` works.
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let mut methods = rows();
     methods.extend(protocol_methods::rows());
@@ -387,9 +389,9 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         names(module.py()).protocol_type,
     ];
     let kind = object::make_type::<TlsBody>(module, &bases, methods, getters(), &TLS_TYPE)?;
-    // What asyncio's loop.start_tls() asks of a transport.
+    // asyncio's loop.start_tls() checks this attribute of a transport.
     kind.setattr("_start_tls_compatible", true)?;
-    // And sendfile(): what the system sends is not encrypted, so the file is read and written.
+    // sendfile() checks this attribute. The system call cannot encrypt, so the file must be read and written.
     let mode = module
         .py()
         .import("asyncio.constants")?

@@ -1,11 +1,11 @@
 //! `SSLTransport`: TLS above any stream transport, with the user's own `ssl.SSLContext`.
 //!
-//! - `engine`: the `SSLObject` and its BIOs; `buffer_view`: native memory for C functions
-//! - `lifecycle`: handshake, and everything that ends a connection; `shutdown`: its orderly end
+//! - `engine`: the `SSLObject` and its BIOs; `buffer_view`: access to native memory for C functions
+//! - `lifecycle`: the handshake, and everything that ends a connection; `shutdown`: the orderly end
 //! - `reading`, `writing`: the two directions; `inner`: the inner transport
-//! - `methods`, `protocol_methods`: what Python sees
+//! - `methods`, `protocol_methods`: the Python interface, as a transport and as a protocol
 //!
-//! One object is the application's transport and the protocol of the inner transport at once:
+//! One object is both the application's transport and the protocol of the inner transport:
 //!
 //! ```text
 //!   application protocol          data_received   ^    | write
@@ -15,8 +15,8 @@
 //!   inner transport (StreamTransport, ...)        |    v write
 //! ```
 //!
-//! It belongs to the loop's thread. All fields are cells: a call into Python may re-enter every method. It must not
-//! know descriptors: anything with the methods of `asyncio.Transport` can be its inner transport, another
+//! It is used on the loop's thread only. All fields are cells, because a call into Python may re-enter every method. It
+//! has no descriptor of its own: any object with the methods of `asyncio.Transport` can be its inner transport, another
 //! `SSLTransport` too.
 
 mod buffer_view;
@@ -62,43 +62,43 @@ bitflags::bitflags! {
         const INNER_FULL = 1 << 3;
         /// The inner transport has reached the end of its stream.
         const INNER_EOF = 1 << 4;
-        /// The application's own callback runs: writes are encrypted when it has returned.
+        /// A callback of the application's own protocol is running: writes are encrypted when it returns.
         const CORKED = 1 << 5;
-        /// The backlog is being encrypted: a write from inside goes behind it.
+        /// Plaintext is being encrypted. A write from within goes to the end of the backlog.
         const ENCRYPTING = 1 << 6;
-        /// Nothing waits for the handshake: debug mode reports its failure.
+        /// An accepted connection: no caller waits for the handshake, so debug mode reports its failure.
         const ACCEPTED = 1 << 7;
         /// The read limits are not the default ones.
         const READ_LIMITED = 1 << 8;
-        /// What a record holds does not follow from its length (compression), or may come in several reads (an
-        /// `SSLObject` with methods of its own): reads go on until there is nothing.
+        /// The length of a record does not tell how much plaintext it has (compression), or the plaintext may come in
+        /// several reads (an `SSLObject` with methods of its own). So reads continue until there is no more data.
         const UNCOUNTED = 1 << 9;
-        /// `start_tls` is complete, and its waiter has not run yet: the first data comes after that.
+        /// `start_tls` is complete, but its waiter has not run yet. No data is delivered before it has.
         const STARTED = 1 << 10;
-        /// The connection was closed inside of the encryption, after which the closing goes on.
+        /// The connection was closed from within the encryption. The closing continues after it.
         const CLOSE_HELD = 1 << 11;
-        /// On the loop's list: writes are encrypted at the end of the running step.
+        /// The transport is on the loop's list: writes are encrypted at the end of the running step.
         const HELD = 1 << 12;
     }
 }
 
-/// Where the TLS connection is.
+/// The state of the TLS connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
     /// Not connected to an inner transport yet.
     Initial,
     Handshake,
-    /// Data goes both ways.
+    /// Data is sent and received.
     Open,
-    /// Our side is closing; what was written still leaves.
+    /// Our side is closing, but data that was written is still sent.
     Flushing,
-    /// `close_notify` is sent, the peer's is awaited.
+    /// We have sent `close_notify` and wait for the peer's.
     Shutdown,
-    /// Nothing is sent or received any more; the inner transport is closing or closed.
+    /// Nothing is sent or received any more, and the inner transport is closing or closed.
     Over,
 }
 
-/// What the application's protocol was told last.
+/// The last event that the application's protocol was told of.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Notified {
     Nothing,
@@ -108,35 +108,38 @@ enum Notified {
 }
 
 struct TlsBody {
-    /// The Future that waits for the handshake.
+    /// The Future to complete after the handshake.
     waiter: ObjectCell,
-    /// The TimerHandle of the handshake's or the shutdown's time limit.
+    /// The TimerHandle for the time limit of the handshake or the shutdown.
     timer: ObjectCell,
-    /// The limits in seconds, as they were given.
+    /// The time limits in seconds, as the Python objects that the caller passed.
     handshake_timeout: ObjectCell,
     shutdown_timeout: ObjectCell,
-    /// Plaintext that was decrypted at the end of the stream, while the application has paused reading: `bytes`.
+    /// Plaintext (`bytes`) that was decrypted at the end of the stream while the application had paused reading.
     undelivered: ObjectCell,
     engine: Engine,
     inner: Inner,
     calls: ProtocolCalls,
     /// Plaintext that is not encrypted yet, and its watermarks.
     backlog: Outgoing,
-    /// Ciphertext in the incoming BIO above which the inner transport is paused, and down to which it stays so.
+    /// The read limits: the amount of ciphertext in the incoming BIO at which the inner transport is paused, and the
+    /// amount at which it is resumed.
     read_limits: Cell<(usize, usize)>,
+    /// The position in the stream of received records.
     framing: Cell<Framing>,
-    /// Whole records in the incoming BIO that were not read yet (at most: those of a handshake may be read already),
-    /// and no less than the plaintext in them.
+    /// An upper bound of the number of whole, unread records in the incoming BIO. (After the handshake, OpenSSL may
+    /// have read some of the records that were counted during it.)
     records: Cell<usize>,
+    /// An upper bound of the bytes of plaintext in these records.
     capacity: Cell<usize>,
-    /// What each record certainly has beside its plaintext.
+    /// The number of bytes that each record has at least in addition to its plaintext.
     overhead_len: Cell<usize>,
-    /// Ciphertext that has come after our `close_notify`.
+    /// The amount of ciphertext that has come after our `close_notify`, in bytes.
     discarded_len: Cell<usize>,
     state: Cell<State>,
     notified: Cell<Notified>,
     flags: FlagCell<Flags>,
-    /// Writes after the end, for the warning about them.
+    /// The number of writes after the end, for the warning about them.
     lost_writes: Cell<u8>,
 }
 
@@ -144,7 +147,7 @@ type TlsObject = TransportObject<TlsBody>;
 /// The native side of an `SSLTransport`.
 type Tls<'py> = This<'py, TlsObject>;
 
-/// The default high read limit in bytes, asyncio's for TLS; the low one is a quarter of it.
+/// The default of the high read limit in bytes, the same as asyncio's for TLS. The low limit is a quarter of it.
 const READ_HIGH: usize = 256 * 1024;
 
 static TLS_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
@@ -155,17 +158,17 @@ fn is_tls(transport: &Bound<'_, PyAny>) -> bool {
     transport.get_type_ptr() == TLS_TYPE.load(Ordering::Relaxed)
 }
 
-/// True if `write` and the end of an object for which `is_tls` holds may be called natively: they have not been
-/// replaced.
+/// Whether native code may write to and end the transport directly: its methods for that have not been replaced.
+/// Requires that `is_tls` has returned true for the object.
 #[inline]
 fn has_own_methods(transport: &Bound<'_, PyAny>) -> bool {
     OWN_METHODS.are_in_force(transport, &tls_of(transport).dict)
 }
 
-/// The native side of an object for which `is_tls` holds.
+/// The native side of an object for which `is_tls` has returned true.
 fn tls_of<'py>(transport: &Bound<'py, PyAny>) -> Tls<'py> {
     debug_assert!(is_tls(transport));
-    // SAFETY: checked by the caller; the caller's Bound keeps the object alive meanwhile.
+    // SAFETY: the caller has checked the type, and its Bound keeps the object alive.
     unsafe { This::new(transport.py(), transport.as_ptr()) }
 }
 
@@ -181,7 +184,7 @@ impl Body for TlsBody {
         !self.flags.has(Flags::CLOSED) && !matches!(self.state.get(), State::Initial | State::Over)
     }
 
-    /// The inner transport closes what it owns itself.
+    /// Only marks the transport as closed: the inner transport closes the descriptor.
     fn close(&self, _: Python<'_>) {
         self.flags.set(Flags::CLOSED);
     }
@@ -190,7 +193,7 @@ impl Body for TlsBody {
         &self.calls
     }
 
-    /// The backlog holds only bytes, which cannot be part of a cycle.
+    /// The backlog is left out: it holds only `bytes` objects, which cannot be part of a cycle.
     fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
         self.engine.cells().into_iter().chain([
             &self.undelivered,
@@ -202,7 +205,7 @@ impl Body for TlsBody {
         ])
     }
 
-    /// The engine stays: methods rely on it, and what it refers to does not refer to the transport.
+    /// The engine stays, because methods rely on it and its objects do not refer to the transport.
     fn clear(&self, py: Python<'_>) {
         for cell in [self.inner.cell(), &self.waiter, &self.timer] {
             drop(cell.take(py));
@@ -210,7 +213,7 @@ impl Body for TlsBody {
     }
 }
 
-/// Adds the type to the module, and the method that makes it to `grapeshot._core.Loop`.
+/// Adds the type to the module, and the method that creates its objects to `grapeshot._core.Loop`.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     buffer_view::register(module)?;
     methods::register(module)?;

@@ -1,5 +1,5 @@
-//! What the inner transport sees of a TLS transport: the methods of an `asyncio.Protocol`; and `Loop._tls`, which makes
-//! the object.
+//! The Python interface of a TLS transport for its inner transport: the methods of an `asyncio.Protocol`. Also
+//! `Loop._tls`, which makes the object.
 
 use std::cell::Cell;
 
@@ -25,7 +25,7 @@ use crate::transports::protocol::ProtocolCalls;
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
-/// asyncio's high watermark for what waits to be encrypted, in bytes.
+/// asyncio's high watermark for data that waits to be encrypted, in bytes.
 const WRITE_HIGH: usize = 512 * 1024;
 
 fn connection_made<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
@@ -70,7 +70,7 @@ fn on_timeout<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(none(this.py()))
 }
 
-/// `_feed(data)`: ciphertext that was received before the handshake.
+/// `_feed(data)`: takes ciphertext that was received before the handshake.
 fn feed<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
     if let Some(data) = args.get(0) {
         let source = Data::new(&data)?;
@@ -86,58 +86,58 @@ pub(super) fn rows() -> Vec<ffi::PyMethodDef> {
             TlsObject,
             connection_made,
             "connection_made(transport)",
-            "The inner transport is there: start the handshake."
+            "Start the handshake over the inner transport."
         ),
         method!(
             TlsObject,
             connection_lost,
             "connection_lost(exc)",
-            "The inner transport is gone."
+            "End the connection: the inner transport is lost."
         ),
         method!(
             TlsObject,
             data_received,
             "data_received(data)",
-            "Ciphertext has come."
+            "Take ciphertext from the inner transport."
         ),
         method!(
             TlsObject,
             eof_received,
             "eof_received()",
-            "The inner transport has reached its end."
+            "Handle the end of the inner transport's stream."
         ),
         method!(
             TlsObject,
             pause_writing,
             "pause_writing()",
-            "The inner transport is full."
+            "Stop writing to the inner transport, which is full."
         ),
         method!(
             TlsObject,
             resume_writing,
             "resume_writing()",
-            "The inner transport takes data again."
+            "Write to the inner transport again."
         ),
         method!(
             TlsObject,
             on_timeout,
             "_on_timeout()",
-            "The handshake or the shutdown takes too long."
+            "Abort the connection: the handshake or the shutdown takes too long."
         ),
         method!(
             TlsObject,
             feed,
             "_feed(data)",
-            "Ciphertext that was received before the handshake."
+            "Take ciphertext that was received before the handshake."
         ),
     ]
 }
 
-// ---- making ----------------------------------------------------------------------------------------------------
+// ---- creation --------------------------------------------------------------------------------------------------
 
 /// `loop._tls(protocol, sslcontext, waiter, server_side, server_hostname, handshake_timeout, shutdown_timeout,
-/// call_connection_made=True, accepted=False, below=None)`. The connection's context is a copy of that of the transport
-/// `below`, otherwise of the current one.
+/// call_connection_made=True, accepted=False, below=None)`: makes the transport. The connection gets a copy of the
+/// context of the transport `below` if there is one, otherwise of the current context.
 fn make<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     let [
         protocol,
@@ -218,12 +218,12 @@ fn new_body(engine: Engine, calls: ProtocolCalls) -> TlsBody {
     }
 }
 
-/// The method that this room adds to the loop's type.
+/// The method that this module adds to the loop's type.
 pub(super) fn loop_methods() -> Vec<ffi::PyMethodDef> {
     vec![method!(
         LoopObject,
         make,
         "_tls(protocol, sslcontext, waiter, server_side, server_hostname, handshake_timeout, shutdown_timeout, call_connection_made=True, accepted=False, below=None)",
-        "A TLS transport, to be the protocol of its inner transport."
+        "Make a TLS transport, to be used as the protocol of its inner transport."
     )]
 }

@@ -1,7 +1,8 @@
-//! The read side: ciphertext from the inner transport is decrypted and delivered at once.
+//! The read side: ciphertext from the inner transport is decrypted and delivered to the application at once.
 //!
-//! Everything that one call brings is delivered in one `data_received`, or straight into the buffers of a
-//! BufferedProtocol. `SSL_read` is called as often as whole records have come (`queue/records`).
+//! All the plaintext from one call of the inner transport is delivered in one `data_received`, or decrypted directly
+//! into the buffers of a BufferedProtocol. `SSL_read` is called once for each whole record that has arrived
+//! (`queue/records`).
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -14,22 +15,24 @@ use crate::binding::native_type::This;
 use crate::binding::new_bytes::NewBytes;
 use crate::transports::protocol::Receiver;
 
-/// Ciphertext that goes into the BIO before it is read: a BIO keeps the memory that it once needed.
+/// The maximum amount of ciphertext in bytes to put into the BIO before reading. A BIO never gives back the memory that
+/// it once needed.
 const FEED_LEN: usize = 64 * 1024;
-/// What a peer may send after our `close_notify` before the connection is cut: more than what was on the way already,
-/// and no endless download.
+/// The maximum amount of ciphertext in bytes that the peer may send after our `close_notify`; beyond it the connection
+/// is aborted. The limit allows for data that was already on the way, but not for an endless download.
 const TRAILING_LEN: usize = 4 * 1024 * 1024;
 
-/// The entry for native inner transports: see `protocol::register_native`.
+/// Receives ciphertext from a native inner transport: see `protocol::register_native`.
 ///
 /// # Safety
-/// `object` is a live `SSLTransport`.
+/// `object` must be a live `SSLTransport`.
 pub(super) unsafe fn received_raw(py: Python<'_>, object: *mut ffi::PyObject, data: &[u8]) -> PyResult<()> {
     // SAFETY: the caller's contract.
     received(unsafe { This::new(py, object) }, data)
 }
 
-/// Ciphertext has come. Faults of the connection are dealt with inside; Err is only for what must leave the loop.
+/// Takes ciphertext from the inner transport. Faults of the connection are handled inside; Err is only for exceptions
+/// that must leave the loop.
 pub(super) fn received(this: Tls<'_>, data: &[u8]) -> PyResult<()> {
     if this.state.get() == State::Open {
         return read_app(this, data);
@@ -47,10 +50,11 @@ pub(super) fn received(this: Tls<'_>, data: &[u8]) -> PyResult<()> {
     if let Err(error) = feed(this, data) {
         return lifecycle::fatal_error(this, error, "Fatal error on SSL protocol");
     }
-    lifecycle::go_on(this)
+    lifecycle::proceed(this)
 }
 
-/// Data for the application, and what follows from it.
+/// Delivers data to the application and handles the consequences: writes of the application, pausing the inner
+/// transport, and the peer's `close_notify`.
 #[inline]
 pub(super) fn read_app(this: Tls<'_>, data: &[u8]) -> PyResult<()> {
     let is_closed = match deliver(this, data) {
@@ -80,12 +84,13 @@ pub(super) fn feed(this: Tls<'_>, data: &[u8]) -> PyResult<()> {
     this.engine.feed(this.py(), data)
 }
 
-/// Right after the handshake: what lies in the BIO is not known record by record any more.
+/// Estimates the number of records anew after the handshake, during which OpenSSL has read some records of those that
+/// were counted.
 pub(super) fn recount(this: Tls<'_>) -> PyResult<()> {
     let unread_len = this.engine.unread_len(this.py())?;
     let whole_len = unread_len.saturating_sub(this.framing.get().partial_len());
     this.capacity.set(whole_len);
-    // Each record is counted at most; the reads end with what there is.
+    // This is an upper bound. The reads stop when there is no more data.
     let records = if whole_len == 0 {
         0
     } else {
@@ -100,7 +105,7 @@ fn may_deliver(this: Tls<'_>) -> bool {
         && !this.flags.has(Flags::APP_PAUSED | Flags::CLOSED | Flags::STARTED)
 }
 
-/// Decrypts and delivers what is in the BIO and `data` after it. True if the peer has sent `close_notify`.
+/// Decrypts and delivers the content of the BIO and then `data`. True if the peer has sent `close_notify`.
 #[inline]
 fn deliver(this: Tls<'_>, data: &[u8]) -> PyResult<bool> {
     let mut rest = data;
@@ -108,7 +113,7 @@ fn deliver(this: Tls<'_>, data: &[u8]) -> PyResult<bool> {
         if !may_deliver(this) {
             feed(this, rest)?;
             if this.state.get() == State::Shutdown && !rest.is_empty() {
-                lifecycle::go_on(this)?;
+                lifecycle::proceed(this)?;
             }
             return Ok(false);
         }
@@ -124,8 +129,8 @@ fn deliver(this: Tls<'_>, data: &[u8]) -> PyResult<bool> {
     }
 }
 
-/// One `data_received` with all there is. What kind of protocol gets it is asked after decrypting, which may run
-/// Python.
+/// Delivers all data in one `data_received`. The kind of protocol is determined after the decryption, because
+/// decrypting may run Python code that replaces the protocol.
 #[inline]
 fn deliver_object(this: Tls<'_>, data: &[u8]) -> PyResult<bool> {
     let py = this.py();
@@ -145,7 +150,7 @@ fn deliver_object(this: Tls<'_>, data: &[u8]) -> PyResult<bool> {
     Ok(is_closed)
 }
 
-/// The plaintext of the one whole record in the BIO: None if it held none.
+/// The plaintext of the only whole record in the BIO, None if it has none; and whether `close_notify` has come.
 #[inline]
 fn read_one(this: Tls<'_>) -> PyResult<(Option<Bound<'_, PyAny>>, bool)> {
     let capacity = this.capacity.get();
@@ -158,13 +163,14 @@ fn read_one(this: Tls<'_>) -> PyResult<(Option<Bound<'_, PyAny>>, bool)> {
     })
 }
 
-/// The plaintext of all whole records in the BIO and in `data`, which is fed piece by piece. None if they held none.
+/// The plaintext of all whole records in the BIO and in `data`, None if they have none; and whether `close_notify` has
+/// come. `data` is put into the BIO piece by piece.
 #[inline(never)]
 fn read_all<'py>(this: Tls<'py>, data: &[u8]) -> PyResult<(Option<Bound<'py, PyAny>>, bool)> {
     let py = this.py();
     let coming = this.framing.get().advance(data, this.overhead_len.get());
     let is_counted = !this.flags.has(Flags::UNCOUNTED);
-    // One byte more than can come, so that there is always space to ask for more.
+    // One byte more than the plaintext can have, so that there is always space for a further read.
     let mut plain = NewBytes::with_capacity(py, this.capacity.get() + coming.capacity + 1)?;
     let mut filled = 0;
     let mut pieces = data.chunks(FEED_LEN);
@@ -172,11 +178,12 @@ fn read_all<'py>(this: Tls<'py>, data: &[u8]) -> PyResult<(Option<Bound<'py, PyA
     loop {
         while this.records.get() > 0 && !is_closed {
             if filled == plain.capacity() {
-                // Only where records do not tell. A read of nothing would look like the end.
+                // Possible only if the lengths of records do not bound their plaintext. The buffer must grow, because a
+                // read of 0 bytes would look like the end.
                 plain = plain.grown(filled * 2)?;
             }
             let capacity = plain.capacity() - filled;
-            // SAFETY: `capacity` bytes follow what is filled already, in an object that is not shared.
+            // SAFETY: `capacity` bytes follow the filled part, in an object that is not shared.
             match unsafe {
                 this.engine
                     .read_into(py, plain.as_mut_ptr().add(filled), capacity)?
@@ -204,8 +211,8 @@ fn read_all<'py>(this: Tls<'py>, data: &[u8]) -> PyResult<(Option<Bound<'py, PyA
     Ok((Some(plain.finish(filled)?), is_closed))
 }
 
-/// BufferedProtocol: one round of `get_buffer` and `buffer_updated`, filled as far as whole records reach. Both calls
-/// are one visit to the protocol's context.
+/// For a BufferedProtocol: calls `get_buffer`, decrypts as many whole records into the buffer as fit, and calls
+/// `buffer_updated`. The context is entered once for both calls. True if the peer has sent `close_notify`.
 fn fill_buffer(this: Tls<'_>, rest: &mut &[u8]) -> PyResult<bool> {
     while this.records.get() == 0 && !rest.is_empty() {
         let (piece, later) = rest.split_at(rest.len().min(FEED_LEN));
@@ -223,7 +230,7 @@ fn fill_buffer(this: Tls<'_>, rest: &mut &[u8]) -> PyResult<bool> {
                 if !may_deliver(this) {
                     return Ok((0, false));
                 }
-                // SAFETY: `capacity` bytes may be written, until this returns.
+                // SAFETY: `capacity` bytes may be written until this returns.
                 unsafe { read_to(this, memory, capacity) }
             })?;
             Ok(is_closed.unwrap_or(false))
@@ -231,20 +238,21 @@ fn fill_buffer(this: Tls<'_>, rest: &mut &[u8]) -> PyResult<bool> {
     })
 }
 
-/// Fills `capacity` bytes at `memory` from the whole records: how many bytes, and whether `close_notify` has come.
+/// Decrypts whole records into `capacity` bytes at `memory`. Returns how many bytes were filled, and whether
+/// `close_notify` has come.
 ///
 /// # Safety
-/// `capacity` bytes (at least 1) at `memory` may be written, and stay valid whatever Python code does meanwhile.
+/// `capacity` bytes (at least 1) at `memory` may be written, and stay valid during the call even if Python code runs.
 unsafe fn read_to(this: Tls<'_>, memory: *mut u8, capacity: usize) -> PyResult<(usize, bool)> {
     let py = this.py();
     let is_counted = !this.flags.has(Flags::UNCOUNTED);
     let mut filled = 0;
     while this.records.get() > 0 && filled < capacity {
-        // SAFETY: the caller vouches for the memory, of which `capacity - filled` bytes follow.
+        // SAFETY: the caller guarantees the memory, of which `capacity - filled` bytes follow.
         match unsafe { this.engine.read_into(py, memory.add(filled), capacity - filled)? } {
             Read::Data(count) => {
                 filled += count;
-                // A full buffer may have cut the record.
+                // If the buffer is full, a part of the record may be left.
                 if is_counted && (filled < capacity || !this.engine.has_pending(py)?) {
                     this.records.set(this.records.get().saturating_sub(1));
                 }
@@ -260,8 +268,8 @@ unsafe fn read_to(this: Tls<'_>, memory: *mut u8, capacity: usize) -> PyResult<(
     Ok((filled, false))
 }
 
-/// After the end of the stream: if the application has paused reading, decrypts until there is something that it must
-/// get before it may hear of the end.
+/// Used at the end of the stream while the application has paused reading: decrypts until there is plaintext that the
+/// application must get before it is told of the end, or until no record is left.
 pub(super) fn look_ahead(this: Tls<'_>) -> PyResult<()> {
     while this.flags.has(Flags::APP_PAUSED) && !this.undelivered.is_set() && this.records.get() > 0 {
         match this.engine.read(this.py(), this.capacity.get())? {
@@ -279,7 +287,7 @@ pub(super) fn look_ahead(this: Tls<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// Delivers what `look_ahead` has found, if the application reads again.
+/// Delivers the plaintext that `look_ahead` has found, unless the application still pauses reading.
 pub(super) fn deliver_undelivered(this: Tls<'_>) -> PyResult<()> {
     let py = this.py();
     if !may_deliver(this) {
@@ -291,21 +299,21 @@ pub(super) fn deliver_undelivered(this: Tls<'_>) -> PyResult<()> {
     }
 }
 
-/// Discards what comes after `close()`. True if the peer's `close_notify` has come.
+/// Discards data that comes after `close()`. True if the peer's `close_notify` has come.
 pub(super) fn discard(this: Tls<'_>) -> PyResult<bool> {
     this.records.set(0);
     this.capacity.set(0);
     this.engine.discard(this.py())
 }
 
-/// Pauses the inner transport while too much ciphertext waits, and lets it go on when little does.
+/// Pauses the inner transport when too much ciphertext is waiting, and resumes it when little is left.
 #[inline]
 pub(super) fn control_inner(this: Tls<'_>) -> PyResult<()> {
     if !this
         .flags
         .has(Flags::APP_PAUSED | Flags::INNER_PAUSED | Flags::READ_LIMITED)
     {
-        // Only a record that is not whole can be waiting.
+        // In this case only an incomplete record can be waiting.
         return Ok(());
     }
     let py = this.py();
@@ -327,26 +335,26 @@ pub(super) fn control_inner(this: Tls<'_>) -> PyResult<()> {
     }
 }
 
-/// `resume_reading()` of the application, from the loop.
+/// Continues reading after the application's `resume_reading()`, which has queued this call.
 ///
 /// # Safety
-/// Called by the loop with an `SSLTransport` whose reference the queue holds.
+/// The loop calls this with an `SSLTransport`, to which its queue holds a reference.
 pub(super) unsafe fn resume_queued(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: the caller's contract.
     let this: Tls<'_> = unsafe { This::new(py, object) };
     if this.flags.has(Flags::APP_PAUSED) {
         return Ok(());
     }
-    lifecycle::go_on(this)
+    lifecycle::proceed(this)
 }
 
-/// Called after the waiter of `start_tls` has run.
+/// Begins to deliver data after the waiter of `start_tls` has run.
 ///
 /// # Safety
-/// As for `resume_queued`.
+/// The same as for `resume_queued`.
 pub(super) unsafe fn start_queued(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: the caller's contract.
     let this: Tls<'_> = unsafe { This::new(py, object) };
     this.flags.clear(Flags::STARTED);
-    lifecycle::go_on(this)
+    lifecycle::proceed(this)
 }

@@ -1,7 +1,8 @@
-//! The orderly end of a TLS connection: what was written is sent, `close_notify` is exchanged, the application is told.
+//! The orderly end of a TLS connection: written data is sent, `close_notify` is exchanged, and the application is told.
 //!
-//! What comes after the application's `close()` is discarded, as asyncio's documentation has it: `SSL_shutdown` fails
-//! on data, which may have been on the way. What came before the peer's end is delivered before that is reported.
+//! Data that comes after the application's `close()` is discarded, as asyncio's documentation says: `SSL_shutdown`
+//! would fail on such data, which may have been on the way already. Data that came before the peer's end is delivered
+//! before the end is reported.
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -13,21 +14,21 @@ use crate::binding::names::names;
 use crate::binding::native_type::This;
 use crate::transports::protocol::Receiver;
 
-/// `close()` of the application.
+/// `close()`, called by the application.
 pub(super) fn close(this: Tls<'_>) -> PyResult<()> {
     if this.flags.has(Flags::CLOSED) {
         return Ok(());
     }
     this.flags.set(Flags::CLOSED);
     if this.state.get() == State::Flushing && this.flags.has(Flags::INNER_EOF) {
-        // The stream has ended and only what the application did not want to read yet is left.
+        // The stream has ended, and only data is left that the application, which has paused reading, has not got yet.
         this.state.set(State::Shutdown);
         return shut_down(this);
     }
     start_shutdown(this)
 }
 
-/// Our side ends: what was written is sent, then `close_notify`.
+/// Begins to end our side: written data is sent, then `close_notify`.
 pub(super) fn start_shutdown(this: Tls<'_>) -> PyResult<()> {
     match this.state.get() {
         State::Initial | State::Handshake => abort(this, None),
@@ -41,11 +42,11 @@ pub(super) fn start_shutdown(this: Tls<'_>) -> PyResult<()> {
     }
 }
 
-/// Encrypts what was written, then sends `close_notify`. Data that has come already is delivered before, unless the
-/// application has called `close()`.
+/// Encrypts the written data, then sends `close_notify`. Received data is delivered before that, unless the application
+/// has called `close()`.
 pub(super) fn continue_shutdown(this: Tls<'_>) -> PyResult<()> {
     if this.flags.has(Flags::ENCRYPTING) {
-        // A callback of the context has closed, in the middle of a write.
+        // A callback of the SSLContext has closed the connection in the middle of a write.
         this.flags.set(Flags::CLOSE_HELD);
         return Ok(());
     }
@@ -72,19 +73,21 @@ pub(super) fn continue_shutdown(this: Tls<'_>) -> PyResult<()> {
         return Ok(());
     }
     if !this.backlog.is_empty() && !this.flags.has(Flags::INNER_EOF) {
-        // The inner transport is full, or the peer renegotiates: either brings us back here, or the time limit ends it.
+        // The inner transport is full, or the peer renegotiates. Either event calls this function again later;
+        // otherwise the time limit ends the connection.
         return Ok(());
     }
     this.state.set(State::Shutdown);
     shut_down(this)
 }
 
-/// True if the end has to wait until the application has been told of what came before it.
+/// True if the application must get data, or its new transport, before it may be told of the end.
 pub(super) fn must_deliver_first(this: Tls<'_>) -> bool {
     !this.flags.has(Flags::CLOSED) && (this.flags.has(Flags::STARTED) || this.undelivered.is_set())
 }
 
-/// Discards what comes after `close()` and reports the peer's `close_notify`. False if the connection has failed.
+/// Discards data that came after `close()`, and reports the peer's `close_notify` if that has come. False if the
+/// connection has failed.
 pub(super) fn discard(this: Tls<'_>) -> PyResult<bool> {
     match reading::discard(this) {
         Ok(is_closed) => {
@@ -102,6 +105,7 @@ pub(super) fn discard(this: Tls<'_>) -> PyResult<bool> {
     }
 }
 
+/// Sends `close_notify`, and closes the inner transport once the peer's has come too or the stream has ended.
 pub(super) fn shut_down(this: Tls<'_>) -> PyResult<()> {
     let py = this.py();
     let is_done = if this.flags.has(Flags::INNER_EOF) {
@@ -118,7 +122,8 @@ pub(super) fn shut_down(this: Tls<'_>) -> PyResult<()> {
         Ok(true) => {
             call_eof_received(this)?;
             cancel_timer(this)?;
-            // Later, as in asyncio: it may call connection_lost at once, and the application is on the stack.
+            // Queued, as in asyncio: closing may call connection_lost at once, and the application may be on the stack
+            // now.
             this.reactor().defer(this.to_bound(), close_inner);
             Ok(())
         }
@@ -130,7 +135,7 @@ pub(super) fn shut_down(this: Tls<'_>) -> PyResult<()> {
 }
 
 unsafe fn close_inner(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
-    // SAFETY: queued by `shut_down` with a transport, whose reference the queue holds.
+    // SAFETY: queued by `shut_down` with a transport, to which the queue holds a reference.
     let this: Tls<'_> = unsafe { This::new(py, object) };
     match this.inner.close(py) {
         Err(error) => fatal_error(this, error, "Fatal error on transport"),
@@ -138,7 +143,8 @@ unsafe fn close_inner(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()
     }
 }
 
-/// `eof_received()` of the application, once. What it answers makes no difference: TLS has no half-closed state here.
+/// Calls the application's `eof_received()`, but only once. Its result makes no difference, because TLS has no
+/// half-closed state here.
 pub(super) fn call_eof_received(this: Tls<'_>) -> PyResult<()> {
     let py = this.py();
     if this.notified.get() != Notified::Made {
@@ -154,7 +160,7 @@ pub(super) fn call_eof_received(this: Tls<'_>) -> PyResult<()> {
             log::warning(py, text, &[])
         }
         Ok(_) => Ok(()),
-        // Not reported, as in asyncio: the connection is ended on purpose.
+        // As in asyncio this is not reported, because the connection is ended on purpose.
         Err(error) if error.is_instance(py, &names(py).cancelled_error.bind(py)) => {
             this.inner.abort_with(py, Some(value_of(py, &error)))
         }

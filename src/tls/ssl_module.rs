@@ -1,7 +1,7 @@
-//! What native code needs of the `ssl` module, fetched when the first TLS connection is made: importing the package
-//! does not import `ssl`, and works where there is none.
+//! The objects of the `ssl` module that native code needs. They are fetched when the first TLS connection is made, so
+//! importing grapeshot does not import `ssl` and works in a Python without it.
 //!
-//! Read-only once loaded, so any attached thread may read it.
+//! The table is read-only once loaded, so any attached thread may read it.
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -10,7 +10,7 @@ use pyo3::sync::PyOnceLock;
 use crate::binding::names::Kept;
 
 pub(super) struct SslModule {
-    /// `ssl.SSLObject`: only an object of exactly this type is driven below its Python methods.
+    /// `ssl.SSLObject`. Only if an object is of exactly this type, the C object inside is called directly.
     pub(super) ssl_object_type: Kept,
     pub(super) memory_bio_type: Kept,
     pub(super) certificate_error: Kept,
@@ -32,7 +32,7 @@ pub(super) struct SslModule {
 
 static LOADED: PyOnceLock<SslModule> = PyOnceLock::new();
 
-/// The table, loaded now if it is not there. `ImportError` where Python has no `ssl`.
+/// The table, which is loaded at the first call. `ImportError` if Python has no `ssl`.
 pub(super) fn ssl_module(py: Python<'_>) -> PyResult<&'static SslModule> {
     LOADED.get_or_try_init(py, || SslModule::load(py))
 }
@@ -61,9 +61,9 @@ impl SslModule {
         })
     }
 
-    /// Clears the exception that is set now and returns true if it says that OpenSSL needs more from the peer.
+    /// If the current exception says that OpenSSL needs more data from the peer, clears it and returns true.
     pub(super) fn clear_again(&self, _: Python<'_>) -> bool {
-        // SAFETY: attached, an exception is set; both classes are kept alive.
+        // SAFETY: attached, with an exception set; both classes are kept alive.
         unsafe {
             let is_again = ffi::PyErr_ExceptionMatches(self.want_read.as_ptr()) != 0
                 || ffi::PyErr_ExceptionMatches(self.syscall_error.as_ptr()) != 0;

@@ -1,9 +1,10 @@
-//! The write side: plaintext is encrypted and handed to the inner transport.
+//! The write side: plaintext is encrypted and passed to the inner transport.
 //!
-//! Writes inside the application's own callback are collected and encrypted when it returns (corked), small ones in
-//! anything else that the loop runs at the end of that step (held): they share records, and everything leaves in one
-//! write to the inner transport. Other writes are encrypted at once. While the inner transport is full, plaintext waits
-//! here, under the watermarks.
+//! Writes in a callback of the application's own protocol are collected and encrypted when it returns (they are
+//! corked). Small writes in any other code that the loop runs are encrypted at the end of the running step (they are
+//! held). Collected writes share records, and their ciphertext goes to the inner transport in one write. All other
+//! writes are encrypted at once. While the inner transport is full, plaintext waits in the backlog here, under the
+//! control of the watermarks.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -17,15 +18,16 @@ use crate::binding::native_type::This;
 use crate::transports::flow;
 use crate::transports::outgoing::Data;
 
-/// The plaintext of a full record; smaller writes are put together up to it.
+/// The length of a full record's plaintext in bytes. Smaller writes are joined up to this length.
 const RECORD_LEN: usize = 16 * 1024;
-/// Plaintext that is encrypted before the ciphertext is handed down, so that backpressure is seen in time.
+/// The amount of plaintext to encrypt before the ciphertext is passed down, so that backpressure of the inner transport
+/// is noticed in time.
 const STEP_LEN: usize = 64 * 1024;
 /// Collected writes beyond this are encrypted at once.
 const CORK_LEN: usize = 64 * 1024;
 
-/// Runs the application's callback `call` with its writes collected; the caller flushes. If the callback raises, that
-/// ends the connection or leaves the loop, so what it has written is sent here.
+/// Runs `call`, a callback of the application, with its writes collected. The caller flushes them afterwards. But if
+/// the callback raises, the connection ends or the exception leaves the loop, so then the writes are sent here.
 #[inline]
 pub(super) fn corked<R>(this: Tls<'_>, call: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
     let was_corked = this.flags.has(Flags::CORKED);
@@ -40,7 +42,8 @@ pub(super) fn corked<R>(this: Tls<'_>, call: impl FnOnce() -> PyResult<R>) -> Py
     result
 }
 
-/// Whether a write of `new_len` bytes may wait for the end of the running step, in a backlog of `len_bytes` then.
+/// Whether a write of `new_len` bytes may wait for the end of the running step. `len_bytes` is the size of the backlog
+/// including this write.
 #[inline]
 fn may_hold(this: Tls<'_>, new_len: usize, len_bytes: usize) -> bool {
     new_len <= RECORD_LEN
@@ -49,15 +52,15 @@ fn may_hold(this: Tls<'_>, new_len: usize, len_bytes: usize) -> bool {
         && this.reactor().may_hold()
 }
 
-/// The backlog waits for the end of the running step.
+/// Keeps the backlog until the end of the running step.
 #[inline]
 fn hold(this: Tls<'_>, len_bytes: usize) {
     this.flags.set(Flags::HELD);
     this.reactor().hold(this.to_bound(), len_bytes, end_hold);
 }
 
-/// Encrypts and sends held plaintext, so that the caller sees the transport as if each write had left at once.
-/// Plaintext of the application's own callback stays.
+/// Encrypts and sends held plaintext, so that the caller finds the transport in the state that it would have if each
+/// write had been sent at once. Corked plaintext stays.
 #[inline]
 pub(super) fn send_held(this: Tls<'_>) -> PyResult<()> {
     if this.flags.has(Flags::HELD) && !this.flags.has(Flags::CORKED) {
@@ -66,8 +69,9 @@ pub(super) fn send_held(this: Tls<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// The same for all plaintext that is only collected. Messages of TLS itself stay: an error that they meet must not come
-/// before the data that was received with the end of the handshake.
+/// Encrypts and sends all collected plaintext, held or corked. Does nothing if there is none, so that messages of TLS
+/// itself stay: an error in sending them must not come before the data that was received together with the end of the
+/// handshake.
 pub(super) fn send_collected(this: Tls<'_>) -> PyResult<()> {
     if this.state.get() == State::Open && !this.backlog.is_empty() {
         return flush(this);
@@ -75,14 +79,14 @@ pub(super) fn send_collected(this: Tls<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// The step that has written to the transport is over.
+/// Sends the held plaintext at the end of the step that has written it.
 ///
 /// # Safety
-/// The loop calls this with a TLS transport, whose reference it holds.
+/// The loop calls this with a TLS transport, to which it holds a reference.
 unsafe fn end_hold(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: the caller's contract.
     let this: Tls<'_> = unsafe { This::new(py, object) };
-    // Still held meanwhile: what callbacks of the context write goes behind it.
+    // The flag stays set during the call: if a callback of the SSLContext writes, the new data must go behind the old.
     let sent = if this.backlog.is_empty() {
         Ok(())
     } else {
@@ -127,14 +131,14 @@ pub(super) fn write(this: Tls<'_>, data: &Bound<'_, PyAny>) -> PyResult<()> {
     after_push(this, new_len)
 }
 
-/// The same for another TLS transport above this one, which has collected data itself: neither that nor what waits
-/// before it is held.
+/// `write(data)` for another TLS transport above this one, which has collected data itself. The data is not held, and
+/// held data before it is sent too.
 pub(super) fn write_collected(this: Tls<'_>, data: &Bound<'_, PyAny>) -> PyResult<()> {
     write(this, data)?;
     send_held(this)
 }
 
-/// `writelines(list_of_data)`: encrypted together.
+/// `writelines(list_of_data)`: encrypts all objects together.
 pub(super) fn writelines(this: Tls<'_>, items: &Bound<'_, PyAny>) -> PyResult<()> {
     let items: Vec<_> = items.try_iter()?.collect::<PyResult<_>>()?;
     let mut sources = Vec::with_capacity(items.len());
@@ -160,7 +164,7 @@ pub(super) fn writelines(this: Tls<'_>, items: &Bound<'_, PyAny>) -> PyResult<()
     after_push(this, new_len)
 }
 
-/// Whether something comes before a write, so that it goes behind the backlog.
+/// Whether a write must go behind the backlog, because something must be sent before it or it is collected.
 #[inline]
 fn must_wait(this: Tls<'_>) -> bool {
     this.state.get() != State::Open
@@ -170,7 +174,8 @@ fn must_wait(this: Tls<'_>) -> bool {
         || !this.backlog.is_empty()
 }
 
-/// False after the end, where a write is ignored; from the sixth on with a warning, as in asyncio.
+/// False after the end of the connection, where a write is ignored; from the sixth such write on, each logs a warning,
+/// as in asyncio.
 #[inline]
 fn may_write(this: Tls<'_>) -> PyResult<bool> {
     if !matches!(this.state.get(), State::Flushing | State::Shutdown | State::Over) {
@@ -180,7 +185,7 @@ fn may_write(this: Tls<'_>) -> PyResult<bool> {
     Ok(false)
 }
 
-/// After plaintext of `new_len` bytes was put into the backlog.
+/// To be called after `new_len` bytes of plaintext were put into the backlog: flushes the backlog, unless it may wait.
 fn after_push(this: Tls<'_>, new_len: usize) -> PyResult<()> {
     let len_bytes = this.backlog.len_bytes();
     let may_wait = if this.flags.has(Flags::CORKED) {
@@ -193,8 +198,9 @@ fn after_push(this: Tls<'_>, new_len: usize) -> PyResult<()> {
     if may_wait { Ok(()) } else { flush(this) }
 }
 
-/// Encrypts data that nothing waits before and hands it down: how much, less than all if the inner transport became
-/// full, a callback has closed, or the peer must send something first. To be called with ENCRYPTING up.
+/// Encrypts data that need not wait for other data, and passes it down. Returns the number of bytes that were
+/// encrypted; it is less than all if the inner transport became full, a callback has closed the connection, or the peer
+/// must send something first. The caller must have set ENCRYPTING.
 fn encrypt_now(this: Tls<'_>, data: &[u8]) -> PyResult<usize> {
     let py = this.py();
     let mut sent = 0;
@@ -210,7 +216,7 @@ fn encrypt_now(this: Tls<'_>, data: &[u8]) -> PyResult<usize> {
     Ok(sent)
 }
 
-/// Hands the ciphertext that waits to the inner transport.
+/// Passes the ciphertext in the outgoing BIO to the inner transport.
 #[inline]
 pub(super) fn send_ciphertext(this: Tls<'_>) -> PyResult<()> {
     match this.engine.ciphertext(this.py())? {
@@ -219,8 +225,8 @@ pub(super) fn send_ciphertext(this: Tls<'_>) -> PyResult<()> {
     }
 }
 
-/// Encrypts the backlog as far as the inner transport takes it, sends what the engine has produced, and tells the
-/// application to pause or to go on. A fault ends the connection; Err is only for what must leave the loop.
+/// Encrypts the backlog as far as the inner transport takes it, sends the ciphertext, and tells the application to
+/// pause or to resume writing. A fault ends the connection; Err is only for exceptions that must leave the loop.
 #[inline]
 pub(super) fn flush(this: Tls<'_>) -> PyResult<()> {
     if this.flags.has(Flags::ENCRYPTING) {
@@ -233,7 +239,7 @@ pub(super) fn flush(this: Tls<'_>) -> PyResult<()> {
     close_if_held(this)
 }
 
-/// Goes on with a `close()` that has come from inside of the encryption.
+/// Continues a `close()` that was called from within the encryption.
 #[inline]
 fn close_if_held(this: Tls<'_>) -> PyResult<()> {
     if !this.flags.has(Flags::CLOSE_HELD) || this.flags.has(Flags::ENCRYPTING) {
@@ -243,6 +249,7 @@ fn close_if_held(this: Tls<'_>) -> PyResult<()> {
     shutdown::continue_shutdown(this)
 }
 
+/// Encrypts the backlog until it is empty, the inner transport is full, or the peer must send something first.
 fn encrypt_backlog(this: Tls<'_>) -> PyResult<()> {
     let py = this.py();
     let mut unsent_len = 0;
@@ -254,7 +261,7 @@ fn encrypt_backlog(this: Tls<'_>) -> PyResult<()> {
         let written = encrypt_front(this);
         this.flags.clear(Flags::ENCRYPTING);
         let Some(count) = written? else {
-            // Renegotiation: the answer of the peer brings us back here.
+            // Renegotiation: when the peer has answered, the backlog is flushed again.
             return Ok(());
         };
         this.backlog.advance(count);
@@ -269,7 +276,8 @@ fn encrypt_backlog(this: Tls<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// Encrypts from the front of the backlog: up to `STEP_LEN` bytes of one chunk, or one record out of small chunks.
+/// Encrypts from the front of the backlog: up to `STEP_LEN` bytes of one chunk, or one record made of several small
+/// chunks. None if the peer must send something first.
 fn encrypt_front(this: Tls<'_>) -> PyResult<Option<usize>> {
     let py = this.py();
     let (data, chunk) = this.backlog.peek(|backlog| {
@@ -286,13 +294,13 @@ fn encrypt_front(this: Tls<'_>) -> PyResult<Option<usize>> {
     let Some(data) = data else {
         return encrypt_joined(this);
     };
-    // SAFETY: bytes of the chunk, which the reference in `chunk` keeps alive whatever Python code does meanwhile.
+    // SAFETY: the bytes belong to the chunk, which the reference in `chunk` keeps alive even if Python code runs.
     let written = this.engine.write(py, unsafe { &*data });
     drop(chunk);
     written
 }
 
-/// One record out of several chunks.
+/// Encrypts one record made of several chunks.
 #[inline(never)]
 fn encrypt_joined(this: Tls<'_>) -> PyResult<Option<usize>> {
     let mut record = [const { MaybeUninit::uninit() }; RECORD_LEN];
@@ -305,7 +313,7 @@ fn encrypt_joined(this: Tls<'_>) -> PyResult<Option<usize>> {
 
 // ---- flow control --------------------------------------------------------------------------------------------
 
-/// Calls `pause_writing` or `resume_writing` if the backlog calls for it.
+/// Calls `pause_writing` or `resume_writing` if the size of the backlog requires it.
 #[inline]
 pub(super) fn control_app(this: Tls<'_>) -> PyResult<()> {
     if this.backlog.must_pause() {
@@ -317,7 +325,8 @@ pub(super) fn control_app(this: Tls<'_>) -> PyResult<()> {
         corked(this, || {
             flow::resume(&this.event_loop, &this.calls, &this.to_bound())
         })?;
-        // What it has written may still lie here, if this was not inside a callback that is flushed after.
+        // Data that the callback has written may still be in the backlog. If an outer callback is running, the backlog
+        // is flushed after that; otherwise it must be flushed here.
         if !this.flags.has(Flags::CORKED) && !this.backlog.is_empty() {
             return flush(this);
         }
@@ -330,7 +339,7 @@ pub(super) fn inner_drained(this: Tls<'_>) -> PyResult<()> {
     this.flags.clear(Flags::INNER_FULL);
     flush(this)?;
     if this.state.get() == State::Flushing {
-        // It was closed while the inner transport was full.
+        // The connection was closed while the inner transport was full.
         return shutdown::continue_shutdown(this);
     }
     Ok(())

@@ -1,12 +1,13 @@
-//! The end of a transport, the same for streams, datagrams and pipes: a fault ends it, all I/O stops, and
+//! How a transport ends, for streams, datagrams and pipes alike: after a fault or a close, all I/O stops and
 //! `connection_lost` is called.
 //!
 //! ```text
 //!   fatal_error --> finish --> (queued) lose: connection_lost, then the descriptor is closed
 //!   close, abort ----^
 //! ```
-//! `connection_lost` is always queued, never called inside the call that ends the transport, and comes once. The
-//! descriptor leaves the poller before the call is queued, and is closed after it has run.
+//! `connection_lost` is called once, or not at all if `connection_made` was never called. It is always queued, and
+//! never called from within the call that ends the transport. The descriptor leaves the poller before `connection_lost`
+//! is queued, and is closed after `connection_lost` has run.
 
 use std::io;
 
@@ -22,61 +23,64 @@ use crate::binding::names::names;
 use crate::binding::native_type::{This, none};
 use crate::binding::object_cell::ObjectCell;
 
-/// What the ends of the transports differ in.
+/// The parts of ending that differ between kinds of transport.
 pub(super) trait Ending: Body {
-    /// What is reported if the descriptor was closed by somebody else.
+    /// The message to report if other code has closed the descriptor.
     const FAULT: &'static str;
-    /// What is reported if `connection_lost` raises, and if closing does.
+    /// The message to report if `connection_lost` raises.
     const LOST_FAILED: &'static str;
+    /// The message to report if closing the descriptor raises.
     const CLOSE_FAILED: &'static str;
 
     fn registration(&self) -> &Registration;
 
-    /// What `connection_lost` will be called with.
+    /// The exception to pass to `connection_lost`; empty for None.
     fn exception(&self) -> &ObjectCell;
 
-    /// Marks the transport as closing and finished. False if it was finished already.
+    /// Marks the transport as closing and finished. Returns false if it was finished already.
     fn mark_finished(&self) -> bool;
 
-    /// Discards what has not been sent.
+    /// Discards the data that has not been sent.
     fn drop_buffer(&self);
 
-    /// Closes what the transport owns. Does nothing the second time.
+    /// Closes the descriptor, or the object that owns it. Does nothing the second time.
     fn close_owned(&self, py: Python<'_>) -> PyResult<()>;
 
-    /// Whether an error of this kind is part of normal operation: debug mode logs it, nothing reports it.
+    /// Whether an error is part of normal operation. Such errors are only logged, in debug mode; all others go to the
+    /// exception handler.
     fn is_ordinary(error: &PyErr, py: Python<'_>) -> bool {
         error.is_instance_of::<PyOSError>(py)
     }
 
-    /// Whether `connection_made` was called, so that `connection_lost` must be.
+    /// Whether `connection_made` was called, so that `connection_lost` must be called too.
     fn was_made(&self) -> bool {
         true
     }
 
-    /// All I/O has stopped. Err is only for what must leave the loop.
+    /// Called when all I/O has stopped. Err is only for exceptions that must leave the loop.
     fn on_stopped(_: This<'_, TransportObject<Self>>) -> PyResult<()> {
         Ok(())
     }
 
-    /// The descriptor is closed, after `connection_lost`. Err is only for what must leave the loop.
+    /// Called after `connection_lost` has run and the descriptor is closed. Err is only for exceptions that must leave
+    /// the loop.
     fn on_closed(_: This<'_, TransportObject<Self>>) -> PyResult<()> {
         Ok(())
     }
 
-    /// Takes the server that counts the transport, if there is one.
+    /// Takes the reference to the server that counts this transport among its connections, if there is one.
     fn take_server<'py>(&self, _: Python<'py>) -> Option<Bound<'py, PyAny>> {
         None
     }
 }
 
-/// EBADF.
+/// The `OSError` with EBADF.
 pub(super) fn closed_error() -> PyErr {
     errors::os_error(&io::Error::from_raw_os_error(libc::EBADF))
 }
 
-/// Ends the transport with `error` after a fault. Reports it, unless it is ordinary. Err is only for what must leave
-/// the loop.
+/// Ends the transport after a fault: `connection_lost` gets `error`. The error is also reported, unless it is ordinary.
+/// Err is only for exceptions that must leave the loop.
 #[cold]
 pub(super) fn fatal_error<B: Ending>(
     this: This<'_, TransportObject<B>>,
@@ -96,16 +100,17 @@ pub(super) fn fatal_error<B: Ending>(
     finish(this, Some(exception))
 }
 
-/// `Source::on_displaced` of all these transports. What they report runs later: nothing may be called here.
+/// `Source::on_displaced` for all these transports. Nothing may be called here, so the fault is queued and reported
+/// later.
 pub(super) fn on_displaced<B: Ending>(this: This<'_, TransportObject<B>>) {
     this.registration().displace();
     this.reactor().defer(this.to_bound(), lose_descriptor::<B>);
 }
 
-/// Somebody else has closed the descriptor, and its number belongs to another transport now.
+/// Ends the transport because other code has closed the descriptor and its number now belongs to another transport.
 ///
 /// # Safety
-/// The loop calls this with a transport of this type, whose reference its queue holds.
+/// The loop calls this with a transport of this type, and its queue holds a reference to the transport.
 unsafe fn lose_descriptor<B: Ending>(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: the caller's contract.
     let this: This<'_, TransportObject<B>> = unsafe { This::new(py, object) };
@@ -135,7 +140,7 @@ pub(super) fn finish<B: Ending>(
         this.exception().set(exception);
     }
     if this.reactor().is_closed() {
-        // Nothing will run any more. At least the descriptor does not leak.
+        // Nothing that is queued will run any more. Close the descriptor now, so that at least it does not leak.
         this.close(this.py());
         return Ok(());
     }
@@ -146,7 +151,7 @@ pub(super) fn finish<B: Ending>(
 /// Calls `connection_lost`, then closes the descriptor.
 ///
 /// # Safety
-/// As for `lose_descriptor`.
+/// The same as for `lose_descriptor`.
 unsafe fn lose<B: Ending>(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: the caller's contract.
     let this: This<'_, TransportObject<B>> = unsafe { This::new(py, object) };
@@ -163,15 +168,15 @@ unsafe fn lose<B: Ending>(py: Python<'_>, object: *mut ffi::PyObject) -> PyResul
     let lost = lost.or_else(|error| object::report(this, error, B::LOST_FAILED));
     let closed = closed.or_else(|error| object::report(this, error, B::CLOSE_FAILED));
     this.calls().drop_all(py);
-    let detached = server.map_or(Ok(()), |server| detach(this, &server));
+    let detached = server.map_or(Ok(()), |server| leave_server(this, &server));
     let told = B::on_closed(this);
     detached?;
     told?;
     lost.and(closed)
 }
 
-/// `server._detach(transport)`.
-fn detach<B: Ending>(this: This<'_, TransportObject<B>>, server: &Bound<'_, PyAny>) -> PyResult<()> {
+/// Calls `server._detach(transport)` and reports what it raises.
+fn leave_server<B: Ending>(this: This<'_, TransportObject<B>>, server: &Bound<'_, PyAny>) -> PyResult<()> {
     let py = this.py();
     let name = names(py)._detach.bind(py).cast_into::<pyo3::types::PyString>()?;
     let Err(error) = server.call_method1(name, (this.to_bound(),)) else {
@@ -180,7 +185,7 @@ fn detach<B: Ending>(this: This<'_, TransportObject<B>>, server: &Bound<'_, PyAn
     match this.event_loop.get(py) {
         Some(event_loop) => errors::report(
             &event_loop,
-            "Error on detaching a connection from its server",
+            "Error while detaching a connection from its server",
             error,
             &[],
         ),

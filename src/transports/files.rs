@@ -1,7 +1,8 @@
-//! System calls on files for the Python modules of `sendfile` and of Unix sockets.
+//! System calls on files, for the Python modules that implement `sendfile` and Unix sockets.
 //!
-//! They may wait for a disk, so other threads run meanwhile. They are native because tools that watch for blocking
-//! calls know asyncio's own modules as places of those calls, and no others.
+//! These calls may wait for a disk, so they release the GIL while they run. They are native because tools that look for
+//! blocking calls in the loop's thread make an exception for calls from asyncio's own modules, but not for calls from
+//! grapeshot's.
 
 use std::ffi::OsStr;
 use std::io;
@@ -23,14 +24,15 @@ fn file_len(py: Python<'_>, fd: RawFd) -> PyResult<u64> {
         .map_err(|error| errors::os_error(&error))
 }
 
-/// `_set_position(fd, offset)`: where a file goes on to be read.
+/// `_set_position(fd, offset)`: sets the position from which the next read of a file starts.
 #[pyfunction(name = "_set_position")]
 fn set_position(py: Python<'_>, fd: RawFd, offset: u64) -> PyResult<()> {
     py.detach(|| file::set_position(fd, offset))
         .map_err(|error| errors::os_error(&error))
 }
 
-/// `_send_file(socket_fd, file_fd, offset, count)`: `os.sendfile`. A signal's handler runs, and the call is repeated.
+/// `_send_file(socket_fd, file_fd, offset, count)`: like `os.sendfile`. If a signal interrupts the call, its handler
+/// runs and the call is repeated.
 #[pyfunction(name = "_send_file")]
 fn send_file(py: Python<'_>, socket_fd: RawFd, file_fd: RawFd, offset: i64, count: usize) -> PyResult<usize> {
     loop {
@@ -42,11 +44,11 @@ fn send_file(py: Python<'_>, socket_fd: RawFd, file_fd: RawFd, offset: i64, coun
     }
 }
 
-/// The bytes of a path, as `os.fsencode` gives them. ValueError if there is a null character in it.
+/// The bytes of a path, as `os.fsencode` returns them. ValueError if the path contains a null character.
 fn encoded<'py>(path: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
     let py = path.py();
     let mut bytes: *mut ffi::PyObject = ptr::null_mut();
-    // SAFETY: attached; on success the converter puts a new reference to bytes into its place.
+    // SAFETY: attached; on success the converter stores a new reference to a bytes object in `bytes`.
     unsafe {
         if ffi::PyUnicode_FSConverter(path.as_ptr(), (&raw mut bytes).cast()) == 0 {
             return Err(PyErr::fetch(py));
@@ -55,7 +57,7 @@ fn encoded<'py>(path: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
     }
 }
 
-/// Runs `call` on the path; its error has the path as `filename`.
+/// Runs `call` on the path. If it fails, the error has the path as its `filename`.
 fn on_path<R: Send>(path: &Bound<'_, PyAny>, call: impl Fn(&OsStr) -> io::Result<R> + Sync) -> PyResult<R> {
     let bytes = encoded(path)?;
     let name = OsStr::from_bytes(bytes.as_bytes());
@@ -64,14 +66,14 @@ fn on_path<R: Send>(path: &Bound<'_, PyAny>, call: impl Fn(&OsStr) -> io::Result
         .map_err(|error| errors::os_error_at(&error, path))
 }
 
-/// `_path_status(path)`: whether a Unix socket lies there, and the number of the inode.
+/// `_path_status(path)`: whether the path is a Unix socket, and its inode number.
 #[pyfunction(name = "_path_status")]
 fn path_status(path: &Bound<'_, PyAny>) -> PyResult<(bool, u64)> {
     let status = on_path(path, file::status)?;
     Ok((status.is_socket, status.inode))
 }
 
-/// `_remove_path(path)`: `os.remove`.
+/// `_remove_path(path)`: like `os.remove`.
 #[pyfunction(name = "_remove_path")]
 fn remove_path(path: &Bound<'_, PyAny>) -> PyResult<()> {
     let py = path.py();

@@ -1,12 +1,13 @@
-//! The flags of a transport, in a cell: a call into Python may re-enter any method, so nothing borrows them.
+//! The flags of a transport. They are in a cell, because a call into Python may re-enter any method of the transport
+//! and so nothing may hold a borrow of them.
 
 use std::cell::Cell;
 
-/// A set of flags of the type `F`, which `bitflags!` defines.
+/// A set of flags of type `F`, which the `bitflags!` macro defines.
 pub(crate) struct FlagCell<F>(Cell<F>);
 
 impl<F: bitflags::Flags + Copy> FlagCell<F> {
-    /// No flag is set.
+    /// A set in which no flag is set.
     pub(crate) fn new() -> Self {
         Self(Cell::new(F::empty()))
     }

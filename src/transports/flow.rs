@@ -1,4 +1,5 @@
-//! Write-side flow control: the watermarks of `asyncio.Transport.set_write_buffer_limits`, and telling the protocol.
+//! Write-side flow control: the watermarks of `asyncio.Transport.set_write_buffer_limits`, and the calls that pause and
+//! resume the protocol.
 
 use std::cell::Cell;
 
@@ -13,7 +14,7 @@ use crate::binding::{errors, log};
 
 const DEFAULT_HIGH: usize = 64 * 1024;
 
-/// High and low watermark in bytes, and whether the protocol has been told to pause.
+/// The high and the low watermark in bytes, and whether the protocol has been told to pause.
 pub(crate) struct Watermarks {
     high: Cell<usize>,
     low: Cell<usize>,
@@ -26,7 +27,7 @@ impl Watermarks {
         Self::with_default(DEFAULT_HIGH)
     }
 
-    /// Watermarks whose default is `high`, and a quarter of it.
+    /// Watermarks with a default of `high` bytes for the high one and a quarter of that for the low one.
     pub(crate) fn with_default(high: usize) -> Self {
         Self {
             high: Cell::new(high),
@@ -36,8 +37,9 @@ impl Watermarks {
         }
     }
 
-    /// Whether `len_bytes` may wait for the end of the running step. Not above the high mark: what `pause_writing` is
-    /// about must be tried at once.
+    /// Whether a write of `len_bytes` may wait for the end of the running step. A write above the high watermark may
+    /// not: whether it calls for `pause_writing` depends on how much of it the kernel takes, so it must be sent at
+    /// once.
     #[inline]
     pub(crate) fn may_hold(&self, len_bytes: usize) -> bool {
         len_bytes <= self.high.get()
@@ -51,7 +53,7 @@ impl Watermarks {
         (self.low.get(), self.high.get())
     }
 
-    /// Sets the watermarks with asyncio's defaults for absent ones. ValueError unless high >= low >= 0.
+    /// Sets the watermarks, with asyncio's defaults for those that are None. ValueError unless high >= low >= 0.
     pub(crate) fn set(&self, high: Option<i64>, low: Option<i64>) -> PyResult<()> {
         let high = match (high, low) {
             (Some(high), _) => high,
@@ -69,8 +71,8 @@ impl Watermarks {
         Ok(())
     }
 
-    /// Sets them from the Python arguments `high` and `low`. TypeError unless they are integers, None or absent, and
-    /// `OverflowError` beyond 64 bits; otherwise as `set`.
+    /// Sets the watermarks from the Python arguments `high` and `low`. TypeError if one is neither an integer, nor
+    /// None, nor absent; `OverflowError` beyond 64 bits; otherwise like `set`.
     pub(crate) fn set_from(&self, [high, low]: [Option<Bound<'_, PyAny>>; 2]) -> PyResult<()> {
         let number = |value: Option<Bound<'_, PyAny>>| match value {
             Some(value) if !value.is_none() => value.extract::<i64>().map(Some),
@@ -79,26 +81,29 @@ impl Watermarks {
         self.set(number(high)?, number(low)?)
     }
 
-    /// True if a buffer of `len_bytes` calls for `pause_writing` now; the caller must then call it.
+    /// True if a buffer of `len_bytes` requires `pause_writing` now. The caller must then call it: the watermarks count
+    /// the protocol as paused from here on.
     #[inline]
     pub(crate) fn must_pause(&self, len_bytes: usize) -> bool {
         len_bytes > self.high.get() && !self.is_paused.replace(true)
     }
 
-    /// True if a buffer of `len_bytes` calls for `resume_writing` now; the caller must then call it.
+    /// True if a buffer of `len_bytes` requires `resume_writing` now. The caller must then call it: the watermarks
+    /// count the protocol as resumed from here on.
     #[inline]
     pub(crate) fn must_resume(&self, len_bytes: usize) -> bool {
         self.is_paused.get() && len_bytes <= self.low.get() && self.is_paused.replace(false)
     }
 }
 
-/// What asyncio warns of for sockets.
+/// The warning that asyncio logs for a write to a lost socket connection.
 pub(crate) const SEND_FAILED: &str = "socket.send() raised exception.";
 
-/// The number of writes after the connection was lost that cause no warning, as in asyncio.
+/// The number of writes after the loss of the connection that pass without a warning, as in asyncio.
 const QUIET_LOST_WRITES: u8 = 5;
 
-/// Counts a write after the connection was lost. Once `count` has reached the threshold, logs `warning` for each.
+/// Counts a write after the loss of the connection. Once `count` has reached the threshold, each further write logs
+/// `warning`.
 #[cold]
 pub(crate) fn note_lost_write(py: Python<'_>, count: &Cell<u8>, warning: &str) -> PyResult<()> {
     if count.get() >= QUIET_LOST_WRITES {
@@ -108,7 +113,7 @@ pub(crate) fn note_lost_write(py: Python<'_>, count: &Cell<u8>, warning: &str) -
     Ok(())
 }
 
-/// Calls `protocol.pause_writing()`; `must_pause` has said so.
+/// Calls `protocol.pause_writing()`, after `must_pause` has returned true.
 #[cold]
 pub(crate) fn pause(
     event_loop: &ObjectCell,
@@ -125,7 +130,7 @@ pub(crate) fn pause(
     )
 }
 
-/// Calls `protocol.resume_writing()`; `must_resume` has said so.
+/// Calls `protocol.resume_writing()`, after `must_resume` has returned true.
 #[cold]
 pub(crate) fn resume(
     event_loop: &ObjectCell,
@@ -142,7 +147,8 @@ pub(crate) fn resume(
     )
 }
 
-/// In the caller's context, since `write` may run anywhere, and with the protocol's faults reported.
+/// Calls a method of the protocol and reports what it raises. It runs in the caller's context, because `write` may be
+/// called from anywhere.
 fn tell(
     event_loop: &ObjectCell,
     calls: &ProtocolCalls,

@@ -1,29 +1,31 @@
-//! A buffer that a BufferedProtocol lends for what is received: the exported view of what `get_buffer` has returned.
+//! A buffer that a BufferedProtocol lends to receive data into: an exported view of the object that `get_buffer`
+//! returned.
 //!
-//! Runs on the loop's thread. Knows nothing of where the data comes from.
+//! Used on the loop's thread only.
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-/// Writable memory, exported until this is dropped. It stays where it was made: moving a view costs more than all else.
+/// Writable memory, exported until this value is dropped. Avoid moving the value: moving a `Py_buffer` costs more than
+/// everything else here.
 pub(super) struct LentBuffer(ffi::Py_buffer);
 
 impl LentBuffer {
-    /// Nothing is lent yet.
+    /// A view that holds nothing yet.
     #[inline(always)]
     pub(super) fn none() -> Self {
         Self(ffi::Py_buffer::new())
     }
 
-    /// Takes the memory of `offered`: where it is, and how many bytes (at least 1). BufferError or TypeError if it has
-    /// no writable memory, RuntimeError if there is none of it. Called once.
+    /// Exports the memory of `offered`. Returns its address and its length in bytes (at least 1). BufferError or
+    /// TypeError if the object has no writable memory, RuntimeError if the memory is empty. May be called once.
     #[inline(always)]
     pub(super) fn take(&mut self, offered: &Bound<'_, PyAny>) -> PyResult<(*mut u8, usize)> {
         debug_assert!(self.0.obj.is_null());
-        // SAFETY: attached; the view is ours, and what it exports is released exactly once, by Drop.
+        // SAFETY: attached; the view is ours, and Drop releases its export exactly once.
         if unsafe { ffi::PyObject_GetBuffer(offered.as_ptr(), &raw mut self.0, ffi::PyBUF_WRITABLE) } != 0 {
-            // An exporter that fails should have left it so.
+            // An exporter that fails should have left it null, but not all do.
             self.0.obj = std::ptr::null_mut();
             return Err(PyErr::fetch(offered.py()));
         }
@@ -37,7 +39,8 @@ impl LentBuffer {
 impl Drop for LentBuffer {
     #[inline(always)]
     fn drop(&mut self) {
-        // SAFETY: filled by PyObject_GetBuffer, or without an object, which is passed over; transports run attached.
+        // SAFETY: transports run attached. PyObject_GetBuffer has filled the view; if it has not, the view has no
+        // object and the release does nothing.
         unsafe { ffi::PyBuffer_Release(&raw mut self.0) };
     }
 }

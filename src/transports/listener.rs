@@ -1,7 +1,7 @@
-//! Listening sockets: connections are accepted in batches, straight from the poller's event.
+//! Listening sockets. When the poller reports one as ready, a batch of connections is accepted directly from that
+//! event.
 //!
-//! Belongs to the loop's thread. The listening socket stays the server's (Python); this holds a reference while it
-//! is being listened on.
+//! Used on the loop's thread only. The Python server owns the listening socket; the listener holds a reference to it.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_void};
@@ -27,7 +27,7 @@ use crate::binding::{errors, log};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::source::Source;
 
-/// Seconds until accepting is tried again when the process or the system is out of descriptors or memory.
+/// The pause in seconds after the process or the system has run out of descriptors or memory.
 const RETRY_DELAY_S: f64 = 1.0;
 
 #[repr(C)]
@@ -37,20 +37,20 @@ pub(super) struct ListenerObject {
     socket: ObjectCell,
     factory: ObjectCell,
     server: ObjectCell,
-    /// The context of the server; each connection gets a copy.
+    /// The context in which the server was started; each connection gets a copy.
     context: ObjectCell,
     registration: Registration,
-    /// Connections accepted per event at most.
+    /// The maximum number of connections to accept per event.
     batch: Cell<u32>,
-    /// `accept_queued` is in the ready queue.
+    /// True while `accept_queued` is in the ready queue.
     is_queued: Cell<bool>,
 }
 
 static LISTENER_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
 
-/// After the run that `stop()` ended.
+/// Accepts connections in the next run of the loop, after `stop()` has ended the run in which the poller reported them.
 unsafe fn accept_queued(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
-    // SAFETY: queued by `on_ready` with a listener, whose reference the queue holds.
+    // SAFETY: queued by `on_ready` with a listener, to which the queue holds a reference.
     let this: This<'_, ListenerObject> = unsafe { This::new(py, object) };
     this.is_queued.set(false);
     if this.registration.is_entered() {
@@ -59,6 +59,7 @@ unsafe fn accept_queued(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<
     Ok(())
 }
 
+/// Accepts connections until there are no more, the batch is full, a limit is reached or the listening ends.
 fn accept(this: This<'_, ListenerObject>) -> PyResult<()> {
     let py = this.py();
     let (Some(event_loop), Some(factory), Some(server), Some(context)) = (
@@ -71,11 +72,11 @@ fn accept(this: This<'_, ListenerObject>) -> PyResult<()> {
     };
     let reactor = LoopObject::of(&event_loop).reactor();
     for _ in 0..this.batch.get() {
-        if let Some(reached) = reactor.places_reached() {
+        if let Some(reached) = reactor.connection_limit_reached() {
             stop(this);
-            return LoopObject::of(&event_loop).wait_for_place(&this.to_bound(), reached);
+            return LoopObject::of(&event_loop).pause_listener(&this.to_bound(), reached);
         }
-        // The server's socket may have been closed, by the protocol factory for instance.
+        // Other code may have closed the server's socket, for instance the protocol factory of the previous connection.
         let accepted = this.registration.usable_fd(py).and_then(socket::accept);
         reactor.counters.note_accept(&accepted);
         match accepted {
@@ -83,7 +84,7 @@ fn accept(this: This<'_, ListenerObject>) -> PyResult<()> {
                 if reactor.is_debug() {
                     log_connection(&server, &fd, &peer)?;
                 }
-                // SAFETY: attached, with a context object that we hold.
+                // SAFETY: attached, with a context object to which we hold a reference.
                 let own = unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyContext_Copy(context.as_ptr()))? };
                 stream::accept(&event_loop, fd, peer, &factory, &server, own)?;
             }
@@ -98,8 +99,9 @@ fn accept(this: This<'_, ListenerObject>) -> PyResult<()> {
 }
 
 impl Source for ListenerObject {
-    /// After `stop()` no protocol is made any more, as with asyncio, whose tasks would start in the next run. A program
-    /// that has just cancelled all tasks would miss those of the new connections.
+    /// Once `loop.stop()` was called, no connection is accepted until the next run. asyncio does the same, because it
+    /// accepts in a task, which would start in the next run. A program that stops the loop and then cancels all tasks
+    /// would otherwise miss the tasks of the new connections.
     fn on_ready(this: This<'_, Self>, _: Readiness) -> PyResult<()> {
         let Some(event_loop) = this.event_loop.get(this.py()) else {
             return Ok(());
@@ -127,7 +129,7 @@ impl Source for ListenerObject {
     }
 }
 
-/// Debug mode logs each connection. Err is only for what must leave the loop.
+/// Logs an accepted connection in debug mode. Err is only for exceptions that must leave the loop.
 #[cold]
 fn log_connection(server: &Bound<'_, PyAny>, fd: &OwnedFd, peer: &Address) -> PyResult<()> {
     let py = server.py();
@@ -153,8 +155,9 @@ fn is_out_of_resources(error: &io::Error) -> bool {
     )
 }
 
-/// Out of descriptors or memory: reports it, and stops polling the socket for a second, since it would stay ready.
-/// Anything else is reported and ends the listening, as in asyncio, where the exception does so.
+/// Reports the error and stops polling the socket, which would be reported as ready again and again. If the process or
+/// the system is out of descriptors or memory, listening resumes after `RETRY_DELAY_S`; after any other error it does
+/// not.
 #[cold]
 fn on_accept_error(
     this: This<'_, ListenerObject>,
@@ -208,7 +211,7 @@ impl NativeType for ListenerObject {
     }
 }
 
-/// `<_Listener fd=5 of <Server sockets=(...)>>`.
+/// The repr, for example `<_Listener fd=5 of <Server sockets=(...)>>`.
 unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: CPython calls tp_repr attached with an object of this type.
     unsafe {
@@ -225,6 +228,7 @@ unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
     }
 }
 
+/// Begins listening: enters the listener into the fd table and the poller.
 fn start(this: This<'_, ListenerObject>, event_loop: &LoopObject) -> PyResult<()> {
     this.registration
         .enter(this, event_loop.reactor(), Interest::READ)
@@ -239,7 +243,8 @@ fn stop(this: This<'_, ListenerObject>) {
     }
 }
 
-/// `loop._listen(sock, protocol_factory, server, backlog)`: the listener, whose `_stop()` ends it.
+/// `loop._listen(sock, protocol_factory, server, backlog)`: starts listening and returns the listener, whose `_stop()`
+/// ends it.
 fn listen<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
     let py = this.py();
     this.reactor().check_closed()?;
@@ -255,16 +260,17 @@ fn listen<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> PyResult<Bou
         return Err(errors::os_error(&io::Error::from_raw_os_error(libc::EBADF)));
     }
     let batch = backlog.extract::<i64>()?.clamp(1, 1024) as u32;
-    // Connections inherit this option, which saves a system call for each. It fails for what is not TCP.
+    // Accepted connections inherit this option, which saves a system call for each. The call fails for sockets that are
+    // not TCP.
     let _ = socket::set_nodelay(fd);
-    // SAFETY: the type is made by `register` for this layout; the allocation comes zeroed, which is a valid state.
+    // SAFETY: `register` made the type for this layout; the allocation comes zeroed, which is a valid state.
     let listener = unsafe {
         let made = ffi::PyType_GenericAlloc(LISTENER_TYPE.load(Ordering::Relaxed), 0);
         Bound::from_owned_ptr_or_err(py, made)?
     };
-    // SAFETY: made just above with this layout, kept alive by `listener`.
+    // SAFETY: the object was made just above with this layout, and `listener` keeps it alive.
     let body: This<'_, ListenerObject> = unsafe { This::new(py, listener.as_ptr()) };
-    // SAFETY: what is overwritten holds nothing, and the collector finds either of them whole.
+    // SAFETY: the field that is overwritten holds no reference, and it is valid for the collector before and after.
     unsafe {
         let place = listener.as_ptr().cast::<ListenerObject>();
         ptr::write(&raw mut (*place).registration, Registration::new(fd));
@@ -288,7 +294,7 @@ fn stop_listening<'py>(this: This<'py, ListenerObject>, _: Args<'_, 'py>) -> PyR
     Ok(none(this.py()))
 }
 
-/// After a pause: listen again, unless the server was closed or the loop has ended meanwhile.
+/// `listener._resume()`: listens again after a pause, unless the server or its socket was closed in the meantime.
 fn resume<'py>(this: This<'py, ListenerObject>, _: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
     let py = this.py();
     if let (Some(event_loop), Some(server)) = (this.event_loop.get(py), this.server.get(py))
@@ -303,10 +309,15 @@ fn resume<'py>(this: This<'py, ListenerObject>, _: Args<'_, 'py>) -> PyResult<Bo
 
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let methods = vec![
-        method!(ListenerObject, resume, "_resume()", "Listen again after a pause."),
-        method!(ListenerObject, stop_listening, "_stop()", "Listen no more."),
+        method!(
+            ListenerObject,
+            resume,
+            "_resume()",
+            "Listen again after a pause, if the server still serves."
+        ),
+        method!(ListenerObject, stop_listening, "_stop()", "Stop listening."),
     ];
-    // SAFETY: the functions are those of this layout, the tables are leaked.
+    // SAFETY: the functions were written for this layout, and the tables are never freed.
     let kind = unsafe {
         new_type::<ListenerObject>(
             module,
@@ -318,7 +329,7 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     Ok(())
 }
 
-/// Methods that this room adds to the loop's type.
+/// The methods that this module adds to the loop's type.
 pub(super) fn loop_methods() -> Vec<ffi::PyMethodDef> {
     vec![method!(
         LoopObject,

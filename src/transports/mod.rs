@@ -1,7 +1,6 @@
-//! Transports: what carries bytes between a descriptor and a protocol.
+//! Transports: the objects that carry bytes between a descriptor and a protocol.
 //!
-//! They belong to the loop's thread and know the loop only through `LoopObject` and `Source`; they must not know
-//! plain sockets (`sock`), processes, coros or TLS.
+//! They are used on the loop's thread only. They reach the loop through `LoopObject` and `Source` alone.
 
 mod datagram;
 mod ending;
@@ -24,7 +23,7 @@ use pyo3::prelude::*;
 
 use crate::binding::native_type::extend_type;
 
-/// Adds the transport types to the module, and the methods that make them to `grapeshot._core.Loop`.
+/// Adds the transport types to the module, and the methods that create transports to `grapeshot._core.Loop`.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     owner::register(module.py())?;
     stream::register(module)?;
@@ -36,7 +35,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     extend_type(&module.getattr("Loop")?, loop_methods())
 }
 
-/// Methods that this room adds to the loop's type.
+/// The methods that this module adds to the loop's type.
 pub(crate) fn loop_methods() -> Vec<ffi::PyMethodDef> {
     let mut methods = stream::loop_methods();
     methods.extend(listener::loop_methods());

@@ -1,11 +1,12 @@
-//! The Python object behind a transport type: the header of `asyncio.BaseTransport`, what every transport has, and a
-//! body of its own. Here it is made, collected, warned about and freed.
+//! The Python object of a transport: the header of `asyncio.BaseTransport`, the fields that every transport has, and a
+//! body for each kind of transport. This module creates such objects, lets the garbage collector traverse them, warns
+//! about those that were left open, and frees them.
 //!
 //! ```text
 //!   | object header | _extra |  weakrefs  dict  event_loop  |  body ...  |
 //!   '- asyncio.BaseTransport -'
 //! ```
-//! The type inherits from asyncio's, so that `isinstance()` holds. The object belongs to the loop's thread.
+//! The type inherits from asyncio's, so that `isinstance()` works. The object is used on the loop's thread only.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -32,27 +33,29 @@ use crate::binding::{errors, new_objects};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::Reactor;
 
-/// What a kind of transport adds to the object. Every field that Python code can reach is a cell.
+/// The part of the object that a kind of transport adds. Python code may run during any call and re-enter the
+/// transport, so every field that such code can reach is a cell.
 pub(crate) trait Body: Sized {
     /// Fully qualified name of the type.
     const NAME: &'static CStr;
     const DOC: &'static CStr;
 
-    /// What `repr()` shows.
+    /// The text of `repr()`.
     fn describe(this: This<'_, TransportObject<Self>>) -> String;
 
+    /// Whether the transport still has an open descriptor.
     fn is_open(&self) -> bool;
 
-    /// Closes what the transport owns. Does nothing the second time.
+    /// Closes the descriptor, or the object that owns it. Does nothing the second time.
     fn close(&self, py: Python<'_>);
 
     /// The protocol and its callbacks.
     fn calls(&self) -> &ProtocolCalls;
 
-    /// The cells with the other references that it holds, except those that `traverse_rest` reports.
+    /// The cells with the other references of the body, except those that `traverse_rest` reports.
     fn cells(&self) -> impl IntoIterator<Item = &ObjectCell>;
 
-    /// As `NativeType::traverse_rest`.
+    /// The same as `NativeType::traverse_rest`, for the body.
     ///
     /// # Safety
     /// Only the collector calls this. Nothing in it may run Python code.
@@ -60,13 +63,14 @@ pub(crate) trait Body: Sized {
         0
     }
 
-    /// The object is freed; `close` was called before.
+    /// Called when the object is being freed, after `close`.
     fn on_freed(_: &TransportObject<Self>) {}
 
-    /// Drops the references that can be part of a cycle, the protocol's aside. What `close` needs stays.
+    /// Drops the references that can be part of a cycle, except those of `calls`. The references that `close` needs
+    /// stay.
     fn clear(&self, py: Python<'_>);
 
-    /// Drops all references, the protocol's aside, before the body itself is dropped.
+    /// Drops all references except those of `calls`, before the body itself is dropped.
     fn release(&self, py: Python<'_>) {
         self.clear(py);
         for cell in self.cells() {
@@ -81,11 +85,11 @@ pub(crate) struct TransportObject<B> {
     /// The slot `_extra` of asyncio.BaseTransport: a dict, made when first needed.
     extra: ObjectCell,
     weakrefs: Cell<*mut ffi::PyObject>,
-    /// What Python code has set on the transport.
+    /// The attributes that Python code has set on the transport.
     pub(crate) dict: InstanceDict,
     pub(crate) event_loop: ObjectCell,
     body: ManuallyDrop<B>,
-    /// False until the body is written: the collector may come before.
+    /// False until the body is written. The collector may visit the object before that.
     is_body_live: Cell<bool>,
 }
 
@@ -101,8 +105,8 @@ impl<B> Deref for TransportObject<B> {
 impl<B: Body> TransportObject<B> {
     #[inline]
     pub(crate) fn reactor(&self) -> &Reactor {
-        // SAFETY: the transport holds a reference to its loop from its creation to its deallocation (tp_clear leaves
-        // it), and the loop's layout is LoopObject (checked where transports are made).
+        // SAFETY: the transport holds a reference to its loop from its creation to its deallocation (tp_clear does not
+        // drop it), and the loop has the layout of LoopObject (checked where transports are made).
         unsafe { (*self.event_loop.as_ptr().cast::<LoopObject>()).reactor() }
     }
 }
@@ -157,15 +161,15 @@ impl<B: Body> HasInstanceDict for TransportObject<B> {
     }
 }
 
-/// Makes an object of the type in `kind`.
+/// Makes an object of the type in `kind` around `body`.
 pub(crate) fn make<'py, B: Body>(
     kind: &AtomicPtr<ffi::PyTypeObject>,
     event_loop: &Bound<'py, PyAny>,
     body: B,
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = event_loop.py();
-    // SAFETY: the type is made by `make_type` for this layout; the allocation comes zeroed, so the object is valid
-    // for the collector before the body is in.
+    // SAFETY: `make_type` made the type for this layout. The allocation comes zeroed, so the object is valid for the
+    // collector before the body is written.
     unsafe {
         let object = ffi::PyType_GenericAlloc(kind.load(Ordering::Relaxed), 0);
         if object.is_null() {
@@ -183,11 +187,11 @@ pub(crate) fn make<'py, B: Body>(
     }
 }
 
-/// A transport dropped while it is open: a ResourceWarning, and its descriptor is closed here, while objects that
-/// belong to the same garbage are still whole.
+/// `tp_finalize`: if the transport is still open, issues a ResourceWarning and closes the descriptor. This happens here
+/// and not in `dealloc`, because the other objects of the same garbage are still intact here.
 unsafe extern "C" fn finalize<B: Body>(slf: *mut ffi::PyObject) {
-    // SAFETY: CPython calls tp_finalize attached with an object of this type; the current exception is kept aside
-    // as PEP 442 asks.
+    // SAFETY: CPython calls tp_finalize attached with an object of this type. The current exception is saved and
+    // restored, as PEP 442 requires.
     unsafe {
         let py = Python::assume_attached();
         let pending = PyErr::take(py);
@@ -214,8 +218,8 @@ unsafe extern "C" fn finalize<B: Body>(slf: *mut ffi::PyObject) {
 }
 
 unsafe extern "C" fn dealloc<B: Body>(slf: *mut ffi::PyObject) {
-    // SAFETY: CPython calls this attached with an unreferenced transport; the finalizer may revive it, then nothing
-    // more is done; otherwise the fields are dropped in place and the memory goes back to the allocator.
+    // SAFETY: CPython calls this attached with an unreferenced transport. If the finalizer revives the transport,
+    // nothing more is done; otherwise the fields are dropped in place and the memory goes back to the allocator.
     unsafe {
         if ffi::PyObject_CallFinalizerFromDealloc(slf) < 0 {
             return;
@@ -259,10 +263,11 @@ pub(crate) fn make_type<'py, B: Body>(
     for (index, base) in bases.iter().enumerate() {
         let base_size: usize = base.getattr("__basicsize__")?.extract()?;
         let known_size = offset_of!(TransportObject<B>, weakrefs);
-        // The first one lays the object out. The others (asyncio.Protocol below TLS) must not add anything to it.
+        // The first base defines the start of the object's layout. The others (asyncio.Protocol below TLS) must not add
+        // fields to it.
         if base_size > known_size || (index == 0 && base_size != known_size) {
             return Err(PyImportError::new_err(format!(
-                "{} has objects of {base_size} bytes here, which this build of grapeshot does not know",
+                "objects of {} have {base_size} bytes in this Python, but this build of grapeshot expects {known_size}",
                 base.repr()?
             )));
         }
@@ -281,21 +286,21 @@ pub(crate) fn make_type<'py, B: Body>(
             ),
         ),
     ];
-    // SAFETY: the functions are those of this layout, which starts with the bases' (checked above).
+    // SAFETY: the functions were written for this layout, which starts with the layout of the bases (checked above).
     let kind = unsafe { new_type::<TransportObject<B>>(module, Some(&PyTuple::new(py, bases)?), &slots)? };
     module.add(kind.name()?, &kind)?;
     place.store(kind.clone().into_ptr().cast(), Ordering::Release);
     Ok(kind)
 }
 
-// ---- what transports do alike ------------------------------------------------------------------------------------
+// ---- what all transports have ------------------------------------------------------------------------------------
 
-/// `_loop` of asyncio's transports.
+/// The attribute `_loop` of asyncio's transports.
 pub(crate) fn get_loop<B: Body>(this: This<'_, TransportObject<B>>) -> PyResult<Bound<'_, PyAny>> {
     Ok(this.event_loop.get(this.py()).unwrap_or_else(|| none(this.py())))
 }
 
-/// `_protocol` of asyncio's transports.
+/// The attribute `_protocol` of asyncio's transports.
 pub(crate) fn protocol<B: Body>(this: This<'_, TransportObject<B>>) -> PyResult<Bound<'_, PyAny>> {
     Ok(this.calls().get(this.py()).unwrap_or_else(|| none(this.py())))
 }
@@ -308,7 +313,7 @@ pub(crate) fn get_protocol<'py, B: Body>(
     protocol(this)
 }
 
-/// A number as an attribute.
+/// Converts a number to a Python int, for an attribute.
 pub(crate) fn number(py: Python<'_>, value: impl TryInto<i64>) -> PyResult<Bound<'_, PyAny>> {
     let value = value.try_into().unwrap_or(i64::MAX);
     Ok(value.into_pyobject(py)?.into_any())
@@ -319,11 +324,11 @@ pub(crate) fn number(py: Python<'_>, value: impl TryInto<i64>) -> PyResult<Bound
 /// # Safety
 /// `transport` was made by `make` with a body of this type.
 pub(crate) unsafe fn object_of<'py, B: Body>(transport: &Bound<'py, PyAny>) -> This<'py, TransportObject<B>> {
-    // SAFETY: the caller vouches for the layout; its Bound keeps the object alive meanwhile.
+    // SAFETY: the caller guarantees the layout, and its Bound keeps the object alive.
     unsafe { This::new(transport.py(), transport.as_ptr()) }
 }
 
-/// The dict in the slot `_extra`, made if it is not there.
+/// The dict in the slot `_extra`. Makes the dict if the slot is empty.
 pub(crate) fn extra_dict<B: Body>(this: This<'_, TransportObject<B>>) -> PyResult<Bound<'_, PyDict>> {
     let py = this.py();
     if let Some(extra) = this.extra.get(py) {
@@ -339,7 +344,8 @@ pub(crate) fn set_extra<B: Body>(this: This<'_, TransportObject<B>>, extra: Boun
     this.extra.set(extra.into_any());
 }
 
-/// Sets the result of the Future in `waiter`, unless it is done or there is none.
+/// Takes the Future out of `waiter` and sets its result to None. Does nothing if there is no Future or if it is done
+/// already.
 pub(crate) fn wake(py: Python<'_>, waiter: &ObjectCell) -> PyResult<()> {
     let Some(waiter) = waiter.take(py) else {
         return Ok(());
@@ -352,8 +358,8 @@ pub(crate) fn wake(py: Python<'_>, waiter: &ObjectCell) -> PyResult<()> {
     Ok(())
 }
 
-/// Hands a fault of `this` to the exception handler with the keys `transport` and `protocol`. Err is only for what
-/// must leave the loop.
+/// Passes a fault of `this` to the loop's exception handler, with the context keys `transport` and `protocol`. Err is
+/// only for exceptions that must leave the loop.
 #[cold]
 pub(crate) fn report<B: Body>(
     this: This<'_, TransportObject<B>>,
@@ -373,7 +379,8 @@ pub(crate) fn report<B: Body>(
     errors::report(&event_loop, message, error, &details)
 }
 
-/// RuntimeError in debug mode on a thread that does not run the loop, for what schedules `connection_lost`.
+/// Raises RuntimeError in debug mode if the calling thread does not run the loop. For methods that schedule
+/// `connection_lost`.
 pub(crate) fn check_thread<B: Body>(this: This<'_, TransportObject<B>>) -> PyResult<()> {
     if !this.reactor().is_debug() {
         return Ok(());
@@ -384,7 +391,8 @@ pub(crate) fn check_thread<B: Body>(this: This<'_, TransportObject<B>>) -> PyRes
     }
 }
 
-/// Debug mode logs a change of the transport, in the words of `format`.
+/// Logs a change of the transport's state: as an I/O event if those are logged, and in debug mode. `format` is the
+/// message, with `%r` for the transport.
 pub(crate) fn log_change<B: Body>(this: This<'_, TransportObject<B>>, format: &str) -> PyResult<()> {
     log::event(this.py(), Topic::Io, || {
         (this.to_bound(), format.replace("%r ", ""))
@@ -395,7 +403,7 @@ pub(crate) fn log_change<B: Body>(this: This<'_, TransportObject<B>>, format: &s
     log::debug(this.py(), format, &[this.to_bound()])
 }
 
-/// Debug mode logs a fault that is not reported, with its traceback.
+/// Logs a fault that is not reported, with its traceback, in debug mode.
 pub(crate) fn log_fault<B: Body>(
     this: This<'_, TransportObject<B>>,
     message: &str,

@@ -1,7 +1,7 @@
-//! What a transport has been given to write and has not sent yet: the out-buffer with its watermarks, and the
+//! The data that a transport was given to write and has not sent yet: the out-buffer with its watermarks, and the
 //! arguments of `write` on their way into it.
 //!
-//! Belongs to the loop's thread. Knows no transport: how bytes leave is the caller's business.
+//! Used on the loop's thread only. The caller does the sending.
 
 use std::cell::RefCell;
 use std::io::{self, IoSlice};
@@ -16,7 +16,7 @@ use pyo3::types::{PyByteArray, PyBytes, PyMemoryView};
 use super::flow::Watermarks;
 use crate::binding::new_bytes;
 
-/// Chunks handed to one system call.
+/// The maximum number of chunks to pass to one system call.
 const SLICES_PER_CALL: usize = 64;
 
 /// The out-buffer of a transport.
@@ -54,8 +54,8 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Queues what is left of `data` (at least one byte) after its first `sent` bytes, before what Python code has
-    /// queued while those left.
+    /// Queues the rest of `data` (at least one byte) after its first `sent` bytes. The rest goes in front of any data
+    /// that Python code has queued while the first bytes were being sent.
     pub(crate) fn push_rest(&self, data: &Data<'_, '_>, sent: usize) -> PyResult<()> {
         let chunk = data.to_chunk(sent)?;
         let skip = if data.is_shared() { sent } else { 0 };
@@ -63,9 +63,11 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Hands what is queued to `give` until it is empty or `give` takes less than it was offered. `give` gets some
-    /// slices, none of them empty, and returns how many of their bytes it took; it must not call into Python.
-    /// `WouldBlock` counts as none. Ok with data left over means that the kernel's buffer is full.
+    /// Offers the queued data to `give`, until the queue is empty or `give` takes less than it was offered. `give` gets
+    /// some slices, each of at least one byte, and returns the number of bytes that it took; it must not call into
+    /// Python. `WouldBlock` counts as taking no bytes.
+    ///
+    /// Ok with data left over means that the kernel's buffer is full.
     pub(crate) fn drain(&self, mut give: impl FnMut(&[IoSlice<'_>]) -> io::Result<usize>) -> io::Result<()> {
         let mut outbuf = self.outbuf.borrow_mut();
         while !outbuf.is_empty() {
@@ -79,8 +81,8 @@ impl Outgoing {
                     Err(error) => return Err(error),
                 }
             };
-            // Dropping bytes objects runs no Python code (a subclass's finalizer runs after the borrow, at worst at
-            // the end of this function, since chunks are exact bytes or copies).
+            // Dropping a chunk runs no Python code during the borrow: chunks are exact `bytes` objects, the caller's
+            // own or copies.
             outbuf.advance(sent, &mut drop);
             if sent < offered {
                 return Ok(());
@@ -89,20 +91,20 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Runs `look` on what is queued, which stays as it is meanwhile: `look` must not call into Python.
+    /// Runs `look` on the queued data, which must not change during the call: `look` must not call into Python.
     #[inline]
     pub(crate) fn peek<R>(&self, look: impl FnOnce(&OutBuf<Chunk>) -> R) -> R {
         look(&self.outbuf.borrow())
     }
 
-    /// Takes the first `len_bytes` bytes out, or as many as there are.
+    /// Removes the first `len_bytes` bytes, or all of them if there are fewer.
     pub(crate) fn advance(&self, len_bytes: usize) {
         let mut outbuf = self.outbuf.borrow_mut();
         let len_bytes = len_bytes.min(outbuf.len_bytes());
         outbuf.advance(len_bytes, &mut drop);
     }
 
-    /// Discards what has not been sent.
+    /// Discards the data that has not been sent.
     pub(crate) fn clear(&self) {
         loop {
             let chunk = self.outbuf.borrow_mut().pop();
@@ -112,13 +114,13 @@ impl Outgoing {
         }
     }
 
-    /// True if the protocol has to be told to pause; the caller must then do it.
+    /// True if the protocol must be told to pause. The caller must then do so.
     #[inline]
     pub(crate) fn must_pause(&self) -> bool {
         self.watermarks.must_pause(self.len_bytes())
     }
 
-    /// True if the protocol has to be told to go on; the caller must then do it.
+    /// True if the protocol must be told to resume. The caller must then do so.
     #[inline]
     pub(crate) fn must_resume(&self) -> bool {
         self.watermarks.must_resume(self.len_bytes())
@@ -145,7 +147,8 @@ impl Chunk {
 impl AsRef<[u8]> for Chunk {
     #[inline]
     fn as_ref(&self) -> &[u8] {
-        // SAFETY: the object is a bytes object (checked where the chunk is made), kept alive and never changed.
+        // SAFETY: the object is a bytes object (checked where the chunk is made), kept alive by the chunk and never
+        // changed.
         unsafe {
             let len = ffi::Py_SIZE(self.0) as usize;
             std::slice::from_raw_parts(ffi::PyBytes_AS_STRING(self.0).cast(), len)
@@ -160,16 +163,16 @@ impl Drop for Chunk {
     }
 }
 
-/// The bytes of an argument of `write`, borrowed from it.
+/// The bytes of an argument of `write`, borrowed from the argument.
 pub(crate) enum Data<'a, 'py> {
-    /// An exact `bytes`: queued without a copy.
+    /// An exact `bytes` object, which is queued without a copy.
     Bytes(&'a Bound<'py, PyBytes>),
-    /// Anything else that may change under us: copied where it must wait.
+    /// Any other object. Its content may change later, so it is copied if it must be queued.
     View(&'a Bound<'py, PyAny>, ffi::Py_buffer),
 }
 
 impl<'a, 'py> Data<'a, 'py> {
-    /// TypeError if the object is not bytes, bytearray or memoryview, BufferError if its memory is not contiguous.
+    /// TypeError unless the object is bytes, bytearray or memoryview; BufferError if its memory is not contiguous.
     #[inline]
     pub(crate) fn new(data: &'a Bound<'py, PyAny>) -> PyResult<Self> {
         if let Ok(bytes) = data.cast_exact::<PyBytes>() {
@@ -198,13 +201,13 @@ impl<'a, 'py> Data<'a, 'py> {
         match self {
             Self::Bytes(bytes) => bytes.as_bytes(),
             Self::View(_, view) if view.len == 0 => &[],
-            // SAFETY: the exported view gives `len` readable bytes until it is released; no Python code that could
+            // SAFETY: the exported view gives `len` readable bytes until it is released, and no Python code that could
             // change them runs while the slice is in use.
             Self::View(_, view) => unsafe { std::slice::from_raw_parts(view.buf.cast(), view.len as usize) },
         }
     }
 
-    /// The object that was given.
+    /// The argument itself.
     pub(super) fn object(&self) -> &Bound<'py, PyAny> {
         match self {
             Self::Bytes(bytes) => bytes.as_any(),
@@ -216,8 +219,8 @@ impl<'a, 'py> Data<'a, 'py> {
         matches!(self, Self::Bytes(_))
     }
 
-    /// A chunk for the out-buffer: the same object, or a copy of what follows the first `sent` bytes. `MemoryError` if
-    /// there is no memory for the copy.
+    /// A chunk for the out-buffer: the same object for an exact `bytes`, else a copy of the data after the first `sent`
+    /// bytes. `MemoryError` if there is no memory for the copy.
     pub(super) fn to_chunk(&self, sent: usize) -> PyResult<Chunk> {
         match self {
             Self::Bytes(bytes) => Ok(Chunk::new((*bytes).clone().into_any())),
@@ -232,7 +235,7 @@ impl<'a, 'py> Data<'a, 'py> {
 impl Drop for Data<'_, '_> {
     fn drop(&mut self) {
         if let Self::View(_, view) = self {
-            // SAFETY: filled by PyObject_GetBuffer in `view`; released only here.
+            // SAFETY: PyObject_GetBuffer filled it in `view`, and only this place releases it.
             unsafe { ffi::PyBuffer_Release(view) };
         }
     }

@@ -1,8 +1,9 @@
-//! The Python object that owns a transport's descriptor, and whether it still does: any code that holds the object may
-//! close it, and the number then belongs to another file.
+//! The Python object that owns a transport's descriptor. Any code that holds this object may close it, and the
+//! descriptor's number then belongs to another file. `Owner` finds out whether the object still has the descriptor.
 //!
-//! The object's own number is asked at each use. For sockets and raw files that is one load, since their C structures
-//! begin with it; the transport looks whether that is so each time that it takes an object over.
+//! Each use of the descriptor first asks the object for its number. For sockets and raw files that is a single load,
+//! because their C structures begin with the number. This layout is checked once per type when the module is loaded,
+//! and once per object when a transport takes it over.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -19,27 +20,27 @@ use pyo3::types::PyString;
 use crate::binding::names::names;
 use crate::binding::object_cell::ObjectCell;
 
-/// `_socket.socket` and `_io.FileIO`; null where their objects look otherwise than we know.
+/// `_socket.socket` and `_io.FileIO`; null if their objects do not have the expected layout.
 static SOCKET_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
 static FILE_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
 
-/// All zeroes is nobody.
+/// All zeroes is a valid value: no owner.
 pub(super) struct Owner {
-    /// Empty: the descriptor is the transport's, and nobody else can close it.
+    /// Empty if the transport owns the descriptor itself; then no other code can close it.
     object: ObjectCell,
-    /// The object's structure begins with its number.
+    /// The object's C structure begins with the number of the descriptor.
     has_field: Cell<bool>,
 }
 
 impl Owner {
-    pub(super) const fn nobody() -> Self {
+    pub(super) const fn none() -> Self {
         Self {
             object: ObjectCell::empty(),
             has_field: Cell::new(false),
         }
     }
 
-    /// From now on `object` owns the descriptor `fd`.
+    /// Makes `object` the owner of the descriptor `fd`.
     pub(super) fn set(&self, object: &Bound<'_, PyAny>, fd: RawFd) {
         let inner = raw_file(object);
         let object = if field(&inner) == Some(fd) {
@@ -58,23 +59,23 @@ impl Owner {
             return true;
         }
         if self.has_field.get() {
-            // SAFETY: `set` has found the field in this object, which the cell keeps alive.
+            // SAFETY: `set` has checked that this object has the field, and the cell keeps the object alive.
             return unsafe { load(self.object.as_ptr()) } == fd;
         }
-        self.asked(py) == Some(fd)
+        self.ask_fileno(py) == Some(fd)
     }
 
-    /// By `fileno()`. It may run any code.
+    /// The number according to the object's `fileno()`, which may run any code.
     #[cold]
-    fn asked(&self, py: Python<'_>) -> Option<RawFd> {
+    fn ask_fileno(&self, py: Python<'_>) -> Option<RawFd> {
         let object = self.object.get(py)?;
         let name = names(py).fileno.bind(py).cast_into::<PyString>().ok()?;
         match object.call_method0(name).and_then(|number| number.extract()) {
             Ok(fd) => Some(fd),
             Err(error) => {
                 if error.is_instance_of::<PyKeyboardInterrupt>(py) {
-                    // SAFETY: callable at any time. Ctrl-C is not meant for this code: the interrupt is raised again
-                    // later, in the user's code.
+                    // SAFETY: callable at any time. Ctrl-C is meant for the user's code, not for this code: the
+                    // interrupt is set again here, so that it is raised later in the user's code.
                     unsafe { ffi::PyErr_SetInterrupt() };
                 }
                 None
@@ -88,7 +89,8 @@ impl Owner {
     }
 }
 
-/// What a buffered or a text file reads and writes; it lives on when it is taken out of that. Anything else is itself.
+/// The raw file below a buffered file or a text file. A reference to it stays valid even if the raw file is detached
+/// from the outer one. Any other object is returned unchanged.
 fn raw_file<'py>(object: &Bound<'py, PyAny>) -> Bound<'py, PyAny> {
     let mut inner = object.clone();
     for name in ["buffer", "raw"] {
@@ -102,34 +104,36 @@ fn raw_file<'py>(object: &Bound<'py, PyAny>) -> Bound<'py, PyAny> {
     inner
 }
 
-/// The number at the head of an object's C structure, if it is known to have one.
+/// The number at the start of an object's C structure, if the object is of a type that is known to have one there.
 fn field(object: &Bound<'_, PyAny>) -> Option<RawFd> {
     let is_one_of = |kind: &AtomicPtr<ffi::PyTypeObject>| {
         let kind = kind.load(Ordering::Relaxed);
         // SAFETY: attached, with a type that is never freed.
         !kind.is_null() && unsafe { ffi::PyObject_TypeCheck(object.as_ptr(), kind) } != 0
     };
-    // SAFETY: `register` has found the field in objects of these types, with which those of subclasses begin.
+    // SAFETY: `register` has checked that objects of these types have the field, and objects of their subclasses begin
+    // in the same way.
     (is_one_of(&SOCKET_TYPE) || is_one_of(&FILE_TYPE)).then(|| unsafe { load(object.as_ptr()) })
 }
 
 /// # Safety
-/// `object` is alive, and its type is at least an int larger than the head of every object.
+/// `object` must be alive, and larger than a bare object header by at least an int.
 #[inline]
 unsafe fn load(object: *mut ffi::PyObject) -> RawFd {
-    // SAFETY: the caller vouches for the place behind the head. Another thread may write to it meanwhile where there is
-    // no GIL.
+    // SAFETY: the caller guarantees that there is an int behind the header. The load is atomic, because without a GIL
+    // another thread may write to the field at the same time.
     unsafe { AtomicI32::from_ptr(object.add(1).cast::<c_int>()).load(Ordering::Relaxed) }
 }
 
-/// Remembers the type if an object of it that was never opened begins with -1, as `fileno` has it then.
+/// Remembers the type in `place` if its objects have the expected layout: an object that was never opened must begin
+/// with -1, which is the value of its `fileno()`.
 fn learn(kind: &Bound<'_, PyAny>, place: &AtomicPtr<ffi::PyTypeObject>) -> PyResult<()> {
     let size: usize = kind.getattr("__basicsize__")?.extract()?;
     if size < size_of::<ffi::PyObject>() + size_of::<c_int>() {
         return Ok(());
     }
     let unopened = kind.call_method1("__new__", (kind,))?;
-    // SAFETY: large enough, by the check above.
+    // SAFETY: the check above has found the object large enough.
     if unsafe { load(unopened.as_ptr()) } == -1 {
         place.store(kind.clone().into_ptr().cast(), Ordering::Relaxed);
     }

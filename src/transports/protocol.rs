@@ -1,7 +1,7 @@
-//! The protocol of a transport, with the methods that run per packet bound once.
+//! The protocol of a transport. The methods that run for each packet are bound once and kept.
 //!
-//! Belongs to the loop's thread. Every call enters the transport's context; what the protocol raises comes back as
-//! the error.
+//! Used on the loop's thread only. Every call into the protocol runs in the transport's context, and an exception of
+//! the protocol is returned as the error.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -21,43 +21,44 @@ use crate::binding::object_cell::ObjectCell;
 use super::lent_buffer::LentBuffer;
 use super::stream_reader::{self, Feed};
 
-/// Takes what a transport has received on behalf of a native protocol object. The data is lent for the call.
+/// The function that delivers received data to a native protocol object. The data is borrowed for the call.
 pub(crate) type Received = unsafe fn(Python<'_>, *mut ffi::PyObject, &[u8]) -> PyResult<()>;
 
-/// Takes a received object for a protocol with a native `data_received`, without calling it. Enters the protocol's
-/// context by itself where Python code may run.
+/// The function that delivers a received `bytes` object to a protocol with a native `data_received`, without a Python
+/// call. It enters the protocol's context itself where Python code may run.
 pub(crate) type ObjectReceived = fn(&ProtocolCalls, &Bound<'_, PyAny>, &Bound<'_, PyBytes>) -> PyResult<()>;
 
-/// How received data reaches the protocol.
+/// How the protocol gets received data.
 #[derive(Clone, Copy)]
 pub(crate) enum Receiver {
     /// `data_received(data)`.
     Data,
     /// `get_buffer(sizehint)` and `buffer_updated(nbytes)`.
     Buffered,
-    /// A native protocol: no Python call and no object per read.
+    /// A native protocol: neither a Python call nor an object for each read.
     Native,
     /// A protocol with a native `data_received`: no Python call.
     Object(ObjectReceived),
 }
 
-/// The native protocol type of the room above (TLS), null while there is none, and its function.
+/// The native protocol type, which the TLS module registers, and its function; null until then.
 static NATIVE_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
 static NATIVE_RECEIVED: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-/// Makes `received` the way to objects of exactly this type, which must stay alive for good. Called once, when the
-/// module is made.
+/// Makes `received` the function that delivers data to objects of exactly this type, which must never be freed. Called
+/// once, when the extension module is set up.
 pub(crate) fn register_native(kind: *mut ffi::PyTypeObject, received: Received) {
     NATIVE_RECEIVED.store(received as *mut c_void, Ordering::Relaxed);
     NATIVE_TYPE.store(kind, Ordering::Release);
 }
 
-/// A native `data_received`, null while there is none, and the function that does the same.
+/// The C function of a native `data_received` method, and the function that does the same without a Python call; null
+/// until registered.
 static NATIVE_METHOD: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 static OBJECT_RECEIVED: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-/// Makes `received` the way to protocols whose `data_received` is the native method of this row. Called once, when the
-/// module is made.
+/// Makes `received` the function that delivers data to protocols whose `data_received` is the native method of this
+/// row. Called once, when the extension module is set up.
 pub(crate) fn register_object_received(row: &ffi::PyMethodDef, received: ObjectReceived) {
     OBJECT_RECEIVED.store(received as *mut c_void, Ordering::Relaxed);
     // SAFETY: every field of the union is a function pointer.
@@ -65,9 +66,11 @@ pub(crate) fn register_object_received(row: &ffi::PyMethodDef, received: ObjectR
     NATIVE_METHOD.store(method, Ordering::Release);
 }
 
-/// The function for a protocol whose bound `data_received` is `method`, if that is the native one and its own.
+/// The registered function for `protocol`, if `method`, its `data_received`, is the native method and is bound to this
+/// very protocol.
 fn object_received(protocol: &Bound<'_, PyAny>, method: &Bound<'_, PyAny>) -> Option<ObjectReceived> {
-    // SAFETY: live objects; the accessors are called on what the check has found to be a native function.
+    // SAFETY: the objects are live; the accessors are called only after the check has shown that `method` is a native
+    // function.
     unsafe {
         if ffi::PyCFunction_CheckExact(method.as_ptr()) == 0
             || ffi::PyCFunction_GetSelf(method.as_ptr()) != protocol.as_ptr()
@@ -78,24 +81,24 @@ fn object_received(protocol: &Bound<'_, PyAny>, method: &Bound<'_, PyAny>) -> Op
         if function != NATIVE_METHOD.load(Ordering::Acquire) {
             return None;
         }
-        // Stored by `register_object_received` from a function of this type before the method was.
+        // `register_object_received` stored this function, of this type, before it stored the method.
         Some(std::mem::transmute::<*mut c_void, ObjectReceived>(
             OBJECT_RECEIVED.load(Ordering::Relaxed),
         ))
     }
 }
 
-/// The function for `protocol`, if that is a native one.
+/// The registered function for `protocol`, if that is of the native protocol type.
 #[inline]
 fn native_received(protocol: &Bound<'_, PyAny>) -> Option<Received> {
     if protocol.get_type_ptr() != NATIVE_TYPE.load(Ordering::Acquire) {
         return None;
     }
-    // SAFETY: stored by `register_native` from a function of this type before the type was.
+    // SAFETY: `register_native` stored this function, of this type, before it stored the protocol type.
     Some(unsafe { std::mem::transmute::<*mut c_void, Received>(NATIVE_RECEIVED.load(Ordering::Relaxed)) })
 }
 
-/// A protocol, its cached bound methods, and the context its callbacks run in.
+/// A protocol, its cached bound methods, and the context that its callbacks run in.
 pub(crate) struct ProtocolCalls {
     protocol: ObjectCell,
     /// `data_received`, `get_buffer` of a BufferedProtocol, or `datagram_received`.
@@ -103,12 +106,12 @@ pub(crate) struct ProtocolCalls {
     /// `buffer_updated` of a BufferedProtocol.
     updated: ObjectCell,
     context: ObjectCell,
-    /// One of the calls is on the stack, in the context.
+    /// True while one of the calls is on the stack and the context is therefore entered.
     is_inside: Cell<bool>,
     receiver: Cell<Receiver>,
-    /// Belongs to a datagram transport, whose protocols have another method.
+    /// The transport is for datagrams, so its protocols have `datagram_received`.
     has_datagrams: bool,
-    /// The protocol is one that `stream_reader` may feed.
+    /// The protocol is one that `stream_reader` may feed natively.
     has_reader: Cell<bool>,
 }
 
@@ -123,7 +126,7 @@ impl ProtocolCalls {
         Self::bound(protocol, copied_context(protocol.py())?, true)
     }
 
-    /// Binds `protocol` with `context`, which is its own from now on.
+    /// Binds `protocol` with `context`, which nothing else may use from now on.
     pub(crate) fn with_context(protocol: &Bound<'_, PyAny>, context: Bound<'_, PyAny>) -> PyResult<Self> {
         Self::bound(protocol, context, false)
     }
@@ -148,15 +151,15 @@ impl ProtocolCalls {
         Ok(calls)
     }
 
-    /// Changes the protocol; takes effect with the next event. What calls into Python comes first, then all changes at
-    /// once: the cells always belong to one protocol.
+    /// Changes the protocol, with effect from the next event. All calls into Python come first and all changes of cells
+    /// after them, so that the cells always belong to one protocol.
     pub(crate) fn bind(&self, protocol: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = protocol.py();
         let method = |name: Kept| -> PyResult<Bound<'_, PyAny>> {
             let name = name.bind(py).cast_into::<PyString>()?;
             match protocol.getattr_opt(&name)? {
                 Some(method) => Ok(method),
-                // A protocol without the method fails when data arrives, not here, as in asyncio.
+                // As in asyncio, a protocol without the method fails when data arrives, and not here.
                 None => Ok(none(py)),
             }
         };
@@ -184,7 +187,8 @@ impl ProtocolCalls {
             } else if updated.is_none() {
                 (Receiver::Data, received, None)
             } else {
-                // It has the methods of a BufferedProtocol and no other way to receive data.
+                // The class does not inherit from BufferedProtocol, but it has that class's methods and no
+                // `data_received`.
                 (Receiver::Buffered, lent, Some(updated))
             }
         };
@@ -204,7 +208,7 @@ impl ProtocolCalls {
         self.protocol.get(py)
     }
 
-    /// A copy of the context that the callbacks run in; None once everything was dropped.
+    /// A copy of the context that the callbacks run in; None once `drop_all` was called.
     pub(crate) fn copied_context<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let Some(context) = self.context.get(py) else {
             return Ok(None);
@@ -218,26 +222,27 @@ impl ProtocolCalls {
         self.receiver.get()
     }
 
-    /// Hands data to a native protocol, which enters its own context. RuntimeError if the protocol is no such one.
+    /// Delivers data to a native protocol, which enters its own context. RuntimeError if the protocol is not a native
+    /// one.
     #[inline]
-    pub(crate) fn received(&self, py: Python<'_>, data: &[u8]) -> PyResult<()> {
+    pub(crate) fn deliver_native(&self, py: Python<'_>, data: &[u8]) -> PyResult<()> {
         let Some(protocol) = self.protocol.get(py) else {
             return Err(no_protocol());
         };
         let Some(received) = native_received(&protocol) else {
             return Err(no_protocol());
         };
-        // SAFETY: the protocol is of the type that the function was registered with, and alive.
+        // SAFETY: the protocol is alive, and of the type that the function was registered for.
         unsafe { received(py, protocol.as_ptr(), data) }
     }
 
-    /// Hands data to the protocol in the way of whatever it is now: what has come may have been received for another
-    /// one, before the last call into Python.
+    /// Delivers data to the protocol in the way that the current protocol requires. It may be another protocol than
+    /// when the data was received, because Python code may have replaced it since.
     #[inline]
     pub(crate) fn deliver(&self, py: Python<'_>, data: &Bound<'_, PyBytes>) -> PyResult<()> {
         match self.receiver.get() {
             Receiver::Data => self.data_received(py, data.as_any()),
-            Receiver::Native => self.received(py, data.as_bytes()),
+            Receiver::Native => self.deliver_native(py, data.as_bytes()),
             Receiver::Buffered => self.fill_buffers(py, data),
             Receiver::Object(received) => match self.protocol.get(py) {
                 Some(protocol) => received(self, &protocol, data),
@@ -246,7 +251,7 @@ impl ProtocolCalls {
         }
     }
 
-    /// Copies data into the buffers of a BufferedProtocol.
+    /// Copies data into the buffers of a BufferedProtocol, as many as are needed.
     #[cold]
     fn fill_buffers(&self, py: Python<'_>, data: &Bound<'_, PyBytes>) -> PyResult<()> {
         let mut rest = data.as_bytes();
@@ -258,7 +263,7 @@ impl ProtocolCalls {
                 let hint = rest.len().into_pyobject(py)?;
                 self.fill_buffer(py, hint.as_any(), |memory, capacity| {
                     let len_bytes = rest.len().min(capacity);
-                    // SAFETY: `capacity` bytes may be written; `data` keeps `rest`.
+                    // SAFETY: `capacity` bytes may be written, and `data` keeps `rest` alive.
                     unsafe { ptr::copy(rest.as_ptr(), memory, len_bytes) };
                     rest = &rest[len_bytes..];
                     Ok((len_bytes, ()))
@@ -268,7 +273,7 @@ impl ProtocolCalls {
         Ok(())
     }
 
-    /// The way to the buffer of an `asyncio.StreamReader`, if the protocol's is to be fed natively now.
+    /// Access to the buffer of an `asyncio.StreamReader`, if the protocol's reader may be fed natively now.
     #[inline]
     pub(crate) fn feed<'py>(&self, py: Python<'py>) -> Option<Feed<'py>> {
         if !self.has_reader.get() {
@@ -277,34 +282,36 @@ impl ProtocolCalls {
         Feed::of(&self.protocol.get(py)?)
     }
 
-    /// After `Feed::extend` or `Feed::receive` has put data into the buffer.
+    /// Completes a delivery after `Feed::extend` or `Feed::receive` has put data into the reader's buffer.
     #[inline]
-    pub(crate) fn fed(&self, feed: Feed<'_>) -> PyResult<()> {
+    pub(crate) fn finish_feed(&self, feed: Feed<'_>) -> PyResult<()> {
         feed.finish(self)
     }
 
-    /// `data_received(data)`, in the context; natively where a stream reader may be fed.
+    /// Calls `data_received(data)` in the context, or feeds the stream reader natively where that is possible.
     #[inline]
     pub(crate) fn data_received(&self, py: Python<'_>, data: &Bound<'_, PyAny>) -> PyResult<()> {
         if let Some(feed) = self.feed(py)
             && let Ok(bytes) = data.cast_exact::<PyBytes>()
             && feed.extend(bytes.as_bytes())
         {
-            return self.fed(feed);
+            return self.finish_feed(feed);
         }
         self.call_data_received(py, data)
     }
 
-    /// `data_received(data)`, in the context, whatever the protocol is.
+    /// Calls `data_received(data)` in the context, even where a stream reader could be fed natively.
     #[inline]
     pub(crate) fn call_data_received(&self, py: Python<'_>, data: &Bound<'_, PyAny>) -> PyResult<()> {
         self.in_context(py, || call_bound(py, &self.receive, data.as_ptr()).map(drop))
     }
 
-    /// One round of a BufferedProtocol, to be called inside `in_context`: `get_buffer(sizehint)`, `fill` with that
-    /// memory (that many writable bytes, at least 1), which returns how many it has written, and `buffer_updated` of
-    /// the same protocol unless it was none. None, and nothing is filled, if the protocol has been replaced in
-    /// `get_buffer`. RuntimeError if the buffer is empty.
+    /// One read into the buffer of a BufferedProtocol. To be called inside `in_context`.
+    ///
+    /// Calls `get_buffer(sizehint)`, then `fill` with the address and the length of the buffer (at least 1 writable
+    /// byte). `fill` returns the number of bytes that it has written; unless that is 0, `buffer_updated` of the same
+    /// protocol is called. Returns None, without calling `fill`, if `get_buffer` has replaced the protocol.
+    /// RuntimeError if the buffer is empty.
     #[inline(always)]
     pub(crate) fn fill_buffer<R>(
         &self,
@@ -331,7 +338,7 @@ impl ProtocolCalls {
         Ok(Some(filled))
     }
 
-    /// `datagram_received(data, addr)`, to be called inside `in_context`.
+    /// Calls `datagram_received(data, addr)`. To be called inside `in_context`.
     #[inline]
     pub(crate) fn datagram_received(
         &self,
@@ -343,8 +350,8 @@ impl ProtocolCalls {
             return Err(no_protocol());
         };
         let call = [ptr::null_mut(), data.as_ptr(), sender.as_ptr()];
-        // SAFETY: the caller keeps the arguments, `method` is a reference of our own; call[0] is the free place that
-        // the offset flag allows.
+        // SAFETY: the caller keeps the arguments alive, and `method` is a reference of our own; call[0] is the free
+        // slot that the offset flag requires.
         unsafe {
             let result = ffi::PyObject_Vectorcall(
                 method.as_ptr(),
@@ -358,8 +365,9 @@ impl ProtocolCalls {
 
     /// Runs `body` in the transport's context.
     ///
-    /// What a callback of the protocol causes at once (TLS: `close()` in `data_received`, when the peer's end has come
-    /// already) is called from within it, in the context that it has; one context cannot be entered twice.
+    /// A callback may cause further callbacks before it returns: with TLS, for example, `close()` in `data_received`
+    /// does so if the peer has already ended its side. Such inner callbacks run in the context that the outer one has
+    /// entered, because a context cannot be entered twice.
     #[inline]
     pub(crate) fn in_context<R>(&self, py: Python<'_>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
         if self.is_inside.get() {
@@ -374,7 +382,8 @@ impl ProtocolCalls {
         result
     }
 
-    /// Calls `protocol.<name>(*args)` in the context: for what runs once per connection or on flow control.
+    /// Calls `protocol.<name>(*args)` in the context. For calls that are rare: those made once per connection and those
+    /// of flow control.
     pub(crate) fn call<'py>(
         &self,
         py: Python<'py>,
@@ -390,8 +399,8 @@ impl ProtocolCalls {
             *place = arg.as_ptr();
         }
         self.in_context(py, || {
-            // SAFETY: every value is kept by a reference of ours or the caller's; call[0] is the free place that the
-            // offset flag allows.
+            // SAFETY: a reference of ours or of the caller keeps every value alive; call[0] is the free slot that the
+            // offset flag requires.
             unsafe {
                 let result = ffi::PyObject_VectorcallMethod(
                     name.as_ptr(),
@@ -404,7 +413,7 @@ impl ProtocolCalls {
         })
     }
 
-    /// Drops everything; the transport makes no call after it.
+    /// Drops all references. The transport must not call the protocol after this.
     pub(crate) fn drop_all(&self, py: Python<'_>) {
         for cell in [&self.protocol, &self.receive, &self.updated, &self.context] {
             drop(cell.take(py));
@@ -412,10 +421,10 @@ impl ProtocolCalls {
     }
 
     /// # Safety
-    /// Called by the collector with its own `visit` and `arg`.
+    /// Only the collector may call this, with its own `visit` and `arg`.
     pub(crate) unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         for cell in [&self.protocol, &self.receive, &self.updated, &self.context] {
-            // SAFETY: passed on from the collector.
+            // SAFETY: `visit` and `arg` come from the collector.
             let result = unsafe { cell.traverse(visit, arg) };
             if result != 0 {
                 return result;
@@ -425,16 +434,17 @@ impl ProtocolCalls {
     }
 }
 
-/// Runs `body` in a `contextvars.Context`. RuntimeError if it is entered already.
+/// Runs `body` in a `contextvars.Context`. RuntimeError if the context is entered already.
 #[inline]
 pub(crate) fn run_in<R>(context: &Bound<'_, PyAny>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
     let py = context.py();
-    // SAFETY: a live context that the caller holds a reference to; it is left below on this thread.
+    // SAFETY: the caller holds a reference to the context, so it is live; it is left below on this thread.
     if unsafe { ffi::PyContext_Enter(context.as_ptr()) } != 0 {
         return Err(PyErr::fetch(py));
     }
     let result = body();
-    // SAFETY: entered above on this thread. No exception is set: a failed body holds its own.
+    // SAFETY: the context was entered above on this thread. No exception is set: if `body` has failed, the error holds
+    // the exception.
     if unsafe { ffi::PyContext_Exit(context.as_ptr()) } != 0 {
         return Err(PyErr::fetch(py));
     }
@@ -446,7 +456,7 @@ fn copied_context(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyContext_CopyCurrent()) }
 }
 
-/// Calls the bound method in `method` with one argument.
+/// Calls the bound method in the cell `method` with one argument.
 #[inline]
 fn call_bound<'py>(
     py: Python<'py>,
@@ -464,8 +474,8 @@ fn call_bound<'py>(
 fn call_method<'py>(method: &Bound<'py, PyAny>, arg: *mut ffi::PyObject) -> PyResult<Bound<'py, PyAny>> {
     let py = method.py();
     let call = [ptr::null_mut(), arg];
-    // SAFETY: the caller keeps `arg`, `method` is a reference of our own; call[0] is the free place that the offset
-    // flag allows.
+    // SAFETY: the caller keeps `arg` alive, and `method` is a reference of our own; call[0] is the free slot that the
+    // offset flag requires.
     unsafe {
         let result = ffi::PyObject_Vectorcall(
             method.as_ptr(),

@@ -1,10 +1,12 @@
-//! The descriptor of a transport, who else may close it, and what the loop's fd table and the poller know of it.
+//! The descriptor of a transport: its number, the object that may close it, and its entry in the loop's fd table and in
+//! the poller.
 //!
-//! Belongs to the loop's thread. The transport says what to wait for; nothing is counted.
+//! Used on the loop's thread only. The transport derives the events it waits for from its state each time; it keeps no
+//! counts.
 //!
-//! The socket object behind a transport may be closed by any code that has it. Then the number is unused, or another
-//! file's: nothing may be read from it, written to it, closed, or changed in the poller. So each such use asks
-//! `usable_fd` first, and again after each call into Python.
+//! Any code that holds the socket object behind a transport can close it. The number is then unused, or belongs to
+//! another file: nothing may be read from it or written to it, and it must be neither closed nor changed in the poller.
+//! So every such use calls `usable_fd` first, and calls it again after each call into Python.
 
 use std::cell::Cell;
 use std::io;
@@ -19,10 +21,10 @@ use crate::event_loop::reactor::{FdUse, Reactor};
 use crate::event_loop::source::{Source, SourceRef};
 
 pub(super) struct Registration {
-    /// Once closed its complement (`!fd`), which is negative.
+    /// The descriptor; once it is closed, its complement (`!fd`), which is negative.
     fd: Cell<RawFd>,
     token: Cell<Token>,
-    /// What the poller waits for now.
+    /// The events that the poller waits for now.
     interest: Cell<Interest>,
     is_entered: Cell<bool>,
     owner: Owner,
@@ -34,18 +36,19 @@ fn closed_error() -> io::Error {
 }
 
 impl Registration {
-    /// Of an open descriptor, which stays the caller's to close. Until `set_owner` nobody else can close it.
+    /// A registration for an open descriptor. Closing the descriptor remains the caller's task. Until `set_owner` is
+    /// called, no other code can close it.
     pub(super) const fn new(fd: RawFd) -> Self {
         Self {
             fd: Cell::new(fd),
             token: Cell::new(Token(0)),
             interest: Cell::new(Interest::NONE),
             is_entered: Cell::new(false),
-            owner: Owner::nobody(),
+            owner: Owner::none(),
         }
     }
 
-    /// From now on `object` owns the descriptor.
+    /// Makes `object` the owner of the descriptor: from now on it may close the descriptor.
     pub(super) fn set_owner(&self, object: &Bound<'_, PyAny>) {
         self.owner.set(object, self.fd.get());
     }
@@ -55,7 +58,8 @@ impl Registration {
         &self.owner
     }
 
-    /// The descriptor for a system call that follows at once. EBADF if it is closed, by us or behind our back.
+    /// The descriptor, for a system call that follows at once. EBADF if it is closed, whether by the transport or by
+    /// other code.
     #[inline]
     pub(super) fn usable_fd(&self, py: Python<'_>) -> io::Result<RawFd> {
         let fd = self.fd.get();
@@ -66,19 +70,20 @@ impl Registration {
         }
     }
 
-    /// The descriptor, negative once it is closed. The number may be another file's: see `usable_fd`.
+    /// The descriptor; negative once the transport has closed it. If other code has closed it, the number may belong to
+    /// another file: see `usable_fd`.
     #[inline]
     pub(super) fn fd(&self) -> RawFd {
         self.fd.get()
     }
 
-    /// The number of the descriptor, also once it is closed.
+    /// The number that the descriptor has, or had before it was closed.
     pub(super) fn number(&self) -> RawFd {
         let fd = self.fd.get();
         if fd < 0 { !fd } else { fd }
     }
 
-    /// Marks the descriptor as closed and returns it, None the second time.
+    /// Marks the descriptor as closed and returns its number. None if it is marked already.
     pub(super) fn take_fd(&self) -> Option<RawFd> {
         let fd = self.fd.get();
         if fd < 0 {
@@ -97,8 +102,8 @@ impl Registration {
         self.is_entered.get()
     }
 
-    /// Enters `this` into the fd table, which keeps it alive, and has the poller wait for `wanted`. EBADF if the
-    /// descriptor was closed by somebody else.
+    /// Enters `this` into the fd table, which keeps it alive, and makes the poller wait for `wanted`. EBADF if other
+    /// code has closed the descriptor.
     pub(super) fn enter<T: Source>(
         &self,
         this: This<'_, T>,
@@ -121,8 +126,9 @@ impl Registration {
         }
     }
 
-    /// Brings the poller in line with `wanted`; does nothing while the transport is not entered. EBADF if the
-    /// descriptor was closed by somebody else: whatever the poller has under its number is left alone.
+    /// Makes the poller wait for `wanted`. Does nothing while the transport is not in the fd table. EBADF if other code
+    /// has closed the descriptor; the poller's entry under that number, which may be another file's, then stays
+    /// unchanged.
     #[inline]
     pub(super) fn sync(&self, py: Python<'_>, reactor: &Reactor, wanted: Interest) -> io::Result<()> {
         let old = self.interest.get();
@@ -138,9 +144,9 @@ impl Registration {
         Ok(())
     }
 
-    /// Takes `this` out of the poller and the fd table. The caller holds a reference of its own.
+    /// Removes `this` from the poller and from the fd table. The caller must hold a reference to it.
     pub(super) fn leave<T>(&self, this: This<'_, T>, reactor: &Reactor) {
-        // A descriptor that was closed by somebody else is out of the poller, which may have another file there.
+        // The system has removed a closed descriptor from the poller, which may have another file under its number now.
         let polled = if self.usable_fd(this.py()).is_ok() {
             self.interest.get()
         } else {
@@ -150,14 +156,14 @@ impl Registration {
             return;
         }
         self.interest.set(Interest::NONE);
-        // The entry may be that of another source, which has got the number.
+        // `unregister` returns nothing if the entry now belongs to another source that has got the number.
         if let Some(FdUse::Source(source)) = reactor.unregister(self.token.get(), polled) {
             source.release(this.py());
         }
     }
 
-    /// The number has become that of another registration, which has taken the place of this one in the fd table: the
-    /// descriptor is not ours to close any more.
+    /// Called when another registration has got the same number and has replaced this one in the fd table. The
+    /// descriptor must not be closed through this registration any more.
     pub(super) fn displace(&self) {
         self.is_entered.set(false);
         self.interest.set(Interest::NONE);

@@ -1,12 +1,13 @@
-//! asyncio's streams, fed natively: what `StreamReaderProtocol.data_received` and `StreamReader.feed_data` do to a
-//! reader, done without their three Python frames, and without a `bytes` object between.
+//! Feeds asyncio's streams natively: does to a reader what `StreamReaderProtocol.data_received` and
+//! `StreamReader.feed_data` would do, without their three Python frames and without an intermediate `bytes` object.
 //!
-//! Only for a protocol that is exactly `asyncio.StreamReaderProtocol` over an exact `asyncio.StreamReader`, with the
-//! methods of asyncio on both classes and on both objects. That is looked at on each delivery (for the classes by their
-//! version tags), and whatever does not fit takes the ordinary way, before anything was changed. The steps are those of
-//! asyncio in the same order, so every exception and every state in between is the same.
+//! This applies only to an exact `asyncio.StreamReaderProtocol` over an exact `asyncio.StreamReader`, and only while
+//! asyncio's own methods are in place, on both classes and on both objects. Each delivery checks that (the classes by
+//! their version tags). Whatever does not qualify goes through the Python methods, and the decision is made before
+//! anything is changed. The native code takes asyncio's steps in asyncio's order, so every exception and every
+//! intermediate state is the same.
 //!
-//! Runs on the loop's thread. Knows nothing of where the data comes from.
+//! Used on the loop's thread only.
 
 use std::ffi::c_char;
 use std::io;
@@ -25,14 +26,15 @@ use crate::binding::names::{Kept, names};
 use crate::binding::native_type::none;
 
 unsafe extern "C" {
-    /// Public C API (`Doc/c-api/method.rst`), which pyo3-ffi does not export: bound methods, and borrowed references to
-    /// the two things that one is made of.
+    /// Public C API (`Doc/c-api/method.rst`), which pyo3-ffi does not export: the type of bound methods, and the
+    /// functions that return borrowed references to the function and to the object of a bound method.
     static mut PyMethod_Type: ffi::PyTypeObject;
     fn PyMethod_Function(method: *mut ffi::PyObject) -> *mut ffi::PyObject;
     fn PyMethod_Self(method: *mut ffi::PyObject) -> *mut ffi::PyObject;
 }
 
-/// asyncio's classes and their methods as they were when this module was loaded, and what has been seen of them since.
+/// asyncio's classes and their methods as they were when this module was loaded, and the class versions that were last
+/// checked.
 struct Stock {
     protocol_type: Kept,
     reader_type: Kept,
@@ -41,17 +43,17 @@ struct Stock {
     stream_reader: Kept,
     feed_data: Kept,
     wakeup_waiter: Kept,
-    /// The exact `_asyncio.Future` and its `set_result`; None where Future is written in Python.
+    /// The class `_asyncio.Future` and its `set_result`; None where Future is implemented in Python.
     future: Option<(Kept, Kept)>,
-    /// The version tags of the two classes when they were last found to have these methods, 0 before.
+    /// The version tags that the two classes had when they were last found to have these methods; 0 before that.
     protocol_version: AtomicU32,
     reader_version: AtomicU32,
 }
 
-/// Empty where asyncio's methods are not those that this module knows: then nothing is fed natively.
+/// Empty if asyncio's methods are not the ones that this module was written for. Then nothing is fed natively.
 static STOCK: PyOnceLock<Stock> = PyOnceLock::new();
 
-/// Remembers asyncio's classes, if their methods do what this module does in their place.
+/// Remembers asyncio's classes, if their methods are the ones that this module replaces.
 pub(super) fn register(py: Python<'_>) -> PyResult<()> {
     let streams = py.import("asyncio.streams")?;
     let protocol_type = streams.getattr("StreamReaderProtocol")?;
@@ -71,7 +73,7 @@ pub(super) fn register(py: Python<'_>) -> PyResult<()> {
         "pause_reading",
         "NotImplementedError",
     ];
-    // With asserts feed_data looks at the end of the stream first; without them (-O) it does not.
+    // With asserts, feed_data first checks for the end of the stream; without them (-O) it does not.
     let checked_steps: Vec<_> = std::iter::once("_eof").chain(steps).collect();
     let is_known = uses(&data_received, &["_stream_reader", "feed_data"])
         && stream_reader
@@ -100,13 +102,13 @@ pub(super) fn register(py: Python<'_>) -> PyResult<()> {
         protocol_version: AtomicU32::new(0),
         reader_version: AtomicU32::new(0),
     };
-    // A second module finds the table of the first.
+    // If the extension module is loaded a second time, it uses the table of the first.
     STOCK.get_or_init(py, || table);
     Ok(())
 }
 
-/// True for a Python function whose code uses exactly these names, in this order: a later version that does something
-/// else, or a replacement from before this module was loaded, does not pass.
+/// True for a Python function whose code uses exactly these names, in this order. This excludes a later version that
+/// does something else, and a replacement that was installed before this module was loaded.
 fn uses(function: &Bound<'_, PyAny>, expected: &[&str]) -> bool {
     function
         .getattr("__code__")
@@ -114,9 +116,9 @@ fn uses(function: &Bound<'_, PyAny>, expected: &[&str]) -> bool {
         .is_ok_and(|names| names == expected)
 }
 
-/// True for a class whose methods nobody can replace.
+/// True for a class whose methods cannot be replaced.
 fn is_immutable(kind: &Bound<'_, PyAny>) -> bool {
-    // SAFETY: a live object; a type object if the check says so.
+    // SAFETY: the object is live, and it is read as a type object only if the check says so.
     unsafe {
         ffi::PyType_Check(kind.as_ptr()) != 0
             && ffi::PyType_GetFlags(kind.as_ptr().cast()) & ffi::Py_TPFLAGS_IMMUTABLETYPE != 0
@@ -141,17 +143,17 @@ impl Stock {
         {
             return true;
         }
-        self.look_again(py)
+        self.check_again(py)
     }
 
     #[cold]
-    fn look_again(&self, py: Python<'_>) -> bool {
+    fn check_again(&self, py: Python<'_>) -> bool {
         let has = |kind: Kept, name: &str, expected: Kept| {
             kind.bind(py)
                 .getattr(name)
                 .is_ok_and(|found| found.as_ptr() == expected.as_ptr())
         };
-        // What the objects keep for themselves must not come from a descriptor of the class.
+        // These attributes must come from the objects, not from a descriptor of the class.
         let lacks = |kind: Kept, name: &str| matches!(kind.bind(py).getattr_opt(name), Ok(None));
         let (protocol, reader) = (self.protocol_type, self.reader_type);
         let is_unpatched = has(protocol, "data_received", self.data_received)
@@ -164,7 +166,7 @@ impl Stock {
                 .all(|name| lacks(reader, name))
             && has_plain_attributes(protocol)
             && has_plain_attributes(reader);
-        // The look-ups above have given both classes a tag, unless CPython has run out of them.
+        // The lookups above have given both classes a version tag, unless CPython has run out of tags.
         let versions = if is_unpatched {
             (version_of(protocol), version_of(reader))
         } else {
@@ -191,23 +193,24 @@ fn has_plain_attributes(kind: Kept) -> bool {
 #[inline]
 fn attribute<'py>(object: &Bound<'py, PyAny>, name: Kept) -> Option<Bound<'py, PyAny>> {
     let py = object.py();
-    // SAFETY: both are live; the call returns a new reference, or null with an exception set.
+    // SAFETY: both objects are live; the call returns a new reference, or null with an exception set.
     unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyObject_GetAttr(object.as_ptr(), name.as_ptr())).ok() }
 }
 
 fn set_attribute(object: &Bound<'_, PyAny>, name: Kept, value: *mut ffi::PyObject) -> PyResult<()> {
-    // SAFETY: all three are live; -1 says that an exception is set.
+    // SAFETY: all three objects are live; the result -1 means that an exception is set.
     if unsafe { ffi::PyObject_SetAttr(object.as_ptr(), name.as_ptr(), value) } < 0 {
         return Err(PyErr::fetch(object.py()));
     }
     Ok(())
 }
 
-/// True if `object.<name>` is the method `function` of its class: nothing on the object itself hides it.
+/// True if `object.<name>` is the method `function` of its class, so that no attribute of the object itself hides it.
 #[inline]
 fn has_own_method(object: &Bound<'_, PyAny>, name: Kept, function: Kept) -> bool {
     attribute(object, name).is_some_and(|found| {
-        // SAFETY: live objects; the accessors are called on what the check has found to be a bound method.
+        // SAFETY: the objects are live; the accessors are called only after the check has shown that `found` is a bound
+        // method.
         unsafe {
             ffi::Py_TYPE(found.as_ptr()) == &raw mut PyMethod_Type
                 && PyMethod_Function(found.as_ptr()) == function.as_ptr()
@@ -216,7 +219,8 @@ fn has_own_method(object: &Bound<'_, PyAny>, name: Kept, function: Kept) -> bool
     })
 }
 
-/// Whether a newly bound protocol may be fed natively, as far as its class and `data_received` tell.
+/// Whether a newly bound protocol may be fed natively, judged by its class and its `data_received`. Its reader is
+/// checked on each delivery.
 pub(super) fn is_stock_protocol(protocol: &Bound<'_, PyAny>) -> bool {
     STOCK.get(protocol.py()).is_some_and(|stock| {
         protocol.get_type_ptr().cast() == stock.protocol_type.as_ptr()
@@ -225,7 +229,7 @@ pub(super) fn is_stock_protocol(protocol: &Bound<'_, PyAny>) -> bool {
     })
 }
 
-/// A reader that may be fed natively now. Nothing has been changed yet.
+/// A reader that may be fed natively now. Obtaining it changes nothing.
 pub(crate) struct Feed<'py> {
     stock: &'static Stock,
     reader: Bound<'py, PyAny>,
@@ -233,7 +237,8 @@ pub(crate) struct Feed<'py> {
 }
 
 impl<'py> Feed<'py> {
-    /// The reader of a protocol for which `is_stock_protocol` held. None: the data must take the ordinary way.
+    /// The reader of a protocol for which `is_stock_protocol` has returned true. None if the data must go through the
+    /// Python methods.
     #[inline]
     pub(super) fn of(protocol: &Bound<'py, PyAny>) -> Option<Self> {
         let py = protocol.py();
@@ -260,21 +265,23 @@ impl<'py> Feed<'py> {
         })
     }
 
-    /// `_buffer.extend(data)`. False, with nothing changed, if the buffer cannot grow now (no memory, or somebody holds
-    /// a view of it): then the ordinary way fails as it does.
+    /// Does `_buffer.extend(data)`. Returns false, with nothing changed, if the buffer cannot grow now (there is no
+    /// memory, or some code holds a view of the buffer). The caller then calls the Python methods, which raise the
+    /// proper exception.
     #[inline]
     pub(crate) fn extend(&self, data: &[u8]) -> bool {
         let old_len = self.buffer.len();
         if !self.resize(old_len + data.len()) {
             return false;
         }
-        // SAFETY: the buffer has been resized to hold `data` behind what it held; no Python code runs meanwhile.
+        // SAFETY: the buffer has been resized to hold `data` after its old content, and no Python code runs during the
+        // copy.
         unsafe { ptr::copy_nonoverlapping(data.as_ptr(), self.start().add(old_len).cast(), data.len()) };
         true
     }
 
-    /// Lets `receive` write up to `capacity` bytes behind the buffer's content, without a copy; it returns how many it
-    /// has written. None, with nothing changed and nothing received, if the buffer cannot grow now.
+    /// Lets `receive` write up to `capacity` bytes directly after the buffer's content; `receive` returns the number of
+    /// bytes written. Returns None, with nothing changed and nothing received, if the buffer cannot grow now.
     pub(crate) fn receive(
         &self,
         capacity: usize,
@@ -284,9 +291,10 @@ impl<'py> Feed<'py> {
         if !self.resize(old_len + capacity) {
             return None;
         }
-        // SAFETY: the buffer has been resized to have `capacity` bytes from there on.
+        // SAFETY: the buffer has been resized so that `capacity` bytes may be written from this address on.
         let received = receive(unsafe { self.start().add(old_len).cast() }, capacity);
-        // Shrinking may only fail for want of memory where a smaller block is asked for, and then it leaves the length.
+        // Shrinking fails only if it needs to allocate a smaller block and there is no memory. It then leaves the
+        // length unchanged.
         if !self.resize(old_len + received.as_ref().map_or(0, |len_bytes| *len_bytes)) {
             return Some(Err(io::ErrorKind::OutOfMemory.into()));
         }
@@ -294,7 +302,7 @@ impl<'py> Feed<'py> {
     }
 
     fn resize(&self, len_bytes: usize) -> bool {
-        // SAFETY: a live bytearray. A negative result says that an exception is set and nothing was changed.
+        // SAFETY: the bytearray is live. A negative result means that an exception is set and nothing was changed.
         let resized =
             unsafe { ffi::PyByteArray_Resize(self.buffer.as_ptr(), len_bytes as ffi::Py_ssize_t) } >= 0;
         if !resized {
@@ -308,12 +316,12 @@ impl<'py> Feed<'py> {
         unsafe { ffi::PyByteArray_AsString(self.buffer.as_ptr()) }
     }
 
-    /// What follows `_buffer.extend` in asyncio: wake the task that waits for data, and pause the transport if there is
-    /// too much. `calls` gives the context for what may run Python code.
+    /// Does what follows `_buffer.extend` in asyncio: wakes the task that waits for data, and pauses the transport if
+    /// the buffer holds too much. `calls` provides the context for anything that may run Python code.
     #[inline]
     pub(super) fn finish(self, calls: &ProtocolCalls) -> PyResult<()> {
         let is_undisturbed = self.wake(calls)?;
-        // The usual answer is that there is not too much, and then nothing else matters.
+        // Usually the buffer does not hold too much, and then asyncio's other conditions do not matter.
         if is_undisturbed
             && let Some(limit) = attribute(&self.reader, names(self.reader.py())._limit)
             && let Ok(limit) = limit.extract::<usize>()
@@ -324,7 +332,7 @@ impl<'py> Feed<'py> {
         self.pause(calls)
     }
 
-    /// `self._wakeup_waiter()`. False if it has run code that may have changed the reader.
+    /// Does `self._wakeup_waiter()`. Returns false if it has run code that may have changed the reader.
     #[inline]
     fn wake(&self, calls: &ProtocolCalls) -> PyResult<bool> {
         let py = self.reader.py();
@@ -339,8 +347,9 @@ impl<'py> Feed<'py> {
             && waiter.get_type_ptr().cast() == kind.as_ptr()
         {
             return match call(py, set_result, &waiter, &nothing) {
-                // asyncio asks first. The answer is the same now: a set_result that fails has changed nothing, or has
-                // made the future done, and not cancelled.
+                // asyncio checks for cancellation before it calls set_result. Checking afterwards gives the same
+                // answer: a set_result that fails either has changed nothing or has made the future done, but never
+                // cancelled.
                 Err(_) if is_cancelled(&waiter)? => Ok(true),
                 result => result.map(|()| true),
             };
@@ -354,7 +363,7 @@ impl<'py> Feed<'py> {
         })
     }
 
-    /// The rest of `feed_data`: pause the transport if the buffer holds more than twice the limit.
+    /// Does the rest of `feed_data`: pauses the transport if the buffer holds more than twice the limit.
     #[cold]
     fn pause(&self, calls: &ProtocolCalls) -> PyResult<()> {
         let py = self.reader.py();
@@ -379,7 +388,7 @@ impl<'py> Feed<'py> {
         }
     }
 
-    /// `self.<name>`. `AttributeError` if there is no such attribute.
+    /// `reader.<name>`. `AttributeError` if there is no such attribute.
     fn required(&self, name: Kept) -> PyResult<Bound<'py, PyAny>> {
         // SAFETY: as in `attribute`.
         unsafe {
@@ -405,7 +414,7 @@ fn call(
     argument: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
     let call = [ptr::null_mut(), object.as_ptr(), argument.as_ptr()];
-    // SAFETY: every value is kept by a reference; call[0] is the free place that the offset flag allows.
+    // SAFETY: a reference keeps every value alive; call[0] is the free slot that the offset flag requires.
     unsafe {
         let result = ffi::PyObject_Vectorcall(
             method.as_ptr(),

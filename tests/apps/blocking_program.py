@@ -12,7 +12,7 @@ import sys
 if sys.argv[1] == "coros":
     from grapeshot import coro
 
-    coro.install()
+    coro.patch()
 
 import asyncio
 import functools

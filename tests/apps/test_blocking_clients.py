@@ -1,4 +1,4 @@
-"""Unmodified blocking clients in coros (`coro.install()`), beside asyncio's tasks: redis-py and httpx.
+"""Unmodified blocking clients in coros (`coro.patch()`), beside asyncio's tasks: redis-py and httpx.
 
 Each script is a process of its own. 50 calls wait in the server at the same time, which only concurrent calls can.
 """
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on thi
 
 HEAD = """
 from grapeshot import coro
-coro.install()
+coro.patch()
 import asyncio, json, sys, threading
 import grapeshot
 arguments = json.loads(sys.argv[1])

@@ -89,7 +89,7 @@ FRAMEWORKS = {
 
 PROGRAM = """
 from grapeshot import coro
-coro.install()
+coro.patch()
 import asyncio, json, socket, sys
 import grapeshot, redis
 {framework}

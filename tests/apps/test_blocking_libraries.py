@@ -1,4 +1,4 @@
-"""Unmodified blocking libraries: the same program with threads of plain Python and with coros (`coro.install()`).
+"""Unmodified blocking libraries: the same program with threads of plain Python and with coros (`coro.patch()`).
 
 50 calls wait at the same time in one thread, and trouble of the network comes out as each library's own exceptions. One
 process tries several libraries.
@@ -125,13 +125,13 @@ def test_50_calls_to_postgresql_wait_at_once(place: str, postgres_server: Postgr
     check_overlap(place, jobs, limit_s=SERIAL_S / 4)
 
 
-@pytest.mark.parametrize("first", ["import psycopg", "from grapeshot import coro; coro.install()"])
+@pytest.mark.parametrize("first", ["import psycopg", "from grapeshot import coro; coro.patch()"])
 @pytest.mark.parametrize(("chosen", "expected"), [(None, "wait_poll"), ("wait_c", "wait_c")])
 def test_psycopg_waits_in_python_unless_its_user_chose_otherwise(first: str, chosen: str, expected: str) -> None:
     code = f"""{first}
 import psycopg.waiting
 from grapeshot import coro
-coro.install()
+coro.patch()
 print(psycopg.pq.__impl__, psycopg.waiting.wait is psycopg.waiting.{expected})"""
     environment = dict(os.environ) if chosen is None else {**os.environ, "PSYCOPG_WAIT_FUNC": chosen}
     command = [sys.executable, "-W", "ignore::grapeshot.coro.PatchWarning", "-c", code]

@@ -132,7 +132,7 @@ def test_tokio_sockets_talk_to_the_loops_server(run: Run, bridge: ModuleType) ->
             port = server.sockets[0].getsockname()[1]
             answers = await asyncio.gather(*(bridge.ask("127.0.0.1", port, f"line {n}") for n in range(100)))
             assert answers == [f"LINE {n}" for n in range(100)]
-            with pytest.raises(ConnectionError, match="closed without an answer"):
+            with pytest.raises(ConnectionError, match="closed the connection without an answer"):
                 await bridge.ask("127.0.0.1", port, "silence")
         with pytest.raises(ConnectionRefusedError):
             await bridge.ask("127.0.0.1", port, "anybody there?")

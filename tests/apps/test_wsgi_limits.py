@@ -324,14 +324,14 @@ def test_command_line_opens_a_back_door(folder: Path) -> None:
         (["served:released"], "cannot be called"),
         (["asgi:function"], "'asgi:function' is async"),
         (["asgi:instance"], "'asgi:instance' is async"),
-        (["served", "--bind", "nonsense"], "'nonsense' is neither"),
+        (["served", "--bind", "nonsense"], "or fd:N, got 'nonsense'"),
         (["served", "--unix", "/nowhere/s"], "unix:/nowhere/s: [Errno 2] No such file"),
         (["served", "--bind", f"{HOST}:99999"], f"{HOST}:99999: bind(): port must be 0-65535"),
         (["served", "--port", "99999"], "99999: bind(): port must be 0-65535"),
         (["served", "--certfile", "nowhere"], "--certfile nowhere: [Errno 2] No such file"),
         (["served", "--access-log", "nowhere/log"], "nowhere/log'"),
         (["served", "--chdir", "nowhere"], "--chdir: [Errno 2] No such file"),
-        (["served", "--limit", "0"], "one connection at least"),
+        (["served", "--limit", "0"], "must be at least 1, got 0"),
     ],
 )
 def test_command_line_says_what_is_wrong(folder: Path, arguments: list[str], text: str) -> None:

@@ -366,7 +366,7 @@ def test_temporary_files_and_unix_sockets() -> None:
 def test_arguments() -> None:
     from grapeshot.coro import wsgi
 
-    with pytest.raises(TypeError, match="cannot be"):
+    with pytest.raises(TypeError, match="must be callable"):
         wsgi.serve(None, "127.0.0.1", 0)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="keepalive_timeout"):
         wsgi.serve(hello, "127.0.0.1", 0, keepalive_timeout=0)

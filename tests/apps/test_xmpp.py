@@ -18,7 +18,7 @@ PROGRAM = (
     r'''
 from grapeshot import coro
 
-coro.install()
+coro.patch()
 
 import asyncio, base64, os, re, socket, sys, threading, warnings
 import grapeshot

@@ -74,7 +74,7 @@ class Served:
 
     def _main(self) -> None:
         from grapeshot import coro
-        from grapeshot.coro import bridge, wsgi
+        from grapeshot.coro import _bridge as bridge, wsgi
 
         self.loop = bridge.own_loop()
         self.loop.set_exception_handler(lambda _loop, context: self.contexts.append(context))

@@ -52,7 +52,7 @@ def test_threads_that_are_coros_are_refused_as_the_system_refuses_threads():
         """
         import asyncio, threading
         from grapeshot import coro
-        coro.install("thread")
+        coro.patch("thread")
         def main():
             asyncio.get_running_loop().set_limits(coros=2)
             release = threading.Event()
@@ -154,7 +154,7 @@ def test_a_server_of_coros_waits_for_a_place(limit, caplog):
                 loop.set_limits()
         said = [record.getMessage() for record in caplog.records]
         assert len(said) == 1
-        assert "accepts nothing until a place is free" in said[0]
+        assert "has paused accepting" in said[0]
 
     coro.run(body)
 
@@ -166,7 +166,7 @@ def test_the_child_of_a_fork_does_not_go_on_with_servers_that_waited():
         """
         import asyncio, os, socket
         import grapeshot
-        from grapeshot.coro.bridge import run_sync
+        from grapeshot.coro._bridge import run_sync
 
         class Tell(asyncio.Protocol):
             def connection_made(self, transport):

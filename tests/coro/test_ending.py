@@ -342,7 +342,7 @@ def test_a_thread_that_ends_makes_no_more_coros():
         return loop
 
     in_thread(program).close()
-    assert log == ["the thread is ending: it has no more coros"]
+    assert log == ["the thread is ending and cannot start any more coros"]
 
 
 def test_a_coro_that_outlives_its_thread_stays_suspended(monkeypatch):

@@ -215,7 +215,7 @@ def test_threading_forgets_the_threads_of_the_parent():
     """The coro that forks is no Thread, and has not asked for the one that stands for it."""
     lines = run(
         """
-coro.install()
+coro.patch()
 
 def fork(released):
     pid = os.fork()

@@ -127,7 +127,7 @@ def test_a_coro_cannot_wait_in_a_greenlet(stack):
         refused = 0
         waits = [coro.yield_slice, coro.wait, lambda: coro.sleep_relative(1), lambda: coro.await_(pause())]
         for wait in waits:
-            with pytest.raises(RuntimeError, match="cannot wait in a greenlet"):
+            with pytest.raises(RuntimeError, match="cannot wait inside a greenlet"):
                 greenlet.greenlet(wait).switch()
             refused += 1
             coro.yield_slice()

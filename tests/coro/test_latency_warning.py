@@ -148,7 +148,7 @@ def test_a_call_of_c_code_is_named_by_its_line(warned):
         release.join()
     finally:
         logger.removeHandler(handler)
-    assert texts(warned, "slow one", "has run")[-1].endswith("without a yield, in no Python function")
+    assert texts(warned, "slow one", "has run")[-1].endswith("without a yield, not in a Python function")
 
 
 def test_coros_that_yield_are_not_named(warned):

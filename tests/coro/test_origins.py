@@ -133,7 +133,7 @@ def test_dev_mode_and_threads_that_are_coros():
         """
         import asyncio, logging, sys, threading
         from grapeshot import coro
-        coro.install("thread")
+        coro.patch("thread")
         logging.basicConfig(stream=sys.stdout, format="%(message)s")
         def target():
             pass

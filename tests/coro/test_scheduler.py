@@ -397,7 +397,7 @@ def test_a_loop_that_goes_to_another_thread_leaves_its_coros_behind():
     another = coro.spawn(int)
     asyncio._set_running_loop(None)
     in_thread(elsewhere)
-    assert "a coro can run only in the thread that it was made in" in reported
+    assert "a coro can run only in the thread that created it" in reported
     assert not another.done()
     loop.close()
     assert another.cancelled()
@@ -426,15 +426,15 @@ def test_scheduling_invalid_objects():
         with pytest.raises(coro.NotStartedError):
             coro.schedule(idle)
         idle.start()
-        with pytest.raises(coro.ScheduleError, match="started before"):
+        with pytest.raises(coro.ScheduleError, match="already been started"):
             idle.start()
-        with pytest.raises(coro.ScheduleError, match="scheduled already"):
+        with pytest.raises(coro.ScheduleError, match="already scheduled"):
             coro.schedule(idle)
         await idle
         for act in (coro.schedule, coro.Coro.shutdown, coro.Coro.interrupt):
             with pytest.raises(coro.DeadCoroutine):
                 act(idle)
-        with pytest.raises(coro.ScheduleError, match="started before"):
+        with pytest.raises(coro.ScheduleError, match="already been started"):
             idle.start()
 
         def inside():

@@ -10,8 +10,8 @@ from support import coro_is_available, until_waiting
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 if coro_is_available():
-    import grapeshot.backdoor
-    import grapeshot.profiler
+    import grapeshot.insight.backdoor
+    import grapeshot.insight.profiler
     from grapeshot import coro
 
 
@@ -19,11 +19,11 @@ def test_nobody_pays_for_what_is_not_used():
     code = """
 import sys
 from grapeshot import coro
-names = ("grapeshot.backdoor", "grapeshot.profiler")
+names = ("grapeshot.insight.backdoor", "grapeshot.insight.profiler")
 print([name in sys.modules for name in names], {"backdoor", "profiler"} <= set(dir(coro)))
 from grapeshot.coro import backdoor
 print([name in sys.modules for name in names])
-print(coro.backdoor is backdoor, coro.profiler.Profile is sys.modules["grapeshot.profiler"].Profile)
+print(coro.backdoor is backdoor, coro.profiler.Profile is sys.modules["grapeshot.insight.profiler"].Profile)
 try:
     coro.other
 except AttributeError as error:
@@ -68,7 +68,7 @@ def test_serve_as_in_grapeshot(tmp_path):
 
     def main():
         with coro.backdoor.serve(path, namespace={}) as server:
-            assert isinstance(server, grapeshot.backdoor.Server)
+            assert isinstance(server, grapeshot.insight.backdoor.Server)
             assert ask(path)
         assert not path.exists()
 
@@ -102,6 +102,6 @@ def test_profile_as_in_shrapnel(tmp_path, capsys):
     coro.profiler.start()
     with pytest.raises(RuntimeError, match="already"):
         coro.profiler.start()
-    assert isinstance(coro.profiler.stop(path), grapeshot.profiler.Profile)
+    assert isinstance(coro.profiler.stop(path), grapeshot.insight.profiler.Profile)
     with pytest.raises(RuntimeError, match=r"call start\(\) first"):
         coro.profiler.stop()

@@ -42,9 +42,9 @@ def test_an_interpreter_that_is_not_known_is_refused_with_the_reason():
     done = subprocess.run([sys.executable, "-c", REFUSAL], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     if not gil_is_enabled():
-        assert done.stdout == "coros need the GIL: this is a free-threaded build of Python\n"
+        assert done.stdout == "coros need the GIL, but this is a free-threaded build of Python\n"
     else:
-        assert done.stdout == "coros know the interpreters of CPython 3.11 to 3.15 only\n"
+        assert done.stdout == "coros support only CPython 3.11 to 3.15\n"
 
 
 @needs_coros
@@ -77,7 +77,7 @@ def test_an_interpreter_without_stack_protection_calls_is_refused(tmp_path):
         env=environment,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "coros need CPython 3.14.1 or later: 3.14.0 cannot be told about their stacks\n"
+    assert done.stdout == "coros need CPython 3.14.1 or later: 3.14.0 has no function to set the bounds of a stack\n"
 
 
 @needs_coros
@@ -89,7 +89,7 @@ def test_the_jit_compiler_is_refused(is_on):
         [sys.executable, "-c", head + REFUSAL], capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode == 0, done.stderr
-    expected = "coros do not work with CPython's JIT compiler: PYTHON_JIT=0 switches it off\n"
+    expected = "coros do not work with CPython's JIT compiler: set PYTHON_JIT=0 to switch it off\n"
     assert done.stdout == (expected if is_on else "")
 
 
@@ -303,7 +303,7 @@ def allocate():
         assert len([[number] for number in range(200)]) == 200
 
 
-REFUSED = "a coro cannot wait in what the garbage collector calls, unless it has a stack of its own"
+REFUSED = "a coro cannot wait in code that the garbage collector calls, except with stack='own'"
 
 
 @needs_coros

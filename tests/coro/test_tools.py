@@ -119,7 +119,7 @@ def test_a_traceback_in_one_line():
         def __str__(self):
             raise LookupError
 
-    assert coro.compact_traceback(Unspeakable()) == "Unspeakable: <its text cannot be had>"
+    assert coro.compact_traceback(Unspeakable()) == "Unspeakable: <exception str() failed>"
 
 
 # ------------------------------------------------------------------ the exception notifier

@@ -170,7 +170,7 @@ def test_an_installation_in_the_users_site_packages_is_enabled_there(tmp_path):
 def test_no_users_site_packages(environment):
     done = environment.run("-m", "grapeshot", "enable", "--user")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "python -m grapeshot: error: this Python does not use the user's site-packages\n"
+    assert done.stderr == "python -m grapeshot: error: --user: this Python does not use the user's site-packages\n"
 
 
 def test_what_the_system_refuses(tmp_path):

@@ -14,7 +14,7 @@ needs_coro = pytest.mark.skipif(not coro_is_available(), reason="no coros here")
 @pytest.mark.parametrize(
     ("extra", "package", "code"),
     [
-        ("otel", "opentelemetry", "import grapeshot.otel"),
+        ("otel", "opentelemetry", "import grapeshot.insight.otel"),
         ("rpc", "msgspec", "import grapeshot.rpc; grapeshot.rpc.Client(path='/nowhere')"),
         ("gunicorn", "uvicorn_worker uvicorn", "import grapeshot.gunicorn"),
         pytest.param("gunicorn", "gunicorn", "import grapeshot.coro.gunicorn", marks=needs_coro),

@@ -116,7 +116,7 @@ def test_uvloop(run, code, place):
     assert output == ["uvloop"]
     [text] = said
     assert place in text
-    assert " runs uvloop.Loop, which is not grapeshot's loop: leave out " in text
+    assert " runs uvloop.Loop, which is not grapeshot's loop: remove " in text
 
 
 @pytest.mark.parametrize("value", ["", "0"])

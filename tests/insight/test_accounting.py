@@ -1,4 +1,4 @@
-"""`grapeshot.accounting()`: CPU by owner, descriptors by who has opened them, memory per connection and coro."""
+"""`grapeshot.insight.accounting()`: CPU by owner, descriptors by who has opened them, memory per connection and coro."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from insight.callers import call, without_coros
 from support import HOST, Echo, address_of, coro_is_available, run_script, until
 
 import grapeshot
-from grapeshot import _charges, _subjects, backdoor
+from grapeshot.insight import _charges, _subjects, backdoor
 
 pytestmark = pytest.mark.skip_on(asyncio="has no accounting", uvloop="has no accounting")
 
@@ -30,7 +30,7 @@ def burn(seconds=0.02):
 
 def account(loop, kind, part):
     """The only account of this kind with this part in its name."""
-    [found] = [each for each in grapeshot.accounting(loop).cpu if each.kind == kind and part in each.name]
+    [found] = [each for each in grapeshot.insight.accounting(loop).cpu if each.kind == kind and part in each.name]
     return found
 
 
@@ -52,8 +52,8 @@ async def test_cpu_is_charged_to_the_task_that_used_it(loop):
     assert 0.06 <= mine.cpu_s < 30
     assert mine.ended == 0, "it has ended, and the test has it still"
     assert account(loop, "task", "idle").cpu_s < 0.02
-    assert grapeshot.accounting(loop).cpu[0] == mine, "the largest first"
-    assert "busy (worker)" in str(grapeshot.accounting(loop)).splitlines()[1]
+    assert grapeshot.insight.accounting(loop).cpu[0] == mine, "the largest first"
+    assert "busy (worker)" in str(grapeshot.insight.accounting(loop)).splitlines()[1]
 
 
 async def test_sleeping_costs_nothing(loop):
@@ -91,21 +91,21 @@ async def test_callbacks_and_connections(loop, serve):
         client.send(b"x")
         await until(lambda: account_is(loop, "connection", "Busy"), "the event")
         assert account(loop, "connection", "Busy").cpu_s >= 0.02
-    both = [each for each in grapeshot.accounting(loop).cpu if "burning" in each.name]
+    both = [each for each in grapeshot.insight.accounting(loop).cpu if "burning" in each.name]
     assert sum(each.cpu_s for each in both) >= 0.04
     assert {each.kind for each in both} == {"callback"}
     await until(lambda: loop._open_connections == 0, "the end of the connection")
 
 
 def account_is(loop, kind, part):
-    return any(each.kind == kind and part in each.name for each in grapeshot.accounting(loop).cpu)
+    return any(each.kind == kind and part in each.name for each in grapeshot.insight.accounting(loop).cpu)
 
 
 async def test_counting_ends(loop):
     loop.set_cpu_accounting(True)
     loop.set_cpu_accounting(False)
     await asyncio.sleep(0)
-    found = grapeshot.accounting(loop)
+    found = grapeshot.insight.accounting(loop)
     assert (found.cpu, found.is_cpu_counted) == ([], False)
     assert str(found).startswith("CPU: not counted; loop.set_cpu_accounting(True) begins")
 
@@ -130,7 +130,7 @@ async def test_cpu_of_coros(loop):
     assert (info["cpu_s"], info["steps"]) == (account(loop, "coro", "busy").cpu_s, account(loop, "coro", "busy").steps)
     loop.set_cpu_accounting(False)
     assert "cpu_s" not in waiting.stack_info()
-    memory = grapeshot.accounting(loop).memory
+    memory = grapeshot.insight.accounting(loop).memory
     assert memory.coros == 1
     assert 1000 < memory.per_coro < 100_000
     waiting.shutdown()
@@ -162,13 +162,13 @@ def test_an_error_of_the_observer_does_not_end_the_loop():
 
 
 def owner_at(loop, fd):
-    [found] = [each for each in grapeshot.accounting(loop).descriptors if each.fd == fd]
+    [found] = [each for each in grapeshot.insight.accounting(loop).descriptors if each.fd == fd]
     return found
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12) and tracemalloc.is_tracing(), reason="tracemalloc tells more")
 async def test_debug_mode_tells_who_has_opened_what(loop, monkeypatch):
-    monkeypatch.setattr("grapeshot._accounting._SHOWN", 10_000)  # the process may have many descriptors of others
+    monkeypatch.setattr("grapeshot.insight._accounting._SHOWN", 10_000)  # the process may have many descriptors of others
     loop.set_debug(True)
     server = await loop.create_server(Echo, HOST, 0)  # the server
     transport, _ = await loop.create_connection(asyncio.Protocol, *address_of(server))  # the client
@@ -189,9 +189,9 @@ async def test_debug_mode_tells_who_has_opened_what(loop, monkeypatch):
     assert client.opened_at == place("the client")
     assert "StreamTransport of" in client.owner
     assert owner_at(loop, endpoint.get_extra_info("socket").fileno()).opened_at == place("the endpoint")
-    accepted = [each for each in grapeshot.accounting(loop).descriptors if "Echo" in str(each.owner)]
+    accepted = [each for each in grapeshot.insight.accounting(loop).descriptors if "Echo" in str(each.owner)]
     assert [each.opened_at for each in accepted] == [f"{place('the server')} (accepted)"]
-    assert f", opened at {place('the client')}" in str(grapeshot.accounting(loop))
+    assert f", opened at {place('the client')}" in str(grapeshot.insight.accounting(loop))
     transport.abort()
     endpoint.abort()
     server.close()
@@ -221,7 +221,7 @@ async def test_tracemalloc_tells_where_sockets_and_files_were_made(loop, tmp_pat
     tracemalloc.start(5)
     try:
         with socket.socket() as sock, open(tmp_path / "file", "wb") as file:
-            found = {each.fd: each for each in grapeshot.accounting(loop).descriptors}
+            found = {each.fd: each for each in grapeshot.insight.accounting(loop).descriptors}
             assert found[sock.fileno()].opened_at.startswith(f"{__file__}:")
             assert found[file.fileno()].opened_at.startswith(f"{__file__}:")
             if sys.platform == "linux":
@@ -243,14 +243,14 @@ async def test_connections_of_a_server_are_one_row_that_grows(loop, serve):
     name = f"TCP connection accepted by the server at {host}:{port}: Echo"
     clients = [socket.create_connection((host, port), 10) for _ in range(3)]
     await until(lambda: loop._open_connections == 3, "the connections")
-    first = grapeshot.accounting(loop)
+    first = grapeshot.insight.accounting(loop)
     assert rows(first)[name] == (3, None)
     assert rows(first)[f"TCP connection to {host}:{port}"] == (3, None)
     assert rows(first)[f"TCP server at {host}:{port}"] == (1, None)
     assert sum(count for count, _ in rows(first).values()) == len(first.descriptors)
     clients += [socket.create_connection((host, port), 10) for _ in range(2)]
     await until(lambda: loop._open_connections == 5, "two more")
-    second = grapeshot.accounting(loop, since=first)
+    second = grapeshot.insight.accounting(loop, since=first)
     assert rows(second)[name] == (5, 2)
     assert rows(second)[f"TCP server at {host}:{port}"] == (1, 0)
     text = str(second)
@@ -259,11 +259,11 @@ async def test_connections_of_a_server_are_one_row_that_grows(loop, serve):
     assert f"{host}:{port} -> " not in text, "no row for a single connection"
     assert second.text(each=True).count(f"tcp {host}:{port} -> ") == 5
     server.close()  # they are still its connections when it listens no more
-    assert rows(grapeshot.accounting(loop))[f"TCP connection accepted at {host}:{port}: Echo"] == (5, None)
+    assert rows(grapeshot.insight.accounting(loop))[f"TCP connection accepted at {host}:{port}: Echo"] == (5, None)
     for client in clients:
         client.close()
     await until(lambda: loop._open_connections == 0, "their end")
-    assert rows(grapeshot.accounting(loop, since=second))[name] == (0, -5)
+    assert rows(grapeshot.insight.accounting(loop, since=second))[name] == (0, -5)
 
 
 async def test_streams_are_named_by_the_function_that_serves_them(loop):
@@ -275,7 +275,7 @@ async def test_streams_are_named_by_the_function_that_serves_them(loop):
     port = server.sockets[0].getsockname()[1]
     with socket.create_connection((HOST, port), 10):
         await until(lambda: loop._open_connections == 1, "the connection")
-        [name] = [row for row in rows(grapeshot.accounting(loop)) if "accepted" in row]
+        [name] = [row for row in rows(grapeshot.insight.accounting(loop)) if "accepted" in row]
         assert name == f"TCP connection accepted by the server at 0.0.0.0:{port}: {serve_one.__qualname__}"
     await until(lambda: loop._open_connections == 0, "its end")
     server.close()
@@ -286,7 +286,7 @@ async def test_cpu_is_added_up_by_function_and_name(loop):
     names = [None, None, "worker 1", "worker 2", "nightly"]
     tasks = [loop.create_task(worker(1), name=name) for name in names]
     await asyncio.gather(*tasks)
-    first = grapeshot.accounting(loop)
+    first = grapeshot.insight.accounting(loop)
     found = {row.name: row for row in first.cpu_tallies() if "worker" in row.name}
     assert found.keys() == {"worker", "worker * (worker)", "nightly (worker)"}
     assert [found[name].alive for name in ("worker", "worker * (worker)", "nightly (worker)")] == [2, 2, 1]
@@ -294,7 +294,7 @@ async def test_cpu_is_added_up_by_function_and_name(loop):
     assert found["worker"].cpu_s == sum(each.cpu_s for each in first.cpu if each.name == "worker")
     tasks.append(loop.create_task(worker(1)))
     await tasks[-1]
-    second = grapeshot.accounting(loop, since=first)
+    second = grapeshot.insight.accounting(loop, since=first)
     [more] = [row for row in second.cpu_tallies() if row.name == "worker"]
     assert (more.alive, more.steps) == (3, 6)
     assert more.growth_s >= 0.02
@@ -333,7 +333,7 @@ async def test_names_do_not_reach_a_terminal_as_they_are(loop, tmp_path):
     task = loop.create_task(worker(1), name="a\x1b[31m\nb")
     await task
     with open(tmp_path / "c\x1b]0;d\x07", "w"):
-        found = grapeshot.accounting(loop)
+        found = grapeshot.insight.accounting(loop)
         for text in (str(found), found.text(each=True)):
             assert "\x1b" not in text
             assert "\x07" not in text
@@ -361,7 +361,7 @@ async def test_memory(loop, serve):
     server = await serve(Echo, HOST, 0)
     clients = [socket.create_connection(address_of(server), 10) for _ in range(3)]
     await until(lambda: loop._open_connections == 3, "the connections")
-    memory = grapeshot.accounting(loop).memory
+    memory = grapeshot.insight.accounting(loop).memory
     assert memory.connections == 3
     assert 300 < memory.per_connection < 2000
     assert memory.write_buffers == 0
@@ -374,16 +374,16 @@ async def test_memory(loop, serve):
 
 async def test_limits_are_shown(loop):
     loop.set_limits(connections=7)
-    assert grapeshot.accounting(loop).limits == {"connections": 7, "descriptors": None, "coros": None}
-    assert str(grapeshot.accounting()).endswith("\nLimits: connections 7")
+    assert grapeshot.insight.accounting(loop).limits == {"connections": 7, "descriptors": None, "coros": None}
+    assert str(grapeshot.insight.accounting()).endswith("\nLimits: connections 7")
 
 
 def test_it_needs_a_loop_of_grapeshot():
     with pytest.raises(RuntimeError, match="no running event loop"):
-        grapeshot.accounting()
+        grapeshot.insight.accounting()
     loop = asyncio.SelectorEventLoop()
     try:
-        with pytest.raises(TypeError, match="accounting needs a loop of grapeshot"):
-            grapeshot.accounting(loop)
+        with pytest.raises(TypeError, match=r"accounting\(\) needs a grapeshot loop"):
+            grapeshot.insight.accounting(loop)
     finally:
         loop.close()

@@ -18,7 +18,7 @@ from support import Script
 
 PROGRAM = """
     import asyncio, sys
-    from grapeshot import backdoor
+    from grapeshot.insight import backdoor
 
     async def patient(event):
         await event.wait()
@@ -71,7 +71,7 @@ def attach(path, *options):
 def terminal(request, path, program):
     options = ["--plain"] if request.param == "readline" else []
     with Terminal(*attach(path, *options), GRAPESHOT_HISTORY=str(path.parent / "history")) as found:
-        found.wait_for("help lists what there is.")
+        found.wait_for("Type help for the available names.")
         found.wait_for(">>>")
         yield found
 
@@ -200,11 +200,11 @@ def test_nobody_listens(path):
         sock.bind(str(path))
     done = run(path, "")
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"{path}: no process listens there\n"
+    assert done.stderr == f"{path}: no process is listening there\n"
     path.unlink()
     path.write_text("a file")
     done = run(path, "")
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"{path}: this is no socket\n")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"{path}: this is not a socket\n")
 
 
 @pytest.mark.parametrize(("arguments", "status"), [([], 2), (["--help"], 0), (["a", "b"], 2)])
@@ -221,7 +221,7 @@ def test_a_blocked_process_is_named(path, program):
         terminal.wait_for(">>>")
         terminal.type("import time; print('be' + 'gins'); time.sleep(1000)\r")
         terminal.wait_for("begins")
-        terminal.press_until("\x03", "something blocks its loop")
+        terminal.press_until("\x03", "something is blocking its event loop")
         assert terminal.finish() == 1
     program.process.kill()
 
@@ -232,4 +232,4 @@ def test_common_tools_serve_as_well(path, program, tool):
         pytest.skip(f"{tool[0]} is not installed")
     command = [*tool[:-1], tool[-1] + str(path)] if tool[-1].endswith(":") else [*tool, str(path)]
     done = subprocess.run(command, input="6 * 7\nexit\n", capture_output=True, text=True, timeout=30, check=False)
-    assert re.fullmatch(r"Python .* help lists what there is\.\n>>> 42\n>>> ", done.stdout), done
+    assert re.fullmatch(r"Python .* Type help for the available names\.\n>>> 42\n>>> ", done.stdout), done

@@ -10,7 +10,7 @@ import pytest
 from insight.callers import Caller, call
 from support import until
 
-from grapeshot import backdoor
+from grapeshot.insight import backdoor
 
 pytestmark = pytest.mark.usefixtures("tasks")
 
@@ -191,7 +191,7 @@ async def test_a_stream_that_the_program_replaces_stays(loop, path, monkeypatch)
 
 async def test_a_client_that_does_not_read(loop, path):
     """Its output is bounded, and the loop goes on. Once it reads again, it is told what it has missed."""
-    from grapeshot.backdoor import _wire
+    from grapeshot.insight.backdoor import _wire
 
     with backdoor.serve(path) as server, await call(path) as caller:
         await caller.send(b"for _ in range(100):\n  print('x' * 1_000_000); await asyncio.sleep(0)\n\n'done'\n")
@@ -228,7 +228,7 @@ async def test_a_line_that_never_ends_is_refused(loop, path):
 
 
 async def test_a_line_too_long_of_a_client_that_is_gone(loop, path, monkeypatch):
-    from grapeshot.backdoor import _wire
+    from grapeshot.insight.backdoor import _wire
 
     monkeypatch.setattr(_wire, "MOST_INPUT", 1000)
     problems = []
@@ -241,7 +241,7 @@ async def test_a_line_too_long_of_a_client_that_is_gone(loop, path, monkeypatch)
 
 
 async def test_empty_lines_count_as_input_that_waits(loop, path, monkeypatch):
-    from grapeshot.backdoor import _wire
+    from grapeshot.insight.backdoor import _wire
 
     monkeypatch.setattr(_wire, "MOST_INPUT", 1000)
     with backdoor.serve(path) as server, await call(path) as caller:
@@ -263,7 +263,7 @@ async def test_empty_lines_count_as_input_that_waits(loop, path, monkeypatch):
 )
 async def test_wrong_frames_are_an_error_of_the_client(loop, path, frames, monkeypatch):
     """They end its connection at most, and the loop has no error to report."""
-    from grapeshot.backdoor import _wire
+    from grapeshot.insight.backdoor import _wire
 
     monkeypatch.setattr(_wire, "_LOOK_S", 0.001)
     reported = []
@@ -285,7 +285,7 @@ async def test_wrong_frames_are_an_error_of_the_client(loop, path, frames, monke
 
 @pytest.mark.parametrize("frame", [b"i\0\0\0\0", b"c\0\0\0\4type"], ids=["interruptions", "completions"])
 async def test_a_client_that_asks_on_and_does_not_read_the_answers(loop, path, frame, monkeypatch):
-    from grapeshot.backdoor import _wire
+    from grapeshot.insight.backdoor import _wire
 
     monkeypatch.setattr(_wire, "MOST_OUTPUT", 50_000)
     with backdoor.serve(path) as server, Caller(path) as caller:
@@ -439,7 +439,7 @@ def test_the_end_of_the_run_closes_clients_that_do_not_read(new_loop, path):
 
 
 def test_without_a_loop_it_says_so(path):
-    with pytest.raises(RuntimeError, match="no event loop runs here"):
+    with pytest.raises(RuntimeError, match="no running event loop"):
         backdoor.serve(path)
 
 
@@ -454,7 +454,7 @@ async def test_help_lists_the_helpers(loop, path):
         assert await caller.ask("help()") == text
         assert await caller.ask("answer") == "42\n"
         assert "Return the absolute value" in await caller.ask("help(abs)")
-        assert "would wait for the input of the process" in await caller.ask("input()")
+        assert "would read the standard input of the process" in await caller.ask("input()")
 
 
 async def test_helpers_show_what_goes_on(loop, path):
@@ -480,6 +480,6 @@ async def test_helpers_show_what_goes_on(loop, path):
 async def test_where_says_that_it_has_found_nothing(loop, path, what):
     with backdoor.serve(path):
         with await call(path) as caller:
-            assert (await caller.ask(f"where({what})")).startswith(f"{what} is no task")
-            assert not (await caller.ask("where('backdoor')")).endswith("no part of a name of one\n")
-            assert not (await caller.ask("where()")).endswith("no part of a name of one\n")
+            assert (await caller.ask(f"where({what})")).startswith(f"{what} is not a task")
+            assert not (await caller.ask("where('backdoor')")).endswith("nor part of the name of one\n")
+            assert not (await caller.ask("where()")).endswith("nor part of the name of one\n")

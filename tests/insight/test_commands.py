@@ -105,7 +105,7 @@ def test_a_path_that_is_taken(path, command):
         with Command(command, path, WAITING) as second:
             out, err = second.finish()
             assert out == "ended\n", "the program runs all the same"
-            problem = f"the back door cannot be opened: a process listens there ({path})"
+            problem = f"the back door cannot be opened: a process is already listening there ({path})"
             assert err == f"GRAPESHOT_BACKDOOR={path}: {problem}\n"
         assert ask(path, "import os; os.getpid()") == f"{first.process.pid}\n"
         first.finish()
@@ -116,7 +116,7 @@ def test_one_line_for_all_loops(path):
     code = LISTING + "\n    asyncio.run(main())" * 3
     with Command("grapeshot", path, code, path.parent) as program:
         _, err = program.finish()
-    problem = f"the back door cannot be opened: something that is no socket lies there ({path})"
+    problem = f"the back door cannot be opened: a file that is not a socket already exists there ({path})"
     assert err == f"GRAPESHOT_BACKDOOR={path}: {problem}\n"
     assert path.read_text() == "precious"
 
@@ -127,7 +127,7 @@ def test_one_line_for_all_loops(path):
         ("", ""),
         ("0", ""),
         ("1", ""),
-        ("app.bd", "GRAPESHOT_BACKDOOR=app.bd: this is no path, which has a slash, as ./app.bd\n"),
+        ("app.bd", "GRAPESHOT_BACKDOOR=app.bd: not a path: a path must contain a slash, as in ./app.bd\n"),
     ],
 )
 def test_values_that_are_no_paths(path, value, err, monkeypatch):
@@ -199,7 +199,7 @@ def test_children_do_not_fight_over_the_path(path, tmp_path_factory, kind, has_e
     start = FORK if kind == "os.fork" else PROCESS.format(method=kind)
     code = textwrap.dedent(CHILDREN.format(start=start))
     if has_enable:  # in the module, so that children which import it do so as well
-        code = "from grapeshot import backdoor\nbackdoor.enable('/nowhere')\n" + code
+        code = "from grapeshot.insight import backdoor\nbackdoor.enable('/nowhere')\n" + code
     file = tmp_path_factory.mktemp("program") / "app.py"
     file.write_text(code)
     done = subprocess.run(
@@ -250,7 +250,7 @@ def test_a_daemon_has_the_path(path):
 
 def test_the_own_enable_of_the_program_replaces_it(path):
     code = f"""
-        from grapeshot import backdoor
+        from grapeshot.insight import backdoor
         switch = backdoor.enable({os.fspath(path.with_name("other.bd"))!r}, namespace=dict(answer=42))
         {textwrap.dedent(WAITING).replace(chr(10), chr(10) + " " * 8)}
     """

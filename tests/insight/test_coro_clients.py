@@ -9,7 +9,7 @@ from insight.callers import call
 from support import coro_is_available, until
 
 import grapeshot
-from grapeshot import backdoor
+from grapeshot.insight import backdoor
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 if coro_is_available():

@@ -193,7 +193,7 @@ def test_a_wrong_topic_is_told_and_the_others_hold():
         timeout=60,
         check=True,
     )
-    assert "GRAPESHOT_DEBUG has no topic tsl; there are latency, io, tls" in done.stderr
+    assert "GRAPESHOT_DEBUG: unknown topic tsl; the topics are latency, io, tls" in done.stderr
     assert "grapeshot.io" in done.stderr
 
 
@@ -207,7 +207,7 @@ def test_a_wrong_limit_is_told_and_the_default_holds(limit):
         timeout=60,
         check=True,
     )
-    assert f"GRAPESHOT_DEBUG=latency={limit}: that is no number of seconds; 0.01 is taken" in done.stderr
+    assert f"GRAPESHOT_DEBUG=latency={limit}: not a valid number of seconds; using 0.01" in done.stderr
     assert "grapeshot.latency task main took" in done.stderr
 
 

@@ -12,8 +12,9 @@ from insight.callers import call
 from support import Script, coro_is_available, until, wait_blocked, wait_until
 
 import grapeshot
-from grapeshot import backdoor
-from grapeshot._base import BaseLoop
+from grapeshot._loop import hooks
+from grapeshot.insight import backdoor
+from grapeshot._loop.base import BaseLoop
 
 pytestmark = pytest.mark.usefixtures("tasks")
 
@@ -23,7 +24,7 @@ def untouched():
     handler = signal.getsignal(signal.SIGUSR2)
     yield
     assert signal.getsignal(signal.SIGUSR2) == handler
-    assert BaseLoop._on_run is None
+    assert hooks.on_run is None
 
 
 async def test_a_signal_opens_it(loop, path, caplog):
@@ -70,7 +71,7 @@ async def test_a_variable_may_name_the_path_or_say_no(loop, path, monkeypatch):
 def test_a_signal_that_the_program_handles_is_refused(path):
     signal.signal(signal.SIGUSR2, lambda *_: None)
     try:
-        with pytest.raises(ValueError, match="handles SIGUSR2 itself"):
+        with pytest.raises(ValueError, match="the program has a handler for SIGUSR2"):
             backdoor.enable(path)
     finally:
         signal.signal(signal.SIGUSR2, signal.SIG_DFL)
@@ -82,7 +83,7 @@ async def test_what_goes_wrong_is_logged(loop, path, caplog, monkeypatch):
     with backdoor.enable(path) as switch:
         assert switch.server is None
     assert "the back door cannot be opened: " in caplog.text
-    assert "no socket lies there" in caplog.text
+    assert "not a socket already exists there" in caplog.text
     assert path.read_text() == "precious"
 
 
@@ -115,7 +116,7 @@ def test_a_signal_before_a_loop_runs(path):
 def test_in_a_patched_program(path):
     """One line in a program of threads and blocking calls, and a signal at night."""
     code = f"""
-        from grapeshot import backdoor
+        from grapeshot.insight import backdoor
         backdoor.enable({os.fspath(path)!r})
         import runpy, sys, time, threading
         sys.argv = ["coro", "-c", '''if True:
@@ -157,7 +158,7 @@ def test_a_process_that_was_not_prepared(path, tmp_path, kind, is_idle):
     The interpreter runs it before its next bytecode. A loop without events has none until it is stopped and continued.
     """
     probe = tmp_path / "open.py"
-    probe.write_text(f"from grapeshot import backdoor\nbackdoor.serve({os.fspath(path)!r})\n")
+    probe.write_text(f"from grapeshot.insight import backdoor\nbackdoor.serve({os.fspath(path)!r})\n")
     code = f"""
         import asyncio
         async def main():
@@ -190,6 +191,6 @@ def test_a_process_that_was_not_prepared(path, tmp_path, kind, is_idle):
 
 def test_a_signal_serves_one_enable(path):
     with backdoor.enable(path):
-        with pytest.raises(ValueError, match=r"another enable\(\) handles SIGUSR2"):
+        with pytest.raises(ValueError, match=r"another enable\(\) uses SIGUSR2"):
             backdoor.enable(path)
         backdoor.enable(path, signum=signal.SIGUSR1).close()

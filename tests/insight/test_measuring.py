@@ -20,8 +20,8 @@ import pytest
 from support import CAP_S, HOST, coro_is_available, raw_pair, run_script, until
 
 import grapeshot
-from grapeshot import _measuring
-from grapeshot._statistics import Histogram
+from grapeshot.insight import _measuring
+from grapeshot.insight._statistics import Histogram
 
 BUSY_S = 0.02
 needs_coros = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
@@ -276,7 +276,7 @@ def test_stacks_in_a_patched_program():
     """The thread that looks is a real one, where those of `threading` are coros and run only if nothing else does."""
     code = """
         from grapeshot import coro
-        coro.install()
+        coro.patch()
         import threading, time
 
         def burn():
@@ -288,7 +288,7 @@ def test_stacks_in_a_patched_program():
 
         def main():
             global loop
-            from grapeshot._tree import running_loop
+            from grapeshot.insight._tree import running_loop
             loop = running_loop()
             told = []
             loop.add_slow_listener(told.append, 0.05, stacks=True)

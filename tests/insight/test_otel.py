@@ -1,4 +1,4 @@
-"""`grapeshot.otel`: what OpenTelemetry collects is what the loop has counted."""
+"""`grapeshot.insight.otel`: what OpenTelemetry collects is what the loop has counted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from grapeshot import otel
+from grapeshot.insight import otel
 
 
 @pytest.fixture

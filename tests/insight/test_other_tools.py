@@ -84,7 +84,7 @@ def test_asyncio_shows_tasks_and_no_coros(program, command):
 @pytest.mark.skipif(sys.version_info < (3, 14), reason="new in 3.14")
 def test_a_script_by_remote_exec_shows_all(program, tmp_path):
     probe = tmp_path / "probe.py"
-    probe.write_text("import grapeshot\nprint(grapeshot.tree(), flush=True)\nprint('looked', flush=True)\n")
+    probe.write_text("import grapeshot\nprint(grapeshot.insight.tree(), flush=True)\nprint('looked', flush=True)\n")
     try:
         sys.remote_exec(program.process.pid, os.fspath(probe))
     except (PermissionError, RuntimeError) as exc:

@@ -1,4 +1,4 @@
-"""The file of a profile, and what `python -m grapeshot.profiler` makes of it."""
+"""The file of a profile, and what `python -m grapeshot.insight.profiler` makes of it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import zlib
 
 import pytest
 
-from grapeshot import profiler
-from grapeshot.profiler.__main__ import main as command
+from grapeshot.insight import profiler
+from grapeshot.insight.profiler.__main__ import main as command
 
 
 def inner():
@@ -58,8 +58,8 @@ def test_the_file_is_compact(saved):
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"", "is no profile of this version"),
-        (b"grapeshot profile 2\n", "is no profile of this version"),
+        (b"", "is not a profile that this version"),
+        (b"grapeshot profile 2\n", "is not a profile that this version"),
         (b"grapeshot profile 1\nx", "is damaged"),
         (b"grapeshot profile 1\n" + zlib.compress(b"{}"), "is damaged"),
     ],
@@ -79,7 +79,7 @@ def test_show(saved):
             "-W",
             "error",
             "-m",
-            "grapeshot.profiler",
+            "grapeshot.insight.profiler",
             "show",
             str(saved),
             "--sort",
@@ -115,7 +115,7 @@ def test_the_functions_of_one(saved, capsys):
     assert command(["show", str(saved), "--owner", "MainThread"]) == 0
     assert "outer (" in capsys.readouterr().out
     assert command(["show", str(saved), "--owner", "nobody"]) == 1
-    assert "no coro, task or thread of this profile has the name 'nobody'" in capsys.readouterr().err
+    assert "this profile has no coro, task or thread with the name 'nobody'" in capsys.readouterr().err
 
 
 def test_pstats(saved, tmp_path):

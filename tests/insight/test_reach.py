@@ -15,9 +15,9 @@ from insight.callers import NOBODY, needs_root
 from insight.terminals import Terminal
 from support import Script, wait_until
 
-from grapeshot import _peer
-from grapeshot.backdoor import _reach
-from grapeshot.backdoor._wire import HELLO, frame
+from grapeshot._loop import peer
+from grapeshot.insight.backdoor import _reach
+from grapeshot.insight.backdoor._wire import HELLO, frame
 
 ESCAPE = "\x1b]0;owned\x07"
 # What top asks for at first, and JSON that no parser of Python takes.
@@ -27,7 +27,7 @@ needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/net/unix"), reaso
 
 PROGRAM = """
     import asyncio, signal, sys
-    from grapeshot import backdoor
+    from grapeshot.insight import backdoor
 
     async def main(paths):
         loop = asyncio.get_running_loop()
@@ -96,29 +96,29 @@ def test_a_name_that_a_stranger_has_taken_first(path):
     with listen(path) as listener:
         os.lchown(path, NOBODY, -1)
         assert refusal(path) == (
-            f"{path}: the socket belongs to the user {NOBODY}; root reaches it by the id of the process"
+            f"{path}: the socket belongs to the user {NOBODY}; root can reach it by giving the process id"
         )
         assert silent(listener)
 
 
 def test_a_stranger_who_listens(path, monkeypatch):
     """Whatever the file says, the kernel says who listens."""
-    monkeypatch.setattr(_peer, "peer_uid", lambda sock: os.geteuid() + 1)
+    monkeypatch.setattr(peer, "peer_uid", lambda sock: os.geteuid() + 1)
     with listen(path) as listener:
-        assert f"a process of the user {os.geteuid() + 1} listens there; nothing was sent to it" in refusal(path)
+        assert f"a process of the user {os.geteuid() + 1} is listening there; nothing was sent to it" in refusal(path)
         assert silent(listener)
 
 
 def test_a_system_that_cannot_tell(path, monkeypatch):
-    monkeypatch.setattr(_peer, "peer_uid", None)
+    monkeypatch.setattr(peer, "peer_uid", None)
     with listen(path):
-        assert "does not tell who listens there" in refusal(path)
+        assert "cannot tell which user is listening there" in refusal(path)
 
 
 @pytest.mark.parametrize("mode", [0o666, 0o660, 0o602])
 def test_a_socket_that_others_may_use(path, mode):
     with listen(path, mode):
-        assert refusal(path) == f"{path}: others may use the socket: its mode is {mode:04o}, not 0600"
+        assert refusal(path) == f"{path}: other users can use the socket: its mode is {mode:04o}, not 0600"
 
 
 def test_a_directory_in_which_others_may_write(path):
@@ -134,7 +134,8 @@ def test_a_symbolic_link(path):
 
 
 def test_a_process_of_another_id_listens(path):
-    with listen(path), pytest.raises(_reach.RefusedError, match=f"another process than {os.getppid()} listens there"):
+    problem = f"a process other than {os.getppid()} is listening there"
+    with listen(path), pytest.raises(_reach.RefusedError, match=problem):
         _reach._connect_to(os.fspath(path), {os.geteuid()}, os.getppid())
 
 
@@ -159,7 +160,7 @@ def test_several_back_doors_of_a_process(path):
     paths = [path.with_name("one.bd"), path.with_name("two.bd")]
     with program(*paths) as script:
         assert refusal(script.process.pid) == "\n".join(
-            [f"the process {script.process.pid} has 2 back doors, give one of them:", *map(str, paths)]
+            [f"the process {script.process.pid} has 2 back doors; give the path of one:", *map(str, paths)]
         )
         script.finish()
 
@@ -191,7 +192,7 @@ def test_a_process_that_opens_one_at_a_signal(path):
 def test_no_process(path, tmp_path, monkeypatch):
     pid = subprocess.Popen(["true"])
     pid.wait()
-    assert refusal(pid.pid) == f"there is no process {pid.pid}; a file of that name is ./{pid.pid}"
+    assert refusal(pid.pid) == f"there is no process {pid.pid}; for a socket of that name, write ./{pid.pid}"
 
 
 @needs_proc
@@ -219,7 +220,7 @@ def test_names_of_back_doors_do_not_move_the_cursor(path, command):
     with program(*paths) as script:
         with Terminal("-m", "grapeshot", command, str(script.process.pid)) as terminal:
             assert terminal.finish() == 1
-            assert "has 2 back doors, give one of them:\n" in terminal._text
+            assert "has 2 back doors; give the path of one:\n" in terminal._text
             assert "\ufffd]0;owned\ufffd2.bd" in terminal._text
             assert b"\x1b]0" not in terminal._raw
         script.finish()
@@ -231,7 +232,7 @@ def test_another_user_sees_no_back_door_of_a_process(path):
     with program(path) as script:
         code = f"""
 import os, sys
-from grapeshot.backdoor import _reach
+from grapeshot.insight.backdoor import _reach
 os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
 try:
     _reach.connect("{script.process.pid}")
@@ -263,7 +264,7 @@ def test_root_reaches_the_process_of_a_user_and_sees_no_escapes(path):
         script.finish()
 
 
-# ------------------------------------------------------------------ who does not speak as a back door does
+# ------------------------------------------------------------------ the other end is not a back door
 
 
 @pytest.mark.parametrize(
@@ -282,19 +283,19 @@ def test_root_reaches_the_process_of_a_user_and_sees_no_escapes(path):
 )
 @pytest.mark.parametrize("command", ["attach", "top"])
 def test_a_peer_that_is_no_back_door_ends_the_client(path, answer, command):
-    client_ends(path, answer, command, "does not speak as a back door does")
+    client_ends(path, answer, command, "is not a back door")
 
 
 @pytest.mark.parametrize(
     ("sample", "words"),
     [
-        pytest.param([], "does not speak", id="no dictionary"),
-        pytest.param({}, "does not speak", id="nothing"),
-        pytest.param({"pid": "../../tmp/x", "took_s": 0} | PARTS, "does not speak", id="a pid that is a path"),
-        pytest.param({"pid": 1, "took_s": 0}, "does not speak", id="no parts"),
-        pytest.param({"pid": 1, "took_s": 0} | PARTS, "what top cannot show: KeyError", id="no numbers"),
+        pytest.param([], "is not a back door", id="no dictionary"),
+        pytest.param({}, "is not a back door", id="nothing"),
+        pytest.param({"pid": "../../tmp/x", "took_s": 0} | PARTS, "is not a back door", id="a pid that is a path"),
+        pytest.param({"pid": 1, "took_s": 0}, "is not a back door", id="no parts"),
+        pytest.param({"pid": 1, "took_s": 0} | PARTS, "data that top cannot show: KeyError", id="no numbers"),
         pytest.param(
-            {"pid": 1, "took_s": 0} | {part: [7] for part in PARTS}, "what top cannot show: TypeError", id="rows"
+            {"pid": 1, "took_s": 0} | {part: [7] for part in PARTS}, "data that top cannot show: TypeError", id="rows"
         ),
     ],
 )

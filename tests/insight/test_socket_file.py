@@ -14,8 +14,9 @@ import threading
 import pytest
 from insight.callers import NOBODY, call, connected_as_nobody, needs_root, output_of
 
-from grapeshot import _peer, backdoor
-from grapeshot.backdoor import _path
+from grapeshot._loop import peer
+from grapeshot.insight import backdoor
+from grapeshot.insight.backdoor import _path
 
 pytestmark = pytest.mark.usefixtures("tasks")
 
@@ -62,7 +63,7 @@ async def test_another_user_is_refused(loop, path, is_open, caplog):
     with backdoor.serve(path) as server:
         if is_open:
             path.chmod(0o666)  # beyond the mode of the file, the user is compared
-        with caplog.at_level(logging.WARNING, "grapeshot.backdoor"):
+        with caplog.at_level(logging.WARNING, "grapeshot.insight.backdoor"):
             output = await output_of(*await connected_as_nobody(path))
         if is_open:
             assert output == b"got "
@@ -76,7 +77,7 @@ async def test_another_user_is_refused(loop, path, is_open, caplog):
 
 
 async def test_the_user_is_compared_before_a_byte_is_read(loop, path, monkeypatch, caplog):
-    monkeypatch.setattr(_peer, "peer_uid", lambda sock: os.geteuid() + 1)
+    monkeypatch.setattr(peer, "peer_uid", lambda sock: os.geteuid() + 1)
     with backdoor.serve(path) as server:
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect(str(path))
@@ -92,10 +93,10 @@ async def test_the_user_is_compared_before_a_byte_is_read(loop, path, monkeypatc
 
 def test_where_nobody_knows_how_to_ask(path, new_loop, monkeypatch):
     async def main():
-        with pytest.raises(NotImplementedError, match="the user of a connection"):
+        with pytest.raises(NotImplementedError, match="identify a client's user"):
             backdoor.serve(path)
 
-    monkeypatch.setattr(_peer, "peer_uid", None)
+    monkeypatch.setattr(peer, "peer_uid", None)
     new_loop().run_until_complete(main())
     assert not path.exists()
 
@@ -176,7 +177,7 @@ def test_a_directory_that_is_not_there(path):
 
 @pytest.mark.parametrize("wrong", ["", "{folder}/", "\0app", "{folder}/a\0b"])
 def test_what_is_no_path_of_a_file(path, wrong):
-    with pytest.raises(ValueError, match="a path of a socket is needed"):
+    with pytest.raises(ValueError, match="not a valid path for a socket"):
         _path.SocketFile(wrong.format(folder=path.parent))
     assert os.listdir(path.parent) == []
 
@@ -251,7 +252,7 @@ def test_what_is_no_socket_is_refused(path, kind):
             leave_stale(target)
         path.symlink_to(target)
     before = path.lstat()
-    with pytest.raises(FileExistsError, match="no socket lies there"):
+    with pytest.raises(FileExistsError, match="already exists there"):
         _path.SocketFile(str(path))
     assert path.lstat() == before
     assert target.exists() == (kind.startswith("link"))
@@ -261,7 +262,7 @@ def test_what_is_no_socket_is_refused(path, kind):
 def test_a_socket_of_another_user_is_refused(path):
     leave_stale(path)
     os.lchown(path, NOBODY, -1)
-    with pytest.raises(PermissionError, match=f"a socket of the user {NOBODY} lies there"):
+    with pytest.raises(PermissionError, match=f"a socket of the user {NOBODY} already exists there"):
         _path.SocketFile(str(path))
 
 
@@ -317,7 +318,7 @@ async def test_a_forked_child_leaves_the_file_and_the_client_alone(loop, path):
 
 
 async def test_without_descriptors_it_waits_and_goes_on(loop, path, monkeypatch, caplog):
-    monkeypatch.setattr("grapeshot.backdoor._server._PAUSE_S", 0.001)
+    monkeypatch.setattr("grapeshot.insight.backdoor._server._PAUSE_S", 0.001)
     with backdoor.serve(path) as server:
 
         class Failing:

@@ -27,7 +27,7 @@ def loop():
 
 
 def names():
-    return [field.name for field in dataclasses.fields(grapeshot.Statistics)]
+    return [field.name for field in dataclasses.fields(grapeshot.insight.Statistics)]
 
 
 class Counted:
@@ -286,7 +286,7 @@ def test_times(loop):
 
 
 def test_another_thread_reads_while_the_loop_runs(loop):
-    gauges = grapeshot.Statistics.GAUGES - {"most_ready"}  # a maximum goes up, too
+    gauges = grapeshot.insight.Statistics.GAUGES - {"most_ready"}  # a maximum goes up, too
     seen = []
     is_over = threading.Event()
 
@@ -305,7 +305,7 @@ def test_another_thread_reads_while_the_loop_runs(loop):
 
     loop.run_until_complete(main())
     assert len(seen) > 2
-    for name in set(names()) - grapeshot.Statistics.HISTOGRAMS:
+    for name in set(names()) - grapeshot.insight.Statistics.HISTOGRAMS:
         values = [getattr(each, name) for each in seen]
         assert min(values) >= 0
         if name not in gauges:

@@ -18,13 +18,13 @@ from insight.terminals import Terminal
 from support import CAP_S, HOST, PROCESS_CAP_S, address_of, until, wait_until
 
 import grapeshot
-from grapeshot import _tree, backdoor
-from grapeshot.backdoor import _sampling
+from grapeshot.insight import _tree, backdoor
+from grapeshot.insight.backdoor import _sampling
 
 PROGRAM = """
     import asyncio, sys, time
     import grapeshot
-    from grapeshot import backdoor
+    from grapeshot.insight import backdoor
 
     def reindex():
         end = time.monotonic() + 0.06
@@ -179,7 +179,7 @@ def test_a_process_that_blocks_and_ends(path, program, start):
     top = start(path, 80)
     top.shows("busy")
     program.send_signal(signal.SIGSTOP)
-    top.shows("something blocks the loop")
+    top.shows("something is blocking the loop")
     program.send_signal(signal.SIGCONT)
     top.shows("q quit")
     program.kill()
@@ -195,11 +195,12 @@ def run_top(*arguments, code="import runpy; runpy.run_module('grapeshot', run_na
 
 def test_without_a_terminal(path):
     pytest.importorskip("rich")
-    assert run_top(str(path)) == (1, "top needs a terminal; `await top()` in the back door prints once\n")
+    hint = "without one, use `await top()` in the back door, which prints once"
+    assert run_top(str(path)) == (1, f"top needs a terminal; {hint}\n")
 
 
 def test_without_rich(path):
-    code = "sys.modules['rich'] = None; from grapeshot import _top; sys.exit(_top.main(sys.argv[2:]))"
+    code = "sys.modules['rich'] = None; from grapeshot.insight import _top; sys.exit(_top.main(sys.argv[2:]))"
     status, errors = run_top(str(path), code=code)
     assert status == 1
     assert "pip install 'grapeshot[top]'" in errors
@@ -214,7 +215,7 @@ def test_nobody_listens(path):
 
 def test_long_paths_lose_their_beginning():
     pytest.importorskip("rich")
-    from grapeshot._top import _views
+    from grapeshot.insight._top import _views
 
     entry = {"kind": "task", "name": "x", "count": 1, "last_s": 0.0, "duration_s": 1.0}
     stack = [f'  File "{"/long" * 30}/app.py", line 8, in main', "    pass"]
@@ -282,7 +283,7 @@ async def test_a_sampler_whose_client_has_vanished(loop, monkeypatch):
 async def test_a_sampler_ends_with_its_client(loop, path, tasks):
     """Also if the client has not told it to, or was gone before the process came to that."""
     with backdoor.serve(path), await call(path) as caller:
-        await caller.ask("from grapeshot.backdoor._sampling import Sampler; sampler = Sampler(loop); sampler.sample()")
+        await caller.ask("from grapeshot.insight.backdoor._sampling import Sampler; sampler = Sampler(loop); sampler.sample()")
         assert len(loop._measuring.listeners) == 1
         caller.close()
         await until(lambda: not loop._measuring.listeners)

@@ -1,4 +1,4 @@
-"""`grapeshot.tree()`: coros and tasks, timers, sockets and threads, as text and as objects."""
+"""`grapeshot.insight.tree()`: coros and tasks, timers, sockets and threads, as text and as objects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from support import HOST, Recorder, coro_is_available, in_thread, spawn_blocked, until
 
 import grapeshot
-from grapeshot import _tree
+from grapeshot.insight import _tree
 
 
 def node_of(tree, name):
@@ -33,7 +33,7 @@ async def test_who_awaits_whom(loop):
     high = loop.create_task(boss(low), name="high")
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    tree = grapeshot.tree()
+    tree = grapeshot.insight.tree()
     assert node_of(tree, "high").below == [node_of(tree, "low")]
     assert node_of(tree, "high").state == "waits for task 'low'"
     assert node_of(tree, "high") in tree.roots
@@ -63,7 +63,7 @@ async def test_groups_and_gather(loop):
     waiting = [loop.create_task(group(), name="group"), loop.create_task(gather(), name="gather")]
     for _ in range(3):
         await asyncio.sleep(0)
-    tree = grapeshot.tree()
+    tree = grapeshot.insight.tree()
     assert sorted(node.name for node in node_of(tree, "group").below) == ["first", "second"]
     assert [node.name for node in node_of(tree, "gather").below] == ["gathered"]
     for task in waiting:
@@ -79,7 +79,7 @@ async def test_timers(loop):
     cancelled.cancel()
     sleeper = loop.create_task(asyncio.sleep(150), name="sleeper")
     await asyncio.sleep(0)
-    tree = grapeshot.tree()
+    tree = grapeshot.insight.tree()
     assert [round(timer.due_s, -1) for timer in tree.timers] == [60, 100, 150, 200]
     assert re.match(r"waits for a timer, due in 1[45]\d\.\d{3} s$", node_of(tree, "sleeper").state)
     assert re.search(r"\n4 timers\n  due in (60\.000|59\.\d{3}) s: <TimerHandle", str(tree))
@@ -92,14 +92,14 @@ async def test_sockets(loop, serve):
     server = await serve(Recorder, HOST, 0)
     address = server.sockets[0].getsockname()
     transport, _protocol = await loop.create_connection(Recorder, *address)
-    await until(lambda: any(each.local.endswith(f":{address[1]}") and each.peer for each in grapeshot.tree().sockets))
+    await until(lambda: any(each.local.endswith(f":{address[1]}") and each.peer for each in grapeshot.insight.tree().sockets))
     plain = socket.socketpair()
     udp = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
     try:
         udp.bind(("::1", 0))
     except OSError:
         udp.close()
-    tree = grapeshot.tree()
+    tree = grapeshot.insight.tree()
     found = {each.fd: each for each in tree.sockets}
     listening = found[server.sockets[0].fileno()]
     assert (listening.kind, listening.is_listening, listening.peer) == ("tcp", True, None)
@@ -130,7 +130,7 @@ def test_looking_leaves_sockets_as_they_are():
         before = socket.getdefaulttimeout()
         socket.setdefaulttimeout(5)
         try:
-            grapeshot.tree()
+            grapeshot.insight.tree()
         finally:
             socket.setdefaulttimeout(before)
         assert os.get_blocking(first.fileno())
@@ -151,13 +151,13 @@ async def test_threads(loop):
         await asyncio.sleep(0)
         await loop.run_in_executor(None, began.wait)
         if hasattr(loop, "_default_executor"):
-            await until(lambda: len([one for one in grapeshot.tree().threads if is_idle(one)]) == 1, "the second one")
+            await until(lambda: len([one for one in grapeshot.insight.tree().threads if is_idle(one)]) == 1, "the second one")
             # Libraries may have executors of their own, with idle threads of theirs.
-            threads = [thread for thread in grapeshot.tree().threads if thread.is_executor]
+            threads = [thread for thread in grapeshot.insight.tree().threads if thread.is_executor]
             (busy,) = (thread for thread in threads if not thread.is_idle)
             assert any(line.endswith("in work") for line in busy.stack)
             assert [thread.stack for thread in threads if thread.is_idle] == [[]]
-        assert node_of(grapeshot.tree(), "patient").state == "waits for a call in another thread"
+        assert node_of(grapeshot.insight.tree(), "patient").state == "waits for a call in another thread"
     finally:
         event.set()
         await waiting
@@ -167,15 +167,15 @@ async def test_another_threads_look(loop):
     """A thread sees the tasks of a loop that it names, and without one only what the process has."""
     task = loop.create_task(asyncio.sleep(1000), name="seen")
     await asyncio.sleep(0)
-    tree = await loop.run_in_executor(None, grapeshot.tree, loop)
+    tree = await loop.run_in_executor(None, grapeshot.insight.tree, loop)
     assert node_of(tree, "seen").waiter is task
     assert tree.timers == []
-    assert in_thread(grapeshot.tree).nodes == []
+    assert in_thread(grapeshot.insight.tree).nodes == []
     task.cancel()
 
 
 def test_without_a_loop():
-    tree = grapeshot.tree()
+    tree = grapeshot.insight.tree()
     assert tree.nodes == []
     assert tree.timers == []
     assert str(tree).startswith("0 coros and 0 tasks")
@@ -204,7 +204,7 @@ def test_coros_and_tasks_are_one_tree():
         reader = spawn_blocked(first.recv, 10, name="reader")
         sleeper = spawn_blocked(coro.sleep_relative, 1000, name="sleeper")
         coro.yield_slice()
-        tree = grapeshot.tree()
+        tree = grapeshot.insight.tree()
         asker = node_of(tree, "asker")
         assert [node.name for node in asker.below] == ["joiner"]
         assert [node.name for node in asker.below[0].below] == ["worker"]
@@ -231,5 +231,5 @@ def test_importing_the_package_imports_none_of_it():
 
 
 def test_only_of_loops():
-    with pytest.raises(TypeError, match="an event loop is needed, not 3"):
-        grapeshot.tree(3)
+    with pytest.raises(TypeError, match=r"tree\(\) needs an event loop, got 3"):
+        grapeshot.insight.tree(3)

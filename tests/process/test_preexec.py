@@ -22,7 +22,7 @@ def _the_helper_threads_are_there(loop_kind):
     """Starts the helper threads before the audit. They never end."""
     if loop_kind != "grapeshot":
         return
-    from grapeshot import _subprocess
+    from grapeshot._loop import subprocess as _subprocess
 
     threads = _subprocess._starter_threads()
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""The speed tables of README.md and docs/speed.md, made from the committed JSON only. `make tables` rewrites both."""
+"""Writes the speed tables of README.md and docs/speed.md, from the committed JSON only: `make tables`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "comparison.json"
 COROS = RESULTS.with_name("coros.json")
 BLOCKING = RESULTS.with_name("blocking.json")
-REPORT = RESULTS.with_name("report.html")
-UNCHANGED = RESULTS.with_name("coros-unchanged.json")
 CALLGRIND = RESULTS.with_name("callgrind.json")
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "speed.md"
 LIGHT, DARK = (ROOT / "docs" / f"speed-{theme}.svg" for theme in ("light", "dark"))
-ALT = "CPU time of grapeshot and of other loops as multiples of the best of the others, in eight kinds of work"
+ALT = "CPU time of grapeshot and other loops in eight kinds of work, as multiples of the best other loop"
 BEGIN, END = "<!-- speed table: begin -->\n", "<!-- speed table: end -->\n"
 INSTRUCTIONS = (
-    "Instructions in user space, counted by callgrind (`make callgrind`). They do not depend on how busy the machine "
-    "is."
+    "Instructions in user space, counted by callgrind (`make callgrind`). Their number does not depend on how busy the "
+    "machine is."
 )
 COUNTED = {
     "echo": "echo of 1 KiB",
@@ -47,7 +45,7 @@ CHOSEN = {
 
 
 def summary(result: dict[str, Any]) -> str:
-    """The README's chart with what it shows."""
+    """The README's chart, and the text that explains it."""
     from benchmarks.tables import summary
 
     machine, versions = result["machine"], result["versions"]
@@ -55,10 +53,10 @@ def summary(result: dict[str, Any]) -> str:
         f"{name} {versions[name]}" for name in result["loops"] if name != "grapeshot" and name in versions
     )
     note = (
-        f"CPU time of the server per request, or of the process per call, beside {peers} and asyncio on CPython "
-        f"{machine['python']} and Linux; medians of {result['settings']['runs']} alternated runs, the band is "
-        f"their 95 % interval. {summary(result)} All rows, the other numbers and the rules of the comparison are in "
-        "[docs/speed.md](docs/speed.md)."
+        f"The chart shows the server's CPU time per request, or the process's per call, for grapeshot, {peers} and "
+        f"asyncio, on CPython {machine['python']} and Linux. Each number is the median of "
+        f"{result['settings']['runs']} alternating runs, and the bands are 95 % intervals. {summary(result)} "
+        "[docs/speed.md](docs/speed.md) has all rows and explains the comparison."
     )
     picture = [
         "<picture>",
@@ -97,18 +95,14 @@ def instructions() -> str:
 
 
 def coros() -> str:
-    """The section on coros: other libraries for comparison, and the cost for programs without coros. Uses committed
-    results only.
-    """
-    from benchmarks.coros.unchanged import markdown as unchanged
+    """The sections on coros and on blocking-style servers, beside other libraries."""
     from benchmarks.tables import markdown
 
     parts = []
     for path, heading in ((COROS, "## Coros"), (BLOCKING, "## Blocking-style servers")):
         if path.exists():
-            parts.append(markdown(json.loads(path.read_text(encoding="utf-8")) | {"heading": heading}))
-    if UNCHANGED.exists():
-        parts.append(unchanged(json.loads(UNCHANGED.read_text(encoding="utf-8"))))
+            result = json.loads(path.read_text(encoding="utf-8"))
+            parts.append(markdown(result | {"heading": heading}, has_rule=False))
     return "".join(f"\n{part}\n" for part in parts)
 
 
@@ -125,7 +119,7 @@ def expected() -> dict[Path, str]:
     from benchmarks.tables import markdown
 
     result = json.loads(RESULTS.read_text(encoding="utf-8"))
-    page = markdown(result | {"heading": "## The loop"}) + "\n\n" + instructions() + coros()
+    page = markdown(result | {"heading": "## The loop"}, has_rule=False) + "\n\n" + instructions() + coros()
     return {README: put(README, summary(result)), PAGE: put(PAGE, page)}
 
 

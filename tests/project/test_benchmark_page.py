@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 import xml.etree.ElementTree as ET
@@ -12,8 +11,7 @@ import pytest
 from project import speed_table
 from project.test_benchmarks import GOOD, comparison, outcome
 
-from benchmarks import against, compare
-from benchmarks.standings import values
+from benchmarks import against
 
 COMMITTED = json.loads(speed_table.RESULTS.read_text(encoding="utf-8"))
 
@@ -57,11 +55,7 @@ def page_of(*results):
 def steady(name):
     curve = [[0.0, 20.0], [0.5, 30.0], [0.9, 60.0], [0.99, 90.0], [0.999, 200.0], [1.0, 400.0]]
     sample = {"cpu_ns": 90.0, "rps": 5000.0, "p50_us": 30.0, "p99_us": 90.0, "p999_us": 200.0, "curve_us": curve}
-    row = outcome(name, {})
-    return row | {
-        "samples": {"grapeshot": [sample], "uvloop": [sample]},
-        "kept": {"rate_rps": 5000, "slowest": "uvloop"},
-    }
+    return outcome(name, {"grapeshot": [sample], "uvloop": [sample]}, kept={"rate_rps": 5000, "slowest": "uvloop"})
 
 
 def test_the_page_is_one_file_that_loads_nothing():
@@ -76,13 +70,6 @@ def test_the_page_is_one_file_that_loads_nothing():
     assert "title of spawn" in text
     assert "no &lt;module&gt;" in text
     assert "5,000/s" in text
-
-
-def test_the_committed_numbers_have_a_page():
-    text = page_of(COMMITTED)
-    assert Loads(text).found == []
-    titles = {row["title"] for row in COMMITTED["cases"] if values(row, "grapeshot") and not row.get("left_out")}
-    assert [title for title in titles if title.replace("&", "&amp;") not in text] == []
 
 
 def test_the_chart_of_the_readme_shows_the_committed_numbers():
@@ -134,28 +121,3 @@ def test_what_got_worse_beyond_its_interval_is_named(before, after, first, got_w
     lines, is_worse = against.report(comparison(before), comparison(after))
     assert lines[0].startswith(first)
     assert is_worse is got_worse
-
-
-def test_the_committed_comparison_is_not_worse_than_itself():
-    assert not against.report(COMMITTED, copy.deepcopy(COMMITTED))[1]
-
-
-# ---------------------------------------------------------------- the files
-
-
-def test_the_committed_comparison_has_what_the_tables_need():
-    assert COMMITTED["schema"] in (1, compare.SCHEMA)
-    assert {"taken", "machine", "versions", "settings", "loops", "missing", "cases"} <= COMMITTED.keys()
-    for row in COMMITTED["cases"]:
-        assert {"name", "group", "title", "metric", "unit", "bounds", "samples", "failures"} <= row.keys()
-        for loop in row["samples"]:
-            assert values(row, loop), (row["name"], loop)
-
-
-def test_the_committed_page_is_made_of_the_committed_numbers():
-    """But for its charts, which another version of the library draws otherwise."""
-    paths = [path for path in (speed_table.RESULTS, speed_table.COROS, speed_table.BLOCKING) if path.exists()]
-    made = page_of(*(json.loads(path.read_text(encoding="utf-8")) for path in paths))
-    committed = speed_table.REPORT.read_text(encoding="utf-8")
-    without_charts = [re.sub(r"<svg.*?</svg>", "", text, flags=re.DOTALL) for text in (made, committed)]
-    assert without_charts[0] == without_charts[1], "`make tables` makes it anew"

@@ -245,9 +245,10 @@ def test_a_comparison_is_written_from_end_to_end(tmp_path, capsys):
     result = json.loads(path.read_text())
     assert result["schema"] == compare.SCHEMA
     (row,) = result["cases"]
-    assert (row["peers"], [*row["samples"]]) == (["tasks"], ["grapeshot", "tasks"])
-    assert "| spawn and finish, ns CPU |" in path.with_suffix(".md").read_text()
-    assert "spawn and finish" in path.with_suffix(".html").read_text()
+    assert (row["peers"], [*row["numbers"]]) == (["tasks"], ["grapeshot", "tasks"])
+    assert "spawn and finish" in path.with_name("report.html").read_text()
+    (runs,) = json.loads(path.with_name("coros-runs.json").read_text())["cases"]
+    assert [*runs["samples"]] == ["grapeshot", "tasks"]
     said = capsys.readouterr()
     assert "of tasks" in said.out
     # Once more beside itself: the row is in both.

@@ -18,7 +18,7 @@ import tomllib
 import pytest
 import trustme
 
-from benchmarks import callgrind, compare, intervals, micro, servers, standings, tables
+from benchmarks import callgrind, compare, digest, intervals, micro, servers, standings, tables
 from benchmarks._load import Child, UnsupportedError
 from benchmarks._machine import ROOT
 from benchmarks._screen import show
@@ -232,10 +232,15 @@ def test_the_limits_are_those_of_resampling(count):
 
 
 def outcome(name, samples, bound=None, **others):
-    bounds = [] if bound is None else [vars(Bound(bound))]
+    """A row in short, of runs that are numbers or whole samples."""
     row = {"name": name, "group": "Calls", "title": f"title of {name}", "metric": "cpu_ns", "unit": "ns"}
-    samples = {loop: [{"cpu_ns": value} for value in taken] for loop, taken in samples.items()}
-    return row | {"bounds": bounds, "samples": samples, "failures": {}, "unsupported": {}, "revision": "r1"} | others
+    row |= {"bounds": [] if bound is None else [vars(Bound(bound))], "failures": {}, "unsupported": {}}
+    row |= {"peers": [loop for loop in samples if loop not in ("grapeshot", "raw")], "revision": "r1"}
+    runs = {
+        loop: [value if isinstance(value, dict) else {"cpu_ns": value} for value in taken]
+        for loop, taken in samples.items()
+    }
+    return digest.row(row | {"samples": runs} | others, has_curves=True)
 
 
 def comparison(*outcomes, **others):
@@ -252,18 +257,18 @@ GOOD = {"grapeshot": [40, 50, 60] * 5, "uvloop": [100] * 15}
 
 def test_ratios_are_taken_run_by_run_and_held_against_the_bound():
     held, missed = outcome("spawn", GOOD, 0.5), outcome("sock-pair", GOOD, 0.4)
-    assert standings.ratios(held, "grapeshot", "uvloop") == [0.4, 0.5, 0.6] * 5
+    assert held["ratios"]["uvloop"]["interval"] == [0.4, 0.5, 0.6]
     assert standings.verdict(held, held["bounds"][0]) == "yes"
     assert standings.verdict(missed, missed["bounds"][0]) == "no (+25%)"
     few = outcome("old", {loop: taken[:5] for loop, taken in GOOD.items()})
     page = tables.markdown(comparison(held, missed, few))
     assert (
-        "Of the 3 rows that have a peer, grapeshot is ahead of every peer in 2. In the other 1 the runs are too few"
+        "Of the 3 rows that have a peer, grapeshot is ahead of every peer in 2. The other 1 do not have enough runs"
         in page
     )
     assert "| **0.50** (0.40-0.60) of uvloop | ahead |" in page
     assert "| **0.50** (0.40-0.60) of uvloop | too few runs |" in page
-    assert "In the 1 rows that have a peer the runs are too few" in tables.markdown(comparison(few))
+    assert "None of the 1 rows that have a peer has enough runs for a verdict" in tables.markdown(comparison(few))
 
 
 @pytest.mark.parametrize(
@@ -280,7 +285,7 @@ def test_ratios_are_taken_run_by_run_and_held_against_the_bound():
 def test_a_row_is_ahead_only_beside_every_peer(peers, best, standing):
     row = outcome("spawn", {"grapeshot": [90] * 15, "raw": [70] * 15} | peers)
     assert (standings.best_peer(row), standings.standing(row)) == (best, standing)
-    # The newer files list the peers: one that is shown only as a base is none.
+    # One that is shown only for reference is not a peer.
     assert standings.standing(row | {"peers": []}) == "-"
 
 
@@ -294,16 +299,16 @@ def test_a_row_without_a_number_says_why(capsys):
     lacking = outcome("spawn", alone, 0.5, unsupported={"grapeshot": "NotImplementedError: no children"})
     failing = outcome("sock-pair", alone, 0.5, failures={"grapeshot": "it ended with 1"})
     for text in (tables.markdown(comparison(lacking, failing)), printed(comparison(lacking, failing), capsys)):
-        assert "- grapeshot has no spawn: NotImplementedError: no children." in text
+        assert "- grapeshot does not support spawn: NotImplementedError: no children." in text
         assert "failed" in text
     assert "Nothing was compared." in tables.markdown(comparison(lacking, failing))
     assert "it ended with 1" in tables.markdown(comparison(failing))
 
 
 def test_datagrams_that_were_sent_again_are_named():
-    row = outcome("udp-1k-10", GOOD)
-    row["samples"]["uvloop"][1] |= {"resent": 3, "requests": 1000}
-    assert "- udp-1k-10 on uvloop: 3 of 1,000 datagrams were sent again." in tables.markdown(comparison(row))
+    restless = {"cpu_ns": 100, "resent": 3, "requests": 1000}
+    row = outcome("udp-1k-10", GOOD | {"uvloop": [100, restless, 100]})
+    assert "- title of udp-1k-10, on uvloop: 3 of 1,000 datagrams were sent again." in tables.markdown(comparison(row))
 
 
 def test_the_terminal_shows_every_case_and_loop(capsys):

@@ -39,15 +39,26 @@ def project_files():
     return [path for path in files if path.is_file()]
 
 
-NAMED_FILE = re.compile(r"(?<=[`(])[\w./]*\w\.(?:rs|py|toml)(?=[`)])")
+MAINTAINERS_PAGES = [ROOT / "CONTRIBUTING.md", ROOT / "docs" / "architecture.md", *ROOT.glob("docs/internals/*.md")]
+# `stream/reading.rs`, and `stream/reading.rs::on_readable` for what is defined there
+NAMED_FILE = re.compile(r"(?<=[`(])(?P<file>[\w./]*\w\.(?:rs|py|toml))(?:::(?P<name>\w+))?(?=[`)])")
 
 
-@pytest.mark.parametrize("page", ["docs/architecture.md", "CONTRIBUTING.md"])
-def test_the_files_that_a_page_names_are_there(page):
-    there = [f"/{path.relative_to(ROOT)}" for path in project_files()]
-    named = set(NAMED_FILE.findall((ROOT / page).read_text(encoding="utf-8")))
-    assert named
-    assert [name for name in sorted(named) if not any(path.endswith(f"/{name}") for path in there)] == []
+def defines(path, name):
+    """Whether a file of Rust or Python defines a function, a type or a constant of that name."""
+    definition = rf"\b(?:fn|struct|enum|trait|const|static|def|class|macro_rules!) {name}\b|^{name}\b *[:=]"
+    return re.search(definition, path.read_text(encoding="utf-8"), re.MULTILINE) is not None
+
+
+@pytest.mark.parametrize("page", sorted(MAINTAINERS_PAGES), ids=lambda page: page.name)
+def test_the_files_and_functions_that_a_page_names_are_there(page):
+    files = {f"/{path.relative_to(ROOT)}": path for path in project_files()}
+    missing = []
+    for match in NAMED_FILE.finditer(page.read_text(encoding="utf-8")):
+        found = [path for name, path in files.items() if name.endswith(f"/{match['file']}")]
+        if not found or (match["name"] and not any(defines(path, match["name"]) for path in found)):
+            missing.append(match[0])
+    assert missing == []
 
 
 def find(path):
@@ -66,7 +77,7 @@ NAME = re.compile(r"\b(?:grapeshot|coro)(?:\.[A-Za-z]\w*)+")
 
 @pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 @pytest.mark.filterwarnings("ignore:The `uvicorn.workers` module is deprecated")
-@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/*.md")), ids=lambda page: page.name)
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/**/*.md")), ids=lambda page: str(page.relative_to(ROOT)))
 def test_the_names_that_a_page_shows_exist(page):
     missing = []
     for span in re.findall(r"`[^`\n]+`", page.read_text(encoding="utf-8")):

@@ -182,7 +182,7 @@ def test_more_clients_than_the_limit_wait_for_a_place(start):
     out, err = service.process.communicate(timeout=CAP_S)
     assert out == "stopped\n"
     assert len(err.splitlines()) == 1
-    assert "accepts nothing until a place is free: 5 connections of this loop are open" in err
+    assert "has paused accepting: 5 connections of this loop are open" in err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -235,7 +235,7 @@ def test_it_can_be_profiled_while_it_serves(start, tmp_path):
 
     assert "Service.metrics" in asyncio.run(talk())
     shown = subprocess.run(
-        [sys.executable, "-m", "grapeshot.profiler", "show", str(saved)], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "grapeshot.insight.profiler", "show", str(saved)], capture_output=True, text=True, check=True
     )
     assert "Service.metrics" in shown.stdout
 

@@ -8,7 +8,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from project.test_ids import problems_with
+from project.test_regressions import problems_with
 
 from benchmarks import feature_table, probes
 from benchmarks.features import FREE_THREADED, LOOPS, TIMEOUT_S

@@ -1,11 +1,51 @@
-"""tests/regressions.toml lists known faults of event loops. Every entry names tests, and these tests exist."""
+"""tests/regressions.toml lists known faults of event loops and their tests: these exist, and grapeshot passes them."""
 
 from __future__ import annotations
 
+import ast
+import functools
+import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
-from project.test_ids import problems_with
+ROOT = Path(__file__).resolve().parents[2]
+OURS = "grapeshot"
+
+
+@functools.cache
+def functions(path: Path) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
+    """The functions of a test file."""
+    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def problems_with(test: str) -> Iterator[str]:
+    """Yields the problems of a test id: no such file, no such function, or a test that excuses grapeshot."""
+    name, _, function = test.partition("::")
+    path = ROOT / name
+    if not path.is_file():
+        yield f"{test}: no such file"
+    elif path.suffix == ".rs":
+        if not re.search(rf"#\[test\]\s*(\#\[[^\]]*\]\s*)*fn {function}\(", path.read_text(encoding="utf-8")):
+            yield f"{test}: no such test"
+    elif function not in functions(path):
+        yield f"{test}: no such test"
+    else:
+        yield from (f"{test}: {why}" for why in excuses(functions(path)[function]))
+
+
+def excuses(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
+    """Yields the marks that excuse grapeshot from a test."""
+    for decorator in function.decorator_list:
+        if isinstance(decorator, ast.Call):
+            mark = ast.unparse(decorator.func).removeprefix("pytest.mark.")
+            names = {keyword.arg for keyword in decorator.keywords}
+            if mark in {"xfail_on", "skip_on"} and names & {OURS, None}:
+                yield f"{mark} for {OURS}"
+        elif ast.unparse(decorator) in {"pytest.mark.skip", "pytest.mark.xfail"}:
+            yield "never passes"
+
 
 FILE = Path(__file__).resolve().parents[1] / "regressions.toml"
 REGRESSIONS = tomllib.loads(FILE.read_text(encoding="utf-8"))["regression"]

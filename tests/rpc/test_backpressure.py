@@ -54,7 +54,7 @@ async def test_a_client_beyond_the_limit_of_calls_is_refused(loop):
         for number in (1, 2, 3):
             raw.send_message(1, number, "hold", [number])
         await raw.packet()
-        assert await raw.message() == [9, 3, "more than 2 calls under way"]
+        assert await raw.message() == [9, 3, "there are already 2 calls under way, which is the limit (max_calls)"]
         assert await raw.rest() == b""
         await until(lambda: sorted(both.methods.cancelled) == [1, 2])
         assert await both.client().call("add", 1) == 2

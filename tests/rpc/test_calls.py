@@ -148,7 +148,7 @@ class UnprintableError(Exception):
 @pytest.mark.parametrize(
     ("kind", "text", "message"),
     [
-        (UnprintableError, "", "(its text cannot be made)"),
+        (UnprintableError, "", "(its text cannot be shown)"),
         (ValueError, "a lone surrogate \ud800", "a lone surrogate \\ud800"),
         (asyncio.CancelledError, "", "the handler was cancelled"),
     ],
@@ -266,5 +266,5 @@ def test_methods_are_registered_once_and_by_any_name():
     [{}, {"host": "a"}, {"port": 1}, {"host": "a", "port": 1, "path": "b"}, {"path": "b", "stream_window": 0}],
 )
 def test_addresses_that_make_no_sense(options):
-    with pytest.raises(ValueError, match=r"give either|stream_window|max_packet"):
+    with pytest.raises(ValueError, match=r"pass either|stream_window|max_packet"):
         rpc.Client(**options)

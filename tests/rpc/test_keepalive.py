@@ -102,7 +102,7 @@ async def test_a_stopped_server_ends_the_calls(loop):
         call = asyncio.create_task(client.call("hold"))
         assert await run(process.stdout.readline) == "begun\n"
         os.kill(process.pid, signal.SIGSTOP)
-        with pytest.raises(rpc.ConnectionLost, match="nothing has come") as caught:
+        with pytest.raises(rpc.ConnectionLost, match="the peer has sent nothing") as caught:
             await call
         assert caught.value.sent
         assert isinstance(caught.value.__cause__, TimeoutError)
@@ -116,14 +116,14 @@ async def test_a_stopped_server_ends_the_calls(loop):
 def test_a_stopped_server_ends_the_calls_of_coros():
     from grapeshot import coro
     from grapeshot.coro import rpc as coro_rpc
-    from grapeshot.coro.bridge import run_in_thread
+    from grapeshot.coro._bridge import run_in_thread
 
     def main(process, port):
         client = coro_rpc.Client(HOST, port, keepalive=0.3)
         call = coro.spawn(client.call, "hold")
         assert run_in_thread(process.stdout.readline) == "begun\n"
         os.kill(process.pid, signal.SIGSTOP)
-        with pytest.raises(coro_rpc.ConnectionLost, match="nothing has come") as caught:
+        with pytest.raises(coro_rpc.ConnectionLost, match="the peer has sent nothing") as caught:
             call.join()
         assert caught.value.sent
         client.close()

@@ -222,7 +222,7 @@ async def test_what_is_wrong_is_quoted_and_cut(loop, caplog, message):
         await refused(raw, both)
     [record] = caplog.records
     text = record.getMessage()
-    assert text.startswith("a client has broken the protocol")
+    assert text.startswith("a client has violated the protocol")
     assert len(text) < 400
     assert record.exc_info is None
 
@@ -262,7 +262,7 @@ async def test_a_long_hello_is_refused_before_it_comes(loop, caplog, length):
         assert await raw.rest() == b""
         assert await both.client().call("add", 1) == 2
     [record] = caplog.records
-    assert f"a packet of {length} bytes: 4096 are accepted" in record.getMessage()
+    assert f"a packet has {length} bytes, but max_packet is 4096" in record.getMessage()
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64])

@@ -168,9 +168,9 @@ async def test_pickle_carries_any_object(loop, folder):
 
 async def test_pickle_is_refused_over_tcp(loop):
     server = new_server(codec=rpc.Pickle())
-    with pytest.raises(ValueError, match="unix sockets only"):
+    with pytest.raises(ValueError, match="needs a Unix socket"):
         await server.listen(HOST, 0)
-    with pytest.raises(ValueError, match="unix sockets only"):
+    with pytest.raises(ValueError, match="needs a Unix socket"):
         rpc.Client(HOST, 1, codec=rpc.Pickle())
 
 
@@ -193,7 +193,7 @@ async def test_a_packet_that_pickle_cannot_read(loop, folder):
         reader, writer = await asyncio.open_unix_connection(str(folder / "s"))
         hello = b'{"grapeshot.rpc":2,"codec":"pickle","max_packet":1000,"max_calls":0}'
         writer.write(bytes([0, 0, 0, len(hello)]) + hello + b"\0\0\0\x03abc")
-        assert b"cannot be decoded" in await reader.read()
+        assert b"cannot decode a message" in await reader.read()
         writer.close()
         await writer.wait_closed()
 

@@ -166,7 +166,7 @@ async def test_one_reader_at_a_time(loop):
         async with both.client().stream("silent") as stream:
             first = asyncio.create_task(anext(stream))
             await until(lambda: both.server.calls == 1)
-            with pytest.raises(RuntimeError, match="read already"):
+            with pytest.raises(RuntimeError, match="already reading"):
                 await anext(stream)
             first.cancel()
             with pytest.raises(asyncio.CancelledError):

@@ -75,7 +75,7 @@ async def test_a_server_at_the_limit_of_connections_accepts_again_when_one_ends(
             assert loop._open_connections == 2
         said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
         assert len(said) == 1, "once, not for each pause"
-        assert "accepts nothing until a place is free: 2 connections of this loop are open" in said[0]
+        assert "has paused accepting: 2 connections of this loop are open" in said[0]
     finally:
         for client in clients:
             client.close()

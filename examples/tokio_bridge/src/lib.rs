@@ -1,9 +1,9 @@
-//! An extension module in two worlds: its futures run on tokio's threads, Python awaits them on its event loop.
+//! An extension module whose futures run on tokio's threads, while Python awaits them on its event loop.
 //!
-//! `future_into_py` makes a Rust future awaitable: it runs on the tokio runtime, and its result comes back through
-//! `loop.call_soon_threadsafe`. `into_future` is the way back: a Python coroutine becomes a task of the event loop and a
-//! future that Rust can await. Both find the loop by the public `asyncio.get_running_loop`, so that any loop will do.
-//! See `demo.py` beside this crate for how it is built and used.
+//! `future_into_py` makes a Rust future awaitable in Python. The future runs on the tokio runtime, and its result comes
+//! back through `loop.call_soon_threadsafe`. `into_future` does the opposite: a Python coroutine becomes a task of the
+//! event loop, and a future that Rust can await. Both find the loop with the public `asyncio.get_running_loop`, so that
+//! they work with any loop. `demo.py` in the directory of this crate shows how to build and use it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ use tokio::net::TcpStream;
 use tokio::sync::{Mutex, mpsc};
 use tokio::task::JoinSet;
 
-/// Waits on tokio's timer, then gives back `value`.
+/// Waits on tokio's timer, then returns `value`.
 #[pyfunction]
 fn sleep<'py>(py: Python<'py>, delay_s: f64, value: Py<PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let delay =
@@ -28,9 +28,9 @@ fn sleep<'py>(py: Python<'py>, delay_s: f64, value: Py<PyAny>) -> PyResult<Bound
     })
 }
 
-/// Sends a line to a TCP server over tokio's sockets and gives back the line that it answers.
+/// Sends a line to a TCP server with tokio's sockets and returns the line that the server answers.
 ///
-/// Raises `ConnectionError` if the server cannot be reached or closes without an answer.
+/// Raises `ConnectionError` if the server cannot be reached, or closes the connection without an answer.
 #[pyfunction]
 fn ask<'py>(py: Python<'py>, host: String, port: u16, line: String) -> PyResult<Bound<'py, PyAny>> {
     future_into_py(py, async move {
@@ -39,23 +39,23 @@ fn ask<'py>(py: Python<'py>, host: String, port: u16, line: String) -> PyResult<
         stream.write_all(format!("{line}\n").as_bytes()).await?;
         let mut answer = String::new();
         if stream.read_line(&mut answer).await? == 0 {
-            return Err(PyConnectionError::new_err("closed without an answer"));
+            return Err(PyConnectionError::new_err("the server closed the connection without an answer"));
         }
         answer.truncate(answer.trim_end().len());
         Ok(answer)
     })
 }
 
-/// Calls the coroutine function with each of `values` at once, awaits all of them in tokio, and gives back the sum.
+/// Calls the coroutine function with each of `values` concurrently, awaits all results in tokio, and returns their sum.
 ///
-/// The first exception ends it and is raised; the other calls are left to end by themselves.
+/// The first exception is raised at once. The other calls continue until they end by themselves.
 #[pyfunction]
 fn sum_of<'py>(py: Python<'py>, function: Py<PyAny>, values: Vec<i64>) -> PyResult<Bound<'py, PyAny>> {
     let locals = get_current_locals(py)?;
     future_into_py(py, async move {
         let mut calls = JoinSet::new();
         for value in values {
-            // A task of its own has to be told which loop, and which context, its coroutine belongs to.
+            // A spawned tokio task does not know the event loop and the context of its coroutine, so pass them on.
             let future = Python::attach(|py| {
                 let coroutine = function.bind(py).call1((value,))?;
                 pyo3_async_runtimes::into_future_with_locals(&locals, coroutine)
@@ -71,7 +71,7 @@ fn sum_of<'py>(py: Python<'py>, function: Py<PyAny>, values: Vec<i64>) -> PyResu
     })
 }
 
-/// Awaits the coroutine in tokio and raises what it raises, or gives back what it gives back.
+/// Awaits the coroutine in tokio, and returns its result or raises its exception.
 #[pyfunction]
 fn relay<'py>(py: Python<'py>, coroutine: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let future = into_future(coroutine)?;
@@ -91,8 +91,8 @@ impl Drop for OnDrop {
     }
 }
 
-/// Never ends. When the awaiting side is cancelled, the Rust future is dropped, and `on_drop` is called (on one of
-/// tokio's threads).
+/// Never ends. When the awaiting Python task is cancelled, the Rust future is dropped, and `on_drop` is called on one
+/// of tokio's threads.
 #[pyfunction]
 fn hang(py: Python<'_>, on_drop: Py<PyAny>) -> PyResult<Bound<'_, PyAny>> {
     let guard = OnDrop(on_drop);
@@ -103,13 +103,13 @@ fn hang(py: Python<'_>, on_drop: Py<PyAny>) -> PyResult<Bound<'_, PyAny>> {
     })
 }
 
-/// Panics in a tokio task; Python sees an exception.
+/// Panics in a tokio task. In Python, an exception is raised.
 #[pyfunction]
 fn panic(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     future_into_py::<_, ()>(py, async { panic!("a panic in tokio") })
 }
 
-/// Counts `0..count` in a tokio task of its own: an asynchronous iterator over a channel.
+/// An asynchronous iterator over `0..count`. A tokio task sends the numbers through a channel.
 #[pyclass(frozen)]
 struct Counter {
     numbers: Arc<Mutex<mpsc::Receiver<u64>>>,
@@ -123,7 +123,7 @@ impl Counter {
         get_runtime().spawn(async move {
             for number in 0..count {
                 if sender.send(number).await.is_err() {
-                    break; // nobody counts along any more
+                    break; // the iterator was dropped
                 }
             }
         });
@@ -145,7 +145,7 @@ impl Counter {
     }
 }
 
-/// Calls `loop.call_soon_threadsafe(callback, index)` `count` times from tokio tasks, without waiting for anything.
+/// Calls `loop.call_soon_threadsafe(callback, index)` `count` times from tokio tasks. Returns without waiting for them.
 #[pyfunction]
 fn flood(py: Python<'_>, event_loop: Py<PyAny>, callback: Py<PyAny>, count: usize) {
     for index in 0..count {
@@ -160,16 +160,16 @@ fn flood(py: Python<'_>, event_loop: Py<PyAny>, callback: Py<PyAny>, count: usiz
     }
 }
 
-/// Waits until tokio's threads have nothing to do. Call it after the loop has ended: a thread that is still inside of a
-/// call into the interpreter while the interpreter ends crashes the process, and Python gets a result before the call
-/// that delivers it has returned.
+/// Waits until tokio's threads are idle. Call this after the event loop has ended, because a thread that is calling
+/// into the interpreter while the interpreter exits crashes the process. Having received a result is not enough: the
+/// call that delivered it may not have returned yet.
 #[pyfunction]
 fn wait_until_idle(py: Python<'_>) -> PyResult<()> {
     py.detach(|| {
         while get_runtime().metrics().num_alive_tasks() > 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
-        // Results are delivered by the one blocking thread, in the order of their calls.
+        // A single blocking thread delivers all results in order, so wait until it has reached this empty job.
         get_runtime().block_on(get_runtime().spawn_blocking(|| ()))
     })
     .map_err(|error| PyRuntimeError::new_err(error.to_string()))

@@ -1,4 +1,4 @@
-"""Coros: ordinary blocking-style functions as cooperative threads, in the same loop as asyncio's tasks.
+"""Coros: functions in ordinary blocking style that run as cooperative threads, on the same loop as asyncio's tasks.
 
     >>> from grapeshot import coro
     >>> def pause(seconds):
@@ -7,9 +7,11 @@
     >>> coro.run(pause, 0.01)
     'rested'
 
-A coro yields when it waits; there is no async, no await and no second scheduler. The names are Shrapnel's. The module
-is not available on free-threaded builds of Python, nor on versions and processors that it does not know: importing it
-then raises ImportError with the reason, and the rest of the package works.
+A coro lets others run whenever it waits. It needs neither ``async`` nor ``await``, and there is no second scheduler.
+The names come from Shrapnel.
+
+This module is not available on free-threaded builds of Python, nor on Python versions and processors that it does not
+support. Importing it there raises ImportError with the reason; the rest of the package still works.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from ._errors import (
     ScheduleError,
     Shutdown,
     SimultaneousError,
-    TimeoutError,  # noqa: A004
+    TimeoutError,
     WakeUp,
     YieldFromMain,
 )
@@ -42,7 +44,7 @@ from ._future import future
 from ._groups import Group, Pool, in_parallel, spawn_later
 from ._hiding import call_blocking, run_blocking
 from ._latency import set_latency_warning
-from ._patching import PatchWarning, get_original, install, install_thread_emulation, is_patched
+from ._patching import PatchWarning, get_original, install_thread_emulation, is_patched, patch
 from ._processes import waitpid
 from ._read_stream import read_stream
 from ._run_info import print_run_info
@@ -93,7 +95,7 @@ from ._sync import (
 from ._timeouts import timeout, with_timeout
 from ._watch_file import watch_file
 from ._where import compact_traceback, where, where_all
-from .bridge import await_, run, run_sync
+from ._bridge import await_, run, run_sync
 
 TYPE_CHECKING = False
 
@@ -137,10 +139,10 @@ __all__ = [
     "get_original",
     "get_thread_by_id",
     "in_parallel",
-    "install",
     "install_thread_emulation",
     "inverted_semaphore",
     "is_patched",
+    "patch",
     "lock",
     "mailbox",
     "make_socket",
@@ -188,7 +190,7 @@ __all__ = [
 ]
 
 
-# Shrapnel's names for parts of the package. A program that does not use them does not import them.
+# Submodules with Shrapnel's names. They are imported when a program first uses them.
 _ON_DEMAND = ("backdoor", "profiler")
 
 if TYPE_CHECKING:
@@ -211,7 +213,7 @@ def __dir__() -> list[str]:
 
 
 def _name_as_public() -> None:
-    """Set ``__module__`` of what the private modules define to this one, for tracebacks, ``help`` and pickles."""
+    """Set ``__module__`` of the public objects to this package, which tracebacks, ``help`` and pickles then show."""
     for name in __all__:
         value = globals()[name]
         if getattr(value, "__module__", "").startswith(f"{__name__}."):

@@ -1,7 +1,7 @@
 """``python -m grapeshot.coro script.py``: run an ordinary program in a coro, with everything patched.
 
-The program runs as ``__main__`` in the first coro. Arguments, exit status, tracebacks and Ctrl-C are those of ``python
-script.py``, and at the end it waits for the threads that are no daemons.
+The program runs as ``__main__`` in the first coro. Arguments, exit status, tracebacks and Ctrl-C behave as with
+``python script.py``. At the end, the command waits for all threads that are not daemons.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import signal
 import sys
 
-from grapeshot import _program, coro
+from grapeshot._start import program as _program
+from grapeshot import coro
 from grapeshot.coro import _command, _latency
 from grapeshot.coro._patching import _thread
 
@@ -18,27 +19,28 @@ _USAGE = f"""\
 usage: python -m grapeshot.coro [option] script.py [argument ...]
        python -m grapeshot.coro [option] -m module [argument ...]
        python -m grapeshot.coro [option] -c code [argument ...]
-       python -m grapeshot.coro [option] - [argument ...]     (a program on the standard input)
+       python -m grapeshot.coro [option] - [argument ...]     (reads the program from standard input)
 
-Runs a program in a coro after coro.install(): where it blocks, others of its threads run.
+Runs a program in a coro after coro.patch(): while one of its threads waits, the others run.
 
 {_OPTION}SECONDS[,stack][,always]
-        Log what holds up others for longer than that (0.2 unless changed; 0: nothing), with its stack, and always, also
-        if it holds up nothing. GRAPESHOT_LATENCY_WARNING=SECONDS[,stack][,always] in the environment does the same.
+        Log a warning when code blocks the loop for more than SECONDS while something else waits (default 0.2; 0 turns
+        the warnings off). With stack, log its stack too. With always, also warn when nothing else waits.
+        GRAPESHOT_LATENCY_WARNING=SECONDS[,stack][,always] in the environment does the same.
 
-GRAPESHOT_BACKDOOR=PATH in the environment opens a back door at PATH for python -m grapeshot attach, in a directory one
-for each process.
+GRAPESHOT_BACKDOOR=PATH in the environment opens a back door at PATH for python -m grapeshot attach. If PATH is a
+directory, each process opens a back door of its own in it.
 """
 
 
 def _take_interrupts() -> None:
-    """Have Ctrl-C raise KeyboardInterrupt in this coro, as in the main thread of any program."""
+    """Make Ctrl-C raise KeyboardInterrupt in this coro, as it does in the main thread of any program."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class _Program:
-    """The program in the first coro, and how it ends."""
+    """The program that runs in the first coro, and how it ended."""
 
     def __init__(self, run: _program.Program) -> None:
         self._run = run
@@ -48,7 +50,7 @@ class _Program:
         _take_interrupts()
         _thread.begin_main()
         try:
-            # As in a plain program, asyncio sees no running loop.
+            # asyncio sees no running loop in the program, as in a plain one.
             coro.call_blocking(self._run_program)
         finally:
             _thread.end_main()
@@ -62,7 +64,7 @@ class _Program:
 
 
 def _take_options(arguments: list[str]) -> list[str]:
-    """Heed the options in front of the program, and return the rest."""
+    """Apply the options that come before the program, and return the remaining arguments."""
     while arguments and arguments[0].startswith(_OPTION):
         try:
             _latency.set_default(arguments[0].removeprefix(_OPTION))
@@ -78,9 +80,9 @@ def main() -> None:
     run = _program.prepare(arguments)
     if run is None:
         _program.exit_with_usage(arguments, _USAGE)
-    coro.install()
+    coro.patch()
     _command.open_back_door_if_asked()
-    # Also now: the runner of the loop sets no handler of its own then.
+    # Set the handler before the loop runs as well: the runner then does not install a handler of its own.
     _take_interrupts()
     program = _Program(run)
     coro.run(program, name="main")

@@ -1,8 +1,8 @@
-"""Reads and writes of descriptors in blocking mode that other processes may share.
+"""Reads and writes on descriptors that must stay in blocking mode, because other processes may share them.
 
-A descriptor that was found ready may block all the same: another process has taken what was there. So the calls are
-nonblocking by themselves, and are repeated after each wait. The few kinds of files that have no such call are read and
-written by a real thread, once they are ready.
+A read can block even though the descriptor was ready a moment ago: another process may have taken the data. So the
+calls used here are nonblocking for this one call, and are repeated after each wait. A few kinds of files have no such
+call; once they are ready, a real thread reads or writes them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ _start_real = _thread.start_new_thread
 _read, _write, _fstat, _getpid = os.read, os.write, os.fstat, os.getpid
 _poll = select.poll
 _Epoll: Any = getattr(select, "epoll", None)
-# The longest write of a real thread: what is not written yet when its coro is interrupted is lost to the caller.
+# How many bytes a real thread writes at most. If the coro is interrupted, the caller does not learn how much of this
+# was written.
 _PIECE_LEN = 4096
 
 
-class _RealThread:
-    """A call in a real thread, for which coros wait."""
+class _ThreadCall:
+    """A call that runs in a real thread while coros wait for it."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self._call = call
@@ -50,7 +51,7 @@ class _RealThread:
             self._finished.release()
 
     def wait(self) -> Any:
-        """Wait for the end, and return or raise what the call has."""
+        """Wait until the call has ended; return its result or raise its exception."""
         self._finished.acquire()
         self._finished.release()
         if self._error is not None:
@@ -58,8 +59,8 @@ class _RealThread:
         return self._value
 
 
-class _Taking(_RealThread):
-    """A call that takes something from a file. What it has for a coro that was interrupted belongs to the next one."""
+class _ReadCall(_ThreadCall):
+    """A call that takes data from a file. If the coro that waits is interrupted, the next one gets the data."""
 
     def __init__(self, fd: int, call: Callable[[], Any]) -> None:
         self._identity = _identity_of(fd)
@@ -67,11 +68,11 @@ class _Taking(_RealThread):
         super().__init__(call)
 
     def is_of(self, fd: int) -> bool:
-        """Whether the number still is that of the same open file, in the same process."""
+        """Whether the descriptor still refers to the same open file, in the same process."""
         return self._identity == _identity_of(fd) and (self._mark is None or _is_marked(self._mark, fd))
 
     def take(self, length: int | None) -> Any:
-        """Return what there is, of bytes at most ``length``."""
+        """Return the result, or its first ``length`` bytes, and keep the rest. None: the result is not bytes."""
         value = self._value
         self._value = None if length is None else value[length:]
         return value if length is None else value[:length]
@@ -80,8 +81,8 @@ class _Taking(_RealThread):
         return not self._value
 
 
-# descriptor -> the call of a real thread that goes on, or that has left something
-_takings: dict[int, _Taking] = {}
+# descriptor -> the call that is running in a real thread, or whose result was not fully taken yet
+_takings: dict[int, _ReadCall] = {}
 
 
 def _identity_of(fd: int) -> tuple[int, ...]:
@@ -90,10 +91,10 @@ def _identity_of(fd: int) -> tuple[int, ...]:
 
 
 def _mark(fd: int) -> Any:
-    """Return an epoll object that has a character device; None for others, and where that is not possible.
+    """Return an epoll object with ``fd`` registered, if ``fd`` is a character device and epoll accepts it; else None.
 
-    All masters of pseudo-terminals have one identity. An epoll object knows the open file itself, and does not keep it
-    open.
+    ``fstat`` returns the same identity for the masters of all pseudo-terminals. An epoll object tells them apart,
+    because it refers to the open file itself, and does not keep it open.
     """
     if _Epoll is None or not stat.S_ISCHR(_fstat(fd).st_mode):
         return None
@@ -101,7 +102,7 @@ def _mark(fd: int) -> Any:
         mark = _Epoll()
         mark.register(fd, 0)
     except OSError:
-        # Devices that nobody can wait for, or too many descriptors.
+        # epoll does not support this device, or the process has too many descriptors.
         return None
     return mark
 
@@ -114,10 +115,10 @@ def _is_marked(mark: Any, fd: int) -> bool:
     return False
 
 
-def _taking_of(fd: int) -> _Taking | None:
+def _taking_of(fd: int) -> _ReadCall | None:
     taking = _takings.get(fd)
     if taking is not None and not taking.is_of(fd):
-        # The number has got another file, or this is the child of a fork.
+        # The number now refers to another file, or this is the child of a fork.
         del _takings[fd]
         return None
     return taking
@@ -127,7 +128,7 @@ def _take_in_thread(fd: int, call: Callable[[], Any], length: int | None) -> Any
     while True:
         taking = _taking_of(fd)
         if taking is None:
-            taking = _takings[fd] = _Taking(fd, call)
+            taking = _takings[fd] = _ReadCall(fd, call)
         try:
             taking.wait()
         except OSError:
@@ -139,20 +140,21 @@ def _take_in_thread(fd: int, call: Callable[[], Any], length: int | None) -> Any
             if taking.is_used_up():
                 del _takings[fd]
             return value
-        # Another coro has taken all of it.
+        # Another coro took all of the data: start a new call.
 
 
 def is_ready(fd: int, mask: int) -> bool:
-    """Whether the descriptor is ready now, or a call would fail."""
+    """Whether the descriptor is ready now, or has an error that a call would report."""
     poll = _poll()
     poll.register(fd, mask)
     return bool(poll.poll(0))
 
 
 def accept(sock: Any) -> Any:
-    """Accept a connection in a real thread: other processes accept from the same socket, which is in blocking mode.
+    """Accept a connection in a real thread; return None if no connection is waiting.
 
-    Return None if there is no connection.
+    This is for a socket in blocking mode from which other processes accept, too: a call in the loop's own thread could
+    block.
     """
     from ._socket_base import CoroSocket
 
@@ -163,7 +165,7 @@ def accept(sock: Any) -> Any:
 
 
 def read(fd: int, length: int, wait: Callable[[], object]) -> bytes:
-    """Read up to ``length`` bytes, at least 1. ``wait`` waits until the descriptor is ready to be read."""
+    """Read at least 1 and up to ``length`` bytes; empty at the end. ``wait()`` must wait until the file is readable."""
     while not _takings or _taking_of(fd) is None:
         try:
             data = _read_now(fd, length)
@@ -181,7 +183,7 @@ def read(fd: int, length: int, wait: Callable[[], object]) -> bytes:
 
 
 def write_now(fd: int, data: Any) -> int:
-    """Write what is possible at once; return the number of bytes. Raises BlockingIOError if there is no room."""
+    """Write as much as fits without waiting; return the number of bytes. Raises BlockingIOError if there is no room."""
     written = _write_now(fd, data)
     if written is None:
         if not is_ready(fd, select.POLLOUT):
@@ -191,7 +193,7 @@ def write_now(fd: int, data: Any) -> int:
 
 
 def write(fd: int, data: memoryview, wait: Callable[[], object]) -> int:
-    """Write the front of the data; return the number of bytes. ``wait`` waits until there is room."""
+    """Write some of the data; return the number of bytes written. ``wait()`` must wait until there is room."""
     while True:
         try:
             written = _write_now(fd, data)
@@ -206,4 +208,4 @@ def write(fd: int, data: memoryview, wait: Callable[[], object]) -> int:
     piece = bytes(data[:_PIECE_LEN])
     if not _core._coro_can_wait():
         return _write(fd, piece)
-    return _RealThread(lambda: _write(fd, piece)).wait()  # type: ignore[no-any-return]
+    return _ThreadCall(lambda: _write(fd, piece)).wait()  # type: ignore[no-any-return]

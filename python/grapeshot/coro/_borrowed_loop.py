@@ -1,14 +1,17 @@
-"""The loop object of asyncio code in a coro that hides the loop: it borrows the loop that runs the coro.
+"""``BorrowedLoop``: the loop that asyncio code gets when it makes one in a coro that hides the loop.
 
-    coro (hides the loop)                      the loop's own turn
+A loop is already running such a coro, so a second one could not run there. Instead the coro borrows the loop that runs
+it, the host:
+
+    coro (hides the loop)                      the host
     asyncio.run(main())
       loop = asyncio.new_event_loop()  ------> a BorrowedLoop, host = the coro's loop
       loop.run_until_complete(main())  ------> main() is a task of the host; the coro waits
-                                               get_running_loop() in main() gives the host
-      leftover tasks of this run cancelled
+                                               get_running_loop() in main() returns the host
+      cancels the tasks left of this run
       loop.close()                     ------> ends the run; the host runs on
 
-Its methods are the host's, except for those that run, stop and close a loop. They concern the one run. A BorrowedLoop
+The methods that run, stop and close a loop affect only this run. All others call the host's methods. A BorrowedLoop
 belongs to the host's thread.
 """
 
@@ -18,10 +21,11 @@ import asyncio
 import inspect
 import warnings
 
-from grapeshot import _core, _lifecycle
+from grapeshot import _core
+from grapeshot._loop import lifecycle
 
 from ._borrowing import Run
-from .bridge import wait_for_future
+from ._bridge import wait_for_future
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,13 +39,16 @@ if TYPE_CHECKING:
 
 
 class _Turn:
-    """What the coro waits for while a borrowed loop runs: the end of a future, or ``stop()``. It is like a future."""
+    """One ``run_...`` call of a borrowed loop. It ends with a future or with ``stop()``.
+
+    It has the methods of a future that ``wait_for_future`` uses, so that a coro can wait for it.
+    """
 
     def __init__(self, future: asyncio.Future[Any] | None) -> None:
         self._future = future
         self._is_stopped = False
         self._wakeup: Callable[..., object] | None = None
-        # SystemExit or KeyboardInterrupt of a task or callback
+        # the SystemExit or KeyboardInterrupt that a task or callback has raised
         self.leaving: BaseException | None = None
 
     def __repr__(self) -> str:
@@ -64,7 +71,7 @@ class _Turn:
         return self._future is not None and self._future.cancel(msg=msg)
 
     def cancelled(self) -> bool:
-        """Whether a run that is over has ended without a result of the future."""
+        """Whether the run ended before the future had a result."""
         if self._future is None:
             return False
         return self._future.cancelled() or (self._is_stopped and not self._future.done())
@@ -81,10 +88,10 @@ class _Turn:
 
 
 class BorrowedLoop(asyncio.AbstractEventLoop):
-    """What ``asyncio.new_event_loop()`` returns in a coro that hides the loop.
+    """The loop that ``asyncio.new_event_loop()`` returns in a coro that hides the loop.
 
-    ``run_until_complete`` and ``run_forever`` let the coro wait, while the loop that runs the coro goes on. ``close``
-    cancels the tasks that are left of this run, waits for them, and leaves the loop alone.
+    ``run_until_complete`` and ``run_forever`` make the coro wait while the loop that runs the coro goes on. ``close``
+    cancels the tasks that are left of this run, and waits for them; it does not close the loop that runs the coro.
     """
 
     def __init__(self, host: Loop) -> None:
@@ -101,7 +108,7 @@ class BorrowedLoop(asyncio.AbstractEventLoop):
         return f"<{type(self).__name__} running={self.is_running()} closed={self._is_closed} of {self._host!r}>"
 
     def __getattr__(self, name: str) -> Any:
-        if name in {"_host", "_run"}:  # __init__ has failed
+        if name in {"_host", "_run"}:  # __init__ failed before it set them
             raise AttributeError(name)
         return getattr(self._host, name)
 
@@ -117,20 +124,20 @@ class BorrowedLoop(asyncio.AbstractEventLoop):
     # ------------------------------------------------------------------ running
 
     def run_forever(self) -> None:
-        """Wait in the coro until :meth:`stop` is called. Raises: as :meth:`run_until_complete`."""
+        """Wait in the coro until :meth:`stop` is called. Raises the same exceptions as :meth:`run_until_complete`."""
         self._wait(None)
 
     def run_until_complete(self, future: Any) -> Any:
         """Wait in the coro until ``future`` is done; return its result.
 
-        A coroutine becomes a task of the loop that runs the coro. An interruption of the coro cancels the future, and
-        is raised here once the future is done.
+        A coroutine becomes a task of the loop that runs the coro. If the coro is interrupted, the future is cancelled;
+        the interruption is raised here once the future is done.
 
         Raises:
-            RuntimeError: the loop is closed, or runs already; another loop runs; not in a coro of the loop that it
-                borrows; it was stopped before the future was done.
+            RuntimeError: the loop is closed or already running; another loop is running; the call does not come from
+                a coro of the host; or the loop was stopped before the future was done.
             TypeError, ValueError: as in asyncio's own loops.
-            Exception: the one that the future holds, CancelledError included.
+            Exception: the exception of the future, CancelledError included.
         """
         self._check_can_run()
         is_our_task = not asyncio.isfuture(future)
@@ -141,7 +148,7 @@ class BorrowedLoop(asyncio.AbstractEventLoop):
             self._wait(awaited)
         except BaseException:
             if is_our_task and awaited.done() and not awaited.cancelled():
-                awaited.exception()  # retrieved: the caller never sees the task
+                awaited.exception()  # mark it as retrieved, because the caller never sees the task
             raise
         if not awaited.done():
             raise RuntimeError("Event loop stopped before Future completed.")
@@ -185,30 +192,30 @@ class BorrowedLoop(asyncio.AbstractEventLoop):
             if interruption is not None:
                 raise interruption
         finally:
-            del coro, turn, interruption  # the exception keeps this frame
+            del coro, turn, interruption  # the exception refers to this frame: break the cycle
 
     def _leave(self, exc: BaseException) -> bool:
-        """Let the coro that waits raise the exception. Return False if none waits."""
+        """Raise the exception in the coro that waits for this run. Return False if no coro waits."""
         if self._turn is None:
             return False
         self._turn.leave(exc)
         return True
 
     def stop(self) -> None:
-        """Let :meth:`run_forever` or :meth:`run_until_complete` return; the next one, if none runs."""
+        """Make :meth:`run_forever` or :meth:`run_until_complete` return: the current call, else the next one."""
         if self._turn is not None:
             self._turn.stop()
         else:
             self._stops_at_once = True
 
     def is_running(self) -> bool:
-        """Whether a coro waits in one of this loop's ``run`` methods."""
+        """Whether a coro is waiting in :meth:`run_forever` or :meth:`run_until_complete`."""
         return self._turn is not None
 
     # ------------------------------------------------------------------ the end
 
     def close(self) -> None:
-        """End this run: cancel its tasks that are left, and wait for them if this is a coro of the loop.
+        """End this run: cancel the tasks that are left of it, and wait for them if called in a coro of the loop.
 
         Raises:
             RuntimeError: the loop is running.
@@ -235,7 +242,7 @@ class BorrowedLoop(asyncio.AbstractEventLoop):
                 self.call_exception_handler({"message": message, "exception": task.exception(), "task": task})
 
     def is_closed(self) -> bool:
-        """Whether :meth:`close` was called, or the loop that it borrows is closed."""
+        """Whether :meth:`close` was called, or the host is closed."""
         return self._is_closed or self._host.is_closed()
 
     def _check_closed(self) -> None:
@@ -243,7 +250,7 @@ class BorrowedLoop(asyncio.AbstractEventLoop):
             raise RuntimeError("Event loop is closed")
 
     def detach(self) -> None:
-        """End this run without a word to its tasks, which run on as tasks of the host."""
+        """End this run without cancelling its tasks, which go on as tasks of the host."""
         self._is_closed = True
         self._run.end()
 
@@ -252,15 +259,15 @@ class BorrowedLoop(asyncio.AbstractEventLoop):
         return self._run.asyncgens
 
     async def shutdown_asyncgens(self) -> None:
-        """Close the asynchronous generators that were begun in this run."""
+        """Close the asynchronous generators that were first iterated in this run."""
         if self._host._asyncgens is not None:
             self._host._asyncgens -= self._run.asyncgens
-        await _lifecycle.shutdown_asyncgens(self)  # type: ignore[arg-type]  # it has what that needs
+        await lifecycle.shutdown_asyncgens(self)  # type: ignore[arg-type]  # it has what that needs
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
-        """Wait until the jobs that this run has given to the default executor have ended. The executor goes on.
+        """Wait until the jobs that this run submitted to the default executor have ended. The executor itself goes on.
 
-        ``timeout`` is in seconds, None for no limit. When it is over there is a RuntimeWarning.
+        ``timeout`` is in seconds; None means no limit. If jobs are left after it, a RuntimeWarning says so.
         """
         jobs = [asyncio.wrap_future(job, loop=self._host) for job in list(self._run.jobs)]
         if not jobs:
@@ -273,7 +280,7 @@ class BorrowedLoop(asyncio.AbstractEventLoop):
     # ------------------------------------------------------------------ tasks, errors, debug mode
 
     def create_task(self, coro: Any, *, context: contextvars.Context | None = None, **kwargs: Any) -> Any:
-        """Make a task of the loop that runs the coro; it belongs to this run."""
+        """Create a task on the loop that runs the coro. The task belongs to this run."""
         self._check_closed()
         context = self._run.mark(context)
         task = self._with_loop_shown(lambda: self._host.create_task(coro, context=context, **kwargs))
@@ -281,7 +288,7 @@ class BorrowedLoop(asyncio.AbstractEventLoop):
         return task
 
     def _with_loop_shown(self, function: Callable[[], Any]) -> Any:
-        """Call ``function``, which may run the first step of a task at once."""
+        """Call ``function`` with the loop visible, because it may run the first step of a task at once."""
         if not _core._coro_is_hidden() or asyncio._get_running_loop() is not None:
             return function()
         _core._coro_show_loop(None)
@@ -291,26 +298,29 @@ class BorrowedLoop(asyncio.AbstractEventLoop):
             _core._coro_hide_loop()
 
     def get_exception_handler(self) -> Any:
-        """Return this run's handler, None if the errors go to the handler of the loop that it borrows."""
+        """Return this run's handler, or None if errors go to the host's handler."""
         return self._exception_handler
 
     def set_exception_handler(self, handler: Any) -> None:
-        """Set the handler of :meth:`call_exception_handler` for this run. Raises TypeError if it is no callable."""
-        _lifecycle.set_exception_handler(self, handler)  # type: ignore[arg-type]
+        """Set the handler of :meth:`call_exception_handler` for this run. Raises TypeError if it is not callable."""
+        lifecycle.set_exception_handler(self, handler)  # type: ignore[arg-type]
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Pass an error to this run's handler; if it has none, to the loop that it borrows."""
+        """Pass an error to this run's handler, or to the host's if this run has none."""
         if self._exception_handler is None:
             self._host.call_exception_handler(context)
         else:
-            _lifecycle.call_exception_handler(self, context)  # type: ignore[arg-type]
+            lifecycle.call_exception_handler(self, context)  # type: ignore[arg-type]
 
     def get_debug(self) -> bool:
-        """Return what :meth:`set_debug` was given; before that, the mode of the loop that it borrows."""
+        """Return the mode that :meth:`set_debug` set for this run, or the host's if it was not called."""
         return self._host.get_debug() if self._own_debug is None else self._own_debug
 
     def set_debug(self, enabled: bool) -> None:
-        """Switch the debug mode on until this run ends. False takes that back; others may want the mode."""
+        """Switch debug mode on until this run ends, or off again.
+
+        After False, the host's debug mode stays on as long as other runs want it.
+        """
         self._own_debug = bool(enabled)
         self._run.set_debug(self._host, self._own_debug)
 
@@ -320,7 +330,7 @@ async def _await(awaitable: Any) -> Any:
 
 
 def _forward(name: str) -> Callable[..., Any]:
-    """Make a method that calls the host's. What it schedules belongs to the run."""
+    """Make a method that calls the host's method. Callbacks and tasks that it schedules belong to this run."""
 
     def method(self: BorrowedLoop, /, *args: Any, **kwargs: Any) -> Any:
         self._check_closed()
@@ -328,11 +338,11 @@ def _forward(name: str) -> Callable[..., Any]:
 
     method.__name__ = name
     method.__qualname__ = f"BorrowedLoop.{name}"
-    method.__doc__ = f"``{name}`` of the loop that it borrows."
+    method.__doc__ = f"Call ``{name}`` of the host, the loop that this loop borrows."
     return method
 
 
-# AbstractEventLoop has a method of its own for each name, which raises NotImplementedError.
+# Inheritance does not reach __getattr__: AbstractEventLoop defines each method, to raise NotImplementedError.
 for _name in dir(asyncio.AbstractEventLoop):
     if not _name.startswith("_") and _name not in vars(BorrowedLoop):
         setattr(BorrowedLoop, _name, _forward(_name))

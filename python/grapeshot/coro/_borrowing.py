@@ -1,8 +1,8 @@
-"""What belongs to a run of asyncio code in a coro that hides the loop: tasks, asynchronous generators, executor jobs.
+"""Keeps track of which tasks, asynchronous generators and executor jobs belong to which run of a borrowed loop.
 
-Such a run borrows the loop that runs the coro (``_borrowed_loop``). Whatever its tasks and callbacks begin belongs to
-the run as well, and ends with it. A context variable says to which run a piece of code belongs. All of this belongs to
-the loop's thread.
+A run is asyncio code in a coro that hides the loop; it borrows the loop that runs the coro (``_borrowed_loop``). Tasks
+that the run's code starts belong to the run as well, and are cancelled at its end. A context variable tells to which
+run a piece of code belongs. Only the loop's thread may use this module.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _run_of_context: contextvars.ContextVar[Run | None] = contextvars.ContextVar("gr
 
 
 class Run:
-    """The life of one borrowed loop, from its making to its close."""
+    """The tasks, generators and jobs of one borrowed loop, from its creation until it is closed."""
 
     def __init__(self, host: Loop, stop: Callable[[], None], leave: Callable[[BaseException], bool]) -> None:
-        # None once the run is over. Contexts keep the run for longer than that.
+        # None once the run is over. The run itself may live longer, because contexts refer to it.
         self.host: Loop | None = host
         self._stop = weakref.WeakMethod(stop)
         self._leave = weakref.WeakMethod(leave)
@@ -41,40 +41,46 @@ class Run:
         _ledger_of(host).add(self)
 
     def stop(self) -> None:
-        """What the host's ``stop()`` does for the code of this run."""
+        """Stop the borrowed loop. This is what ``stop()`` of the host does when code of this run calls it."""
         stop = self._stop()
         if stop is not None:
             stop()
 
     def leave(self, exc: BaseException) -> bool:
-        """SystemExit or KeyboardInterrupt leaves code of this run. Return whether a coro waits for the run."""
+        """Raise the SystemExit or KeyboardInterrupt of the run's code in the coro that waits for the run.
+
+        Return False if no coro waits.
+        """
         leave = self._leave()
         return leave is not None and leave(exc)
 
     def end(self) -> None:
-        """What the code of this run begins from now on belongs to nobody."""
+        """End the run: tasks that its code starts from now on belong to no run."""
         host, self.host = self.host, None
         if host is not None:
             self.set_debug(host, False)
             _ledger_of(host).remove(self)
 
     def mark(self, context: contextvars.Context | None) -> contextvars.Context:
-        """Return the context (or a copy of the current one), in which code belongs to this run from now on."""
+        """Mark the context (None: a copy of the current one) as this run's, so that code in it belongs to the run.
+
+        Return the context.
+        """
         context = contextvars.copy_context() if context is None else context
         try:
             context.run(_run_of_context.set, self)
         except RuntimeError:
-            pass  # some code runs in it: what the task begins belongs to the run because the task does
+            pass  # the context is entered already; `Ledger.current` finds the run by the task instead
         return context
 
     def add(self, task: Any) -> None:
-        """The task or coro belongs to this run."""
+        """Add a task or coro to this run."""
         if self.host is not None:
             self._tasks.add(task)
             _ledger_of(self.host).run_of_task[task] = self
 
     def has(self, task: Any) -> bool:
-        """Whether a task or coro belongs to this run. What hides the loop stands for a thread, and belongs to none."""
+        """Whether a task or coro belongs to this run. A coro that hides the loop never does: it stands for a thread."""
         return task in self._tasks and not (isinstance(task, Coro) and task._hides_loop)
 
     def left(self) -> set[Any]:
@@ -82,21 +88,21 @@ class Run:
         return {task for task in self._tasks if not task.done() and self.has(task)}
 
     def set_debug(self, host: Loop, enabled: bool) -> None:
-        """Switch the debug mode of the loop on for as long as a run wants it."""
+        """Say whether this run wants debug mode. The loop is in debug mode as long as any run wants it."""
         if enabled != self.sets_debug:
             self.sets_debug = enabled
             _ledger_of(host).debug_changed()
 
 
 class Ledger:
-    """The runs that borrow one loop. The loop has it as ``_ledger`` while there are any."""
+    """The runs that borrow one loop. It is the loop's ``_ledger`` while there are any."""
 
     def __init__(self, host: Loop) -> None:
         self._host = weakref.ref(host)
         self._runs: set[Run] = set()
-        # for tasks whose context does not say it
+        # for tasks whose context is not marked
         self.run_of_task: weakref.WeakKeyDictionary[Any, Run] = weakref.WeakKeyDictionary()
-        # the loop's own debug mode while a run has switched it on
+        # the loop's debug mode before a run switched it on; None if no run has
         self._debug_before: bool | None = None
 
     def add(self, run: Run) -> None:
@@ -106,7 +112,7 @@ class Ledger:
         if not self._runs:
             host._ledger = self
             host._set_task_observer(self._task_made)
-            # Code of a run that stops its loop means the run, and not the loop that others use.
+            # When code of a run calls stop() of the running loop, only its run must stop: others use the loop, too.
             vars(host).setdefault("stop", functools.partial(_stop, self._host))
         self._runs.add(run)
 
@@ -134,7 +140,7 @@ class Ledger:
             self._debug_before = None
 
     def current(self) -> Run | None:
-        """Return the run that the code belongs to that runs now; None if it belongs to the loop's own program."""
+        """Return the run to which the running code belongs; None if it belongs to the program of the loop itself."""
         host = self._host()
         run = _run_of_context.get()
         if (run is None or run.host is not host) and host is not None:
@@ -154,20 +160,23 @@ class Ledger:
             run.add(task)
 
     def asyncgen_started(self, asyncgen: AsyncGenerator[Any, Any]) -> None:
-        """The loop calls this with each asynchronous generator that begins."""
+        """Note an asynchronous generator. The loop calls this when one is first iterated."""
         run = self.current()
         if run is not None:
             run.asyncgens.add(asyncgen)
 
     def job_submitted(self, job: concurrent.futures.Future[Any]) -> None:
-        """The loop calls this with each job of its default executor."""
+        """Note a job. The loop calls this for each job of its default executor."""
         run = self.current()
         if run is not None:
             run.jobs.add(job)
             job.add_done_callback(run.jobs.discard)
 
     def exit_raised(self, context: contextvars.Context, exc: BaseException) -> bool:
-        """The loop calls this with an exception that would end it. Return whether it leaves a run instead."""
+        """Pass an exception that would end the loop to the run whose code raised it.
+
+        Return False if it does not come from a run. The loop calls this.
+        """
         run = context.get(_run_of_context)
         return run is not None and run.host is not None and run.host is self._host() and run.leave(exc)
 
@@ -178,7 +187,7 @@ def _ledger_of(host: Loop) -> Ledger:
 
 
 def _stop(host: weakref.ref[Loop]) -> None:
-    """``host.stop()`` while runs borrow the loop."""
+    """Replaces ``host.stop()`` while runs borrow the loop: stop the run that calls it, or else the loop."""
     loop = host()
     if loop is None:
         return
@@ -190,13 +199,16 @@ def _stop(host: weakref.ref[Loop]) -> None:
 
 
 def tasks_of_run(loop: asyncio.AbstractEventLoop | None, found: set[Any]) -> set[Any]:
-    """Return those of the tasks of ``loop`` that belong to the run whose code runs now; all, if none does."""
+    """Return the tasks in ``found`` that belong to the current run; outside of a run, all of them.
+
+    ``found`` are tasks of ``loop`` (None: of the running loop).
+    """
     run = _run_of_context.get()
     if run is None:
         return found
     if loop is None:
         loop = asyncio._get_running_loop()
-    # A thread may have a copy of the context, and a loop of its own.
+    # Another thread may run in a copy of the context, with a loop of its own.
     if loop is None or loop is not run.host:
         return found
     return {task for task in found if run.has(task)}

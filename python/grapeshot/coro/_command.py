@@ -1,4 +1,4 @@
-"""What the commands ``python -m grapeshot.coro`` and ``python -m grapeshot.coro.wsgi`` have in common."""
+"""Shared by the commands ``python -m grapeshot.coro`` and ``python -m grapeshot.coro.wsgi``."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 
 
 def open_back_door_if_asked() -> None:
-    """Open a back door with the first loop that runs, if GRAPESHOT_BACKDOOR is set."""
+    """If GRAPESHOT_BACKDOOR is set, open a back door as soon as a loop runs."""
     if os.environ.get("GRAPESHOT_BACKDOOR"):
-        from grapeshot.backdoor import _enabling
+        from grapeshot.insight.backdoor import _enabling
 
         _enabling.open_by_environment()

@@ -1,11 +1,12 @@
-"""``Coro``: a function with a stack of its own, and, for asyncio, a task.
+"""``Coro``: a function that runs on a stack of its own. To asyncio it is a task.
 
-The stack, the switch and the waiting are native (``grapeshot._core``). The code here runs once per coro or per
-interruption: the interface of :class:`asyncio.Task`, because asyncio sees a running coro as the current task, and
-Shrapnel's methods to interrupt a coro.
+Stacks, switches and waits are native code (``grapeshot._core``). This module has the parts that run at most once per
+coro or per interruption: the interface of :class:`asyncio.Task`, because asyncio sees a running coro as the current
+task, and Shrapnel's methods that interrupt a coro.
 
-An interruption is raised where the coro waits. If the coro was woken already but has not run yet, the interruption
-comes first: the primitives in :mod:`grapeshot.coro` then give back what they had granted.
+An interruption is raised where the coro waits. If the coro was already woken but has not run yet, it gets the
+interruption instead of what it was woken with, and the primitives in :mod:`grapeshot.coro` take back what they had
+granted (a lock, an item).
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import sys
 import traceback
 import weakref
 
-from grapeshot import _core, _origins
+from grapeshot import _core
+from grapeshot._loop import origins
 
 from . import _errors
 
@@ -28,14 +30,15 @@ if TYPE_CHECKING:
 
     _T_co = TypeVar("_T_co", covariant=True)
 
-# Whether uncancel() removes an error that was not raised yet.
+# Whether uncancel() also removes a CancelledError that was requested but not raised yet, as tasks do.
 _TAKES_BACK = sys.version_info >= (3, 13)
 
 
 class Coro(_core.Coro["_T_co"]):
-    """Made by :func:`grapeshot.coro.spawn` and :func:`grapeshot.coro.new`. It belongs to the thread of its loop.
+    """A function that runs as a cooperative thread. It belongs to the thread of its loop.
 
-    ``await co`` (in asyncio) and :meth:`join` (in a coro) give its result or raise its exception.
+    :func:`grapeshot.coro.spawn` and :func:`grapeshot.coro.new` make coros. ``await co`` in asyncio code and
+    :meth:`join` in another coro wait for the end, and return the result or raise the exception.
     """
 
     def __repr__(self) -> str:
@@ -53,20 +56,27 @@ class Coro(_core.Coro["_T_co"]):
     # ------------------------------------------------------------------ interruption
 
     def raise_exception(self, exc: BaseException | type[BaseException]) -> None:
-        """Raise ``exc`` where the coro waits; at once if it is the running one.
+        """Raise ``exc`` where the coro waits, or here and now if it is the running coro.
 
         Raises:
-            DeadCoroutine, NotStartedError: it has ended, or was not started.
-            ScheduleError: it belongs to another thread.
+            DeadCoroutine: the coro has ended.
+            NotStartedError: the coro was not started.
+            ScheduleError: the coro belongs to another thread.
         """
         self._throw(exc() if isinstance(exc, type) else exc)
 
     def interrupt(self, value: Any = None) -> None:
-        """Raise ``Interrupted(value)`` where the coro waits. Raises: as :meth:`raise_exception`."""
+        """Raise ``Interrupted(value)`` where the coro waits.
+
+        Raises the same exceptions as :meth:`raise_exception`.
+        """
         self._throw(_errors.Interrupted(value))
 
     def shutdown(self) -> None:
-        """Raise ``Shutdown`` where the coro waits, so that it ends. Raises: as :meth:`raise_exception`."""
+        """Raise ``Shutdown`` where the coro waits, so that it ends. Does not wait for the end.
+
+        Raises the same exceptions as :meth:`raise_exception`.
+        """
         self._throw(_errors.Shutdown())
 
     # ------------------------------------------------------------------ the outcome
@@ -74,11 +84,12 @@ class Coro(_core.Coro["_T_co"]):
     def join(self, timeout: float | None = None) -> _T_co:
         """Wait in a coro until this one has ended; return its result or raise its exception.
 
-        Returns None for a coro that was shut down, interrupted or cancelled; :meth:`result` raises CoroCancelled then.
+        Returns None if the coro was shut down, interrupted or cancelled. (:meth:`result` raises CoroCancelled then.)
 
         Raises:
-            TimeoutError: it has not ended after ``timeout`` seconds (:meth:`done` tells it from one of the coro's own).
-            NotStartedError: it was not started.
+            TimeoutError: the coro has not ended after ``timeout`` seconds. If the coro itself may raise TimeoutError,
+                :meth:`done` tells the two apart.
+            NotStartedError: the coro was not started.
             RuntimeError: a coro joins itself.
             YieldFromMain: not called in a coro.
         """
@@ -87,15 +98,18 @@ class Coro(_core.Coro["_T_co"]):
         try:
             return self._outcome()
         finally:
-            del self  # the coro keeps what it raises, and that keeps this frame
+            del self  # break the cycle: the coro keeps its exception, whose traceback keeps this frame
 
     # ------------------------------------------------------------------ asyncio.Task's interface
 
     def cancel(self, msg: Any = None) -> bool:
         """Raise :class:`asyncio.CancelledError` where the coro waits, as :meth:`asyncio.Task.cancel` does for a task.
 
-        If the coro waits for a future with ``await_``, the future is cancelled instead, and its error is raised there.
-        Several calls before the coro runs raise one error, the first call's.
+        If the coro waits for a future with ``await_``, the future is cancelled instead, and its CancelledError is
+        raised in the coro. If this is called several times before the coro runs, the coro gets one error, with the
+        first ``msg``.
+
+        Returns False if the coro has ended, else True.
         """
         if self.done():
             return False
@@ -112,9 +126,10 @@ class Coro(_core.Coro["_T_co"]):
         return self._cancel_count
 
     def uncancel(self) -> int:
-        """Undo one :meth:`cancel`; return the number that is left.
+        """Undo one :meth:`cancel`; return the number of :meth:`cancel` calls that are left.
 
-        From Python 3.13 on, the last call also removes an error that was not raised yet, as a task's does.
+        On Python 3.13 and later, when none are left, this also removes a CancelledError that was not raised yet, as
+        :meth:`asyncio.Task.uncancel` does.
         """
         if self._cancel_count:
             self._cancel_count -= 1
@@ -123,11 +138,11 @@ class Coro(_core.Coro["_T_co"]):
         return self._cancel_count
 
     def cancelled(self) -> bool:
-        """Whether the coro has ended because it was cancelled, shut down or interrupted."""
+        """Return True if the coro has ended because it was cancelled, shut down or interrupted."""
         return isinstance(self._exception, asyncio.CancelledError)
 
     def get_name(self) -> str:
-        """Return the name, as :meth:`asyncio.Task.get_name`."""
+        """Return the name, like :meth:`asyncio.Task.get_name`."""
         return self.name
 
     def get_loop(self) -> asyncio.AbstractEventLoop:
@@ -136,7 +151,7 @@ class Coro(_core.Coro["_T_co"]):
         return loop
 
     def get_context(self) -> contextvars.Context | None:
-        """Return the context that the coro runs in, None once it has ended."""
+        """Return the context that the coro runs in, or None once it has ended."""
         return self._context
 
     def get_coro(self) -> None:
@@ -144,10 +159,10 @@ class Coro(_core.Coro["_T_co"]):
         return
 
     def get_stack(self, *, limit: int | None = None) -> list[FrameType]:
-        """Return the frames of the coro, the outermost first: at most the ``limit`` innermost of them.
+        """Return the coro's stack frames, the outermost first. With ``limit``, only that many innermost frames.
 
-        For a coro that has failed they are the frames of the traceback, at most the ``limit`` outermost. A coro that
-        has not begun, or has returned, has none.
+        For a coro that ended with an exception, these are the frames of the traceback; ``limit`` then keeps the
+        outermost frames. For a coro that has not begun, or has returned, the list is empty.
         """
         frames: list[FrameType] = []
         entry = None if self._exception is None else self._exception.__traceback__
@@ -162,15 +177,18 @@ class Coro(_core.Coro["_T_co"]):
         return frames + innermost_first[::-1]
 
     def stack_info(self) -> dict[str, Any]:
-        """Return where its stack is, and with ``loop.set_cpu_accounting(True)`` its CPU time.
+        """Return a dict that says where the coro's stack is and how large it is.
 
-        ``kind`` (``shared`` or ``own``), ``where`` (``in place``, ``evicted``, or ``none`` before its first run and
-        after its end), ``slot`` (which of the shared stacks it uses, None if it has one for itself), ``bytes_used`` of
-        C stack, and ``frame_bytes``, the memory that its Python frames have. ``cpu_s`` and ``steps`` are what it has
-        used since accounting began, without its current run; they are not there while nothing is counted.
+        - ``kind``: ``shared`` or ``own``
+        - ``where``: ``in place`` or ``evicted``; ``none`` before the first run and after the end
+        - ``slot``: the number of the shared stack that it uses, None if it has a stack of its own
+        - ``bytes_used``: how many bytes of C stack it uses
+        - ``frame_bytes``: how many bytes its Python frames take
+        - ``cpu_s``, ``steps``: only with ``loop.set_cpu_accounting(True)``: its CPU time in seconds and how often it
+          ran, since accounting began and without its current run
 
         Raises:
-            ScheduleError: in another thread.
+            ScheduleError: called in another thread.
         """
         info = super().stack_info()
         charges = getattr(self._loop, "_charges", None)
@@ -179,7 +197,7 @@ class Coro(_core.Coro["_T_co"]):
         return info
 
     def print_stack(self, *, limit: int | None = None, file: TextIO | None = None) -> None:
-        """Print what :meth:`get_stack` gives as a traceback, to ``sys.stderr`` unless a file is given."""
+        """Print the frames of :meth:`get_stack` like a traceback, to ``sys.stderr`` unless a file is given."""
         exc = self._exception
         entries = [(frame, frame.f_lineno) for frame in self.get_stack(limit=limit)]
         if not entries:
@@ -192,22 +210,22 @@ class Coro(_core.Coro["_T_co"]):
             print("".join(traceback.format_exception_only(exc)), file=file or sys.stderr, end="")
 
     def set_result(self, result: object) -> None:
-        """Raise RuntimeError, as :meth:`asyncio.Task.set_result`: the function gives the result."""
+        """Raise RuntimeError, like :meth:`asyncio.Task.set_result`: only the coro's function sets the result."""
         raise RuntimeError("Task does not support set_result operation")
 
     def set_exception(self, exception: object) -> None:
-        """Raise RuntimeError, as :meth:`asyncio.Task.set_exception`."""
+        """Raise RuntimeError, like :meth:`asyncio.Task.set_exception`."""
         raise RuntimeError("Task does not support set_exception operation")
 
     # Private attributes of asyncio.Task that asyncio itself (gather) and libraries read.
 
     _log_destroy_pending = False
-    # in debug mode: where it was started
+    # the stack on which the coro was started; only in debug mode
     _source_traceback: Any = None
 
     def _note_origin(self) -> None:
-        """Called when it is started in debug mode."""
-        _origins.note_coro(self)
+        """Record where the coro was started. Native code calls this in debug mode."""
+        origins.note_coro(self)
 
     @property
     def _state(self) -> str:
@@ -227,7 +245,7 @@ class Coro(_core.Coro["_T_co"]):
         return self._awaited
 
     def _report_unseen(self) -> None:
-        """Report an exception that nobody has seen to the loop. Called when the coro is freed."""
+        """Report the coro's exception to the loop if no code has retrieved it. Called when the coro is freed."""
         exc = self._failure_unseen()
         if exc is None or self.cancelled() or self._loop is None or self._loop.is_closed():
             return
@@ -236,7 +254,7 @@ class Coro(_core.Coro["_T_co"]):
 
 
 class Wakeup:
-    """Wakes a coro at most once, and only from the wait that it was made for."""
+    """A callback that wakes a coro at most once, and only from the wait that it was made for."""
 
     __slots__ = ("_coro", "is_over")
 
@@ -254,7 +272,7 @@ class Wakeup:
 def check_started(coro: Coro[Any]) -> None:
     """Raise NotStartedError if a wait for the end of ``coro`` would never end."""
     if coro._status == "new":
-        raise _errors.NotStartedError("the coro was not started: waiting for it would last for ever")
+        raise _errors.NotStartedError("the coro was not started, so waiting for it would never end")
 
 
 def shut_down(coro: Coro[Any]) -> None:
@@ -263,12 +281,16 @@ def shut_down(coro: Coro[Any]) -> None:
         try:
             coro.shutdown()
         except _errors.DeadCoroutine:
-            # On a stack of its own, the collector may call a finalizer that lets others run, also here.
+            # It has ended since the check: if this coro has its own stack, the garbage collector may run a finalizer
+            # here that lets other coros run.
             pass
 
 
 def wait_for_end(coro: Coro[Any], timeout_s: float | None = None) -> None:
-    """Wait in the running coro until ``coro`` has ended. Raises: as :meth:`Coro.join`, its own exception aside."""
+    """Wait in the running coro until ``coro`` has ended.
+
+    Raises the same exceptions as :meth:`Coro.join`, except for the exception of ``coro`` itself.
+    """
     waiter = _core._coro_current()
     if waiter is coro:
         raise RuntimeError("a coro cannot wait for itself")
@@ -279,7 +301,7 @@ def wait_for_end(coro: Coro[Any], timeout_s: float | None = None) -> None:
     try:
         if timeout_s is not None:
             timer = coro._loop.call_later(timeout_s, wakeup)
-        while not wakeup.is_over:  # schedule() of the waiter ends its wait as well
+        while not wakeup.is_over:  # schedule() may wake the waiter before that
             _core._coro_wait()
     finally:
         wakeup.is_over = True
@@ -292,7 +314,10 @@ def wait_for_end(coro: Coro[Any], timeout_s: float | None = None) -> None:
 
 
 def _find_registry() -> set[Any] | None:
-    """Return asyncio's set of weak references to foreign tasks; None if asyncio does not have it in the known form."""
+    """Return the set of weak references in which asyncio keeps tasks that are not its own; None if it has no such set.
+
+    asyncio has no public way to get it, so a probe is registered to see in which set it ends up.
+    """
 
     class Probe:
         pass
@@ -301,7 +326,7 @@ def _find_registry() -> set[Any] | None:
     asyncio._register_task(probe)
     try:
         for reference in weakref.getweakrefs(probe):
-            # WeakSet's callback has a reference to the WeakSet as its default.
+            # The callback of a WeakSet's references has, as a default argument, a reference to the WeakSet.
             for default in getattr(reference.__callback__, "__defaults__", None) or ():
                 weak_set: Any = default() if isinstance(default, weakref.ref) else None
                 data = getattr(weak_set, "data", None)

@@ -1,21 +1,24 @@
-"""Names are resolved in a thread of the loop's executor while the coro waits. Literals never leave its thread."""
+"""Host name lookups for coros: a thread of the loop's executor resolves the name while the coro waits.
+
+Literal addresses need no lookup, so they are answered in the coro's own thread.
+"""
 
 from __future__ import annotations
 
 import socket
 
 from grapeshot import _core
-from grapeshot._dns import is_answered_at_once
+from grapeshot._loop.dns import is_answered_at_once
 
-from .bridge import run_in_thread
+from ._bridge import run_in_thread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# As they are before a program patches them.
+# The original, before a program patches it.
 _getaddrinfo = socket.getaddrinfo
-# Hosts that the C library is not asked for.
+# Hosts that the socket module understands without asking the C library.
 _SPECIAL = frozenset(("", "<broadcast>", b"", b"<broadcast>"))
 
 
@@ -27,7 +30,7 @@ def getaddrinfo(
     proto: int = 0,
     flags: int = 0,
 ) -> list[Any]:
-    """Return what :func:`socket.getaddrinfo` returns, while other coros run.
+    """Like :func:`socket.getaddrinfo`, but other coros run while it waits.
 
     Raises:
         socket.gaierror: the name does not resolve.
@@ -38,9 +41,10 @@ def getaddrinfo(
 
 
 def numeric_address(family: int, address: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return an Internet address with the first number that its host has. What is no name comes back as it is.
+    """Return an Internet address in which a host name is replaced by the first numeric address it resolves to.
 
-    Native code calls it for the addresses that ``connect``, ``bind`` and ``sendto`` get.
+    An address without a name is returned unchanged. Native code calls this for the addresses that ``connect``, ``bind``
+    and ``sendto`` get.
 
     Raises:
         socket.gaierror: the name does not resolve.
@@ -49,6 +53,6 @@ def numeric_address(family: int, address: tuple[Any, ...]) -> tuple[Any, ...]:
     is_name = isinstance(host, (str, bytes)) and host not in _SPECIAL
     if not is_name or is_answered_at_once(host, None, family) or not _core._coro_is_on_loop():
         return address
-    # The type says only that each address comes once.
+    # Any one type will do: with it, each address is returned once instead of once per type.
     infos = getaddrinfo(host, None, family, socket.SOCK_DGRAM)
     return (infos[0][4][0], *address[1:])

@@ -1,12 +1,13 @@
 """Ends coros that are still suspended when their loop is closed, their thread ends, or the interpreter exits.
 
-Each coro gets ``Shutdown`` where it waits, so that its ``finally`` blocks run. If the loop can still run, waits in
-these blocks have one second. After that, and where no loop can run, each further wait is interrupted, too. A coro that
-still does not end is abandoned with a warning: it stays suspended, and what its stack refers to is never freed.
+Each coro gets ``Shutdown`` where it waits, so that its ``finally`` blocks run. If the loop can still run, the blocks
+may wait, for one second in all. After that, or if no loop can run, every further wait is interrupted, too. A coro that
+still does not end is abandoned with a warning: it stays suspended, and the objects on its stack are never freed.
 
-Before that, a runner (``coro.run``, ``asyncio.run``) cancels what is left and waits for it. This does not include coros
-that stand for daemon threads: only this module ends them. Plain Python does not wait for such a thread at all. So a
-daemon that goes on after the second is abandoned soon, and without a warning.
+Before that, a runner (``coro.run``, ``asyncio.run``) cancels the coros and tasks that are left, and waits for them.
+Runners leave out coros that stand for daemon threads; only this module ends those. Plain Python does not wait for
+daemon threads at all, so a daemon that goes on after that second is abandoned after a few more waits, without a
+warning.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import threading
 import warnings
 from collections.abc import Callable
 
-from grapeshot import _core, _origins
+from grapeshot import _core
+from grapeshot._loop import origins
 from grapeshot._loop import Loop
 
 TYPE_CHECKING = False
@@ -30,9 +32,9 @@ if TYPE_CHECKING:
 _GRACE_S = 1.0
 # How many waits in its cleanup are interrupted before a coro is abandoned.
 _ROUNDS = 1000
-# The same for daemons. Each time, one that goes on may log what it has caught.
+# The same for daemons. It is small because a daemon that catches the exception and goes on may log it each time.
 _DAEMON_ROUNDS = 3
-# After how many seconds a coro that holds up the end is named.
+# After how many seconds a warning names the coros that hold up the end.
 _HELD_UP_S = 1.5
 
 
@@ -41,17 +43,17 @@ def _coros_of(loop: Loop) -> list[Coro[Any]]:
 
 
 def watch_end(loop: Loop) -> Any:
-    """Name the coros for which a runner still waits a little later. Called before it cancels what is left."""
+    """Start a timer that warns of coros for which a runner still waits then. Called before the runner cancels them."""
     return loop.call_later(_HELD_UP_S, _warn_of_late, loop)
 
 
 def _warn_of_late(loop: Loop) -> None:
     late = sorted((co for co in _coros_of(loop) if not co._is_daemon), key=lambda co: co.id)
     if late:
-        names = ", ".join(f"{co.name!r} ({_origins.site(co.get_frame()) or co._status})" for co in late)
+        names = ", ".join(f"{co.name!r} ({origins.site(co.get_frame()) or co._status})" for co in late)
         warnings.warn(
-            f"the end waits for coros that were cancelled and go on: {names}. A coro ends when it lets CancelledError"
-            " pass. Threads of coro.install() are not waited for if they are made with daemon=True",
+            f"the program cannot end yet: these coros were cancelled but go on: {names}. A coro ends when it lets"
+            " CancelledError pass. Threads of coro.patch() are not waited for if they are made with daemon=True",
             RuntimeWarning,
             stacklevel=1,
         )
@@ -71,7 +73,7 @@ def unwind(loop: Loop) -> None:
     Coros of another thread end when that thread ends.
 
     Raises:
-        SystemExit, KeyboardInterrupt: a coro has raised it; all coros were resumed before it is raised here.
+        SystemExit, KeyboardInterrupt: a coro has raised it. It is raised here after all coros were shut down.
     """
     if not _coros_of(loop):
         return
@@ -89,16 +91,16 @@ def unwind(loop: Loop) -> None:
 
 
 class _Unwinding:
-    """The end of one loop's coros."""
+    """Shuts down the coros of one loop."""
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
         self._left: set[Coro[Any]] = set()
-        # the first exception that has to leave close()
+        # the first SystemExit or KeyboardInterrupt of a coro, which close() has to raise
         self.leaving: BaseException | None = None
 
     def can_run(self) -> bool:
-        """Whether the loop can run in this thread now. It cannot if it is closed from inside another running loop."""
+        """Whether the loop can run in this thread now. It cannot if another loop is running here."""
         try:
             self._loop._check_running()
         except RuntimeError:
@@ -112,14 +114,14 @@ class _Unwinding:
             self.leaving = self.leaving or exc
 
     def run_until_ended(self) -> None:
-        """Shut each coro down once, and run the loop until all have ended or the timeout is over."""
+        """Shut each coro down once, and run the loop until all have ended or ``_GRACE_S`` is over."""
         loop = self._loop
         told: set[Coro[Any]] = set()
         deadline = loop.time() + _GRACE_S
         timer = loop.call_at(deadline, loop.stop)
         while loop.time() < deadline:
             left = _coros_of(loop)
-            new = [co for co in left if co not in told]  # some were made by those that end
+            new = [co for co in left if co not in told]  # coros that are ending may have started others
             if not left:
                 break
             told.update(new)
@@ -137,7 +139,7 @@ class _Unwinding:
             self._loop.stop()
 
     def run_in_turns(self) -> None:
-        """Interrupt every further wait of the coros that are left."""
+        """Interrupt the next waits of the coros that are left, up to ``_ROUNDS`` times."""
         loop = self._loop
         for number in range(_ROUNDS):
             if number == _DAEMON_ROUNDS:
@@ -156,12 +158,12 @@ class _Unwinding:
             co._is_given_up = co._is_daemon
 
     def run_natively(self) -> None:
-        """The same without the loop."""
+        """Interrupt the waits of the coros in native code, without running the loop."""
         self._catch(lambda: _core._coro_shut_down(self._loop, _ROUNDS))
 
 
 class _ThreadEnd:
-    """Lies in the thread's local data. When that is freed, the thread ends its coros."""
+    """An object in the thread's local data, which is freed when the thread ends; its finalizer ends the coros."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
@@ -171,19 +173,19 @@ class _ThreadEnd:
         _is_finalizing: Callable[[], bool] = sys.is_finalizing,
         _get_ident: Callable[[], int] = threading.get_ident,
     ) -> None:
-        # A forked child frees the data of other threads, and an exiting interpreter frees all data: too late to run
-        # coros.
+        # In these cases no coro may run any more: a forked child frees the local data of the threads that it does not
+        # have, and an exiting interpreter that of all threads.
         if _is_finalizing() or _get_ident() != self._thread:
             return
         _end_thread()
 
 
-def _warn_of_unborn() -> None:
+def _warn_of_never_run() -> None:
     """Warn of coros whose function was never called, because no loop ran after their ``spawn``."""
-    unborn = [co for co in _core._coro_live() if co._status == "ready" and co.get_frame() is None]
-    if unborn:
+    never_run = [co for co in _core._coro_live() if co._status == "ready" and co.get_frame() is None]
+    if never_run:
         warnings.warn(
-            f"coros never ran: {unborn}; coro.run() or coro.event_loop() runs what was spawned before",
+            f"coros never ran: {never_run}; coro.run() or coro.event_loop() runs what was spawned before",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -191,7 +193,7 @@ def _warn_of_unborn() -> None:
 
 def _end_thread() -> None:
     _core._coro_end_thread()
-    _warn_of_unborn()
+    _warn_of_never_run()
     left = _core._coro_shut_down(None, _ROUNDS)
     if left:
         warnings.warn(f"{left} coros did not end with their thread", RuntimeWarning, stacklevel=1)
@@ -208,7 +210,7 @@ def watch_thread() -> None:
 
 @atexit.register
 def _end_main_thread() -> None:
-    _warn_of_unborn()
+    _warn_of_never_run()
     for loop in {id(co._loop): co._loop for co in _core._coro_live()}.values():
         if not loop.is_closed() and not loop.is_running():
             unwind(loop)

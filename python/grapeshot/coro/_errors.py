@@ -1,4 +1,4 @@
-"""The exceptions of the coro mode. The names are Shrapnel's."""
+"""The exceptions of the coro mode. Most names come from Shrapnel."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-# asyncio's classes, for the modules that do not import asyncio.
+# asyncio's classes, for modules of this package that do not import asyncio themselves.
 CancelledError = asyncio.CancelledError
 InvalidStateError = asyncio.InvalidStateError
 LimitOverrunError = asyncio.LimitOverrunError
 
 
 class Interrupted(asyncio.CancelledError):
-    """A coro was interrupted where it waited; ``value`` is what :meth:`Coro.interrupt` was given.
+    """Raised in a coro that was interrupted while it waited. ``value`` is the argument of :meth:`Coro.interrupt`.
 
-    A subclass of :class:`asyncio.CancelledError`, so that ``except Exception`` lets it pass.
+    It is a subclass of :class:`asyncio.CancelledError`, so ``except Exception`` does not catch it.
     """
 
     def __init__(self, value: Any = None) -> None:
@@ -34,27 +34,27 @@ class Shutdown(Interrupted):
 
 
 class CoroCancelled(Exception):  # noqa: N818  # named like what it stands for
-    """A coro has no result, because it was shut down, interrupted or cancelled; its own exception is the cause.
+    """A coro has no result, because it was shut down, interrupted or cancelled. Its own exception is the ``__cause__``.
 
-    :meth:`Coro.result` raises this in another coro. The caller was not cancelled itself, so this is an ordinary error:
-    ``except Exception`` catches it, and it is reported if nobody does.
+    :meth:`Coro.result` raises this in another coro. The caller itself was not cancelled, so this is an ordinary error:
+    ``except Exception`` catches it, and it is reported if no code does.
     """
 
 
 class TimeoutError(builtins.TimeoutError):  # noqa: A001  # Shrapnel's name, and a subclass of the builtin
-    """The timeout of a block, a function or a wait is over."""
+    """A block, a function or a wait took longer than its timeout."""
 
 
 class Empty(queue.Empty, TimeoutError):  # noqa: N818  # queue's names
-    """No item came before the timeout of ``pop``. It is a :class:`queue.Empty` and a :class:`TimeoutError`."""
+    """``pop`` got no item in time. It is both a :class:`queue.Empty` and a :class:`TimeoutError`."""
 
 
 class Full(queue.Full, TimeoutError):  # noqa: N818
-    """There was no space before the timeout of ``push``. It is a :class:`queue.Full` and a :class:`TimeoutError`."""
+    """``push`` found no space in time. It is both a :class:`queue.Full` and a :class:`TimeoutError`."""
 
 
 class ScheduleError(Exception):
-    """A coro cannot be scheduled in its state, or from this thread."""
+    """A coro cannot be scheduled: it is in the wrong state, or belongs to another thread."""
 
 
 class DeadCoroutine(ScheduleError):  # noqa: N818  # Shrapnel's name
@@ -66,11 +66,11 @@ class NotStartedError(ScheduleError):
 
 
 class SimultaneousError(Exception):
-    """Two coros wait on one descriptor for the same thing."""
+    """A second coro tried to wait for the same event (to read, or to write) on the same descriptor."""
 
 
 class ClosedError(OSError):
-    """A descriptor was closed while a coro waited on it, or a channel is closed. The errno is ``EBADF``."""
+    """A descriptor was closed while a coro waited on it, or a file or channel is closed. The errno is ``EBADF``."""
 
     def __init__(self, message: str = "it was closed") -> None:
         super().__init__(errno.EBADF, message)
@@ -87,14 +87,14 @@ class YieldFromMain(RuntimeError):  # noqa: N818  # Shrapnel's name
 
 
 class LockError(RuntimeError):
-    """The coro has released a lock that it does not hold, or would wait for itself."""
+    """A coro released a lock that it does not hold, or tried to wait for a lock that only it could release."""
 
 
 class InParallelError(Exception):
-    """At least one function of ``in_parallel`` has raised.
+    """At least one function of ``in_parallel`` has raised an exception.
 
-    ``result_list`` has one entry per function, in order: ``(True, result)`` or ``(False, exception)``. The cause is the
-    exception, or the group of them if there are several.
+    ``result_list`` has one entry per function, in order: ``(True, result)`` or ``(False, exception)``. The
+    ``__cause__`` is the exception, or an exception group if there are several.
     """
 
     def __init__(self, result_list: list[tuple[bool, Any]]) -> None:
@@ -104,7 +104,7 @@ class InParallelError(Exception):
         if len(raised) == 1:
             self.__cause__ = raised[0]
         elif raised:
-            self.__cause__ = BaseExceptionGroup("the functions have raised", raised)
+            self.__cause__ = BaseExceptionGroup("several functions have raised", raised)
 
     def __str__(self) -> str:
         raised = [repr(exc) for is_result, exc in self.result_list if not is_result]
@@ -112,4 +112,4 @@ class InParallelError(Exception):
 
 
 class WakeUp(Exception):  # noqa: N818  # Shrapnel's name
-    """For programs: wakes a coro with an exception that has no other meaning."""
+    """For use by programs, with :meth:`Coro.raise_exception`. grapeshot itself never raises or catches it."""

@@ -1,14 +1,15 @@
-"""A program of coros: ``spawn(main); event_loop()``, until ``set_exit(code)``.
+"""Programs in Shrapnel's style: ``spawn(main); event_loop()``, which runs until ``set_exit(code)`` is called.
 
-Coros that are made while no loop runs in their thread belong to the loop that the thread's next :func:`event_loop` or
-``coro.run()`` runs. That loop is made for the first of them.
+Coros can be made in a thread before its loop runs. The first one makes a loop, and the thread's next
+:func:`event_loop` or ``coro.run()`` runs it.
 """
 
 from __future__ import annotations
 
 import threading
 
-from grapeshot import _core, _run
+from grapeshot import _core
+from grapeshot._start import run
 from grapeshot._loop import Loop, new_event_loop
 
 TYPE_CHECKING = False
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _Program:
-    """A loop that :func:`event_loop` runs or will run. Only its thread uses it."""
+    """A loop that :func:`event_loop` runs or will run. Only the loop's thread may use it."""
 
     def __init__(self) -> None:
         self.loop = new_event_loop()
@@ -37,23 +38,23 @@ class _Program:
 
 
 class _Own(threading.local):
-    """The program of this thread, from its first coro to its end."""
+    """The program of this thread, from its first coro until it ends."""
 
     program: _Program | None = None
 
 
 _own = _Own()
-# Programs whose event_loop() runs, of all threads. Changed by single operations.
+# The programs of all threads whose event_loop() is running. It needs no lock, because each change is one operation.
 _running: list[_Program] = []
 
 
 def pending_loop() -> Loop:
-    """Return the loop of coros that are made while none runs in this thread."""
+    """Return the loop for coros that are made while no loop runs in this thread. It is made by the first call."""
     return _own_program().loop
 
 
 def take_pending_loop() -> Loop | None:
-    """Return that loop, which the caller then runs; None if no coro was made for it."""
+    """Return the loop of :func:`pending_loop`, which the caller must then run; None if there is none."""
     program, _own.program = _own.program, None
     return None if program is None else program.loop
 
@@ -66,22 +67,22 @@ def _own_program() -> _Program:
 
 
 def event_loop() -> Any:
-    """Run this thread's coros until :func:`set_exit` is called; return its code.
+    """Run this thread's coros until :func:`set_exit` is called; return the code that it was given.
 
-    Then it ends the remaining coros, tasks, asynchronous generators and threads of the executor as :func:`asyncio.run`
-    does, and closes the loop. Ctrl-C does the same and raises KeyboardInterrupt, as in :class:`asyncio.Runner`. So does
-    a SystemExit or KeyboardInterrupt that a coro raises.
+    Before it returns, it ends the remaining coros, tasks, asynchronous generators and executor threads as
+    :func:`asyncio.run` does, and closes the loop. Ctrl-C ends it in the same way and raises KeyboardInterrupt, as in
+    :class:`asyncio.Runner`. A SystemExit or KeyboardInterrupt that a coro raises ends it, too, and is raised here.
 
     Raises:
-        RuntimeError: an event loop is running in this thread.
+        RuntimeError: an event loop is already running in this thread.
     """
-    _run.check_none_runs("coro.event_loop()")
+    run.check_none_runs("coro.event_loop()")
     if _core._coro_is_hidden():
         raise RuntimeError("coro.event_loop() cannot be called from a coro")
     program = _own_program()
     _running.append(program)
     try:
-        _run.run_on(program.loop, program.wait_for_exit())
+        run.run_on(program.loop, program.wait_for_exit())
     finally:
         _running.remove(program)
         _own.program = None
@@ -91,13 +92,12 @@ def event_loop() -> Any:
 def set_exit(code: Any = 0) -> None:
     """Make :func:`event_loop` return ``code``.
 
-    Call it from a coro, a callback or a task of that loop, or before the loop runs.
-
-    A thread without coros of its own ends the process's only :func:`event_loop`. A second call before the loop has
-    ended replaces the code.
+    Call it from a coro, a callback or a task of the loop, or before the loop runs. A second call before the loop has
+    ended replaces the code. A thread that has no coros may call it, too, as long as only one :func:`event_loop` is
+    running in the process: it then ends that one.
 
     Raises:
-        RuntimeError: there is no such loop, or, in another thread, more than one.
+        RuntimeError: no :func:`event_loop` is running, or several are and none of them in this thread.
     """
     program = _own.program
     if program is not None:
@@ -105,5 +105,8 @@ def set_exit(code: Any = 0) -> None:
         return
     running = list(_running)
     if len(running) != 1:
-        raise RuntimeError(f"{len(running) or 'no'} event_loop() runs: which is to end?")
+        raise RuntimeError(
+            "set_exit() in a thread without coros needs exactly one running coro.event_loop(), but there are"
+            f" {len(running) or 'none'}"
+        )
     running[0].loop.call_soon_threadsafe(running[0].end, code)

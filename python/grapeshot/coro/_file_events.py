@@ -1,4 +1,4 @@
-"""What the two ways of watching files share: :class:`FileEvent` and the queue of events."""
+"""The base of the two implementations of ``watch_file``: :class:`FileEvent` and the queue of events."""
 
 from __future__ import annotations
 
@@ -13,26 +13,31 @@ if TYPE_CHECKING:
     from typing import NamedTuple
 
     class FileEvent(NamedTuple):
-        """What :class:`watch_file` reports."""
+        """An event that :class:`watch_file` reports."""
 
         kind: str
         path: str
         destination: str | None = None
 else:
-    # typing is not imported for this.
+    # A collections.namedtuple at run time, so that typing need not be imported.
     FileEvent = collections.namedtuple("FileEvent", "kind path destination", defaults=(None,))
-    FileEvent.__doc__ = """What :class:`watch_file` reports: its ``kind``, the ``path``, and for a move the destination.
+    FileEvent.__doc__ = """An event that :class:`watch_file` reports: a tuple of ``kind``, ``path`` and ``destination``.
 
-    The kinds are ``created`` (also: moved there), ``modified``, ``deleted``, ``moved`` (``destination`` is None if the
-    new path is in another directory), and ``overflow``: events were lost, and nothing is known.
+    ``kind`` is one of:
+
+    - ``created``: the path is new; also after a move to this path
+    - ``modified``: the contents changed
+    - ``deleted``
+    - ``moved``: renamed to ``destination``, which is None if the new path is in another directory
+    - ``overflow``: events were lost, so anything may have changed
     """
 
 
 class FileWatch:
-    """A watch of the directory ``path``, or of the entry of a directory that ``path`` names.
+    """Watches the directory ``path``, or else the one directory entry that ``path`` names.
 
-    ``sock`` can be read when something has happened. ``events`` holds what is known of it, and after ``has_ended``
-    there will be no more.
+    ``sock`` becomes readable when something has happened. :meth:`receive` then reads it and adds to ``events``. Once
+    ``has_ended`` is true, no more events come.
     """
 
     sock: fd_sock
@@ -47,11 +52,11 @@ class FileWatch:
         self._name = os.path.basename(stripped)
 
     def receive(self, timeout_s: float | None) -> bool:
-        """Wait until something has happened, and queue the events. False if the watch was closed.
+        """Wait until something has happened, and queue the events. Return False if the watch was closed.
 
         Raises:
-            TimeoutError: nothing has happened for so long.
-            SimultaneousError: another coro waits.
+            TimeoutError: nothing has happened within ``timeout_s``.
+            SimultaneousError: another coro is waiting already.
         """
         self.sock.settimeout(timeout_s)
         try:

@@ -1,12 +1,13 @@
 """Pipes, terminals and files for coros: :class:`fd_sock` and :class:`file_sock`.
 
-The kernel tells when a pipe, a FIFO or a terminal is ready, and the coro waits for that. Regular files are always
-"ready", and reading them blocks all the same, so real threads read and write them. They do it at a position that the
-object keeps, not at the file's own: a coro that is interrupted meanwhile has not moved it, and has lost nothing.
+The kernel reports when a pipe, a FIFO or a terminal is ready, and the coro waits for that. It always reports regular
+files as ready, although reading them can block, so real threads read and write those. They use a position that the
+object keeps, not the file's own, and the object moves it only when the coro gets the result. So a coro that is
+interrupted before that has lost nothing.
 
-    close() --> ClosedError in those that wait --> the last one to leave closes the descriptor
+    close() --> ClosedError in the coros that wait --> the last user closes the descriptor
 
-So the number of a descriptor stays taken as long as a coro waits for it or a thread uses it.
+So the system cannot reuse the number of a descriptor while a coro waits on it or a thread uses it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from grapeshot import _core
 from . import _at_once, _errors
 from ._socket import wait_for_read, wait_for_write
 from ._socket_base import Countdown
-from .bridge import run_in_thread
+from ._bridge import run_in_thread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class _Hold:
-    """A descriptor and those who use it, in any thread. It is closed when it should be and nobody uses it."""
+    """A descriptor and a count of its users, in any thread. It is closed after :meth:`close`, when no user is left."""
 
     def __init__(self, fd: int, release: Callable[[], object] | None) -> None:
         self.fd = fd
@@ -76,16 +77,16 @@ class _Hold:
 
 
 class fd_sock:  # noqa: N801  # Shrapnel's name
-    """A descriptor of a pipe, a FIFO, a terminal or the like, with the calls of a socket.
+    """Gives a pipe, a FIFO, a terminal or a similar descriptor the methods of a socket.
 
     ``fd_sock(fd, *, closefd=True)``
 
-    With ``closefd`` the object owns the descriptor: it closes it, and makes it nonblocking. Otherwise it leaves the
-    descriptor as it is, because other processes may share it (standard input, for instance). Its calls are then
-    nonblocking by themselves, or made by a real thread for the few kinds of files that have no such calls.
+    With ``closefd`` the object owns the descriptor: it makes it nonblocking, and closes it in the end. Otherwise it
+    does not change the descriptor's mode, because other processes may share it (standard input, for instance). Each
+    call is then nonblocking on its own, or a real thread makes it, for the few kinds of files that have no such calls.
 
-    An interrupted ``recv`` has lost nothing. After an interrupted ``sendall`` nobody knows how much was written. In a
-    thread without coros the calls block the thread.
+    A ``recv`` that is interrupted loses no data. After an interrupted ``sendall`` it is not known how much was written.
+    In a thread without coros, the calls block the thread.
     """
 
     def __init__(self, fd: int, *, closefd: bool = True) -> None:
@@ -99,7 +100,7 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
         if is_ours and self._was_blocking:
             os.set_blocking(fd, False)
         self._stays_blocking = self._was_blocking and not is_ours
-        # The last step: an object whose descriptor is refused owns none.
+        # This comes last: if a call above raises, the object does not own the descriptor.
         self._hold = _Hold(fd, release)
 
     def __repr__(self) -> str:
@@ -122,22 +123,25 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
+        """Whether the object was closed."""
         return self._hold.is_closed
 
     def fileno(self) -> int:
-        """Return the descriptor, -1 if it is closed."""
+        """Return the descriptor, or -1 after :meth:`close`."""
         return -1 if self.closed else self._hold.fd
 
     def close(self) -> None:
-        """Close it; coros that wait for it get :class:`ClosedError`. The second call does nothing."""
+        """Close the object. Coros that wait on it get :class:`ClosedError`. A second call does nothing."""
         if self.closed:
             return
         self._hold.close()
         self._end_waits()
 
     def detach(self) -> int:
-        """Return the descriptor, which the caller then owns, as it was before. The object is closed."""
+        """Close the object but not the descriptor, and return the descriptor, which the caller then owns.
+
+        It has the blocking mode that it had before.
+        """
         if self.closed:
             raise _errors.ClosedError("the file is closed")
         fd, self._hold._release = self._hold.fd, None
@@ -147,34 +151,40 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
         return fd
 
     def settimeout(self, timeout: float | None, /) -> None:
-        """Limit each call to so many seconds; None: no limit. With 0 a call that would wait raises BlockingIOError."""
+        """Limit each call to ``timeout`` seconds; None means no limit.
+
+        With 0, a call that would have to wait raises BlockingIOError.
+        """
         if timeout is not None and not timeout >= 0:
-            raise ValueError("a timeout is None, or 0 or above")
+            raise ValueError(f"the timeout must be None, or a number of seconds not below 0, got {timeout!r}")
         self._timeout_s = timeout
 
     def gettimeout(self) -> float | None:
-        """Return what :meth:`settimeout` has set."""
+        """Return the timeout in seconds that :meth:`settimeout` has set, or None."""
         return self._timeout_s
 
     # ------------------------------------------------------------------ reading and writing
 
     def recv(self, count: int, /) -> bytes:
-        """Read what is there, ``count`` bytes at most; wait until there is something. Empty at the end of the stream.
+        """Return the data that is there, at most ``count`` bytes; wait if there is none. Empty at the end.
 
         Raises:
-            TimeoutError: there was nothing before the timeout.
-            SimultaneousError: another coro reads.
-            ClosedError: the object is closed, or was closed meanwhile.
+            TimeoutError: no data came before the timeout.
+            SimultaneousError: another coro is reading.
+            ClosedError: the object is closed, or was closed during the wait.
         """
         if count <= 0:
-            # An error, or empty.
+            # os.read raises ValueError or returns nothing: it never waits.
             return self._repeat(wait_for_read, lambda fd: os.read(fd, count))
         return self._repeat(
             wait_for_read, lambda fd: os.read(fd, count), lambda fd, wait: _at_once.read(fd, count, wait)
         )
 
     def recv_into(self, buffer: WriteableBuffer, /) -> int:
-        """Read into a buffer; return the number of bytes, 0 at the end of the stream. Raises: as :meth:`recv`."""
+        """Read into a buffer; return the number of bytes, 0 at the end of the stream.
+
+        Raises the same exceptions as :meth:`recv`.
+        """
         with memoryview(buffer) as view, view.cast("B") as octets:
             data = self.recv(len(octets)) if self._stays_blocking else None
             if data is None:
@@ -183,21 +193,27 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
         return len(data)
 
     def send(self, data: ReadableBuffer, /) -> int:
-        """Write a part of the data, as much as there is room for; return its length. Raises: as :meth:`recv`."""
+        """Write as much of the data as there is room for; return the number of bytes. Waits until there is some room.
+
+        Raises the same exceptions as :meth:`recv`.
+        """
         with memoryview(data) as view, view.cast("B") as octets:
             return self._repeat(
                 wait_for_write, lambda fd: os.write(fd, octets), lambda fd, wait: _at_once.write(fd, octets, wait)
             )
 
     def sendall(self, data: ReadableBuffer, /) -> None:
-        """Write all of the data. After an error nobody knows how much was written. Raises: as :meth:`recv`."""
+        """Write all of the data. After an error it is not known how much was written.
+
+        Raises the same exceptions as :meth:`recv`.
+        """
         with memoryview(data) as view, view.cast("B") as left:
             at = 0
             while at < len(left):
                 at += self.send(left[at:])
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Write all of the data, and return its length. Raises: as :meth:`sendall`."""
+        """Write all of the data, and return its length in bytes. Raises the same exceptions as :meth:`sendall`."""
         self.sendall(data)
         with memoryview(data) as view:
             return view.nbytes
@@ -208,7 +224,10 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
         call: Callable[[int], _T],
         call_at_once: Callable[[int, Callable[[], object]], _T] | None = None,
     ) -> _T:
-        """Call until the descriptor is ready. ``call_at_once`` is for one that stays in blocking mode."""
+        """Repeat ``call`` until it need not wait, with a ``wait`` in between.
+
+        ``call_at_once`` takes its place for a descriptor that stays in blocking mode.
+        """
         with self._hold as fd:
             _core._coro_act()
             left_s = Countdown(self._timeout_s)
@@ -223,7 +242,7 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
                 self._wait(wait, fd, left_s())
 
     def _wait(self, wait: Callable[..., None], fd: int, left_s: float | None) -> None:
-        if self.closed:  # while the coro has yielded
+        if self.closed:  # closed by another coro while this one yielded
             raise _errors.ClosedError("the file is closed")
         co = _core._coro_current_or_none()
         if co is None:
@@ -250,30 +269,30 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
                 co._throw(_errors.ClosedError("the descriptor was closed while a coro waited on it"))
             except _errors.DeadCoroutine:
                 pass
-            except _errors.ScheduleError:  # another thread's: told there
+            except _errors.ScheduleError:  # a coro of another thread, which has to do this itself
                 co._loop.call_soon_threadsafe(self._end_waits)
                 return
 
 
 class file_sock(fd_sock):  # noqa: N801
-    """A file with the calls of a socket. Real threads read and write a regular file, so that the loop goes on.
+    """Gives a file the methods of a socket. Real threads read and write regular files, so that the loop can go on.
 
     ``file_sock(file, *, closefd=True)``
 
-    ``file`` is a binary file object, or a descriptor. What is no regular file is used as by :class:`fd_sock`. With
-    ``closefd`` the object closes the file. What a buffered file has to write is written first; what it has read ahead
-    of a pipe is not seen.
+    ``file`` is a binary file object or a descriptor. With ``closefd`` the object closes it in the end. A file object's
+    write buffer is flushed first. Anything that is not a regular file works as in :class:`fd_sock`; data of a pipe that
+    the file object has already read into its buffer is not seen.
 
-    A regular file is read and written at a position of the object's own (:meth:`tell`, :meth:`seek`), which begins at
-    the file's and does not move that. An interrupted ``recv`` does not move it either. Timeouts do not concern regular
-    files.
+    The object has its own position in a regular file (:meth:`tell`, :meth:`seek`). It starts at the file's position,
+    which it does not move. An interrupted ``recv`` does not move the object's position. Timeouts have no effect on
+    regular files.
     """
 
     def __init__(self, file: FileDescriptorLike, *, closefd: bool = True) -> None:
         if isinstance(file, io.TextIOBase):
-            raise TypeError("file_sock() takes a binary file: give it the file's buffer")
+            raise TypeError(f"file_sock() needs a binary file, got the text file {file!r}: pass its .buffer")
         fd = file if isinstance(file, int) else file.fileno()
-        # Also keeps the file object.
+        # The bound method also keeps the file object alive.
         close = getattr(file, "close", lambda: os.close(fd))
         kind = os.fstat(fd).st_mode
         self._is_regular = stat.S_ISREG(kind) or stat.S_ISBLK(kind) or stat.S_ISDIR(kind)
@@ -295,10 +314,10 @@ class file_sock(fd_sock):  # noqa: N801
         self._hold = _Hold(fd, close if closefd else None)
 
     def recv(self, count: int, /) -> bytes:
-        """Read up to ``count`` bytes. Empty at the end.
+        """Read up to ``count`` bytes. Empty at the end of the file.
 
         Raises:
-            SimultaneousError: another coro uses the file.
+            SimultaneousError: another coro is using the file.
             ClosedError: the object is closed.
         """
         if not self._is_regular:
@@ -309,17 +328,17 @@ class file_sock(fd_sock):  # noqa: N801
         return data
 
     def recv_into(self, buffer: WriteableBuffer, /) -> int:
-        """Read into a buffer; return the number of bytes, 0 at the end. Raises: as :meth:`recv`."""
+        """Read into a buffer; return the number of bytes, 0 at the end. Raises the same exceptions as :meth:`recv`."""
         if not self._is_regular:
             return super().recv_into(buffer)
-        # The thread of a coro that was interrupted must not write into the caller's buffer any more.
+        # The thread must not write into the caller's buffer itself: it goes on when the coro is interrupted.
         with memoryview(buffer) as view, view.cast("B") as octets:
             data = self.recv(len(octets))
             octets[: len(data)] = data
         return len(data)
 
     def send(self, data: ReadableBuffer, /) -> int:
-        """Write the data, and return the length of what was written. Raises: as :meth:`recv`."""
+        """Write the data; return the number of bytes written. Raises the same exceptions as :meth:`recv`."""
         if not self._is_regular:
             return super().send(data)
         at, octets = self._position, bytes(data)
@@ -331,17 +350,22 @@ class file_sock(fd_sock):  # noqa: N801
         return written
 
     def tell(self) -> int:
-        """Return the position in a regular file. Raises OSError for what has none."""
+        """Return the position in a regular file. Raises OSError if this is not a regular file."""
         self._check_regular()
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """Move the position in a regular file, as :meth:`io.IOBase.seek`, and return it."""
+        """Move the position in a regular file, like :meth:`io.IOBase.seek`, and return it.
+
+        Raises:
+            OSError: this is not a regular file.
+            ValueError: the position would be negative, or ``whence`` is unknown.
+        """
         self._check_regular()
         with self._hold as fd:
             base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: os.fstat(fd).st_size}.get(whence)
         if base is None or base + offset < 0:
-            raise ValueError(f"no such position: offset {offset}, whence {whence}")
+            raise ValueError(f"no such position in the file: offset {offset}, whence {whence}")
         self._position = base + offset
         return self._position
 
@@ -350,14 +374,14 @@ class file_sock(fd_sock):  # noqa: N801
             raise OSError(errno.ESPIPE, os.strerror(errno.ESPIPE))
 
     def _in_thread(self, call: Callable[[int], _T]) -> _T:
-        """Call in a thread while the coro waits. The descriptor stays open until the thread is through."""
+        """Call in a thread while the coro waits. The descriptor stays open until the thread is done with it."""
 
         def use() -> _T:
             with self._hold as fd:
                 return call(fd)
 
         if self._is_in_use:
-            raise _errors.SimultaneousError("another coro uses this file")
+            raise _errors.SimultaneousError("another coro is using this file: one coro at a time may use it")
         if not _core._coro_is_on_loop():
             return use()
         self._is_in_use = True

@@ -1,12 +1,14 @@
-"""The child of a coro that has forked: only that coro goes on there, as only the forking thread of a program would.
+"""What happens in the child when a coro forks: only that coro goes on, as only the forking thread goes on in Python.
 
-The other coros of the thread, the tasks, callbacks, timers and connections of its loop are the parent's. Nothing of
-them runs in the child, not even their ``finally`` blocks: what they refer to stays alive for good. The loop itself gets
-a poller of its own, because the one it has is shared with the parent.
+The thread's other coros, and the tasks, callbacks, timers and connections of its loop, belong to the parent. None of
+their code runs in the child, not even ``finally`` blocks, so objects that they refer to are never freed. The loop gets
+a new poller, because it shares its old one with the parent.
 
-When the coro ends in the child, ``coro.run()`` returns or raises there if that is its coro. SystemExit and
-KeyboardInterrupt leave the loop, whichever coro raises them. Otherwise the child ends with status 0, as it does when a
-thread has forked and returns.
+How the child goes on when the coro has ended there:
+
+    the coro was started by coro.run()         coro.run() returns or raises in the child
+    it raised SystemExit, KeyboardInterrupt    the exception leaves the loop, whichever coro this is
+    otherwise                                  the process ends with status 0, as when a thread forks and returns
 """
 
 from __future__ import annotations
@@ -18,21 +20,21 @@ import sys
 from grapeshot import _core
 from grapeshot._loop import Loop
 
-from .bridge import run_sync
+from ._bridge import run_sync
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# What belongs to the parent and is never freed.
+# Objects that belong to the parent. The child never frees them: that could run their finalizers and `finally` blocks.
 _forgotten: list[Any] = []
-# The tasks of the loop, during a fork in a coro. From 3.14 on asyncio's list is reset in the child, but comes back when
-# one of them ends.
+# The tasks of the loop, while a coro forks. They are listed before the fork because from Python 3.14 on asyncio's own
+# list is empty in the child. (It comes back there when one of the tasks ends.)
 _tasks: set[Any] = set()
 
 
 def before_fork() -> None:
-    """Prepare for a fork: the watchdog's thread ends."""
+    """Prepare for a fork: stop the watchdog's thread, and list the tasks of the loop."""
     global _tasks
     _core._coro_stop_watchdog()
     co = _core._coro_current_or_none()
@@ -41,13 +43,13 @@ def before_fork() -> None:
 
 
 def after_fork_in_parent() -> None:
-    """Undo what was prepared."""
+    """Drop the list of tasks. (The watchdog starts again when it is needed.)"""
     global _tasks
     _tasks = set()
 
 
 def after_fork_in_child() -> None:
-    """Forget what is the parent's, if a coro has forked."""
+    """If a coro has forked, drop everything that belongs to the parent."""
     co = _core._coro_after_fork()
     if co is not None:
         _forget_parent(co._loop, _task_of_run(co))
@@ -69,7 +71,7 @@ def _forget_parent(loop: Loop, kept: object) -> None:
 
 
 def _task_of_run(co: Any) -> Any:
-    """Return what the loop runs for, if that is the coro or the task in which ``coro.run()`` waits for it."""
+    """Return what the loop runs until, if that is the coro itself or the task in which ``coro.run()`` awaits it."""
     awaited = co._loop._awaited
     if awaited is co:
         return co
@@ -80,13 +82,13 @@ def _task_of_run(co: Any) -> Any:
 
 
 def end_child(co: Any, leaves_loop: bool) -> bool:
-    """End the process, unless the coro's end is the end of the loop's run: it has forked, and has ended in the child.
+    """Called in the child when the coro that forked has ended: end the process, unless the loop's run ends with it.
 
-    Return whether ``coro.run()`` waits for it. Nobody else does so here.
+    Return True if ``coro.run()`` waits for the coro. (Nothing else in the child can.)
     """
     is_awaited = _task_of_run(co) is not None
     if is_awaited or leaves_loop:
-        # asyncio has reset it at the fork.
+        # asyncio resets the running loop in a forked child.
         asyncio._set_running_loop(co._loop)
         return is_awaited
     if co._exception is not None:
@@ -94,6 +96,6 @@ def end_child(co: Any, leaves_loop: bool) -> bool:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except Exception:  # closed, broken or None, as at the end of any process
+        except Exception:  # the stream is closed, broken or None; Python ignores that at exit, too
             pass
     os._exit(0)

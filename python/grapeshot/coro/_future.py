@@ -1,4 +1,4 @@
-"""``future``: a value that somebody sets once, and that any number of coros and tasks wait for."""
+"""``future``: a result that is set once, for which any number of coros and tasks can wait."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import GenericAlias
 from grapeshot._core import condition_variable
 
 from . import _errors
-from .bridge import find_running_loop
+from ._bridge import find_running_loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,14 +26,15 @@ else:
 
 
 class future(_Generic["_T"]):  # noqa: N801
-    """A result that is set once: a value or an exception. gevent calls this AsyncResult.
+    """A result that is set once, to a value or an exception. gevent calls this AsyncResult.
 
-    Coros wait with :meth:`get` and :meth:`wait`, tasks with ``await``. It belongs to one thread, as all primitives of
-    coros do. An exception that nobody asks for goes to the loop's exception handler, as a coro's exception does.
+    Coros wait for it with :meth:`get` and :meth:`wait`, tasks with ``await``. Like all primitives for coros it belongs
+    to one thread. An exception that is never retrieved goes to the loop's exception handler, as a coro's exception
+    does.
     """
 
-    # the loop that hears of an exception which nobody has asked for; None once somebody has
-    _loop: Any = None  # also where __init__ was not called
+    # the loop to report the exception to if it is never retrieved; None when there is nothing to report
+    _loop: Any = None  # a class attribute, for __del__ of an object whose __init__ was not called
 
     def __init__(self) -> None:
         self._is_set = False
@@ -51,16 +52,16 @@ class future(_Generic["_T"]):  # noqa: N801
         return f"<{type(self).__name__} {state}{waiting}>"
 
     def set(self, value: _T = None) -> None:  # type: ignore[assignment]  # for future[None]
-        """Set the value, and wake all that wait for it. Raises asyncio.InvalidStateError if it was set before."""
+        """Set the value, and wake all coros and tasks that wait. Raises asyncio.InvalidStateError if already set."""
         self._check_unset()
         self._value = value
         self._finish()
 
     def set_exception(self, exc: BaseException | type[BaseException]) -> None:
-        """Set an exception, which ``get`` raises. Raises asyncio.InvalidStateError if it was set before."""
+        """Set an exception, which ``get`` will raise. Raises asyncio.InvalidStateError if already set."""
         exc = exc() if isinstance(exc, type) else exc
         if not isinstance(exc, BaseException):
-            raise TypeError("an exception is required")
+            raise TypeError(f"set_exception() needs an exception, got {exc!r}")
         self._check_unset()
         self._exception = exc
         self._traceback = exc.__traceback__
@@ -70,7 +71,7 @@ class future(_Generic["_T"]):  # noqa: N801
     def _check_unset(self) -> None:
         self._waiters._use()
         if self._is_set:
-            raise _errors.InvalidStateError("the future was set before")
+            raise _errors.InvalidStateError("the future is already set, and can be set only once")
 
     def _finish(self) -> None:
         self._is_set = True
@@ -80,36 +81,39 @@ class future(_Generic["_T"]):  # noqa: N801
             self._call_soon(callback)
 
     def done(self) -> bool:
-        """Whether it is set."""
+        """Return True if a value or an exception was set."""
         return self._is_set
 
     ready = done
 
     def successful(self) -> bool:
-        """Whether a value was set."""
+        """Return True if a value was set, and not an exception."""
         return self._is_set and self._exception is None
 
     @property
     def value(self) -> _T | None:
-        """The value; None as long as there is none."""
+        """The value, or None if no value was set."""
         return self._value
 
     @property
     def exception(self) -> BaseException | None:
-        """The exception, or None."""
+        """The exception, or None if no exception was set."""
         self._loop = None
         return self._exception
 
     def wait(self, timeout: float | None = None, block: bool = True) -> bool:
-        """Wait until it is set; return whether it was in time."""
+        """Wait until the future is set; return False if it was not set within ``timeout`` seconds.
+
+        Without ``block``, return at once whether it is set.
+        """
         return self._is_set or self._waiters._wait_as(0, block, timeout)
 
     def get(self, block: bool = True, timeout: float | None = None) -> _T:
-        """Wait until it is set; return the value or raise the exception.
+        """Wait until the future is set; return the value or raise the exception.
 
         Raises:
-            TimeoutError: it is not set within ``timeout`` seconds, or, without ``block``, not set.
-            YieldFromMain: it would have to wait, and this is no coro.
+            TimeoutError: the future was not set within ``timeout`` seconds, or without ``block``, is not set now.
+            YieldFromMain: it would have to wait, and was not called in a coro.
         """
         if not self.wait(timeout, block):
             after = f" after {timeout:g} seconds" if block and timeout is not None else ""
@@ -119,11 +123,11 @@ class future(_Generic["_T"]):  # noqa: N801
             try:
                 raise self._exception.with_traceback(self._traceback)
             finally:
-                del self  # the exception keeps this frame
+                del self  # the exception's traceback keeps this frame: break the cycle
         return self._value  # type: ignore[return-value]
 
     def add_done_callback(self, fn: Callable[[Any], object]) -> None:
-        """Call ``fn(self)`` from the loop once it is set."""
+        """Have the loop call ``fn(self)`` once the future is set."""
         self._waiters._use()
         if self._is_set:
             self._call_soon(fn)
@@ -139,7 +143,7 @@ class future(_Generic["_T"]):  # noqa: N801
 
     def _call_soon(self, callback: Callable[[Any], object]) -> None:
         loop = find_running_loop()
-        if loop is None:  # set by its maker, outside of the loop
+        if loop is None:  # set while no loop runs in this thread
             callback(self)
         else:
             loop.call_soon(callback, self)

@@ -26,12 +26,13 @@ if TYPE_CHECKING:
 
 
 def in_parallel(fun_arg_list: Iterable[tuple[Callable[..., _T], Sequence[Any]]]) -> list[_T]:
-    """Run ``fn(*args)`` for each ``(fn, args)`` in a coro of its own; return the results in order.
+    """Run ``fn(*args)`` for each ``(fn, args)`` pair in a coro of its own; return the results in the same order.
 
-    If the calling coro is interrupted meanwhile, or the iterable raises, the other coros are shut down.
+    It waits until all have ended, also if some raise. If the calling coro is interrupted during the wait, or the
+    iterable raises, the coros are shut down.
 
     Raises:
-        InParallelError: at least one function has raised; ``result_list`` has all outcomes.
+        InParallelError: at least one function has raised. Its ``result_list`` has all outcomes.
     """
     coros = _wait_for_all(_core._coro_spawn(fn, *args) for fn, args in fun_arg_list)
     outcomes = [_outcome(co) for co in coros]
@@ -46,14 +47,14 @@ def _outcome(co: Coro[Any]) -> tuple[bool, Any]:
 
 
 def _wait_for_all(coros: Iterable[Coro[Any]]) -> list[Coro[Any]]:
-    """Wait until all coros have ended, and return them. The iterable may start them one after the other.
+    """Wait until all coros have ended, and return them. The iterable may start them as it goes.
 
-    If the iterable raises, or the wait is interrupted: shut the coros down, wait again, and raise.
+    If the iterable raises, or the wait is interrupted, shut the coros down, wait for them, and raise the exception.
     """
     started: list[Coro[Any]] = []
     try:
         for co in coros:
-            started.append(co)  # noqa: PERF402  # what was started is known if the iterable raises
+            started.append(co)  # noqa: PERF402  # list(coros) would lose those already started if the iterable raises
         for co in started:
             _wait_for_one(co)
     except BaseException:
@@ -71,10 +72,10 @@ def _wait_for_one(co: Coro[Any]) -> None:
 
 
 class Group:
-    """Coros that end together: the block is left when all have ended.
+    """A context manager that waits at the end of its block until all its coros have ended.
 
-    If a coro or the block raises, the others are shut down, and the block raises the first exception. A coro that was
-    shut down or cancelled has not failed.
+    If a coro or the block raises, the group shuts the other coros down, interrupts the block, and raises the first
+    exception once all have ended. Coros that were shut down or cancelled do not count as failed.
 
     ::
 
@@ -88,7 +89,7 @@ class Group:
         self._first_error: BaseException | None = None
         self._owner: Any = None
         self._is_ending = False
-        # What interrupts the block after an error.
+        # the exception that interrupts the block after an error of a coro
         self._interruption: _errors.Interrupted | None = None
 
     def __repr__(self) -> str:
@@ -99,15 +100,23 @@ class Group:
 
         @property
         def spawn(self) -> Spawn:
-            """Start ``fn(*args)`` as a coro of the group. Raises RuntimeError while the group ends after an error."""
+            """Start ``fn(*args)`` in a coro of the group.
+
+            Raises:
+                RuntimeError: the group is ending because one of its coros, or its block, has raised.
+            """
             raise NotImplementedError
 
     else:
 
         def spawn(self, fn, /, *args, **kwargs):
-            """Start ``fn(*args)`` as a coro of the group. Raises RuntimeError while the group ends after an error."""
+            """Start ``fn(*args)`` in a coro of the group.
+
+            Raises:
+                RuntimeError: the group is ending because one of its coros, or its block, has raised.
+            """
             if self._first_error is not None:
-                raise RuntimeError("the group is ending, because one of its coros has raised")
+                raise RuntimeError("the group is ending, because one of its coros or its block has raised")
             co = _core._coro_spawn(fn, *args, **kwargs)
             self._coros.add(co)
             co.add_done_callback(self._on_end)
@@ -145,7 +154,7 @@ class Group:
             if first_error is not None and first_error is not exc:
                 raise first_error
         finally:
-            del first_error, exc  # what is raised keeps this frame
+            del first_error, exc  # the exception's traceback keeps this frame: break the cycle
 
     def _is_own_interruption(self, exc: BaseException) -> bool:
         return exc is self._interruption
@@ -171,14 +180,14 @@ class Group:
 
 
 class Pool:
-    """At most ``size`` coros at once; ``spawn`` waits until there are fewer.
+    """Runs at most ``size`` coros at a time; :meth:`spawn` waits for a free place.
 
-    As a context manager it waits for its coros at the end of the block.
+    As a context manager, it waits for its coros at the end of the block.
     """
 
     def __init__(self, size: int) -> None:
         if size < 1:
-            raise ValueError(f"a pool needs at least one place, got {size}")
+            raise ValueError(f"the size of a pool must be at least 1, got {size}")
         self._size = size
         self._places = semaphore(size)
         self._coros: set[Coro[Any]] = set()
@@ -193,18 +202,18 @@ class Pool:
 
         @property
         def spawn(self) -> Spawn:
-            """Wait for a free place, then start ``fn(*args)``."""
+            """Wait for a free place, then start ``fn(*args)`` in a coro, and return the coro."""
             raise NotImplementedError
 
     else:
 
         def spawn(self, fn, /, *args, **kwargs):
-            """Wait for a free place, then start ``fn(*args)``."""
+            """Wait for a free place, then start ``fn(*args)`` in a coro, and return the coro."""
             self._places.acquire()
             return self._spawn_in_place(fn, args, kwargs)
 
     def try_spawn(self, fn: Callable[..., _T], /, *args: Any, **kwargs: Any) -> Coro[_T] | None:
-        """As :meth:`spawn`, without waiting. Returns None if the pool is full."""
+        """Like :meth:`spawn`, but return None instead of waiting if the pool is full."""
         return self._spawn_in_place(fn, args, kwargs) if self._places.try_acquire() else None
 
     def _spawn_in_place(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Coro[Any]:
@@ -244,14 +253,16 @@ class Pool:
         ) -> list[_T]: ...
 
     def map(self, fn: Callable[..., Any], /, *iterables: Iterable[Any]) -> list[Any]:
-        """Return ``[fn(*items), ...]``; the first exception in order is raised once all have ended.
+        """Call ``fn`` in coros with the items of the iterables, like the builtin ``map``; return a list of the results.
 
-        If the calling coro is interrupted meanwhile, or an iterable raises, the coros are shut down.
+        It waits until all coros have ended. If some have raised, it then raises the exception of the first of them, in
+        the order of the items. If the calling coro is interrupted during the wait, or an iterable raises, the coros are
+        shut down.
         """
         coros = deque(_wait_for_all(self.spawn(fn, *items) for items in zip(*iterables, strict=False)))
         results: list[Any] = []
         while coros:
-            results.append(coros.popleft().result())  # out of this frame, which keeps what it raises
+            results.append(coros.popleft().result())  # an exception keeps this frame, which must not keep the coro
         return results
 
     if TYPE_CHECKING:
@@ -277,11 +288,12 @@ class Pool:
         ) -> Iterator[_T]: ...
 
     def imap(self, fn: Callable[..., Any], /, *iterables: Iterable[Any]) -> Iterator[Any]:
-        """Return an iterator over the results in order. It gives each as soon as that result and those before it exist.
+        """Return an iterator over the results, in the order of the items.
 
-        The first coros start at once, as many as the pool has places. Each request for a result starts another one.
-        ``next`` raises a coro's exception in place of its result; the iterator goes on after that. An exception of an
-        iterable is raised after the results before it. Several coros may share the iterator.
+        It yields each result as soon as that result and all earlier ones are there. At first it starts as many coros as
+        the pool has free places, then another one each time a result is taken. If a call raised, ``next`` raises that
+        exception in place of the result, and the iterator can go on. If an iterable raises, its exception comes after
+        the results of the items before it. Several coros may share the iterator.
         """
         return _Results(self, fn, zip(*iterables, strict=False), in_order=True)
 
@@ -308,17 +320,17 @@ class Pool:
         ) -> Iterator[_T]: ...
 
     def imap_unordered(self, fn: Callable[..., Any], /, *iterables: Iterable[Any]) -> Iterator[Any]:
-        """As :meth:`imap`, but it gives each result as soon as that result exists."""
+        """Like :meth:`imap`, but it yields each result as soon as it is there, in any order."""
         return _Results(self, fn, zip(*iterables, strict=False), in_order=False)
 
     def join(self) -> None:
-        """Wait until no coro is left. Raises RuntimeError in a coro of the pool."""
+        """Wait until the pool has no coros left. Raises RuntimeError if called in a coro of the pool."""
         if _core._coro_current_or_none() in self._coros:
             raise RuntimeError("a coro cannot wait for itself")
         while self._coros:
             if left := [co for co in self._coros if not co.done()]:
                 _wait_for_all(left)
-            else:  # they give their places back in this iteration
+            else:  # all have ended, but their callbacks, which free their places, have not run yet
                 _core._coro_yield_slice()
 
     def __enter__(self) -> Pool:
@@ -329,7 +341,7 @@ class Pool:
 
 
 class _Results:
-    """The iterator that ``imap`` returns. It starts a coro for each free place, and gives the results."""
+    """The iterator that ``imap`` and ``imap_unordered`` return."""
 
     def __init__(
         self, pool: Pool, fn: Callable[..., Any], inputs: Iterator[tuple[Any, ...]], *, in_order: bool
@@ -339,15 +351,15 @@ class _Results:
         self._fn = fn
         self._inputs = inputs
         self._in_order = in_order
-        # the coros whose results are to be given, in the order in which they were started
+        # the coros whose results were not taken yet, in the order in which they were started
         self._coros: deque[Coro[Any]] = deque()
-        # those of them that have ended, in that order
+        # for imap_unordered: those of them that have ended, in the order in which they ended
         self._ended: fifo[Coro[Any]] = fifo()
-        # an input for which there was no place
+        # the arguments of the next call, for which there was no free place yet
         self._next: tuple[Any, ...] | None = None
-        # what the inputs have raised
+        # the exception that an iterable has raised
         self._error: Exception | None = None
-        # of those who ask for results: one at a time
+        # lets one coro at a time into __next__
         self._turn = semaphore()
         self._start()
 
@@ -364,7 +376,7 @@ class _Results:
                         raise error or StopIteration
                     finally:
                         del error
-                # Other coros have all places.
+                # Other users of the pool have all its places: wait for one.
                 self._add(self._pool.spawn(self._fn, *self._next))
                 self._next = None
             if self._in_order:
@@ -375,10 +387,10 @@ class _Results:
             try:
                 return ended.result()
             finally:
-                del ended  # what it raises keeps this frame
+                del ended  # the exception's traceback keeps this frame: break the cycle
 
     def _start(self) -> None:
-        """Start as many coros as there are free places, and no more than that ahead of the requests for results."""
+        """Start coros while the pool has free places, and until as many results are pending as the pool has places."""
         while len(self._coros) < self._pool._size:
             if self._next is None and self._error is None:
                 try:
@@ -404,10 +416,10 @@ if TYPE_CHECKING:
 else:
 
     def spawn_later(seconds, fn, /, *args, **kwargs):
-        """Start a coro that sleeps for ``seconds`` and then calls ``fn(*args, **kwargs)``.
+        """Start a coro that sleeps for ``seconds`` and then calls ``fn(*args, **kwargs)``; return the coro.
 
-        ``name``, ``context`` and ``stack`` are those of ``spawn``. If the coro is shut down meanwhile, it never calls
-        ``fn``.
+        ``name``, ``context`` and ``stack`` have the same meaning as for ``spawn``. If the coro is shut down while it
+        sleeps, ``fn`` is never called.
         """
         _core._coro_check_function(fn, "spawn_later")
         return _core._coro_spawn(_call_later, seconds, fn, *args, **kwargs)
@@ -419,13 +431,13 @@ def _call_later(seconds: float, fn: Callable[..., Any], /, *args: Any, **kwargs:
 
 
 def wait_for(coros: Iterable[Any], timeout: float | None = None, count: int | None = None) -> list[Any]:
-    """Wait until all of ``coros`` have ended, or ``count`` of them, or the time is over: ``wait`` with arguments.
+    """Implements ``wait`` with arguments: wait until all or ``count`` coros have ended, or ``timeout`` is over.
 
-    Native code calls this. Without arguments it waits itself, which needs no Python frame.
+    Native code calls this. ``wait()`` without arguments is all native, so that it needs no Python frame.
     """
     coros = list(dict.fromkeys(coros))
     if count is not None and count < 0:
-        raise ValueError("a count is 0 or above")
+        raise ValueError(f"the count must not be negative, got {count}")
     own = _core._coro_current()
     for co in coros:
         if co is own:
@@ -434,7 +446,7 @@ def wait_for(coros: Iterable[Any], timeout: float | None = None, count: int | No
             check_started(co)
         elif not hasattr(co, "remove_done_callback"):
             raise TypeError(
-                f"wait() takes coros, tasks and futures, got {co!r}: events, locks and queues have methods that wait"
+                f"wait() takes coros, tasks and futures, got {co!r}: call the object's own wait(), acquire() or pop()"
             )
     wanted = len(coros) if count is None else min(count, len(coros))
     ended = [co for co in coros if co.done()]
@@ -456,5 +468,5 @@ def wait_for(coros: Iterable[Any], timeout: float | None = None, count: int | No
     return ended
 
 
-# The name in a TypeError about its arguments.
+# Python shows this name in a TypeError about the arguments.
 wait_for.__qualname__ = "wait"

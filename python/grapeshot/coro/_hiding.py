@@ -1,8 +1,8 @@
-"""Coros that hide the loop: blocking-style code in them sees what it would see in a thread of its own.
+"""Coros that hide the loop: blocking-style code in them sees no running loop, as in a thread of its own.
 
-asyncio's functions find no running loop there. Where such code runs asyncio code of its own (``asyncio.run()``,
-``loop.run_until_complete()``), that becomes a run on the loop which runs the coro. For that, asyncio's functions that
-make and set loops are wrapped when the first such coro is made; everywhere else they do what they did before.
+If such code calls ``asyncio.run()`` or ``loop.run_until_complete()``, its asyncio code runs on the loop that already
+runs the coro (see ``_borrowed_loop``). To make this possible, asyncio's functions that make, get and set loops are
+wrapped when the first such coro is made. Outside of these coros the wrapped functions do what asyncio's do.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import sys
 import threading
 import warnings
 
+from grapeshot._loop import hooks
 from grapeshot import _core
-from grapeshot._base import BaseLoop
+from grapeshot._loop.base import BaseLoop
 
 from ._borrowed_loop import BorrowedLoop
 from ._borrowing import tasks_of_run
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     _T = TypeVar("_T")
 
 _is_prepared = False
-_preparing = threading.RLock()  # a finalizer may come here while the thread prepares
+_preparing = threading.RLock()  # reentrant: a finalizer may call prepare() while the same thread is in it
 
 
 if TYPE_CHECKING:
@@ -67,21 +68,24 @@ if TYPE_CHECKING:
 
 
 async def run_blocking(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Run code that was written for a thread in a coro while the calling task waits; return its result.
+    """Run code that was written for a thread. It runs in a coro while the calling task waits; return its result.
 
-    As ``run_sync``, but asyncio's functions see no running loop in the coro, as in a thread: Django's ORM works there,
-    and ``asyncio.run(main())`` runs ``main()`` on the loop that runs the coro. What ``await_`` runs sees the loop.
+    This is like ``run_sync``, but asyncio's functions see no running loop in the coro, as in a thread. So Django's ORM
+    works there, and ``asyncio.run(main())`` runs ``main()`` on the loop that runs the coro. Awaitables that the code
+    passes to ``await_`` do see the loop.
     """
     return await spawn_hiding(fn, *args, **kwargs)
 
 
 def call_blocking(fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-    """Call code that was written for a thread in this coro, as ``run_blocking`` does in a coro of its own.
+    """Call code that was written for a thread, in this coro; return its result. asyncio sees no running loop in it.
+
+    ``run_blocking`` does the same in a new coro.
 
     Raises:
-        YieldFromMain: not in a coro.
+        YieldFromMain: not called in a coro.
         TypeError: ``fn`` cannot be called, or is an async function.
-        Exception: the function's.
+        Exception: whatever the function raises.
     """
     _core._coro_check_function(fn, "call_blocking")
     coro = _core._coro_current()
@@ -94,17 +98,17 @@ def call_blocking(fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) 
         return fn(*args, **kwargs)
     finally:
         _core._coro_show_loop(task)
-        del coro, task  # an exception keeps this frame
+        del coro, task  # an exception's traceback keeps this frame: break the cycle
 
 
 def spawn_hiding(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coro[Any]:
-    """Start a coro as ``spawn`` does, in which asyncio's functions see no running loop."""
+    """Like ``spawn``, but asyncio's functions see no running loop in the coro."""
     prepare()
     return _core._coro_spawn_hiding(fn, *args, **kwargs)  # type: ignore[no-any-return]
 
 
 def prepare() -> None:
-    """Wrap asyncio's functions, once. Everything goes on to work as before outside of coros that hide the loop."""
+    """Wrap asyncio's functions if that was not done yet. Outside of coros that hide the loop they work as before."""
     global _is_prepared
     if _is_prepared:
         return
@@ -115,11 +119,11 @@ def prepare() -> None:
 
 
 def _wrap() -> None:
-    BaseLoop._borrow = staticmethod(_borrow)
+    hooks.borrow = _borrow
     policy = getattr(asyncio.events, "_BaseDefaultEventLoopPolicy", None) or getattr(
         asyncio.events, "BaseDefaultEventLoopPolicy", None
     )
-    # Without policies the functions of the module do what the policy's methods did.
+    # Python versions without policies have module functions in place of the policy's methods.
     owners: list[Any] = [asyncio.events, asyncio] if policy is None else [policy]
     for name, wrap in (("new_event_loop", _wrap_new), ("get_event_loop", _wrap_get), ("set_event_loop", _wrap_set)):
         function = wrap(getattr(owners[0], name))
@@ -131,14 +135,14 @@ def _wrap() -> None:
 
 
 def _hiding_coro() -> Any:
-    """Return the running coro if it hides the loop, and no loop of its own runs in it; else None."""
+    """Return the running coro if it hides the loop and is not inside of a loop run of its own; else None."""
     if _core._coro_is_hidden() and asyncio._get_running_loop() is None:
         return _core._coro_current_or_none()
     return None
 
 
 def _borrow(loop: Any) -> BorrowedLoop | None:
-    """Return a new borrowed loop for the running coro; None if it does not hide ``loop`` (None: any loop)."""
+    """Return a new borrowed loop for the running coro, or None if the coro does not hide ``loop`` (None: any loop)."""
     coro = _hiding_coro()
     if coro is None or (loop is not None and coro._loop is not loop):
         return None
@@ -146,7 +150,7 @@ def _borrow(loop: Any) -> BorrowedLoop | None:
 
 
 def _make(coro: Any) -> BorrowedLoop:
-    return BorrowedLoop(coro._loop)  # type: ignore[abstract]  # the module gives it the other methods
+    return BorrowedLoop(coro._loop)  # type: ignore[abstract]  # its module adds the other methods at run time
 
 
 def _wrap_new(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -166,7 +170,7 @@ def _wrap_get(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(*policy)
         own = vars(coro)
         if own.get("_stands_for_main_thread") and "_set_loop" not in own and sys.version_info < (3, 14):
-            # asyncio makes a loop for the main thread.
+            # Before Python 3.14, asyncio makes a loop when the main thread has none.
             if sys.version_info >= (3, 12):
                 warnings.warn("There is no current event loop", DeprecationWarning, stacklevel=2)
             own["_set_loop"] = _make(coro)
@@ -207,7 +211,7 @@ def _wrap_lazy_init(original: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def _make_as(factory: Callable[[], asyncio.AbstractEventLoop]) -> asyncio.AbstractEventLoop:
-    """Call a loop factory. A loop that would block the thread is closed, and a borrowed one takes its place."""
+    """Call a loop factory, and return a borrowed loop in place of a real one, which would block the thread."""
     loop = factory()
     if isinstance(loop, BorrowedLoop):
         return loop

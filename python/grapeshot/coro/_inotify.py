@@ -1,10 +1,12 @@
-"""``watch_file`` by inotify:
+"""``watch_file`` on Linux, with inotify. Two kinds of watches report different events:
 
-    names     the directory's watch: created, deleted, moved
-    contents  the file's own watch: modified; made again when the name gets another file
+    the watch of the directory  the name was created, deleted or moved
+    the watch of the file       the contents were modified; made anew when the name gets another file
 
-So a file that editors replace (a new file is renamed to the old name) is still watched, and so is what a symbolic link
-leads to, also when the link is replaced.
+So a file is still watched after an editor has replaced it (by renaming a new file to the old name). The same holds for
+the target of a symbolic link, also after the link was replaced.
+
+Source: ``inotify(7)``.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-# Of inotify(7).
+# The constants of inotify(7).
 _MODIFY, _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE = 0x2, 0x40, 0x80, 0x100, 0x200
 _DELETE_SELF, _MOVE_SELF, _UNMOUNT, _OVERFLOW, _IGNORED = 0x400, 0x800, 0x2000, 0x4000, 0x8000
 _ONLY_DIRECTORY = 0x1000000
@@ -35,7 +37,7 @@ class InotifyWatch(FileWatch):
     """See :class:`FileWatch`.
 
     Raises:
-        NotImplementedError: the system has no inotify.
+        NotImplementedError: the system does not have inotify.
     """
 
     def __init__(self, path: str) -> None:
@@ -68,7 +70,7 @@ class InotifyWatch(FileWatch):
         except FileNotFoundError:
             pass
         except OSError as exc:
-            if exc.errno != errno.ELOOP:  # a link that leads to itself is nothing to watch
+            if exc.errno != errno.ELOOP:  # a symbolic link that leads to itself has no file to watch
                 raise
 
     def _unwatch_contents(self) -> None:
@@ -79,7 +81,7 @@ class InotifyWatch(FileWatch):
     # ------------------------------------------------------------------ events
 
     def _take(self, data: bytes) -> None:
-        """Queue the events of what was read."""
+        """Queue the events that the data describes."""
         raw = list(_parse(data))
         while raw and raw[-1][1] & _MOVED_FROM:
             # The other half of a move may be in the next read.
@@ -104,11 +106,11 @@ class InotifyWatch(FileWatch):
             self._note_end("moved" if mask & _MOVE_SELF else "deleted")
         elif self._is_directory:
             if mask & _MOVED_TO and is_from_here:
-                return  # the event of the other half tells both
+                return  # the event for the old name has reported the move
             self._note_name(mask, self._join(name), destination)
         elif name == self._name:
             if mask & (_CREATE | _MOVED_TO):
-                # Before anybody hears of the file, so that later changes are seen.
+                # Watch the file before the event is reported, so that no change after the event is missed.
                 self._watch_contents()
             else:
                 self._unwatch_contents()
@@ -126,7 +128,7 @@ class InotifyWatch(FileWatch):
 
 
 def _parse(data: bytes) -> Iterator[tuple[int, int, int, str]]:
-    """Yield the watch, the mask, the cookie and the name of each event."""
+    """Yield ``(watch, mask, cookie, name)`` for each event."""
     at = 0
     while at < len(data):
         watch, mask, cookie, name_len = _HEAD.unpack_from(data, at)
@@ -136,7 +138,7 @@ def _parse(data: bytes) -> Iterator[tuple[int, int, int, str]]:
 
 
 class _Inotify:
-    """The system calls, which Python does not have."""
+    """The system calls of inotify, by ctypes, because Python does not offer them."""
 
     def __init__(self) -> None:
         import ctypes
@@ -153,7 +155,7 @@ class _Inotify:
         return self._check(self._libc.inotify_add_watch(fd, os.fsencode(path), self._ctypes.c_uint32(mask)), path)
 
     def remove(self, fd: int, watch: int) -> None:
-        # An error means that it has ended with its file.
+        # Errors are ignored: the watch ends by itself when its file is deleted.
         self._libc.inotify_rm_watch(fd, watch)
 
     def _check(self, result: int, path: str | None) -> int:

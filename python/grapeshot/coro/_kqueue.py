@@ -1,10 +1,13 @@
-"""``watch_file`` by kqueue, whose vnode events tell that something has happened to an open file, and no names:
+"""``watch_file`` on macOS and the BSDs, with kqueue.
 
-    the directory   its entries have changed: they are compared with those that were there before
+kqueue's vnode events say that something has happened to an open file or directory, but give no names:
+
+    the directory   its entries have changed: they are compared with the previous list of entries
     each file       its contents have changed, or it was renamed or deleted
 
-A descriptor keeps the number of its inode from being given to another file. All files are looked up in the open
-directory: neither chdir() nor another directory at the path confuses that.
+Entries are told apart by their inode numbers. The system cannot reuse the inode number of a watched file, because its
+descriptor is open. All names are looked up in the open directory, so chdir() and another directory at the same path do
+no harm.
 
 Source: ``kqueue(2)`` of macOS, FreeBSD, NetBSD, OpenBSD.
 """
@@ -25,10 +28,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-_select: Any = select  # its names are those of another system to type checkers
+_select: Any = select  # type checkers on other systems do not know its kqueue names
 
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC
-# On macOS a file that is open for its events only does not keep its file system from being unmounted.
+# On macOS O_EVTONLY opens a file for events only, which does not keep its file system from being unmounted.
 _FILE_FLAGS = getattr(os, "O_EVTONLY", os.O_RDONLY) | os.O_NONBLOCK | os.O_CLOEXEC
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 _MOST_EVENTS = 256
@@ -46,12 +49,12 @@ class _Vnodes(fd_sock):
                 os.close(fds.pop())
 
         self._queue, self._fds = queue, fds
-        # A kqueue refuses to be made nonblocking. It is waited for, and then asked without waiting.
+        # A kqueue cannot be made nonblocking. So `receive` waits until it is readable, and polls it without waiting.
         self._set_up(queue.fileno(), release, is_ours=False)
         self._waits_first = self._is_ours = True
 
     def add(self, fd: int) -> None:
-        """Watch a file, and close it at the end; at once after an error."""
+        """Watch a file. Its descriptor is closed with the kqueue, or at once if it cannot be watched."""
         notes = _select.KQ_NOTE_WRITE | _select.KQ_NOTE_EXTEND | _select.KQ_NOTE_ATTRIB | _select.KQ_NOTE_LINK
         notes |= _select.KQ_NOTE_DELETE | _select.KQ_NOTE_RENAME | _select.KQ_NOTE_REVOKE
         try:
@@ -62,12 +65,12 @@ class _Vnodes(fd_sock):
         self._fds.add(fd)
 
     def remove(self, fd: int) -> None:
-        """Watch it no more, and close it."""
+        """Stop watching a file, and close its descriptor."""
         self._fds.remove(fd)
         try:
             self._change(fd, _select.KQ_EV_DELETE)
         except OSError:
-            pass  # it has ended with its file system
+            pass  # the watch has ended because the file system was unmounted
         finally:
             os.close(fd)
 
@@ -75,7 +78,10 @@ class _Vnodes(fd_sock):
         self._queue.control([_select.kevent(fd, _select.KQ_FILTER_VNODE, flags, notes)], 0)
 
     def receive(self, take: Callable[[dict[int, int]], None]) -> None:
-        """Wait for events, and call with the notes of each descriptor. None is closed meanwhile by another thread."""
+        """Wait for events, and call ``take`` with a dict of the notes (``KQ_NOTE_...`` bits) of each descriptor.
+
+        No descriptor is closed by another thread while ``take`` runs.
+        """
 
         def call(_: int) -> None:
             notes: dict[int, int] = {}
@@ -90,7 +96,7 @@ class _Vnodes(fd_sock):
 
 
 class _Entry:
-    """What has a name: which inode, and for a regular file (in the end, if the name is a link) its descriptor."""
+    """A directory entry: its inode, and its descriptor if it is a regular file or a link that leads to one."""
 
     __slots__ = ("fd", "inode", "is_link", "link_count", "size")
 
@@ -101,14 +107,14 @@ class _Entry:
         self.size = self.link_count = 0
 
     def update(self) -> bool:
-        """Look at the file; return whether its size has changed."""
+        """Read the file's status; return True if its size has changed since the last call."""
         status, old_size = os.fstat(self.fd), self.size
         self.is_link = _inode(status) != self.inode
         self.size, self.link_count = status.st_size, status.st_nlink
         return self.size != old_size
 
     def was_renamed(self, notes: int) -> bool | None:
-        """Whether the name's end was a move; None if nobody knows."""
+        """Return True if the file that lost its name was renamed, False if it was deleted, None if unknown."""
         if self.fd < 0 or self.is_link:
             return None
         link_count = os.fstat(self.fd).st_nlink
@@ -130,7 +136,7 @@ class KqueueWatch(FileWatch):
         try:
             self._root = os.open(self._directory or ".", _DIRECTORY_FLAGS)
             self.sock.add(self._root)
-            # Behind the watch of the directory: what changes during the look causes another one.
+            # Look after the directory is watched: a change during the look then causes an event, and another look.
             self._entries = {name: self._new_entry(name, inode) for name, inode in self._look().items()}
         except BaseException:
             self.sock.close()
@@ -142,7 +148,7 @@ class KqueueWatch(FileWatch):
     # ------------------------------------------------------------------ the directory
 
     def _look(self) -> dict[str, tuple[int, int]]:
-        """Return the inodes of the names that are watched."""
+        """Return ``{name: inode}`` for the names that are watched and exist now."""
         if self._is_directory:
             return self._look_at_all()
         try:
@@ -158,21 +164,21 @@ class KqueueWatch(FileWatch):
                     try:
                         inodes[entry.name] = _inode(entry.stat(follow_symlinks=False))
                     except FileNotFoundError:
-                        pass  # deleted meanwhile
+                        pass  # deleted since it was listed
         except FileNotFoundError:
             pass  # the directory was deleted
         return inodes
 
     def _new_entry(self, name: str, inode: tuple[int, int]) -> _Entry:
-        """Return an entry; its contents are watched if it is a file that may be read.
+        """Return a new entry, and watch its contents if it is a regular file that the process may read.
 
         Raises:
-            OSError: there is no descriptor left.
+            OSError: there is no descriptor or memory left.
         """
         entry = _Entry(inode)
         follow = not self._is_directory
         try:
-            # Others are not opened: it may be noticed at the other end of a FIFO.
+            # Open regular files only: the process at the other end of a FIFO, for instance, may notice an open().
             if stat.S_ISREG(os.stat(name, dir_fd=self._root, follow_symlinks=follow).st_mode):
                 fd = os.open(name, _FILE_FLAGS | (0 if follow else os.O_NOFOLLOW), dir_fd=self._root)
                 self.sock.add(fd)
@@ -186,7 +192,7 @@ class KqueueWatch(FileWatch):
     # ------------------------------------------------------------------ events
 
     def _take(self, notes: dict[int, int]) -> None:
-        """Queue the events that the notes of each descriptor lead to."""
+        """Queue the events that follow from the notes of the descriptors."""
         of_directory = notes.pop(self._root, 0)
         gone = _select.KQ_NOTE_DELETE | _select.KQ_NOTE_REVOKE
         if of_directory or any(each & (gone | _select.KQ_NOTE_RENAME) for each in notes.values()):
@@ -196,7 +202,7 @@ class KqueueWatch(FileWatch):
                 self._note("overflow", self.path)
         for name, entry in self._entries.items():
             of_file = notes.get(entry.fd, 0)
-            # A truncation is a change of attributes to some systems.
+            # Some systems report a truncation only as a change of attributes, so the size is compared, too.
             if of_file and (entry.update() or of_file & (_select.KQ_NOTE_WRITE | _select.KQ_NOTE_EXTEND)):
                 self._note("modified", self._path_of(name))
         if of_directory & gone:
@@ -205,12 +211,12 @@ class KqueueWatch(FileWatch):
             self._note_end("moved")
 
     def _compare(self, inodes: dict[str, tuple[int, int]], notes: dict[int, int]) -> None:
-        """Queue the events that have led from the entries of the last look to these names."""
+        """Queue the events that explain the difference between the entries of the last look and ``inodes``."""
         old = self._entries
         left = [name for name, entry in old.items() if inodes.get(name) != entry.inode]
         everywhere = self._look_at_all() if left and not self._is_directory else inodes
         arrived = {inode: name for name, inode in everywhere.items() if name not in old or old[name].inode != inode}
-        # All that may fail is done.
+        # From here on nothing can fail, so the entries may be changed.
         self._entries = {name: entry for name, entry in old.items() if inodes.get(name) == entry.inode}
         for name in left:
             self._note_left(name, old[name], name in inodes, arrived, notes)
@@ -234,12 +240,12 @@ class KqueueWatch(FileWatch):
         elif not is_replaced:
             self._note("deleted", self._path_of(name))
         if entry.fd >= 0:
-            # Its number may be another file's in a moment.
+            # Drop its notes: after the close, the number of the descriptor may be given to another file.
             notes.pop(entry.fd, None)
             self.sock.remove(entry.fd)
 
     def _note_arrived(self, name: str, inode: tuple[int, int]) -> None:
-        # Before anybody hears of the file, so that later changes are seen.
+        # Watch the file before the event is reported, so that no change after the event is missed.
         try:
             self._entries[name] = self._new_entry(name, inode)
         except OSError:

@@ -1,4 +1,4 @@
-"""Logs what has kept a loop from turning for too long, while it still does: a coro, a task, a callback, a protocol.
+"""The latency warning: logs which coro, task, callback or protocol method blocks a loop, while it is still blocking.
 
 ``GRAPESHOT_LATENCY_WARNING`` sets the limit at the start of the process: ``0.5``, ``0`` (off), ``0.5,stack,always``.
 """
@@ -25,17 +25,22 @@ _shows_stack = False
 
 
 def set_latency_warning(seconds: float | None, /, *, always: bool | None = None, stack: bool | None = None) -> float:
-    """Log a warning if something keeps a loop of this thread from going on for so many seconds (initially 0.2).
+    """Log a warning when code blocks a loop of this thread for longer than ``seconds``; return the previous limit.
 
-    That is a coro that does not yield, a step of a task, a callback, a protocol's method. The logger is ``asyncio``.
-    0 or None disables the warnings. Returns the previous limit. A thread without coros is watched after its first call
-    of this function.
+    The limit is 0.2 seconds at first; 0 or None disables the warnings. Code that can block the loop is a coro that
+    does not yield, a step of a task, a callback, or a method of a protocol. In a thread without coros, warnings begin
+    with the first call of this function.
 
-    The first record tells where it is while it is still in the way. The second record comes when it ends or yields, and
-    says how long it ran, and where it was when the limit was reached. Nothing is logged while nothing else waits: no
-    other coro or task is ready, no timer is due, and no descriptor that somebody waits for is ready. With ``always``
-    that is logged, too. With ``stack`` the first record has the stack. These two hold for all threads; None leaves them
-    as they are.
+    There are two records, in the logger ``asyncio``. The first comes while the code still blocks the loop, and says
+    where it is. The second comes when the code ends or yields, and says how long it ran and where it was when the limit
+    was reached.
+
+    Args:
+        always: also log code that delays nothing else. By default nothing is logged if no other coro or task is ready,
+            no timer is due, and no descriptor is ready on which a coro, task or callback waits.
+        stack: add the stack to the first record.
+
+    ``always`` and ``stack`` apply to all threads. None leaves them as they are.
 
     Raises:
         ValueError: ``seconds`` is negative or NaN.
@@ -54,10 +59,12 @@ def _set_options(always: bool | None, stack: bool | None) -> None:
 
 
 def set_default(text: str) -> None:
-    """Set limit and options for the process as the variable and the option of ``python -m grapeshot.coro`` have them.
+    """Set the limit and the options for the process from ``SECONDS[,stack][,always]``.
+
+    This is the format of the environment variable and of the option of ``python -m grapeshot.coro``.
 
     Raises:
-        ValueError: the text is wrong.
+        ValueError: the text does not have this format.
     """
     number, *words = (part.strip() for part in text.split(","))
     unknown = [word for word in words if word not in ("always", "stack")]
@@ -73,7 +80,7 @@ def set_default(text: str) -> None:
 
 
 def heed_variable() -> None:
-    """Set what the environment asks for."""
+    """Apply the setting of the environment variable, if there is one."""
     text = os.environ.get(_VARIABLE)
     if not text or sys.flags.ignore_environment:
         return
@@ -84,18 +91,22 @@ def heed_variable() -> None:
 
 
 def report(kind: str, name: str, seconds: float, places: list[tuple[CodeType, int]]) -> None:
-    """Log where a run is, in a new thread. The watchdog calls this; ``places`` begins with the innermost function."""
+    """Log where the code is that blocks the loop. The watchdog calls this; ``places`` has the innermost function first.
+
+    A new thread does the logging, because handlers of the program may block, and because logging in a thread that
+    threading has not started would leave an entry there.
+    """
     args = (kind, name, seconds, places)
     try:
         threading.Thread(target=_log, args=args, name="coro-latency", daemon=True).start()
     except RuntimeError:
-        pass  # the process exits or may have no further thread: the record that is made when the run ends remains
+        pass  # no thread can start, e.g. because the process exits: there is still the record at the end of the run
 
 
 def _log(kind: str, name: str, seconds: float, places: list[tuple[CodeType, int]]) -> None:
     what = f"{kind} %r has run for %.3f seconds{' without a yield' if kind in ('coro', 'task') else ''}"
     if not places:
-        _logger.warning(f"{what}, in no Python function{_core._coro_latency_hint}", name, seconds)
+        _logger.warning(f"{what}, not in a Python function{_core._coro_latency_hint}", name, seconds)
         return
     code, line = places[0]
     text = f"{what}, and is at %s:%s in %s{_core._coro_latency_hint}"

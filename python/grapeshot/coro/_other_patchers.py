@@ -1,8 +1,10 @@
-"""gevent and eventlet, which also patch the standard library. In one process only one of them or grapeshot can do that.
+"""Refuses to work together with gevent or eventlet, which also patch the standard library: only one package can.
 
-What a program waits for would be in gevent's hub and in the loop, and each of them blocks the thread while it waits. So
-coros are refused where another one has patched, and another one's patching is refused after ``coro.install()``: both
-at once, and not by a program that stands still. The package imports this module first.
+With two patchers, one part of the program would wait in gevent's hub and another in grapeshot's loop, and each blocks
+the thread while it waits, so the program would hang. Instead, importing ``grapeshot.coro`` after another patcher has
+patched raises an error at once, and so does another patcher's call after ``coro.patch()``.
+
+The package imports this module before all others.
 """
 
 from __future__ import annotations
@@ -15,27 +17,27 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-# The functions that patch, by module; those with an underscore at the end: all that begin so.
+# The functions that patch, by module. A name that ends with an underscore stands for all functions that begin with it.
 _PATCHING = {"gevent.monkey": "patch_", "eventlet.patcher": "monkey_patch", "eventlet": "monkey_patch"}
-# Where they note what is patched.
+# The attributes in which the modules note what they have patched.
 _NOTES = {"gevent.monkey": "saved", "eventlet.patcher": "already_patched"}
 _CALLS = {"gevent.monkey": "gevent.monkey.patch_all()", "eventlet.patcher": "eventlet.monkey_patch()"}
 
-_ADVICE = "Use one of the two in a process; run what needs the other in a process of its own"
+_ADVICE = "Use only one of the two in a process, and run code that needs the other one in a process of its own"
 
 
 def check(what: str, kind: type[Exception]) -> None:
-    """Raise ``kind`` if another one has patched the standard library. ``what`` cannot work then."""
+    """Raise ``kind``, with a text that ``what`` cannot work, if another patcher has patched the standard library."""
     for name, note in _NOTES.items():
         if getattr(sys.modules.get(name), note, None):
             raise kind(
-                f"{what} cannot work after {_CALLS[name]}: that has patched the standard library, and the program would"
-                f" hang in one of the two loops. {_ADVICE}"
+                f"{what} cannot work after {_CALLS[name]}: both patch the standard library, and the program would hang"
+                f" in one of the two loops. {_ADVICE}"
             )
 
 
 def refuse() -> dict[str, Callable[[Any], None]]:
-    """Return what has to be done, by name, with modules that patch: their functions raise RuntimeError from then on."""
+    """Return, by module name, a function that makes the module's patching functions raise RuntimeError."""
     return dict.fromkeys(_PATCHING, _refuse_in)
 
 
@@ -51,12 +53,13 @@ def _refusing(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def refused(*_args: object, **_kwargs: object) -> None:
         raise RuntimeError(
-            f"{name}() cannot work after grapeshot's coro.install(): both patch the standard library, and the program"
+            f"{name}() cannot work after grapeshot's coro.patch(): both patch the standard library, and the program"
             f" would hang in one of the two loops. {_ADVICE}"
         )
 
     return refused
 
 
-# What follows in the package takes its originals out of the standard library.
+# This runs before the package's other modules take their originals from the standard library: after another patcher,
+# these would not be the originals.
 check("grapeshot.coro", ImportError)

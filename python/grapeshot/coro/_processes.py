@@ -1,12 +1,12 @@
-"""``waitpid`` for coros: waits for a descriptor that tells the end of the child, and fetches the status itself.
+"""``waitpid`` for coros: waits until a descriptor reports the end of the child, then fetches the status.
 
     Linux                          a pidfd
     BSD, macOS                     a kqueue with one EVFILT_PROC
-    Linux before 5.3, sandboxes    a pipe that a thread closes, which waits for the end and leaves the status
+    Linux before 5.3, sandboxes    a pipe that a thread closes; the thread waits for the end with ``waitid(WNOWAIT)``
 
-None of them fetches the status. So a wait that is interrupted has taken nothing from the child, and the next one finds
-it. Any child (``pid`` -1, 0 or below), and stopped or continued ones, have no descriptor: these are asked for again and
-again.
+None of them fetches the status, so an interrupted wait takes nothing from the child, and the next wait finds it. No
+descriptor can report "any child" (``pid`` -1, 0 or below), or stopped and continued children. For these, the kernel is
+polled with pauses.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# The first pause before the kernel is asked again, and the longest, in seconds.
+# The first and the longest pause between two polls, in seconds.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
-# The errors of kernels and sandboxes that have no pidfds.
+# The errors of pidfd_open() on kernels and in sandboxes that do not have pidfds.
 _NO_PIDFDS = frozenset((errno.ENOSYS, errno.EPERM, errno.EACCES))
-# As it is before a program patches it.
+# The original, before a program patches it.
 _waitpid = os.waitpid
 
 
 def waitpid(pid: int, options: int = 0, /, timeout: float | None = None) -> tuple[int, int]:
-    """Wait until a child has ended; return its number and its status, as :func:`os.waitpid` does.
+    """Wait until a child process has ended; return its process id and its status, like :func:`os.waitpid`.
 
-    The status can be read with :func:`os.waitstatus_to_exitcode`. An interrupted wait leaves the status where it is. A
-    ``pid`` of -1 means any child, 0 or below the children of a process group. With ``os.WNOHANG`` it does not wait, and
-    returns ``(0, 0)`` if the child runs.
+    :func:`os.waitstatus_to_exitcode` turns the status into an exit code. An interrupted wait does not fetch the status,
+    so a later one gets it. A ``pid`` of -1 means any child; 0, or a number below -1, means any child of a process
+    group. With ``os.WNOHANG`` it does not wait, and returns ``(0, 0)`` if the child is still running.
 
     Raises:
         TimeoutError: the child has not ended after ``timeout`` seconds.
-        ChildProcessError: there is no such child, or somebody else has fetched its status, also meanwhile.
+        ChildProcessError: there is no such child, or other code has fetched its status, before or during the wait.
     """
     found = _waitpid(pid, options | os.WNOHANG)
     if found[0] or options & os.WNOHANG:
         return found
     left_s = Countdown(timeout)
     if pid <= 0 or options:
-        return _ask_repeatedly(pid, options, left_s)
+        return _poll_repeatedly(pid, options, left_s)
     while True:
         watch = _Watch(pid)
         try:
-            # The child may have ended before, and another process may have its number: ask first.
+            # If the child has ended in between, another process may have got its number by now: so ask again first.
             found = _waitpid(pid, os.WNOHANG)
             if not found[0]:
                 wait_for_read(watch.fd, left_s())
@@ -63,7 +63,7 @@ def waitpid(pid: int, options: int = 0, /, timeout: float | None = None) -> tupl
             return found
 
 
-def _ask_repeatedly(pid: int, options: int, left_s: Countdown) -> tuple[int, int]:
+def _poll_repeatedly(pid: int, options: int, left_s: Countdown) -> tuple[int, int]:
     pause_s = _FIRST_PAUSE_S
     while True:
         left_s.pause(pause_s)
@@ -74,16 +74,16 @@ def _ask_repeatedly(pid: int, options: int, left_s: Countdown) -> tuple[int, int
 
 
 class _Watch:
-    """A descriptor that can be read once a child has ended. The status stays where it is."""
+    """A descriptor that becomes readable when a child has ended. It does not fetch the child's status."""
 
     def __init__(self, pid: int) -> None:
-        # What has the descriptor; closed with it.
+        # the kqueue to which the descriptor belongs, if it is one
         self._queue: Any = None
         if sys.platform == "linux":
             try:
                 self.fd = os.pidfd_open(pid)
             except ProcessLookupError:
-                # Somebody else has fetched the status: waitpid() says so.
+                # Other code has fetched the status. The next waitpid() raises ChildProcessError.
                 self.fd = _ended()
             except OSError as exc:
                 if exc.errno not in _NO_PIDFDS:
@@ -101,21 +101,21 @@ class _Watch:
 
 
 def _ended() -> int:
-    """Return a descriptor that can be read at once."""
+    """Return a descriptor that is readable at once."""
     read_end, write_end = os.pipe()
     os.close(write_end)
     return read_end
 
 
 def _closed_by_thread(pid: int) -> int:
-    """Return the end of a pipe whose other end a thread closes when the child has ended."""
+    """Return the read end of a pipe. A thread closes the other end when the child has ended."""
     read_end, write_end = os.pipe()
 
     def watch() -> None:
         try:
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         except ChildProcessError:
-            pass  # somebody else has fetched the status
+            pass  # other code has fetched the status
         finally:
             os.close(write_end)
 
@@ -129,14 +129,14 @@ def _closed_by_thread(pid: int) -> int:
 
 
 def _queue_of(pid: int) -> Any:
-    """Return a kqueue that can be read when the child has ended."""
-    kqueue: Any = select  # its names are those of another system to type checkers
+    """Return a kqueue that becomes readable when the child has ended."""
+    kqueue: Any = select  # type checkers on other systems do not know its kqueue names
     queue = kqueue.kqueue()
     try:
         event = kqueue.kevent(pid, kqueue.KQ_FILTER_PROC, kqueue.KQ_EV_ADD, kqueue.KQ_NOTE_EXIT)
         queue.control([event], 0)
     except ProcessLookupError:
-        # It has ended already: a timer that is due makes the queue readable.
+        # The child has ended already: make the kqueue readable with a timer that is due at once.
         event = kqueue.kevent(0, kqueue.KQ_FILTER_TIMER, kqueue.KQ_EV_ADD | kqueue.KQ_EV_ONESHOT, 0, 0)
         queue.control([event], 0)
     except BaseException:

@@ -1,4 +1,4 @@
-"""``read_stream``: reads of lines, delimited and counted parts from what comes in pieces."""
+"""``read_stream``: reads lines, delimited parts and fixed lengths from a source that delivers data in pieces."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ _LONGEST_READ_LEN = 1 << 20
 
 
 class read_stream:  # noqa: N801  # Shrapnel's name
-    """Reads a socket, a :class:`fd_sock`, a :class:`file_sock` or a binary file in parts of the caller's choice.
+    """Reads lines, delimited parts or exact lengths from a socket, a :class:`fd_sock`, a :class:`file_sock` or a file.
 
     ``read_stream(source, limit=65536)``
 
-    What was read from the source and not returned yet is kept: also if a read is interrupted, times out or fails. The
-    next read gets it. ``limit`` is the length of the longest line or delimited part.
+    If a read is interrupted, times out or fails, the data that it has already got from the source is kept for the next
+    read. ``limit`` is the greatest length, in bytes, of a line or a delimited part.
 
-    A file object with a descriptor is read by a :class:`file_sock`, and stays open. The source is never closed.
+    A file must be binary. If it has a descriptor, it is read through a :class:`file_sock`. The stream never closes its
+    source.
 
     ::
 
@@ -36,7 +37,7 @@ class read_stream:  # noqa: N801  # Shrapnel's name
 
     def __init__(self, source: Any, limit: int = 65536) -> None:
         if limit < 1:
-            raise ValueError("a limit is 1 or above")
+            raise ValueError(f"the limit must be at least 1 byte, got {limit}")
         self._limit = limit
         self._recv = _receiver(source)
         self._unread = bytearray()
@@ -50,46 +51,50 @@ class read_stream:  # noqa: N801  # Shrapnel's name
         return len(self._unread)
 
     def recv(self, count: int, /) -> bytes:
-        """Return what is there, ``count`` bytes at most; wait until there is something. Empty at the end."""
+        """Return the data that is there, at most ``count`` bytes; wait if there is none. Empty at the end."""
         if count > 0 and not self._unread:
             return self._read(count)
         return self._take(min(count, len(self._unread)))
 
     def read_exact(self, count: int, /) -> bytes:
-        """Return exactly ``count`` bytes. Raises EOFError if the stream ends before; what has come is kept."""
+        """Return exactly ``count`` bytes. Raises EOFError if the stream ends earlier; the data read so far is kept."""
         if count < 0:
-            raise ValueError("a count is 0 or above")
+            raise ValueError(f"the count must not be negative, got {count}")
         while (missing := count - len(self._unread)) > 0:
             if not self._fill(max(missing, _CHUNK_LEN)):
-                raise EOFError(f"the stream has ended after {len(self._unread)} of {count} bytes")
+                raise EOFError(f"the stream ended after {len(self._unread)} of {count} bytes")
         return self._take(count)
 
     def read_until(self, delimiter: bytes, limit: int | None = None) -> bytes:
-        """Return everything up to the delimiter, and the delimiter.
+        """Return the data up to and including the delimiter.
+
+        After an error, the data read so far is kept for the next read.
 
         Raises:
-            EOFError: the stream ends before; what has come is kept.
-            asyncio.LimitOverrunError: that would be longer than ``limit``; what has come is kept.
+            EOFError: the stream ends before the delimiter.
+            asyncio.LimitOverrunError: the result would be longer than ``limit`` (None: the limit of the stream).
         """
         end = self._find(delimiter, limit)
         if end is None:
-            raise EOFError(f"the stream has ended after {len(self._unread)} bytes without {bytes(delimiter)!r}")
+            raise EOFError(f"the stream ended after {len(self._unread)} bytes without {bytes(delimiter)!r}")
         return self._take(end)
 
     def read_line(self, limit: int | None = None) -> bytes:
-        r"""Return a line with its ``\n``; the last one may have none. Empty at the end.
+        r"""Return the next line with its ``\n``, which the last line may lack. Empty at the end of the stream.
 
         Raises:
-            asyncio.LimitOverrunError: the line is longer than ``limit``; what has come is kept.
+            asyncio.LimitOverrunError: the line is longer than ``limit`` (None: the limit of the stream). The data read
+                so far is kept for the next read.
         """
         end = self._find(b"\n", limit)
         return self._take(len(self._unread) if end is None else end)
 
     def read_all(self, limit: int | None = None) -> bytes:
-        """Return everything up to the end of the stream, of any length unless there is a ``limit``.
+        """Return everything up to the end of the stream. Without ``limit``, the length is not limited.
 
         Raises:
-            asyncio.LimitOverrunError: there is more than that; what has come is kept.
+            asyncio.LimitOverrunError: there are more than ``limit`` bytes. The data read so far is kept for the next
+                read.
         """
         while self._fill(_CHUNK_LEN):
             if limit is not None and len(self._unread) > limit:
@@ -106,9 +111,9 @@ class read_stream:  # noqa: N801  # Shrapnel's name
         return line
 
     def _find(self, delimiter: bytes, limit: int | None) -> int | None:
-        """Read until the delimiter has come. Return the position behind it, None if the stream ends before."""
+        """Read until the delimiter has come. Return the position after it, or None if the stream ends before."""
         if not delimiter:
-            raise ValueError("a delimiter has one byte at least")
+            raise ValueError("the delimiter must not be empty")
         if limit is None:
             limit = self._limit
         searched = 0
@@ -118,7 +123,7 @@ class read_stream:  # noqa: N801  # Shrapnel's name
                 return at + len(delimiter)
             if at >= 0 or len(self._unread) >= limit:
                 raise _overrun(limit, at if at >= 0 else len(self._unread))
-            # A part of the delimiter may be there already.
+            # Search the last bytes again after the next read: they may be the beginning of the delimiter.
             searched = max(len(self._unread) - len(delimiter) + 1, 0)
             if not self._fill(_CHUNK_LEN):
                 return None
@@ -132,7 +137,7 @@ class read_stream:  # noqa: N801  # Shrapnel's name
     def _read(self, count: int) -> bytes:
         data = self._recv(count)
         if data is None:
-            raise BlockingIOError("the source does not wait, and has nothing now")
+            raise BlockingIOError("the source is nonblocking, and has no data now")
         return data
 
     def _take(self, count: int) -> bytes:
@@ -143,21 +148,21 @@ class read_stream:  # noqa: N801  # Shrapnel's name
 
 
 def _overrun(limit: int, consumed: int) -> Exception:
-    return _errors.LimitOverrunError(f"more than {limit} bytes", consumed)
+    return _errors.LimitOverrunError(f"the data to return is longer than the limit of {limit} bytes", consumed)
 
 
 def _receiver(source: Any) -> Callable[[int], bytes | None]:
-    """Return what reads from a source."""
+    """Return the function that reads up to a number of bytes from the source."""
     if hasattr(source, "recv"):
         return source.recv  # type: ignore[no-any-return]
     if isinstance(source, io.TextIOBase) or not hasattr(source, "read"):
         raise TypeError(f"a socket or a binary file is required, not {type(source).__name__}")
-    # The file of a socket waits by the socket.
+    # A file that belongs to a socket (socket.makefile) lets other coros run by itself, because the socket does.
     if not isinstance(getattr(source, "raw", source), socket.SocketIO):
         try:
             source.fileno()
         except (AttributeError, OSError):
-            pass  # in memory, or the like
+            pass  # a file in memory, for instance
         else:
             return file_sock(source, closefd=False).recv
     return getattr(source, "read1", source.read)  # type: ignore[no-any-return]

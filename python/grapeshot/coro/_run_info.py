@@ -1,8 +1,10 @@
-"""What coros wait for, for the tree of coros and tasks, and ``print_run_info``, which prints that tree.
+"""Finds out what each coro waits for, and prints it as a tree of coros and tasks: ``print_run_info``.
 
-Nothing is recorded while programs run. All of it is read from what is there: the frames of suspended coros tell what
-they join, the fd table which descriptor they wait for, and the address of the queue in which a coro waits lies in the
-lock, queue or event that it waits for.
+Programs pay nothing for this while they run, because nothing is recorded. Everything is read from the current state:
+
+- the frames of a suspended coro tell which coros it joins
+- the fd table tells on which descriptor it waits
+- a coro that waits for a lock, queue or event is in a list that is part of this object; the list's address tells which
 """
 
 from __future__ import annotations
@@ -11,9 +13,11 @@ import bisect
 import gc
 import sys
 
-from grapeshot import _core, _waits
+from grapeshot._loop import hooks
+from grapeshot import _core
+from grapeshot.insight import _waits
 
-from . import bridge
+from . import _bridge as bridge
 from ._coroutine import Coro, wait_for_end
 from ._future import future
 from ._groups import wait_for
@@ -36,25 +40,25 @@ _NATIVE = (
     _core.thread_rlock,
     _core.thread_queue,
 )
-# What is built on a condition variable.
+# The primitives in Python, which are built on a condition variable.
 _BUILT = (event, future, inverted_semaphore, rw_lock)
 _DIRECTIONS = {"read": "to read descriptor", "write": "to write to descriptor"}
 
 
 def print_run_info(file: TextIO | None = None) -> None:
-    """Print the coros and asyncio tasks of the loop that runs here, with their stacks, to ``sys.stderr`` or ``file``.
+    """Print the coros and asyncio tasks of the running loop, with their stacks, to ``sys.stderr`` or ``file``.
 
-    Below each is what it waits for, where that is known: the coro that it joins, the holder of the lock, the task that
-    it awaits. It also tells the descriptor of an I/O wait and the queue, lock or event of any other. Where some wait
-    for each other in a circle, the text says so. It runs no other code of the program than the ``repr`` of what is
-    waited for, and may be called anywhere, also in a signal handler.
+    Below each coro or task come those that it waits for: the coro that it joins, the holder of a lock, the task that
+    it awaits. For other waits the text names the descriptor, queue, lock or event. If some wait for each other in a
+    circle, the text says so. The only code of the program that this runs is the ``repr`` of objects that are waited
+    for. It may be called anywhere, even in a signal handler.
     """
     waits = _waits.Waits(bridge.find_running_loop())
     print("\n".join([waits.heading(), *waits.lines()]), file=file or sys.stderr)
 
 
 class _Coros:
-    """The coros of a loop (None: of this thread), and what each waits for at this moment."""
+    """The coros of a loop (None: of this thread), and what each is waiting for now."""
 
     def __init__(self, loop: Any) -> None:
         live = (co for co in _core._coro_live() if loop is None or co._loop is loop)
@@ -64,7 +68,10 @@ class _Coros:
         self._owners = _owners(addresses) if addresses else {}
 
     def look(self, co: Coro[Any]) -> tuple[str | None, list[Any]]:
-        """Return in words what a coro waits for, and which coros that means; None for words: what it awaits."""
+        """Return a text that says what a coro waits for, and the coros that it waits for.
+
+        The text is None if the coro awaits a future.
+        """
         joined = [other for other in _joined(co) if not other.done()]
         wait = self._waits[co]
         if co._status != "waiting":
@@ -87,7 +94,7 @@ class _Coros:
         return words, holders
 
     def frames(self, co: Coro[Any]) -> Iterator[FrameType]:
-        """Yield the frames of a coro, the outermost first, with those of a coroutine that it awaits."""
+        """Yield the frames of a coro, the outermost first, and then those of a coroutine that it awaits."""
         for frame in co.get_stack():
             if frame.f_code.co_filename in _waits.LOOKING:
                 return
@@ -95,13 +102,14 @@ class _Coros:
             if frame.f_code is bridge._drive.__code__:
                 steps = frame.f_locals.get("steps")
                 if not _waits.first_of(steps, "cr_running", "gi_running", "ag_running"):
-                    # Suspended, so that its frames are not on this stack. What follows on it waits for the coroutine.
+                    # The coroutine is suspended, so its frames are not on the coro's stack. The remaining frames there
+                    # only wait for the coroutine.
                     yield from _waits.coroutine_frames(steps)
                     return
 
 
 def _holders(owner: Any) -> list[Any]:
-    """Return the coros that hold a lock."""
+    """Return the coros that hold ``owner``, if it is a lock."""
     if isinstance(owner, _WITH_HOLDER):
         return [each for each in gc.get_referents(owner) if isinstance(each, Coro)]
     if isinstance(owner, rw_lock):
@@ -110,7 +118,7 @@ def _holders(owner: Any) -> list[Any]:
 
 
 def _joined(co: Coro[Any]) -> list[Any]:
-    """Return what a suspended coro joins, or waits for with ``wait()``."""
+    """Return the coros and futures that a suspended coro waits for with ``join()`` or ``wait()``."""
     frame = co.get_frame()
     while frame is not None:
         if frame.f_code is wait_for_end.__code__:
@@ -122,7 +130,7 @@ def _joined(co: Coro[Any]) -> list[Any]:
 
 
 def _owners(addresses: Iterable[int]) -> dict[int, Any]:
-    """Return the objects in which these addresses lie."""
+    """Return, for each address, the primitive whose memory contains it."""
     ordered = sorted(set(addresses))
     found: dict[int, Any] = {}
     built: list[Any] = []
@@ -139,5 +147,5 @@ def _owners(addresses: Iterable[int]) -> dict[int, Any]:
     return {address: inside.get(id(owner), owner) for address, owner in found.items()}
 
 
-_waits.coro_part = _Coros
+hooks.coros_of = _Coros
 _waits.LOOKING.add(__file__)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     spawn: Spawn
 
     def current() -> Coro[Any]:
-        """Return the running coro. Raises YieldFromMain if none runs."""
+        """Return the running coro. Raises YieldFromMain if no coro is running."""
         raise NotImplementedError
 
     @overload
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     @overload
     def wait(coros: Iterable[_E], timeout: float | None = None, count: int | None = None) -> list[_E]: ...
     def wait(coros: Any = None, timeout: float | None = None, count: int | None = None) -> Any:
-        """Wait until all ``coros`` have ended, ``count`` of them, or ``timeout`` seconds are over.
+        """Wait until all ``coros`` have ended, or ``count`` of them, or until ``timeout`` seconds are over.
 
-        Returns a list of the coros that have ended. Without arguments: wait for :func:`schedule`, return its value.
+        Returns a list of the coros that have ended. Without arguments, wait until :func:`schedule` is called for this
+        coro, and return the value that it was given.
         """
         raise NotImplementedError
 else:
@@ -49,11 +50,12 @@ now = _core._coro_now
 
 
 def schedule(co: Coro[Any], value: Any = None) -> None:
-    """Make a waiting coro ready; its wait returns ``value``.
+    """Wake a coro that waits. Its ``wait()`` returns ``value``.
 
     Raises:
-        ScheduleError: it is scheduled already, or belongs to another thread.
-        DeadCoroutine, NotStartedError: it has ended, or was not started.
+        ScheduleError: the coro is already scheduled, or belongs to another thread.
+        DeadCoroutine: the coro has ended.
+        NotStartedError: the coro was not started.
     """
     co._wake(value)
 
@@ -64,7 +66,7 @@ def get_live_coros() -> list[Coro[Any]]:
 
 
 def all_threads() -> dict[int, Coro[Any]]:
-    """Return the coros of :func:`get_live_coros` by their ids."""
+    """Return the coros of :func:`get_live_coros` as a dict, by their ids."""
     return {co.id: co for co in _core._coro_live()}
 
 

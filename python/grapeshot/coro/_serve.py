@@ -1,10 +1,11 @@
-"""TCP and unix services whose connections have a coro each: :func:`serve` and the :class:`Server` that it returns.
+"""TCP and unix servers with one coro per connection: :func:`serve` and the :class:`Server` that it returns.
 
     listening socket --- one coro: take a place, accept, spawn ---> one coro per connection: TLS, then the handler
             ^                          |
-            '------ wait for more -----'      nobody holds a place while waiting for a connection
+            '------ wait for more -----'      (it does not hold a place while it waits)
 
-Everything belongs to the thread of the loop that is running, or will be, where ``serve`` is called.
+A place is one of the ``limit`` connections that may be open at a time. A server belongs to the thread in which
+``serve`` was called, and to the loop that runs there, or will run.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import logging
 import os
 import socket
 
-from grapeshot import _core, _serve, _unix
-from grapeshot._limits import LimitError
+from grapeshot import _core
+from grapeshot._loop import serve as _serve, unix
+from grapeshot._loop.limits import LimitError
 
 from . import _dns
 from ._coroutine import shut_down
@@ -23,7 +25,7 @@ from ._socket import sock as Sock  # noqa: N812
 from ._socket import wait_for_read
 from ._socket_base import Countdown
 from ._sync import event, inverted_semaphore, semaphore
-from .bridge import own_loop
+from ._bridge import own_loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,10 +38,11 @@ if TYPE_CHECKING:
 # asyncio's logger, as for the loop's own servers.
 _logger = logging.getLogger("asyncio")
 
-# How long a server that is out of descriptors or memory waits before it accepts again, as the loop's own.
+# How long a server waits before it accepts again after it ran out of descriptors or memory, in seconds. The loop's own
+# servers wait as long.
 _RETRY_DELAY_S = 1.0
 _OUT_OF_RESOURCES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
-# Errors of one connection, which went away before it was accepted. accept(2) names them.
+# Errors that concern only the one connection, which was lost before it was accepted. Source: accept(2).
 _OF_CONNECTION = frozenset(
     getattr(errno, name)
     for name in errno.errorcode.values()
@@ -60,9 +63,9 @@ _OF_CONNECTION = frozenset(
 
 
 class Server:
-    """Listening sockets, and a coro for each connection that was accepted from them. Made by :func:`serve`.
+    """Listening sockets, and a coro for each connection that was accepted from them. :func:`serve` makes servers.
 
-    As a context manager it ends with the block, however the block is left: see :meth:`stop`.
+    As a context manager it calls :meth:`stop` at the end of the block, also after an exception.
     """
 
     def __init__(
@@ -82,14 +85,14 @@ class Server:
         self._handshake_timeout_s = handshake_timeout_s
         self._on_closed = on_closed
         self._loop: Any = None
-        # A socket is closed with its coro, also with one that was shut down before it began.
+        # Each coro and its socket, which is closed when the coro has ended, even if it was shut down before it began.
         self._acceptors: dict[Coro[Any], Sock] = {}
         self._connections: dict[Coro[Any], socket.socket] = {}
         self._is_closed = event()
-        # Wakes acceptors that a limit of the loop keeps from going on.
+        # Wakes acceptors that wait because the loop has reached its limit of connections.
         self._has_ended = event()
         self._is_pause_logged = False
-        # The coros that accept, and those of connections.
+        # counts the coros that have not ended, both acceptors and connections
         self._under_way = inverted_semaphore()
 
     def __repr__(self) -> str:
@@ -105,14 +108,14 @@ class Server:
 
     @property
     def connections(self) -> int:
-        """How many connections are open."""
+        """The number of open connections."""
         return len(self._connections)
 
     def close(self) -> None:
-        """Stop accepting and close the listening sockets. Open connections go on. The second call does nothing.
+        """Stop accepting, and close the listening sockets. Open connections go on. A second call does nothing.
 
         Raises:
-            ScheduleError: in another thread than the server's.
+            ScheduleError: called in another thread than the server's.
         """
         if self._is_closed.is_set():
             return
@@ -128,11 +131,13 @@ class Server:
             self._on_closed()
 
     def wait_closed(self, timeout: float | None = None) -> bool:
-        """Wait until the server is closed and its last connection has ended; return whether that was in time.
+        """Wait until the server is closed and its last connection has ended.
+
+        Returns False if that takes longer than ``timeout`` seconds, else True.
 
         Raises:
-            RuntimeError: in the coro of one of its connections.
-            YieldFromMain: not in a coro.
+            RuntimeError: called in the coro of one of its connections.
+            YieldFromMain: not called in a coro.
         """
         self._check_waiter()
         left_s = Countdown(timeout)
@@ -141,10 +146,12 @@ class Server:
     join = wait_closed
 
     def stop(self, timeout: float | None = 10.0) -> None:
-        """End gracefully: close the server, wait up to ``timeout`` seconds for its connections, shut down what is left.
+        """Close the server, and give its connections ``timeout`` seconds to end before they are shut down.
 
-        It returns when all have ended. If the calling coro is interrupted meanwhile, the connections are shut down at
-        once. None waits as long as it takes. Raises: as :meth:`wait_closed`.
+        It returns when all connections have ended. With None, it never shuts them down. If the calling coro is
+        interrupted during the wait, the connections are shut down at once.
+
+        Raises the same exceptions as :meth:`wait_closed`.
         """
         self._check_waiter()
         self.close()
@@ -195,7 +202,7 @@ class Server:
                     if self._is_closed.is_set():
                         return
                     if exc.errno in _OUT_OF_RESOURCES:
-                        # The socket would stay ready.
+                        # Pause, because the listening socket stays readable: the loop would spin.
                         self._report("socket.accept() out of system resource", exc, listener)
                         _core._coro_sleep_relative(_RETRY_DELAY_S)
                     elif exc.errno not in _OF_CONNECTION:
@@ -203,12 +210,12 @@ class Server:
                         return
 
     def _accept(self, listener: Sock) -> None:
-        """Accept one connection, once there is a place for it, or wait until there is one to accept."""
+        """Take a place, then accept one connection; or if there is none to accept, wait until there is."""
         places = self._places
         if places is not None:
             places.acquire()
         try:
-            _core._coro_act()  # it does not starve others while many connect
+            _core._coro_act()  # yields now and then, so that other coros run even if clients connect all the time
             connection, address = listener.accept()
             self._spawn(connection, address)
         except BlockingIOError:
@@ -221,10 +228,10 @@ class Server:
             raise
 
     def _wait_for_place(self, exc: LimitError) -> None:
-        """Wait until a connection has ended, or for a while: what has ended may be none of this server's."""
+        """Wait until a connection has ended, at most _RETRY_DELAY_S: connections of other servers count as well."""
         if not self._is_pause_logged:
             self._is_pause_logged = True
-            _logger.warning("%r accepts nothing until a place is free: %s", self, exc)
+            _logger.warning("%r has paused accepting: %s", self, exc)
         self._has_ended.clear()
         self._has_ended.wait(_RETRY_DELAY_S)
 
@@ -257,7 +264,7 @@ class Server:
             self._places.release()
         exc = co._failure_unseen()
         if exc is not None and not co.cancelled():
-            co._failure()  # seen by that, so that it is not reported again when the coro is freed
+            co._failure()  # marks the exception as seen, so that it is not reported again when the coro is freed
             message = "Exception in the handler of a connection"
             self._loop.call_exception_handler({"message": message, "exception": exc, "coro": co})
 
@@ -275,25 +282,26 @@ class Server:
         try:
             secure: Any = connection.start_tls(self._context, server_side=True)
         except OSError as exc:
-            # As for the loop's own servers: scanners and clients that do not trust the certificate are no news.
+            # Log it only in debug mode, like the loop's own servers: scanners and clients that do not trust the
+            # certificate fail all the time.
             if self._loop.get_debug():
                 _logger.debug("%r: TLS handshake with %r failed", self, address, exc_info=exc)
             return
         with secure:
             secure.settimeout(socket.getdefaulttimeout())
             self._handler(secure, address)
-            _say_goodbye(secure)
+            _send_close_notify(secure)
 
 
-def _say_goodbye(secure: Any) -> None:
-    """Tell the peer that the stream ends here, and do not wait for its answer."""
+def _send_close_notify(secure: Any) -> None:
+    """Send the peer TLS's close_notify, without waiting for its answer."""
     if secure.fileno() < 0:
         return
     try:
         secure.settimeout(0)
         secure.unwrap()
     except (OSError, ValueError):
-        pass  # it waits for the answer, or the peer is gone; ValueError: the handler has ended TLS
+        pass  # OSError: unwrap() would wait for the answer, or the peer is gone; ValueError: the handler has ended TLS
 
 
 def serve(
@@ -320,31 +328,35 @@ def serve(
         with coro.serve(echo, "localhost", 8888) as server:
             server.wait_closed()
 
-    The connection is closed when the handler returns or raises. An error of a handler ends only that connection, and is
-    reported to the exception notifier or the loop's exception handler. With TLS (``ssl``) the handler is called after
-    the handshake, which is part of the coro and does not delay other connections.
+    The connection is closed when the handler returns or raises. An exception of a handler ends only that connection,
+    and is reported to the exception notifier or the loop's exception handler. With TLS (``ssl``), the handler is called
+    after the handshake. The handshake runs in the connection's coro, so it does not delay other connections.
 
     Args:
         host: one host or several; None and ``""`` mean every interface, one socket for IPv4 and one for IPv6.
         port: 0 chooses a free port for each socket; ``server.sockets`` tells which.
-        path: of a unix socket, instead of host and port. A socket file that is there is replaced. Closing the server
-            removes the file.
-        sock: a listening or bound stream socket, instead of all these. The server takes it over.
-        limit: how many connections may be open at once. The server does not accept more until one has ended: further
-            clients wait in the system's queue, whose length is ``backlog``.
+        path: the path of a unix socket, instead of host and port. An existing socket file is replaced. Closing the
+            server removes the file.
+        sock: a stream socket that is bound or listening, instead of an address. The server takes it over.
+        limit: how many connections may be open at once. When the limit is reached, the server does not accept more
+            until one has ended; further clients wait in the system's queue, whose length is ``backlog``.
+        ssl: the context for TLS; None means no TLS.
+        ssl_handshake_timeout: how many seconds a TLS handshake may take.
+        backlog: the length of the system's queue of connections that were not accepted yet.
+        reuse_port: whether other sockets may listen on the same port (``SO_REUSEPORT``).
 
     Raises:
         OSError: an address cannot be bound.
         socket.gaierror: a host does not resolve.
-        ValueError, TypeError: arguments that contradict each other, or of a wrong kind.
+        ValueError, TypeError: arguments contradict each other, or have a wrong type.
     """
     _core._coro_check_function(handler, "serve")
     if limit is not None and limit < 1:
-        raise ValueError("a server has a place for one connection at least")
+        raise ValueError(f"the limit of connections must be at least 1, got {limit}")
     if ssl is not None and not hasattr(ssl, "wrap_socket"):
         raise TypeError("ssl argument must be an SSLContext or None")
     if (path is not None) + (sock is not None) + (host is not None or port is not None) != 1:
-        raise ValueError("serve() takes a host and a port, a path, or a socket")
+        raise ValueError("serve() needs exactly one of these: a host and a port, a path, or a socket")
     loop = own_loop()
     plain, on_closed = _bound(loop, host, port, path, sock, reuse_port)
     listeners: list[Sock] = []
@@ -371,16 +383,16 @@ def _bound(
     sock: socket.socket | None,
     reuse_port: bool,
 ) -> tuple[list[socket.socket], Callable[[], None] | None]:
-    """Return bound sockets, and what removes the file of a unix socket."""
+    """Return bound sockets, and for a unix socket the function that removes its file."""
     if sock is not None:
         if sock.type != socket.SOCK_STREAM:
             raise ValueError(f"A stream socket was expected, got {sock!r}")
         return [sock], None
     if path is not None:
-        bound = _unix.bind(os.fspath(path))
-        return [bound], _unix.file_remover(bound)
+        bound = unix.bind(os.fspath(path))
+        return [bound], unix.file_remover(bound)
     if isinstance(port, int) and not 0 <= port <= 65535:
-        # getaddrinfo would take the lowest 16 bits.
+        # Check it here, because getaddrinfo() would silently use the lowest 16 bits.
         raise OverflowError("bind(): port must be 0-65535.")
     hosts = [None] if host in (None, "") else [host] if isinstance(host, str) else list(host or ())
     infos = [
@@ -392,7 +404,7 @@ def _bound(
 
 
 def _taken_over(plain: socket.socket) -> Sock:
-    """Return a socket of coros with the descriptor of this one. It never waits itself."""
+    """Return a nonblocking :class:`sock` that takes over the descriptor of ``plain``."""
     listener = Sock(plain.family, plain.type, plain.proto, fileno=plain.detach())
     listener.settimeout(0)
     if plain.family != getattr(socket, "AF_UNIX", None):

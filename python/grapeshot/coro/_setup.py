@@ -1,11 +1,13 @@
-"""Connects the package with native code. It runs when the package is imported, before the first coro."""
+"""Connects the package with the native code. This runs when the package is imported, before any coro is made."""
 
 from __future__ import annotations
 
 import gc
 import os
 
-from grapeshot import _core, _lifecycle
+from grapeshot._loop import hooks
+from grapeshot import _core
+from grapeshot._loop import lifecycle
 from grapeshot._loop import Loop
 
 from . import _ending, _errors, _fork, _latency
@@ -17,13 +19,13 @@ _reason = _core._coro_setup(_errors, Coro)
 if _reason is not None:
     raise ImportError(_reason)
 _core._coro_set_hooks(
-    pending_loop, _ending.watch_thread, wait_for, _latency.report, _fork.end_child, _lifecycle.run_forever
+    pending_loop, _ending.watch_thread, wait_for, _latency.report, _fork.end_child, lifecycle.run_forever
 )
 _latency.heed_variable()
-# First in the list, because other callbacks may try to wait.
+# It must come first, because the native code must know of the collection before another callback tries to wait.
 gc.callbacks.insert(0, _core._coro_note_collection)
 os.register_at_fork(
     before=_fork.before_fork, after_in_parent=_fork.after_fork_in_parent, after_in_child=_fork.after_fork_in_child
 )
-Loop._before_close = staticmethod(_ending.before_close)
-Loop._watch_end = staticmethod(_ending.watch_end)
+hooks.before_close = _ending.before_close
+hooks.watch_end = _ending.watch_end

@@ -1,7 +1,7 @@
-"""For type checkers only: the signatures that ``spawn`` and its relatives have in common.
+"""For type checkers only: the signatures that ``spawn`` and similar functions share.
 
-A coro's arguments are checked against its function's, unless ``name``, ``context`` or ``stack`` is given: what can be
-written as a type knows no way to have both.
+A type checker checks the arguments against the function's signature, unless ``name``, ``context`` or ``stack`` is
+given: Python's type system cannot add such keywords to the parameters of a function.
 """
 
 from collections.abc import Callable

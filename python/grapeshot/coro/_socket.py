@@ -1,10 +1,10 @@
 """Sockets whose calls let other coros run while they wait: :class:`sock` and the functions that make them.
 
-A ``sock`` is a :class:`socket.socket`, with the same methods, results and errors. Each call tries first and waits only
-if it would block. A coro that is interrupted while it waits has lost nothing: the next call gets the data. ``sendall``
-is the exception, as for every socket: after an error nobody knows how much was sent.
+A ``sock`` is a :class:`socket.socket`, with the same methods, results and errors. Each call first tries the operation,
+and waits only if it would block. A coro that is interrupted while it waits loses no data: the next call gets it. The
+exception is ``sendall``, as for every socket: after an error it is not known how much was sent.
 
-In a thread without coros the same object blocks the thread, as an ordinary socket does.
+In a thread without coros, the same object blocks the thread, like an ordinary socket.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class sock(CoroSocket):  # noqa: N801  # Shrapnel's name
 
     ``sock(family=AF_INET, type=SOCK_STREAM, proto=0, fileno=None)``
 
-    ``settimeout`` limits how long one call may take; :class:`TimeoutError` is raised after that. One coro at a time may
-    wait to read, and one to write; a second one gets :class:`SimultaneousError`. Closing the socket raises
-    :class:`ClosedError` in those that wait. A call that need not wait counts as an act of selfishness
-    (:func:`set_selfishness`).
+    ``settimeout`` limits how long one call may take; after that, it raises :class:`TimeoutError`. One coro at a time
+    may wait to read, and one to write; a second one gets :class:`SimultaneousError`. Closing the socket raises
+    :class:`ClosedError` in the coros that wait on it. Calls that succeed without waiting are counted, and after a few
+    of them the coro yields (see :func:`set_selfishness`), so that a busy connection does not starve other coros.
     """
 
     __slots__ = ()
@@ -48,15 +48,17 @@ class sock(CoroSocket):  # noqa: N801  # Shrapnel's name
         def readv(self, sizes: Iterable[int], /) -> tuple[bytes, ...]: ...
 
     def readv(self, buffers: Any, /) -> Any:
-        """Receive into buffers, or as many bytes as a list of sizes says.
+        """Receive into several buffers, or receive several parts of known sizes.
 
-        With buffers: fill them one after the other with what is there; return the number of bytes, 0 at the end of the
-        stream. With sizes, as in Shrapnel: wait for all bytes and return them as a tuple, one bytes object per size. If
-        the stream ends before, the tuple has only what has come, and its last item may be shorter.
+        Given buffers, wait until there is some data, and fill them one after the other; return the number of bytes, 0
+        at the end of the stream.
+
+        Given sizes, as in Shrapnel, wait until all bytes have come, and return a tuple with one bytes object per size.
+        If the stream ends earlier, the tuple has only the data that came, and its last item may be shorter.
 
         Raises:
             ValueError: a size is negative.
-            TypeError: the list has sizes and buffers.
+            TypeError: the list has both sizes and buffers.
         """
         items = list(buffers)
         if items and all(isinstance(item, int) for item in items):
@@ -67,12 +69,12 @@ class sock(CoroSocket):  # noqa: N801  # Shrapnel's name
 
     def _read_sizes(self, sizes: list[int]) -> tuple[bytes, ...]:
         if min(sizes) < 0:
-            raise ValueError(f"a size must be 0 or above, got {min(sizes)}")
+            raise ValueError(f"a size must not be negative, got {min(sizes)}")
         whole = sum(sizes)
         try:
             data = self.recv_exact(whole)
         except EOFError:
-            # What has come before the end.
+            # The stream has ended: return the data that came before.
             data = self.recv(whole)
         parts = []
         at = 0
@@ -84,7 +86,7 @@ class sock(CoroSocket):  # noqa: N801  # Shrapnel's name
         return tuple(parts)
 
     def writev(self, buffers: Sequence[ReadableBuffer], /) -> int:
-        """Send all of the buffers, one after the other, without joining them; return the number of bytes."""
+        """Send the whole contents of all buffers, without joining them in memory; return the number of bytes."""
         views = [memoryview(buffer).cast("B") for buffer in buffers]
         whole = sum(len(view) for view in views)
         left = whole
@@ -106,25 +108,25 @@ class sock(CoroSocket):  # noqa: N801  # Shrapnel's name
     def start_tls(
         self, context: ssl.SSLContext, *, server_side: bool = False, server_hostname: str | None = None
     ) -> ssl.SSLSocket:
-        """Make the connection a TLS connection: return a new socket with the descriptor of this one, which is closed.
+        """Start TLS on this connection; return the new socket, which takes over the descriptor. This object is closed.
 
-        The handshake runs while other coros do. The new socket is an :class:`ssl.SSLSocket`, and its calls wait as
-        those of this one.
+        Other coros run during the handshake. The new socket is an :class:`ssl.SSLSocket`, and its calls let other coros
+        run while they wait, like the calls of this one.
 
         Raises:
             ssl.SSLError: the handshake failed. The connection is closed.
-            TimeoutError: it took longer than the socket's timeout.
-            ValueError: data that :meth:`recv_exact` has left waits to be read.
+            TimeoutError: the handshake took longer than the socket's timeout.
+            ValueError: a :meth:`recv_exact` that failed has left data in this object that was not read yet.
         """
         if self._has_unread():
-            raise ValueError("recv_exact() has left data that nobody has read")
+            raise ValueError("recv_exact() has left data that was not read: read it with recv() before start_tls()")
         from ._tls import wrap
 
         return wrap(self, context, server_side=server_side, server_hostname=server_hostname)
 
 
-# CPython specializes calls of methods that it finds on the exact class. They also take less of the stack of a coro that
-# waits.
+# Put the native methods on this class itself: CPython calls methods faster that are not inherited, and such calls take
+# less of the stack of a coro that waits.
 _core._coro_bind_socket_methods(sock)
 
 
@@ -134,7 +136,7 @@ def _len_of(buffer: Any) -> int:
 
 
 def make_socket(family: int = socket.AF_INET, type: int = socket.SOCK_STREAM, proto: int = 0) -> sock:  # noqa: A002
-    """Return a new :class:`sock` of that kind."""
+    """Return a new :class:`sock` of that family, type and protocol."""
     return sock(family, type, proto)
 
 
@@ -159,7 +161,7 @@ def udp6_sock() -> sock:
 
 
 def unix_sock() -> sock:
-    """Return a stream socket whose addresses are paths."""
+    """Return a unix stream socket, whose addresses are paths."""
     return sock(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
@@ -176,6 +178,6 @@ def socketpair(
             sock(far.family, far.type, far.proto, fileno=far.detach()),
         )
     finally:
-        # Closed already, unless the first one could not be made.
+        # This has an effect only if one of them was not detached, because making a sock raised.
         near.close()
         far.close()

@@ -1,4 +1,4 @@
-"""What all sockets of coros have in common: the native type, and the methods that need no speed."""
+"""The common base of all sockets for coros: the native type, and in Python the methods that need not be fast."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
     class _Native(socket.socket):
-        """The native type, as it is made at run time."""
+        """The native type, which is made at run time."""
 
         _accepted_class: type[socket.socket] | None
 
@@ -32,25 +32,25 @@ if TYPE_CHECKING:
         def _wait(self, direction: int, timeout: float | None = None, /) -> None: ...
         def _note_unread(self, flag: bool, /) -> None: ...
 else:
-    # Its objects are socket.socket objects. Programs may replace that name later.
+    # A subclass of the original socket.socket, whichever class programs put in its place later.
     _Native = _core._coro_socket_type(socket.socket)
 
-# Programs may replace that of `time`, as tests do.
+# Not time.monotonic, because programs may replace that, as tests do.
 _monotonic = _core._coro_monotonic
-# The directions of _wait.
+# The values of _wait's argument `direction`.
 READ, WRITE, CONNECT = 0, 1, 2
 
 _START_CONNECT: Callable[[socket.socket, Any], int] = socket.socket.connect_ex
 _UNDER_WAY = frozenset((errno.EINPROGRESS, errno.EALREADY, errno.EINTR))
-# Whether a second connect() tells how the first one has ended.
+# Whether a second connect() returns the outcome of the first one.
 _CONNECT_TELLS = sys.platform == "linux"
 _BLOCK_LEN = 2**30
-# The first pause before a connection to a full queue is tried again, and the longest, in seconds.
+# The first and the longest pause between two attempts to connect while the server's queue is full, in seconds.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
 
 
 class CoroSocket(_Native):
-    """The native type with the methods that need no speed. :class:`sock` and patched sockets derive from it."""
+    """The native type plus the methods in Python. :class:`sock` and patched sockets derive from it."""
 
     __slots__ = ("_unread",)
 
@@ -61,7 +61,7 @@ class CoroSocket(_Native):
         """Connect to an address, whose host may be a name.
 
         Raises:
-            TimeoutError: it took longer than the socket's timeout.
+            TimeoutError: the connection took longer than the socket's timeout.
             OSError: the connection failed.
             socket.gaierror: the name does not resolve.
         """
@@ -70,7 +70,7 @@ class CoroSocket(_Native):
             raise OSError(code, os.strerror(code))
 
     def connect_ex(self, address: Any, /) -> int:
-        """Connect; return 0 or the errno of the error. A name that does not resolve raises."""
+        """Connect; return 0 or an errno. Raises socket.gaierror if a name does not resolve."""
         try:
             return self._connect(address)
         except TimeoutError:
@@ -83,14 +83,14 @@ class CoroSocket(_Native):
         code = _START_CONNECT(self, address)
         pause_s = _FIRST_PAUSE_S
         while code == errno.EAGAIN and self.family == socket.AF_UNIX and self.getblocking():
-            # The queue of the listening socket is full, and nothing tells when it is not.
+            # The queue of the listening socket is full. The system does not report when there is room: try repeatedly.
             time_left_s.pause(pause_s)
             pause_s = min(pause_s * 2, _LONGEST_PAUSE_S)
             code = _START_CONNECT(self, address)
         while code in _UNDER_WAY and self.getblocking():
             self._wait(CONNECT, time_left_s())
             if _CONNECT_TELLS:
-                # Also lets the socket forget an attempt that has failed, so that it can be used for another one.
+                # After a failed attempt, this also resets the socket, so that it can be used for another one.
                 code = _START_CONNECT(self, address)
             else:
                 code = self.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -108,7 +108,8 @@ class CoroSocket(_Native):
         if not self.getblocking():
             raise ValueError("non-blocking sockets are not supported")
         if os.get_blocking(self.fileno()):
-            # Whoever shares the descriptor has set that. The call would block, and the usual way does not.
+            # Other code that shares the descriptor has set this mode. os.sendfile() would block the thread, and
+            # send(), which is used instead, does not.
             raise socket._GiveupOnSendfile("the descriptor is in blocking mode")  # type: ignore[attr-defined]
         start = offset
         try:
@@ -121,7 +122,7 @@ class CoroSocket(_Native):
                     continue
                 except OSError as error:
                     if offset == start:
-                        # The system knows no way from this kind of file to a socket.
+                        # The system cannot send this kind of file to a socket directly.
                         raise socket._GiveupOnSendfile(error) from None  # type: ignore[attr-defined]
                     raise
                 if not sent:
@@ -132,7 +133,7 @@ class CoroSocket(_Native):
                 file.seek(offset)
         return offset - start
 
-    # What recv_exact has received and not returned. Native code calls these three.
+    # The data that a recv_exact has received but not returned, because it failed. Native code calls these methods.
 
     def _put_back(self, data: bytes) -> None:
         self._unread = data + getattr(self, "_unread", b"")
@@ -154,7 +155,7 @@ class CoroSocket(_Native):
 
 
 class Countdown:
-    """What is left of a timeout, in seconds. It is None if there is no limit."""
+    """A callable that returns how many seconds are left of a timeout, or None if there is no limit."""
 
     def __init__(self, timeout_s: float | None) -> None:
         self._end_s = None if timeout_s is None else _monotonic() + timeout_s

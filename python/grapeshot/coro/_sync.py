@@ -1,20 +1,23 @@
-"""What coros synchronize with. All waiting is first come, first served.
+"""The primitives with which coros synchronize. They serve waiting coros in the order in which they came.
 
-``semaphore``, ``lock``, ``mutex``, ``condition_variable``, ``fifo`` and ``channel`` are native, because they run at
-each hand-over. The rest is built on them.
+``semaphore``, ``lock``, ``mutex``, ``condition_variable``, ``fifo`` and ``channel`` are native code, for speed. The
+others are built on them in Python.
 
-Every primitive grants what it has (the lock, a permit, an item) to the coro that has waited longest, before that coro
-runs. A coro that is interrupted in between gives it back or on. A coro that is interrupted earlier leaves the queue at
-once. So nothing is lost, and no coro waits for something that is available.
+A primitive that wakes a coro gives it the lock, permit or item at once, before the coro runs. If the coro is
+interrupted in between, the lock, permit or item goes back to the primitive, or on to the next coro. A coro that is
+interrupted before it is woken leaves the queue at once. So nothing is lost, and no coro waits for something that is
+available.
 
-Only coros can wait: elsewhere a wait raises YieldFromMain. The loop's callbacks and tasks can call what does not wait
-(``release``, ``push``, ``set``, ``wake_*``, ``acquire`` of a free semaphore, ...); but only a coro can hold a lock,
-a mutex or an ``rw_lock``. An object belongs to the thread in whose running loop it is made. An object that is made
-where no loop runs belongs to the first thread that uses it under a loop. In other threads it raises ScheduleError.
+Only coros can wait; anywhere else, a call that would have to wait raises YieldFromMain. Callbacks and tasks of the loop
+can make the calls that do not wait (``release``, ``push``, ``set``, ``wake_*``, ``acquire`` of a free semaphore, ...),
+but only a coro can hold a lock, a mutex or an ``rw_lock``.
 
-Methods that wait take ``block=False`` and ``timeout=`` in seconds; with a timeout of 0 or below they do not wait. When
-the timeout is over, a method that returns a bool returns False, and the others raise :class:`TimeoutError` (``pop`` and
-``push`` its subclasses Empty and Full).
+An object belongs to one thread: the one whose running loop it is made in, or if no loop is running then, the first one
+that uses it while its loop runs. In other threads its methods raise ScheduleError.
+
+Methods that wait take the arguments ``block`` and ``timeout``. With ``block=False``, or a timeout of 0 seconds or
+below, they do not wait. When the timeout is over, a method that returns a bool returns False; others raise
+:class:`TimeoutError`, or its subclass Empty (``pop``) or Full (``push``).
 """
 
 from __future__ import annotations
@@ -41,11 +44,11 @@ def _waiting(waiters: condition_variable) -> str:
 
 
 class inverted_semaphore:  # noqa: N801
-    """Counts what is under way; ``block_till_zero`` waits until the count is 0."""
+    """Counts operations in progress. ``block_till_zero`` waits until there are none."""
 
     def __init__(self, value: int = 0) -> None:
         if value < 0:
-            raise ValueError("the count begins at 0 or above")
+            raise ValueError(f"the count must not be negative, got {value}")
         self.value = value
         self._waiters = condition_variable()
 
@@ -56,16 +59,16 @@ class inverted_semaphore:  # noqa: N801
         return self.value
 
     def acquire(self, value: int = 1) -> None:
-        """Count up by ``value``. Never waits."""
+        """Add ``value`` to the count. Never waits."""
         if value < 1:
-            raise ValueError("acquire() takes 1 or more")
+            raise ValueError(f"acquire() must add at least 1, got {value}")
         self._waiters._use()
         self.value += value
 
     def release(self, value: int = 1) -> None:
-        """Count down by ``value``; at 0 all waiting coros go on. Raises LockError below 0."""
+        """Subtract ``value`` from the count; wake all waiting coros at 0. Raises LockError if it would fall below 0."""
         if value < 1:
-            raise ValueError("release() takes 1 or more")
+            raise ValueError(f"release() must subtract at least 1, got {value}")
         self._waiters._use()
         if self.value < value:
             raise _errors.LockError("released more often than acquired")
@@ -74,7 +77,7 @@ class inverted_semaphore:  # noqa: N801
             self._waiters.wake_all()
 
     def block_till_zero(self, timeout: float | None = None, block: bool = True) -> bool:
-        """Wait until the count is 0, or was 0 meanwhile; return whether that was in time."""
+        """Wait until the count is 0, or was 0 for a moment; return False if that did not happen in time."""
         return not self.value or self._waiters._wait_as(0, block, timeout)
 
     def __enter__(self) -> inverted_semaphore:
@@ -85,16 +88,17 @@ class inverted_semaphore:  # noqa: N801
         self.release()
 
 
-# What a waiting coro wants of an rw_lock.
+# How a waiting coro wants to hold an rw_lock.
 _READ, _WRITE = 0, 1
 
 
 class rw_lock:  # noqa: N801
-    """Many readers or one writer, in the order in which they come.
+    """A lock that either many readers or one writer can hold. Coros get it in the order in which they come.
 
-    A waiting writer goes before readers that come after it. Both kinds are recursive: a reader may read again, even
-    while a writer waits; a writer may write again, and read. A reader that wants to write gets LockError, because it
-    would wait for itself. The lock is free after as many releases by the same coro.
+    So readers that come after a waiting writer wait until it is done. The lock is recursive: a coro that holds it for
+    reading may acquire it for reading again, even while a writer waits; a coro that holds it for writing may acquire it
+    again in both ways. A coro that holds it only for reading and tries to write gets LockError, because it would wait
+    for itself. A coro must release the lock as often as it has acquired it.
     """
 
     def __init__(self) -> None:
@@ -113,14 +117,14 @@ class rw_lock:  # noqa: N801
         return f"<{type(self).__name__} {state}{_waiting(self._waiters)}>"
 
     def acquire_read(self, block: bool = True, timeout: float | None = None) -> bool:
-        """Wait until no coro writes, and no earlier one waits; hold the lock for reading.
+        """Wait for coros that came earlier, and until no other coro holds the lock for writing; hold it for reading.
 
-        Returns whether it could in time.
+        Returns False if that was not possible in time.
         """
         return self.try_acquire_read() or self._wait_as(_READ, block, timeout)
 
     def try_acquire_read(self) -> bool:
-        """As :meth:`acquire_read`, but return False instead of waiting."""
+        """Like :meth:`acquire_read`, but return False instead of waiting."""
         self._waiters._use()
         co = _current()
         if co not in self._readers and self._writer is not co and (self._writer is not None or len(self._waiters)):
@@ -129,21 +133,21 @@ class rw_lock:  # noqa: N801
         return True
 
     def acquire_write(self, block: bool = True, timeout: float | None = None) -> bool:
-        """Wait until no coro reads or writes, and no earlier one waits; hold the lock for writing.
+        """Wait for coros that came earlier, and until no other coro holds the lock; hold it for writing.
 
-        Returns whether it could in time.
+        Returns False if that was not possible in time.
 
         Raises:
-            LockError: this coro reads.
+            LockError: this coro already holds the lock for reading.
         """
         if self.try_acquire_write():
             return True
         if _current() in self._readers:
-            raise _errors.LockError("the coro holds the lock for reading: it would wait for itself")
+            raise _errors.LockError("this coro holds the lock for reading, so acquire_write() would wait for itself")
         return self._wait_as(_WRITE, block, timeout)
 
     def try_acquire_write(self) -> bool:
-        """As :meth:`acquire_write`, but return False instead of waiting."""
+        """Like :meth:`acquire_write`, but return False instead of waiting."""
         self._waiters._use()
         co = _current()
         if self._writer is not co:
@@ -154,7 +158,7 @@ class rw_lock:  # noqa: N801
         return True
 
     def release_read(self) -> None:
-        """Undo one ``acquire_read``. Raises LockError if this coro does not read."""
+        """Undo one :meth:`acquire_read`. Raises LockError if this coro does not hold the lock for reading."""
         co = _current()
         count = self._readers.get(co)
         if count is None:
@@ -166,7 +170,7 @@ class rw_lock:  # noqa: N801
             self._pass_on()
 
     def release_write(self) -> None:
-        """Undo one ``acquire_write``. Raises LockError if this coro does not write."""
+        """Undo one :meth:`acquire_write`. Raises LockError if this coro does not hold the lock for writing."""
         if self._writer is None or self._writer is not _current():
             raise _errors.LockError("the lock is not held for writing by this coro")
         self._depth -= 1
@@ -185,7 +189,7 @@ class rw_lock:  # noqa: N801
         try:
             is_granted = self._waiters._wait_as(kind, block, timeout)
         except BaseException:
-            # A waiting coro holds nothing, so what it holds now was granted.
+            # A coro that waits holds nothing. If it holds the lock now, that was granted before the interruption.
             co = _current()
             if self._writer is co:
                 self._writer = None
@@ -194,12 +198,12 @@ class rw_lock:  # noqa: N801
             raise
         finally:
             if not is_granted:
-                # The coros behind it may have waited only because it was first.
+                # Coros behind this one may have waited only because it came first.
                 self._pass_on()
         return is_granted
 
     def _pass_on(self) -> None:
-        """Grant the lock to the first waiting coros, as far as they may hold it together."""
+        """Grant the lock to the first waiting coros: to as many as can hold it together."""
         while self._writer is None and (kind := self._waiters._first()) is not None:
             if kind == _READ:
                 self._readers[self._waiters._wake_first()] = 1
@@ -211,7 +215,7 @@ class rw_lock:  # noqa: N801
 
 
 class event:  # noqa: N801
-    """A flag to wait for; the interface of :class:`threading.Event`."""
+    """A flag that coros can wait for, with the interface of :class:`threading.Event`."""
 
     def __init__(self) -> None:
         self._is_set = False
@@ -221,36 +225,36 @@ class event:  # noqa: N801
         return f"<{type(self).__name__} {'set' if self._is_set else 'not set'}{_waiting(self._waiters)}>"
 
     def is_set(self) -> bool:
-        """Whether the flag is up."""
+        """Return True if the flag is set."""
         return self._is_set
 
     def set(self) -> None:
-        """Raise the flag and wake all that wait for it."""
+        """Set the flag, and wake all coros that wait for it."""
         self._waiters.wake_all()
         self._is_set = True
 
     def clear(self) -> None:
-        """Lower the flag."""
+        """Reset the flag."""
         self._waiters._use()
         self._is_set = False
 
     def wait(self, timeout: float | None = None, block: bool = True) -> bool:
-        """Wait until the flag is up, or was up meanwhile; return whether it was in time."""
+        """Wait until the flag is set, even if it is cleared again at once; return False if it was not set in time."""
         return self._is_set or self._waiters._wait_as(0, block, timeout)
 
 
 class mailbox(fifo["_T"]):  # noqa: N801
-    """A fifo that many coros send to and one reads; ``pop_all`` takes what is there."""
+    """A fifo to which many coros send, and from which one receives. ``pop_all`` returns all items that are there."""
 
     __slots__ = ()
 
     if TYPE_CHECKING:
 
         def send(self, item: _T, /, block: bool = True, timeout: float | None = None) -> None:
-            """Another name of ``push``."""
+            """Another name for ``push``."""
 
         def receive(self, block: bool = True, timeout: float | None = None) -> _T:
-            """Another name of ``pop``."""
+            """Another name for ``pop``."""
             raise NotImplementedError
 
     else:
@@ -259,9 +263,9 @@ class mailbox(fifo["_T"]):  # noqa: N801
 
 
 class ThreadLocal:
-    """Attributes with a value per coro, and outside of coros per thread; ``__dict__`` has those of the running one.
+    """An object whose attributes each coro has for itself. Outside of coros, each thread has its own.
 
-    ``__init__`` of a subclass runs once, not for each coro.
+    ``__dict__`` has the attributes of the running coro. ``__init__`` of a subclass runs once, not once per coro.
     """
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> ThreadLocal:

@@ -1,8 +1,8 @@
-"""Timeouts of coros: ``with_timeout`` and ``timeout``.
+"""Timeouts for coros: ``with_timeout`` and ``timeout``.
 
-Each timeout has an object of its own (Shrapnel's timebomb). When the time is over, the coro is interrupted with an
-exception that carries this object. Only the frame that has set the timeout turns that exception into TimeoutError, so
-no other code mistakes it for its own timeout.
+When the time is over, the coro is interrupted with an exception that carries the ``timeout`` object (Shrapnel's
+timebomb). Only the block of this object turns the exception into TimeoutError, so timeouts can be nested, and no block
+takes another one's timeout for its own.
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ if TYPE_CHECKING:
 
 
 class timeout:  # noqa: N801  # used like asyncio.timeout
-    """A context manager that interrupts its block after ``seconds``; the block ends with :class:`TimeoutError`.
+    """A context manager that interrupts its block after ``seconds``; the block then raises :class:`TimeoutError`.
 
-    Nested timeouts are told apart, whichever is due first. ``None`` sets no limit. A timeout of 0 or below interrupts
-    the first wait of the block; a block that never waits is never interrupted. After the block the timeout has no
-    effect.
+    ``None`` means no limit. A timeout of 0 or below interrupts the first wait of the block. The interruption comes
+    where the block waits, so a block that never waits is never interrupted. Timeouts can be nested: the block whose
+    time is over is the one that raises TimeoutError. When the block has ended, the timeout has no effect any more.
 
     Raises:
-        TimeoutError: the time is over.
+        TimeoutError: the block took longer than ``seconds``.
         ValueError: ``seconds`` is NaN.
-        YieldFromMain: not in a coro.
-        RuntimeError: it is in use.
+        YieldFromMain: not called in a coro.
+        RuntimeError: this object is already in use.
     """
 
     def __init__(self, seconds: float | None) -> None:
         if seconds is not None and seconds != seconds:
-            raise ValueError("a limit in seconds cannot be NaN")
+            raise ValueError("the timeout in seconds must not be NaN")
         self._seconds = seconds
         self._handle: Any = None
         self._coro: Any = None
-        # The interruption that is pending, or was raised.
-        self._bomb: _errors.Interrupted | None = None
+        # The interruption, once the time is over: pending or already raised.
+        self._interruption: _errors.Interrupted | None = None
 
     def __enter__(self) -> timeout:
         coro = _core._coro_current()
         if self._coro is not None:
-            raise RuntimeError("this timeout is in use")
+            raise RuntimeError("this timeout is already in use: make another one for a nested block")
         self._coro = coro
         seconds = self._seconds
         if seconds is None or seconds == math.inf:
             return self
         if seconds <= 0:
-            self._explode()
+            self._interrupt()
         else:
-            self._handle = coro._loop.call_later(seconds, self._explode)
+            self._handle = coro._loop.call_later(seconds, self._interrupt)
         return self
 
     def __exit__(
@@ -65,22 +65,25 @@ class timeout:  # noqa: N801  # used like asyncio.timeout
     ) -> None:
         coro, self._coro = self._coro, None
         handle, self._handle = self._handle, None
-        bomb, self._bomb = self._bomb, None
+        interruption, self._interruption = self._interruption, None
         if handle is not None:
             handle.cancel()
-        if bomb is None:
+        if interruption is None:
             return
-        if exc is bomb:
+        if exc is interruption:
             raise _errors.TimeoutError(f"not done after {self._seconds:g} seconds") from exc
-        coro._take_back(bomb)
+        coro._take_back(interruption)
 
-    def _explode(self) -> None:
-        self._bomb = _errors.Interrupted(self)
-        self._coro._throw_later(self._bomb)
+    def _interrupt(self) -> None:
+        self._interruption = _errors.Interrupted(self)
+        self._coro._throw_later(self._interruption)
 
 
 def with_timeout(seconds: float | None, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-    """Return ``fn(*args, **kwargs)``, interrupted after ``seconds``. Raises: as :class:`timeout`."""
+    """Return ``fn(*args, **kwargs)``, but interrupt the call after ``seconds``.
+
+    Raises the same exceptions as :class:`timeout`, and those of ``fn``.
+    """
     _core._coro_check_function(fn, "with_timeout")
     with timeout(seconds):
         return fn(*args, **kwargs)

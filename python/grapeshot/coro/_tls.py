@@ -1,7 +1,7 @@
-"""TLS for the sockets of coros, on the program's own :class:`ssl.SSLContext`.
+"""TLS for the sockets of coros, with the program's own :class:`ssl.SSLContext`.
 
-OpenSSL reads and writes the descriptor itself, which never blocks: it says what it has to wait for. Each method here
-waits for that and calls it again.
+OpenSSL reads and writes the nonblocking descriptor itself. When it would block, it says whether it needs to read or to
+write. Each method here then waits until the descriptor is ready for that, and calls OpenSSL again.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 
 
 class TlsSocket(ssl.SSLSocket, CoroSocket):
-    """An :class:`ssl.SSLSocket` whose calls let other coros run while they wait. The handshake does so, too."""
+    """An :class:`ssl.SSLSocket` whose calls, and whose handshake, let other coros run while they wait."""
 
-    # What accept() makes before the handshake.
+    # The class of an accepted connection before the handshake.
     _accepted_class = CoroSocket
 
     def _repeat(self, call: Callable[..., _T], *args: Any) -> _T:
-        """Call until OpenSSL need not wait any more. That counts as an act of selfishness, as for plain sockets."""
+        """Repeat the call until OpenSSL need not wait any more, with a wait in between."""
         if self.gettimeout() == 0:
             return call(*args)
-        _core._coro_act()  # a peer that always has more to say does not starve others
+        _core._coro_act()  # yields now and then, so that a peer that sends all the time does not starve other coros
         time_left_s = Countdown(self.gettimeout())
         while True:
             try:
@@ -44,7 +44,7 @@ class TlsSocket(ssl.SSLSocket, CoroSocket):
 
     def read(self, len: int = 1024, buffer: Any = None) -> Any:  # noqa: A002
         if getattr(self, "_unread", b""):
-            # What a server had received before it left the connection to somebody else.
+            # Data that a server had received already before it handed the connection over to other code.
             if buffer is None:
                 return self._take_unread(len)
             with memoryview(buffer) as view:
@@ -65,7 +65,7 @@ class TlsSocket(ssl.SSLSocket, CoroSocket):
         return self._repeat(super().unwrap)
 
     def accept(self) -> tuple[ssl.SSLSocket, Any]:  # type: ignore[override]
-        """Accept a connection and shake hands with its client."""
+        """Accept a connection, and do the TLS handshake with its client."""
         plain, address = CoroSocket.accept(self)
         try:
             return (
@@ -86,8 +86,11 @@ class TlsSocket(ssl.SSLSocket, CoroSocket):
 def wrap(
     plain: socket.socket, context: ssl.SSLContext, *, do_handshake_on_connect: bool = True, **options: Any
 ) -> TlsSocket:
-    """Return a :class:`TlsSocket` that takes the descriptor over. The options are those of ``wrap_socket``."""
-    # The handshake comes afterwards, so that an interruption closes the socket in every version of Python.
+    """Return a :class:`TlsSocket` that takes over the descriptor of ``plain``.
+
+    The options are those of :meth:`ssl.SSLContext.wrap_socket`.
+    """
+    # The handshake is done separately, so that an interruption closes the socket in every version of Python.
     secure: Any = TlsSocket._create(  # type: ignore[attr-defined]
         plain, context=context, do_handshake_on_connect=False, **options
     )

@@ -1,4 +1,4 @@
-"""``watch_file``: what happens to a file or to the entries of a directory."""
+"""``watch_file``: reports changes of a file or of the entries of a directory."""
 
 from __future__ import annotations
 
@@ -14,32 +14,33 @@ if TYPE_CHECKING:
 
 
 class watch_file:  # noqa: N801  # Shrapnel's name
-    """Reports what happens to a file, which need not exist yet, or to the entries of a directory (not below them).
+    """Reports changes of a file, which need not exist yet, or of a directory's entries (but not in its subdirectories).
 
-    ``watch_file(path)``, an iterator over :class:`FileEvent` and a context manager::
+    ``watch_file(path)`` is an iterator over :class:`FileEvent`, and a context manager::
 
         with coro.watch_file("settings.toml") as events:
             for event in events:
                 if event.kind in {"created", "modified"}:
                     reload()
 
-    It watches from the moment it is made. A program that replaces a file causes ``created``. The iteration ends when
-    the object is closed, and behind the event for the end of the watched directory, or of the one that has the file. A
-    wait that is interrupted has lost no event. Changes through ``mmap`` and those that other machines make are not
-    seen.
+    It watches from the moment it is made. When a program replaces the file, the event is ``created``. The iteration
+    ends when the object is closed, or after the event which says that the watched directory (for a file: its directory)
+    was deleted or moved. An interrupted wait loses no event. Changes through ``mmap``, and changes that other machines
+    make to a shared file system, are not seen.
 
-    Linux reports each event, in order (inotify). macOS and the BSDs tell that something has happened (kqueue), and what
-    it was is found by a look at the directory and the file. There
+    On Linux (inotify) the system reports each event, in order. On macOS and the BSDs (kqueue) it only reports that
+    something has happened, and ``watch_file`` looks at the directory and the file to find out what. So there:
 
-    - what happens between two looks is seen as one: a file that comes and goes is not reported, a file that is replaced
-      is ``created`` also in a directory, and what is written to a new file before the look belongs to ``created``;
-    - a change of entries reads the whole directory;
-    - the directory and each regular file that is watched are kept open. The directory's file system cannot be unmounted
-      meanwhile. Files that may not be read are not ``modified``, and neither are those that there was no descriptor
-      left for, after an ``overflow``;
-    - a truncation that changes no length is not seen, and what is no regular file and leaves the directory is
-      ``deleted``;
-    - a child that was forked cannot use the object.
+    - Changes between two looks are seen as one. A file that is created and deleted in between is not reported. If a
+      file in the directory is replaced, the event is ``created``. Data that is written to a new file before the look is
+      not reported as ``modified``, only as ``created``.
+    - Each change of entries makes it read the whole directory.
+    - The directory and each regular file that is watched are kept open, so the file system of the directory cannot be
+      unmounted. ``modified`` is not reported for files that the process may not read, nor for files for which there was
+      no descriptor left; in the second case there is an ``overflow`` event.
+    - A truncation that does not change the length is not seen. If anything but a regular file is moved away, the event
+      is ``deleted``.
+    - A forked child cannot use the object.
 
     Raises:
         FileNotFoundError: the directory does not exist.
@@ -59,7 +60,7 @@ class watch_file:  # noqa: N801  # Shrapnel's name
         return self._watch.path
 
     def close(self) -> None:
-        """End the watch. A coro that waits for an event gets none any more. The second call does nothing."""
+        """End the watch. A coro that waits for an event gets None. A second call does nothing."""
         self._watch.sock.close()
 
     def __enter__(self) -> watch_file:
@@ -78,11 +79,11 @@ class watch_file:  # noqa: N801  # Shrapnel's name
         return event
 
     def wait(self, timeout: float | None = None) -> FileEvent | None:
-        """Return the next event, waiting for it; None if there will be none.
+        """Wait for the next event, and return it. Return None if the watch has ended.
 
         Raises:
-            TimeoutError: there was none within ``timeout`` seconds.
-            SimultaneousError: another coro waits for an event.
+            TimeoutError: no event came within ``timeout`` seconds.
+            SimultaneousError: another coro is waiting for an event.
         """
         watch = self._watch
         countdown = Countdown(timeout)
@@ -91,7 +92,7 @@ class watch_file:  # noqa: N801  # Shrapnel's name
             if watch.has_ended or watch.sock.closed or not watch.receive(left_s):
                 return None
             if timeout and left_s == 0 and not watch.events:
-                raise TimeoutError("timed out")  # other files of the directory may change for ever
+                raise TimeoutError("timed out")  # receive() does not raise while other files of the directory change
         return watch.events.popleft()
 
 

@@ -1,4 +1,4 @@
-"""Where coros are, as text: one line for a suspended coro, for each coro of the thread, and for an exception."""
+"""Compact texts of one line: where a coro is suspended, where all coros are, and the traceback of an exception."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def where(co: Coro[Any]) -> str:
     """Return where a coro is suspended, as ``file:line function|file:line function``, the outermost frame first.
 
-    For a coro that is not suspended: ``new``, ``ready`` (it has not begun), ``running`` or ``done``. It reads the
-    frames and keeps no reference. A coro of another thread is allowed, too.
+    For a coro that is not suspended, return its state: ``new``, ``ready`` (to begin), ``running`` or ``done``. The coro
+    may belong to another thread. No references to its frames are kept.
     """
     frame: FrameType | None = co.get_frame()
     if frame is None:
@@ -39,8 +39,8 @@ def where_all() -> dict[int, tuple[str, str]]:
 def compact_traceback(exc: BaseException | None = None) -> str:
     """Return an exception and its traceback in one line: ``file:line function|file:line function: ValueError: text``.
 
-    The frame that has caught the exception comes first, the frame that has raised it last. The default for ``exc`` is
-    the exception that is being handled; if there is none, the text is empty.
+    The frame that caught the exception comes first, the frame that raised it last. By default ``exc`` is the exception
+    that is being handled; if there is none, the text is empty.
     """
     if exc is None:
         exc = sys.exc_info()[1]
@@ -54,7 +54,7 @@ def compact_traceback(exc: BaseException | None = None) -> str:
     try:
         text = " ".join(str(exc).split())
     except Exception:
-        text = "<its text cannot be had>"
+        text = "<exception str() failed>"  # CPython's own words, in the module traceback
     kind = type(exc).__name__
     return ": ".join(part for part in ("|".join(places), kind, text) if part)
 

@@ -1,9 +1,9 @@
-"""Shrapnel's ``coro.backdoor``, which leads to :mod:`grapeshot.backdoor`.
+"""Shrapnel's ``coro.backdoor``: a wrapper of :mod:`grapeshot.insight.backdoor` with Shrapnel's arguments.
 
 ::
 
-    coro.spawn(coro.backdoor.serve, unix_path="/run/app.bd")    # as in Shrapnel
-    with coro.backdoor.serve("/run/app.bd"):                    # as grapeshot.backdoor.serve
+    coro.spawn(coro.backdoor.serve, unix_path="/run/app.bd")    # like Shrapnel's function
+    with coro.backdoor.serve("/run/app.bd"):                    # like grapeshot.insight.backdoor.serve
         ...
 """
 
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import os
 
-from grapeshot import backdoor as _backdoor
-from grapeshot.backdoor import Server, Switch, enable
+from grapeshot.insight import backdoor as _backdoor
+from grapeshot.insight.backdoor import Server, Switch, enable
 
 from ._scheduling import wait
 
@@ -35,15 +35,16 @@ def serve(
 ) -> Server:
     """Open a back door at a unix socket.
 
-    With ``unix_path`` this is Shrapnel's function: the coro that calls it stays in it, and the door is closed when that
-    coro is interrupted. ``global_dict`` is what a client's names are looked up in. With a path as its only positional
-    argument it is :func:`grapeshot.backdoor.serve`, which returns the server.
+    With ``unix_path`` it works like Shrapnel's function: it does not return while the back door is open, and closes it
+    when the coro that called it is interrupted. ``global_dict`` is the namespace of the prompt.
 
-    Only the process's own user gets a prompt, which begins with grapeshot's own lines. So there are no TCP ports, no
-    ``welcome_message`` and no ``client_class``.
+    With a path as its only positional argument it works like :func:`grapeshot.insight.backdoor.serve`, and returns the server.
+
+    Only the user who runs the process gets a prompt, so there are no TCP ports. The prompt begins with grapeshot's own
+    text, so ``welcome_message`` and ``client_class`` are not supported either.
 
     Raises:
-        ValueError: no path is given, or what grapeshot's back door does not have.
+        ValueError: no path is given, or an argument that is not supported.
     """
     given = {"ip": ip, "welcome_message": welcome_message, "client_class": client_class}
     for name, value in given.items():

@@ -1,18 +1,19 @@
 """A worker class for gunicorn: ``gunicorn -k grapeshot.coro.gunicorn.Worker app:app``.
 
-Each connection has a coro of its own, and everything is patched (``coro.install()``). gunicorn parses the requests and
-makes the answers; its settings mean what they mean for its own asynchronous workers. asyncio's functions see no running
-loop in the application.
+Each connection has a coro of its own, and the standard library is patched (``coro.patch()``). gunicorn itself parses
+the requests and makes the responses, and its settings have the same meaning as for its own asynchronous workers. The
+application sees no running asyncio loop.
 
 ::
 
-    master (not patched) --- fork ---> worker: install(), load the application, run the loop
+    master (not patched) --- fork ---> worker: patch(), load the application, run the loop
                                                  |
                  SIGTERM, max_requests, reload --'--> alive = False ---> close, wait for requests, end
 
-With ``--preload`` the master loads the application before that. Its modules then hold originals, most of which
-``install()`` replaces; it names the others in a PatchWarning. ``coro.install()`` at the top of gunicorn's configuration
-file patches the master, where everything does what the originals do, and avoids that.
+With ``--preload`` the master loads the application before ``patch()`` is called, so the application's modules hold
+originals. ``patch()`` replaces most of them, and names the others in a PatchWarning. To avoid that, call
+``coro.patch()`` at the top of gunicorn's configuration file. This patches the master, which does no harm: outside of
+coros the patched functions do what the originals do.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import socket
 import time
 
 from grapeshot import _core, coro
-from grapeshot.coro import bridge
+from grapeshot.coro import _bridge as bridge
 
 try:
     from gunicorn import util  # type: ignore[import-untyped]
@@ -43,14 +44,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Worker"]
 
-# How often the master is told that the worker lives, and the worker looks whether the master does.
+# How often the worker tells the master that it is alive, and checks that the master is, in seconds.
 _BEAT_S = 1.0
-# The first part of a body up to this length is joined with the head, which is cheaper than a second call of the system.
+# If the first part of a body is not longer than this, it is copied behind the head: cheaper than a second system call.
 _JOIN_LEN = 64 * 1024
 
 
 class _Listener:
-    """What gunicorn asks a listening socket for, also once that is closed."""
+    """Stands for a listening socket. It knows the address, which gunicorn asks for even after the socket is closed."""
 
     def __init__(self, address: Any) -> None:
         self._address = address
@@ -60,7 +61,7 @@ class _Listener:
 
 
 class _Settings:
-    """gunicorn's settings, each looked up once. gunicorn asks for 20 of them in each request."""
+    """A cache of gunicorn's settings, because gunicorn looks up 20 of them in each request."""
 
     def __init__(self, cfg: Any) -> None:
         self._cfg = cfg
@@ -71,14 +72,14 @@ class _Settings:
         return value
 
     def set(self, name: str, value: Any) -> None:
-        """Change a setting, as a hook may do."""
+        """Change a setting, which hooks may do, and drop the cache."""
         cfg = self._cfg
         cfg.set(name, value)
         self.__dict__ = {"_cfg": cfg}
 
 
 class _KeepAlive(coro.timeout):
-    """Ends a block silently, without result, that takes longer than keep-alive lasts."""
+    """A timeout for gunicorn's keep-alive: it ends the block without an exception."""
 
     def __exit__(  # type: ignore[override]
         self, kind: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
@@ -91,11 +92,15 @@ class _KeepAlive(coro.timeout):
 
 
 class _Client(coro.sock):
-    """A connection that sends the head of an answer together with what follows, which gunicorn sends apart."""
+    """A connection that sends the head of a response together with the first part of its body.
 
-    # Of the answer that begins: b"" until its head was sent, None afterwards.
+    gunicorn sends the two separately.
+    """
+
+    # b"" when a response begins, then its head until the head is sent, None afterwards.
     _head: bytes | None = None
-    # Keeps together what one call sends, once an application sends itself: it may do so in several coros.
+    # A lock that keeps the bytes of one send together. It is made once the application itself sends, perhaps in several
+    # coros.
     _sending: Any = None
 
     def begin_answer(self) -> None:
@@ -114,7 +119,8 @@ class _Client(coro.sock):
                 with self._sending:
                     super().sendall(data, flags)
         except BaseException:
-            # An application may catch it, and go on. The client would take what follows for the rest.
+            # Part of the data may have been sent. If the application catches the exception and sends more, the client
+            # would take that for the missing rest, so end the connection.
             with contextlib.suppress(OSError):
                 super().shutdown(socket.SHUT_RDWR)
             raise
@@ -134,7 +140,7 @@ class _Client(coro.sock):
             self._send_whole(data, flags)  # 103 Early Hints
 
     def send(self, data: Any, flags: int = 0, /) -> int:
-        """What libraries for WebSockets use. They expect that a blocking socket sends everything."""
+        """Send all of the data: WebSocket libraries call send(), and expect a blocking socket to send everything."""
         self.end_answer()
         if self.gettimeout() is not None:
             return super().send(data, flags)
@@ -154,14 +160,14 @@ class _Client(coro.sock):
 
 
 _make_date: Callable[[float | None], str] = util.http_date
-# Programs may replace that of `time`, as tests do.
+# Not time.monotonic, because programs may replace that, as tests do.
 _monotonic = _core._coro_monotonic
 _date = ""
 _date_s = 0
 
 
 def _http_date(timestamp: float | None = None) -> str:
-    """Do what gunicorn's function does, which makes the same text for each answer within a second."""
+    """Replaces gunicorn's function, which makes the text anew for each response: cache it for one second."""
     global _date, _date_s
     if timestamp is not None:
         return _make_date(timestamp)
@@ -172,7 +178,10 @@ def _http_date(timestamp: float | None = None) -> str:
 
 
 def _put_back(unreader: Any, sock: Any) -> None:
-    """Give what gunicorn has received behind a request back to the socket, which the application may take over."""
+    """Give the bytes that gunicorn has received after a request back to the socket.
+
+    The application may take over the socket, and has to see them.
+    """
     if rest := unreader.buf.getvalue():
         unreader.buf = io.BytesIO()
         sock._put_back(rest)
@@ -184,13 +193,16 @@ class Worker(AsyncWorker):  # type: ignore[misc]  # gunicorn has no types
     cfg: Any
     _is_alive = True
     _is_quitting = False
-    # The loop and what wakes its first coro, while it runs.
+    # While the loop runs: the loop, and the event that wakes its first coro.
     _loop: Any = None
     _changed: Any = None
 
     @property
     def alive(self) -> bool:
-        """gunicorn sets it to False, in a signal handler, a thread (reload) or a request (max_requests)."""
+        """Whether the worker goes on.
+
+        gunicorn sets it to False, in a signal handler, in a thread (reload) or in a request (max_requests).
+        """
         return self._is_alive
 
     @alive.setter
@@ -204,8 +216,8 @@ class Worker(AsyncWorker):  # type: ignore[misc]  # gunicorn has no types
             self._loop.call_soon_threadsafe(self._changed.set)
 
     def init_process(self) -> None:
-        """In the new process: patch before the application is imported, then go gunicorn's way."""
-        coro.install()
+        """Called in the new process: patch, then let gunicorn import the application and run the worker."""
+        coro.patch()
         super().init_process()
 
     def run(self) -> None:
@@ -251,7 +263,7 @@ class Worker(AsyncWorker):  # type: ignore[misc]  # gunicorn has no types
         )
 
     def _wait_for(self, servers: list[coro.Server]) -> None:
-        """Wait until no connection is left, as long as ``graceful_timeout`` allows."""
+        """Wait until no connections are left, for at most ``graceful_timeout`` seconds."""
         end_s = _monotonic() + self.cfg.graceful_timeout
         while any(server.connections for server in servers):
             left_s = end_s - _monotonic()
@@ -263,7 +275,7 @@ class Worker(AsyncWorker):  # type: ignore[misc]  # gunicorn has no types
                 return
             next(server for server in servers if server.connections).wait_closed(min(left_s, _BEAT_S))
 
-    # ------------------------------------------------------------------ what the base class asks for
+    # ------------------------------------------------------------------ methods that the base class calls
 
     def timeout_ctx(self) -> _KeepAlive:
         return _KeepAlive(self.cfg.keepalive)
@@ -280,21 +292,21 @@ class Worker(AsyncWorker):  # type: ignore[misc]  # gunicorn has no types
             sock.end_answer()
 
     def handle_error(self, req: Any, client: Any, addr: Any, exc: BaseException) -> None:
-        # A connection that is shut down at the end of the worker is no error of the request.
+        # If the worker shuts the connection down when it ends, that is not an error of the request.
         if not isinstance(exc, coro.Interrupted):
             super().handle_error(req, client, addr, exc)
 
-    # ------------------------------------------------------------------ signals, in the middle of whatever runs
+    # ------------------------------------------------------------------ signal handlers, which interrupt any code
 
     def handle_quit(self, sig: int, frame: Any) -> None:
-        # The base class ends the process here. That would be an exception in some request's coro.
+        # The base class raises SystemExit here, which would interrupt the coro of some request.
         if self._loop is None:
             super().handle_quit(sig, frame)
         self._is_quitting = True
         self.alive = False
 
     def handle_usr1(self, sig: int, frame: Any) -> None:
-        # It takes locks of logging, which the coro that runs may hold.
+        # The base class takes locks of the logging module, which the interrupted coro may hold.
         if self._loop is None:
             super().handle_usr1(sig, frame)
         else:

@@ -1,4 +1,4 @@
-"""Shrapnel's ``coro.profiler``, which leads to :mod:`grapeshot.profiler`.
+"""Shrapnel's ``coro.profiler``: a wrapper of :mod:`grapeshot.insight.profiler` with Shrapnel's functions.
 
 ::
 
@@ -7,7 +7,7 @@
     ...
     coro.profiler.stop("app.profile")
 
-CPU, wall and waiting time are always measured, so nothing corresponds to Shrapnel's ``profile_bench``.
+CPU, wall and waiting time are always measured, so there is no counterpart of Shrapnel's ``profile_bench``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import sys
 
-from grapeshot.profiler import FunctionRow, OwnerRow, Profile, profile, run
+from grapeshot.insight.profiler import FunctionRow, OwnerRow, Profile, profile, run
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 __all__ = ["FunctionRow", "OwnerRow", "Profile", "go", "profile", "run", "start", "stop"]
 
-# What `start` has begun.
+# The profile that `start` has begun.
 _begun: tuple[profile, Profile] | None = None
 
 
 def go(fun: Callable[..., _T], *args: Any, profile_filename: str | os.PathLike[str] | None = None, **kwargs: Any) -> _T:
     """Call a function under the profiler, and return its result.
 
-    The profile is saved to ``profile_filename``. Without one its table is printed.
+    The profile is saved to the file ``profile_filename``. Without that argument, its table is printed instead.
     """
     start()
     try:
@@ -45,10 +45,10 @@ def go(fun: Callable[..., _T], *args: Any, profile_filename: str | os.PathLike[s
 
 
 def start() -> None:
-    """Begin to profile.
+    """Start the profiler.
 
     Raises:
-        RuntimeError: a profile is being taken already.
+        RuntimeError: the profiler is already running.
     """
     global _begun
     block = profile()
@@ -56,14 +56,14 @@ def start() -> None:
 
 
 def stop(filename: str | os.PathLike[str] | None = None) -> Profile:
-    """End what :func:`start` has begun, save the profile to a file if one is named, and return it.
+    """Stop the profiler, save the profile if a filename is given, and return the profile.
 
     Raises:
-        RuntimeError: nothing was started.
+        RuntimeError: :func:`start` was not called.
     """
     global _begun
     if _begun is None:
-        raise RuntimeError("no profile is being taken: call start() first")
+        raise RuntimeError("the profiler is not running: call start() first")
     (block, found), _begun = _begun, None
     block.__exit__(None, None, None)
     if filename is not None:

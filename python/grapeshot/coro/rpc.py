@@ -11,8 +11,8 @@
     >>> coro.run(main)
     0.5
 
-Each call of a method that is a plain function runs in a coro of its own, and may wait. Either end may be of the other
-style.
+If a method is a plain function, each call of it runs in a coro of its own, and may wait. Clients and servers of this
+module work with those of :mod:`grapeshot.rpc`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from grapeshot.rpc import (
     _handlers,
 )
 
-from .bridge import await_
+from ._bridge import await_
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -75,9 +75,9 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class Client:
-    """As :class:`grapeshot.rpc.Client`, with the same arguments; any number of coros call at a time.
+    """Like :class:`grapeshot.rpc.Client`, with the same arguments. Any number of coros may make calls at the same time.
 
-    An interruption of a coro that waits for an answer cancels the call, as cancelling a task does.
+    Interrupting a coro that waits for an answer cancels the call, like cancelling a task.
     """
 
     def __init__(self, host: str | None = None, port: int | None = None, **options: Unpack[ClientOptions]) -> None:
@@ -87,7 +87,7 @@ class Client:
         return repr(self._client)
 
     def call(self, method: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
-        """Call a method; return its result. Raises: as :meth:`grapeshot.rpc.Client.call`."""
+        """Call a method; return its result. Raises the same exceptions as :meth:`grapeshot.rpc.Client.call`."""
         return await_(self._client.call(method, *args, timeout=timeout, **kwargs))
 
     def stream(self, method: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> Stream:
@@ -95,11 +95,11 @@ class Client:
         return Stream(self._client.stream(method, *args, timeout=timeout, **kwargs))
 
     def connect(self) -> None:
-        """Open the connection now and not with the first call. Raises ConnectionLost as a call does."""
+        """Open the connection now, instead of with the first call. Raises ConnectionLost if that fails, like a call."""
         await_(self._client.connect())
 
     def close(self) -> None:
-        """Close the connection at once. Calls under way raise ConnectionLost, and so do later ones."""
+        """Close the connection at once. Calls in progress and later calls raise ConnectionLost."""
         await_(self._client.close())
 
     def __enter__(self) -> Self:
@@ -113,7 +113,11 @@ class Client:
 
 
 class Stream(Iterator[Any]):
-    """Made by :meth:`Client.stream`. Leaving the loop early cancels the handler; ``with`` does so at once."""
+    """The results of a call, as an iterator. :meth:`Client.stream` makes streams.
+
+    If the loop over it is left before its end, the handler is cancelled once the stream is freed. Use the stream in a
+    ``with`` block to cancel the handler as soon as the block ends.
+    """
 
     def __init__(self, stream: _rpc.Stream) -> None:
         self._stream = stream
@@ -125,7 +129,7 @@ class Stream(Iterator[Any]):
             raise StopIteration from None
 
     def close(self) -> None:
-        """Cancel the call if it still runs. No item comes after this."""
+        """Cancel the call if it is still running. No more items come after this."""
         self._stream.cancel()
 
     def __enter__(self) -> Self:
@@ -138,7 +142,7 @@ class Stream(Iterator[Any]):
 
 
 class Server:
-    """As :class:`grapeshot.rpc.Server`, with the same arguments, but functions and generators run in coros."""
+    """Like :class:`grapeshot.rpc.Server`, with the same arguments, but plain functions and generators run in coros."""
 
     def __init__(self, **options: Unpack[ServerOptions]) -> None:
         self._server = _CoroServer(**options)
@@ -147,9 +151,9 @@ class Server:
         return repr(self._server)
 
     def add(self, name: str, function: Callable[..., Any]) -> None:
-        """Register a method: a function or a generator, whose calls run in coros, or an async one.
+        """Register a method: a function or a generator, which will run in coros, or an async function or generator.
 
-        Raises: as :meth:`grapeshot.rpc.Server.add`.
+        Raises the same exceptions as :meth:`grapeshot.rpc.Server.add`.
         """
         self._server.add(name, function)
 
@@ -158,38 +162,38 @@ class Server:
     @overload
     def method(self, name: str, /) -> Callable[[_F], _F]: ...
     def method(self, function: Any, /) -> Any:
-        """Register a function under its name (``@server.method``) or another one (``@server.method("files.read")``)."""
+        """Register a function under its own name (``@server.method``) or another (``@server.method("files.read")``)."""
         return self._server.method(function)
 
     def listen(self, host: str | None, port: int, *, ssl: _ssl.SSLContext | None = None) -> None:
-        """Listen on TCP. Raises: as :meth:`grapeshot.rpc.Server.listen`."""
+        """Listen on TCP. Raises the same exceptions as :meth:`grapeshot.rpc.Server.listen`."""
         await_(self._server.listen(host, port, ssl=ssl))
 
     def listen_unix(self, path: str | PathLike[str], *, ssl: _ssl.SSLContext | None = None) -> None:
-        """Listen on a unix socket. Raises: as :meth:`grapeshot.rpc.Server.listen_unix`."""
+        """Listen on a unix socket. Raises the same exceptions as :meth:`grapeshot.rpc.Server.listen_unix`."""
         await_(self._server.listen_unix(path, ssl=ssl))
 
     @property
     def addresses(self) -> list[Any]:
-        """The addresses that it listens on, as ``getsockname()`` returns them."""
+        """The addresses that the server listens on, as ``getsockname()`` returns them."""
         return self._server.addresses
 
     @property
     def connections(self) -> int:
-        """How many clients are connected."""
+        """The number of connected clients."""
         return self._server.connections
 
     @property
     def calls(self) -> int:
-        """How many calls are under way."""
+        """The number of calls in progress."""
         return self._server.calls
 
     def serve_forever(self) -> None:
-        """Wait until somebody has closed the server."""
+        """Wait until the server is closed."""
         await_(self._server.serve_forever())
 
     def close(self, timeout: float | None = 10.0) -> None:
-        """End gracefully, as :meth:`grapeshot.rpc.Server.close`."""
+        """Close the server gracefully, like :meth:`grapeshot.rpc.Server.close`."""
         await_(self._server.close(timeout))
 
     def __enter__(self) -> Self:
@@ -226,7 +230,7 @@ def _call(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 def _start_stream(outlet: _handlers.Outlet, function: Callable[..., Any], args: Any, kwargs: Any) -> _handlers.Running:
-    # a generator's arguments are bound here, before it runs
+    # This only binds the arguments, and raises TypeError if they do not fit; the generator runs in the coro.
     generator = function(*args, **kwargs)
     running: _handlers.Running = _core._coro_spawn(_send_items, outlet, generator, name=function.__qualname__)
     return running

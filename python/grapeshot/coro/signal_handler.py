@@ -1,14 +1,14 @@
-"""Signals that start coros: ``coro.signal_handler.register(signal.SIGHUP, reload)``.
+"""Signal handlers that run in coros: ``coro.signal_handler.register(signal.SIGHUP, reload)``.
 
-Built on the loop's ``add_signal_handler``. Each signal that arrives starts a coro of its own, so a handler may wait.
-The names are Shrapnel's.
+Each signal that arrives starts a new coro, so a handler may wait. This is built on the loop's ``add_signal_handler``.
+The names come from Shrapnel.
 """
 
 from __future__ import annotations
 
 from grapeshot import _core
 
-from .bridge import own_loop
+from ._bridge import own_loop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -18,10 +18,11 @@ __all__ = ["register", "unregister"]
 
 
 def register(signum: int, fn: Callable[[int], object]) -> None:
-    """Call ``fn(signum)`` in a new coro whenever the signal arrives; replaces an earlier handler of the signal.
+    """Call ``fn(signum)`` in a new coro whenever the signal arrives. This replaces an earlier handler of the signal.
 
-    The coro runs in a copy of the context of this call. If several signals arrive before one handler has ended, their
-    coros run beside each other. The handler belongs to the loop that runs here, or will run, and goes with it.
+    The coro runs in a copy of the context in which ``register`` was called. If a signal arrives while a handler is
+    still running, both run concurrently. The handler belongs to the loop that runs in this thread, or will run next,
+    and is removed when that loop is closed.
 
     Raises:
         TypeError: ``fn`` cannot be called, or is an async function.
@@ -33,13 +34,13 @@ def register(signum: int, fn: Callable[[int], object]) -> None:
 
 
 def unregister(signum: int) -> bool:
-    """Remove the handler and restore the default action; return whether there was one. Its coros go on.
+    """Remove the handler and restore the default action; return False if there was no handler.
 
-    Raises: as :func:`register`.
+    Coros that the handler has started go on. Raises the same exceptions as :func:`register`.
     """
     return bool(own_loop().remove_signal_handler(signum))
 
 
 def _start(signum: int, fn: Callable[[int], object]) -> None:
-    name = getattr(signum, "name", signum)  # a plain number has none
+    name = getattr(signum, "name", signum)  # a plain int has no name
     _core._coro_spawn(fn, signum, name=f"handler of signal {name}")

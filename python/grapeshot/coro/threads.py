@@ -1,8 +1,11 @@
-"""Real threads for what cannot yield: :func:`run`, and :class:`Thread`, which stays real after ``coro.install()``."""
+"""Real threads, for code that blocks without yielding: :func:`run`, and :class:`Thread`.
+
+``Thread`` makes a real thread even after ``coro.patch()``.
+"""
 
 from __future__ import annotations
 
 from ._patching._thread import RealThread as Thread
-from .bridge import run_in_thread as run
+from ._bridge import run_in_thread as run
 
 __all__ = ["Thread", "run"]

@@ -1,4 +1,4 @@
-"""Calls between processes: many at a time over one connection, answered in any order.
+"""Remote procedure calls between processes: many at a time over one connection, answered in any order.
 
     >>> server = rpc.Server()
     >>> @server.method
@@ -10,8 +10,9 @@
     ...     await client.call("add", 1, 2)
     3
 
-It runs on any asyncio loop. :mod:`grapeshot.coro.rpc` has the same names for coros: ``client.call("add", 1, 2)``
-returns 3. Messages are msgpack (``pip install 'grapeshot[rpc]'`` installs msgspec). docs/rpc.md has it all.
+This module works on any asyncio loop. :mod:`grapeshot.coro.rpc` has the same names for coros, where
+``client.call("add", 1, 2)`` returns 3 without ``await``. Messages are encoded as msgpack, with msgspec, which
+``pip install 'grapeshot[rpc]'`` installs. The guide is docs/rpc.md.
 """
 
 from __future__ import annotations
@@ -54,6 +55,6 @@ __all__ = [
     "UnknownMethod",
 ]
 
-for _name in __all__:  # for tracebacks, `help` and pickles
+for _name in __all__:  # so that tracebacks, `help` and pickles show the public module
     globals()[_name].__module__ = __name__
 del _name

@@ -1,4 +1,4 @@
-"""The client: one connection that is made when it is needed, and made again when it is lost."""
+"""The client: it opens one connection when it is needed, and opens a new one when that is lost."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ._client_connection import ClientConnection, Request
 from ._codecs import Codec, make_codec
 from ._connection import KEEPALIVE_S, check_keepalive
 from ._deadline import current_deadline, earliest
-from ._errors import ConnectionLost, DeadlineExceeded, NotLeft, ProtocolError
+from ._errors import ConnectionLost, DeadlineExceeded, NotSent, ProtocolError
 from ._messages import MAX_CREDIT, MIN_PACKET, check_limit
 from ._packet_stream import MAX_LENGTH, MAX_PACKET
 from ._stream import Stream
 
-# Between attempts to connect: a random part of a time that doubles.
+# Between attempts to connect, the client waits for a random part of a time that doubles with each attempt.
 _FIRST_DELAY_S = 0.05
 _MAX_DELAY_S = 5.0
-# Trying again does not mend these.
+# Errors that trying again does not cure.
 _FATAL = (_ssl.SSLError, PermissionError, ProtocolError)
 
 
 class ClientOptions(TypedDict, total=False):
-    """The keywords of :class:`Client`."""
+    """The keyword arguments of :class:`Client`."""
 
     path: str | PathLike[str] | None
     ssl: _ssl.SSLContext | None
@@ -41,23 +41,24 @@ class ClientOptions(TypedDict, total=False):
 
 
 class Client:
-    """Calls the methods of a :class:`Server` at ``host`` and ``port``, or at the unix socket ``path``.
+    """Calls the methods of a :class:`Server` at ``host`` and ``port``, or at the Unix socket ``path``.
 
-    Any number of tasks may call at a time; all calls go through one connection, which the first one opens. Calls wait
-    while the server has as many under way as it accepts, or does not read. It belongs to one loop.
+    Any number of tasks may make calls at the same time. All calls go through one connection, which the first call
+    opens. A call waits while the server does not read, or has as many calls under way as it accepts. A client belongs
+    to one event loop.
 
     Args:
-        ssl: the context for TLS; with ``load_cert_chain`` it shows a client's certificate.
-        server_hostname: the name that the server's certificate has to have, by default ``host``.
-        codec: :class:`Msgpack` unless given. :class:`Pickle` needs ``path``.
-        max_packet: the longest answer that is accepted, in bytes: 1 MiB unless given.
-        connect_timeout: for how many seconds calls wait for a connection, over all attempts.
-        stream_window: how many items of a stream the server may send ahead of its reader, up to 1,048,576.
-        keepalive: after so many seconds without a byte from the server it is asked for a sign of life. If none comes
-            for as long again, the connection is lost. None: never.
+        ssl: the context for TLS. To send a client certificate, use its ``load_cert_chain``.
+        server_hostname: the name that the server's certificate must have. The default is ``host``.
+        codec: the default is :class:`Msgpack`. :class:`Pickle` requires ``path``.
+        max_packet: the length of the longest answer to accept, in bytes. The default is 1 MiB.
+        connect_timeout: how long calls wait for a connection, in seconds, over all attempts.
+        stream_window: how many items of a stream the server may send ahead of the reader, at most 1,048,576.
+        keepalive: if the server sends nothing for this many seconds, the client sends it a PING. If it still sends
+            nothing for the same time again, the connection is regarded as lost. None disables this.
 
     Raises:
-        TypeError, ValueError: the address or an option makes no sense.
+        TypeError, ValueError: the address or an option is not valid.
     """
 
     def __init__(
@@ -75,15 +76,16 @@ class Client:
         keepalive: float | None = KEEPALIVE_S,
     ) -> None:
         if (path is None) == (host is None) or (host is None) != (port is None):
-            raise ValueError("give either host and port, or path")
+            raise ValueError(f"pass either host and port, or path; got {host=}, {port=}, {path=}")
         check_limit("stream_window", stream_window, 1, MAX_CREDIT)
         check_limit("max_packet", max_packet, MIN_PACKET, MAX_LENGTH)
         check_keepalive(keepalive)
         if not connect_timeout > 0:
-            raise ValueError(f"connect_timeout must be more than 0, not {connect_timeout}")
+            raise ValueError(f"connect_timeout must be more than 0 seconds, got {connect_timeout}")
         self._codec = make_codec(codec)
         if self._codec.is_for_one_user and path is None:
-            raise ValueError(f"{self._codec.name} is for unix sockets only: whoever connects can run any code")
+            problem = "needs a Unix socket (path), because the peer can run any code in this process"
+            raise ValueError(f"the codec {self._codec.name} {problem}")
         self._host, self._port = host, port
         self._path = None if path is None else os.fsdecode(path)
         self._ssl = ssl
@@ -92,13 +94,13 @@ class Client:
         self._connect_timeout_s = connect_timeout
         self._stream_window = stream_window
         self._keepalive_s = keepalive
-        # The one that takes calls.
+        # The connection for new calls.
         self._connection: ClientConnection | None = None
-        # All that are open: those that have said goodbye still bring answers.
+        # All open connections. After a server's goodbye, a connection still delivers answers.
         self._connections: set[ClientConnection] = set()
         self._connecting: asyncio.Task[Exception | None] | None = None
         self._is_closed = False
-        # Since when there was neither a connection nor an answer, as the loop's time().
+        # The loop's time() from which on there was no working connection: none at all, or none that gave an answer.
         self._trouble_since: float | None = None
         self._delay_s = _FIRST_DELAY_S
 
@@ -110,18 +112,20 @@ class Client:
     # ------------------------------------------------------------------ calls
 
     def call(self, method: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> Coroutine[Any, Any, Any]:
-        """Call a method; return its result (``await client.call("add", 1, 2)``).
+        """Call a method and return its result: ``await client.call("add", 1, 2)``.
 
-        The server runs it at most once. ``timeout`` is in seconds and is sent along: the handler is cancelled when it
-        is over. A call that a handler makes has the handler's deadline as well. Cancelling the call
-        cancels the handler. A method's own parameter ``timeout`` is given by position.
+        The server runs the method at most once. ``timeout`` is in seconds. It is sent to the server, which cancels the
+        handler when the time is over. If a handler makes a call itself, the handler's own deadline applies to that
+        call, too. Cancelling a call cancels its handler. To pass an argument to a method's parameter that is named
+        ``timeout``, pass it by position.
 
         Raises:
-            RemoteError: the method has raised; its subclasses say that it does not exist, or cannot be called so.
-            DeadlineExceeded: not in time (a TimeoutError).
-            ConnectionLost: no connection, or it was lost; ``sent`` says whether the method may have run.
-            PacketTooLarge: the arguments are longer than the server accepts.
-            TypeError: the codec does not know the type of an argument, or the name of the method is no string.
+            RemoteError: the method has raised. A subclass tells that there is no such method, or that it cannot be
+                called like this.
+            DeadlineExceeded: the time is over. This is a TimeoutError.
+            ConnectionLost: there was no connection, or it was lost. ``sent`` tells whether the method may have run.
+            PacketTooLarge: the encoded arguments are longer than the server accepts.
+            TypeError: the codec cannot encode an argument, or the name of the method is not a string.
         """
         if not isinstance(method, str):
             raise TypeError(f"the name of a method must be a string, not {method!r}")
@@ -131,9 +135,9 @@ class Client:
         return self._call_in_time(method, args, kwargs, timeout, inherited)
 
     def stream(self, method: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> Stream:
-        """Call a method that streams its results (``async for item in client.stream("rows", "users")``).
+        """Call a method that streams its results: ``async for item in client.stream("rows", "users")``.
 
-        ``timeout`` is for all of the stream. Reading it raises what :meth:`call` does.
+        ``timeout`` is the limit for the whole stream. Reading from it raises the same errors as :meth:`call`.
         """
         if not isinstance(method, str):
             raise TypeError(f"the name of a method must be a string, not {method!r}")
@@ -148,13 +152,13 @@ class Client:
             number = connection.start(future, request)
             try:
                 return await future
-            except NotLeft:
+            except NotSent:
                 continue
             except asyncio.CancelledError:
                 connection.abandon(number, future)
                 raise
             finally:
-                del future  # its exception has this frame
+                del future  # break a reference cycle: its exception's traceback refers to this frame
 
     async def _call_in_time(
         self, method: str, args: Any, kwargs: Any, timeout: float | None, inherited: float | None
@@ -166,16 +170,16 @@ class Client:
         except TimeoutError as error:
             if isinstance(error, DeadlineExceeded):
                 raise
-            raise DeadlineExceeded(f"{method} has not answered in time") from None
+            raise DeadlineExceeded(f"{method} did not answer in time") from None
 
     # ------------------------------------------------------------------ the connection
 
     async def connect(self) -> None:
-        """Open the connection now and not with the first call. Raises ConnectionLost as a call does."""
+        """Open the connection now instead of with the first call. Raises ConnectionLost, like a call."""
         await self._connected()
 
     async def _connected(self) -> ClientConnection:
-        """Return the connection that takes calls, and make it first if there is none."""
+        """Return the connection for new calls. If there is none, open one first."""
         while self._connection is None:
             if self._is_closed:
                 raise ConnectionLost("the client is closed", sent=False)
@@ -185,13 +189,13 @@ class Client:
             await asyncio.wait([connecting])
             error = None if connecting.cancelled() else connecting.result()
             if error is not None:
-                # its str() would say a second time that the call has not run
+                # not str(error), which would add that the call has not run, as the new exception does, too
                 message = str(error.args[0] if isinstance(error, ConnectionLost) else error) or type(error).__name__
-                raise ConnectionLost(f"there is no connection: {message}", sent=False) from error
+                raise ConnectionLost(f"cannot connect: {message}", sent=False) from error
         return self._connection
 
     async def _connect(self) -> Exception | None:
-        """Make the connection; return why there is none."""
+        """Open the connection. Return None on success, else the error."""
         loop = asyncio.get_running_loop()
         is_again = self._trouble_since is not None
         if self._trouble_since is None:
@@ -211,9 +215,9 @@ class Client:
                 except (OSError, ConnectionLost, ProtocolError) as error:
                     if isinstance(error, _FATAL) or loop.time() >= end:
                         self._forget_trouble()
-                        # that the time is over says less than why the attempt before has failed
+                        # why the previous attempt failed says more than that the time is over
                         return last if last is not None and isinstance(error, TimeoutError) else error
-                    last = error.with_traceback(None)  # which would have this frame
+                    last = error.with_traceback(None)  # its traceback would refer to this frame
         finally:
             self._connecting = None
 
@@ -228,12 +232,12 @@ class Client:
             elif self._host is not None and self._port is not None:
                 await loop.create_connection(lambda: connection, self._host, self._port, **tls)
             await connection.made
-            if not connection.takes_calls:  # it has said goodbye in the same breath
+            if not connection.takes_calls:  # the server's goodbye has come together with its hello
                 raise ConnectionLost("the server has closed the connection", sent=False)
         except BaseException:
             connection.abort()
             if connection.made.done() and not connection.made.cancelled():
-                connection.made.exception()  # seen
+                connection.made.exception()  # mark the exception as retrieved
             connection.made.cancel()
             if not connection.is_attached:
                 self._connections.discard(connection)
@@ -253,7 +257,7 @@ class Client:
         self._delay_s = _FIRST_DELAY_S
 
     async def close(self) -> None:
-        """Close the connection at once. Calls under way raise ConnectionLost, and so do later ones."""
+        """Close the connection at once. Calls under way raise ConnectionLost, and so do later calls."""
         self._is_closed = True
         connecting = self._connecting
         if connecting is not None:

@@ -1,12 +1,13 @@
-"""One connection of a client: numbers of calls, what waits for an answer, and what waits to be sent.
+"""One connection of a client: it numbers calls, and keeps those that wait for an answer or wait to be sent.
 
     start() --- full? ---> queue ---.          full: the transport is, or the server has as many calls as it accepts
         |                           | an answer has come, or the transport has written
         v                           v
     pending[number] <---------------'  ---- RESULT, ERROR, END, loss of the connection ----> the target is done
 
-A target is a future, or the inbox of a stream: it has ``done``, ``set_result`` and ``set_exception``. One that is
-cancelled leaves None behind, because the server has the call under way until it answers.
+A target receives the outcome of a call. It is a future, or the inbox of a stream, with ``done``, ``set_result`` and
+``set_exception``. When a call is cancelled, its entry in ``pending`` becomes None and stays there, because the call
+counts as under way until the server has answered it.
 """
 
 from __future__ import annotations
@@ -19,18 +20,19 @@ from typing import Any
 from . import _messages as messages
 from ._codecs import MIN_CHECKED, Codec
 from ._connection import Connection
-from ._errors import ConnectionLost, NotLeft, ProtocolError
+from ._errors import ConnectionLost, NotSent, ProtocolError
 from ._inbox import Inbox
 from ._messages import CANCEL, CREDIT, END, ERROR, GOODBYE, ITEM, PING, PONG, REQUEST, RESULT, STREAM, quoted
 from ._peer import check_same_user
 
 Target = asyncio.Future[Any] | Inbox
-# Method, positional and keyword arguments, deadline, and how many items of a stream the client takes (0: no stream).
+# Method, positional arguments, keyword arguments, deadline, and how many items of a stream the server may send at first
+# (0: this is not a stream).
 Request = tuple[str, tuple[Any, ...], dict[str, Any], float | None, int]
 
 
 class ClientConnection(Connection):
-    """Calls ``on_leaving(self)`` as soon as it takes no more calls: the server says goodbye, or the connection ends."""
+    """Calls ``on_leaving(self)`` as soon as it accepts no new calls: at the server's goodbye, or when it is lost."""
 
     def __init__(
         self,
@@ -41,23 +43,23 @@ class ClientConnection(Connection):
     ) -> None:
         super().__init__(codec, max_packet, keepalive)
         self._on_leaving = on_leaving
-        # Done when the server has said hello, with the reason if it has not.
+        # Done when the server's hello has come. If the connection ends without one, it has the error.
         self.made: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # Whether a request has to wait in the queue.
         self.is_full = True
         self.has_answers = False
-        # From the hello to the goodbye.
+        # Whether new calls may be sent: True between the server's hello and its goodbye.
         self.takes_calls = False
         self._max_calls = 0
         self._pending: dict[int, Target | None] = {}
         self._queue: deque[tuple[Target, Request]] = deque()
-        # How many of them were cancelled, since these were last thrown out.
+        # How many queued calls were cancelled since cancelled ones were last removed from the queue.
         self._cancelled = 0
         self._last = 0
-        # The last number that was handed to the transport.
-        self._last_left = 0
-        # What a goodbye says: calls after this number have not run.
+        # The last number that was passed to the transport.
+        self._last_flushed = 0
+        # From the server's goodbye: calls after this number have not run.
         self._last_taken: int | None = None
         self._reason: BaseException | str | None = None
 
@@ -67,21 +69,21 @@ class ClientConnection(Connection):
         return self._loop.create_future()
 
     def start(self, target: Target, request: Request) -> int:
-        """Send a request, or queue it; return its number, 0 if it is queued.
+        """Send a request and return its number, or queue it and return 0.
 
-        Raises what the codec raises, or PacketTooLarge: then nothing is sent.
+        Raises PacketTooLarge, or the codec's error. In both cases nothing is sent.
         """
         if self.is_full:
             self._queue.append((target, request))
-            if not self.is_open:  # its end has been handled
+            if not self.is_open:  # the end of the connection was already handled, so nothing else would fail the queue
                 self._fail_queue()
             return 0
         return self._send_request(target, request)
 
     def abandon(self, number: int, target: Target) -> None:
-        """Cancel a call that nobody waits for any more. One that is queued is dropped, there or by and by."""
+        """Cancel a call whose caller no longer waits. If it is still queued, it will not be sent."""
         if not number:
-            # it was queued, and has left since
+            # it was queued, and may have been sent since
             number = next((key for key, value in self._pending.items() if value is target), 0)
         if self._pending.get(number) is target:
             self._pending[number] = None
@@ -89,18 +91,18 @@ class ClientConnection(Connection):
         elif not number:
             self._cancelled += 1
             if 2 * self._cancelled > len(self._queue):
-                # else they would stay as long as the server does not answer
+                # remove the cancelled ones, which would otherwise stay until the server answers
                 self._queue = deque(entry for entry in self._queue if not entry[0].done())
                 self._cancelled = 0
 
     def credit(self, number: int, count: int) -> None:
-        """Let the server send so many items more."""
+        """Allow the server to send ``count`` more items."""
         if number in self._pending:
             self.send_packet(self._encode((CREDIT, number, count)))
 
     def _send_request(self, target: Target, request: Request) -> int:
         method, args, kwargs, deadline, window = request
-        # before it is sent: flush() notes it
+        # set before sending, because flush() records it
         self._last = number = self._last + 1
         if window:
             message: tuple[Any, ...] = (STREAM, number, method, args, kwargs, self._left_s(deadline), window)
@@ -120,7 +122,7 @@ class ClientConnection(Connection):
         return None if deadline is None else min(max(0.0, deadline - self._loop.time()), messages.MAX_LEFT_S)
 
     def _send_queue(self) -> None:
-        """Send what has waited, as far as that goes."""
+        """Send queued requests, as many as are possible now."""
         queue = self._queue
         while queue and self.takes_calls and self.can_write and len(self._pending) < self._max_calls:
             target, request = queue.popleft()
@@ -136,7 +138,7 @@ class ClientConnection(Connection):
 
     def flush(self) -> None:
         if self.is_open:
-            self._last_left = self._last
+            self._last_flushed = self._last
         super().flush()
 
     def pause_writing(self) -> None:
@@ -162,7 +164,7 @@ class ClientConnection(Connection):
         self.start_keepalive()
 
     def leave(self, reason: str) -> None:
-        """Close the connection. Calls under way end with this reason."""
+        """Close the connection. Calls under way fail with this reason."""
         if self._reason is None:
             self._reason = reason
         self._stop_taking()
@@ -172,7 +174,7 @@ class ClientConnection(Connection):
         self.close()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self.take_rest()  # answers
+        self.take_rest()  # there may be answers among it
         super().connection_lost(exc)
         if self._reason is None:
             self._reason = exc
@@ -181,7 +183,7 @@ class ClientConnection(Connection):
             reason = self._reason
             error = reason if isinstance(reason, Exception) else ConnectionLost(self._text(), sent=False)
             self.made.set_exception(error)
-        last_sent = self._last_left if self._last_taken is None else min(self._last_left, self._last_taken)
+        last_sent = self._last_flushed if self._last_taken is None else min(self._last_flushed, self._last_taken)
         pending, self._pending = self._pending, {}
         for number, target in pending.items():
             self._fail(target, is_sent=number <= last_sent)
@@ -210,7 +212,7 @@ class ClientConnection(Connection):
     def _fail(self, target: Target | None, is_sent: bool) -> None:
         if target is None or target.done():
             return
-        error: Exception = NotLeft()
+        error: Exception = NotSent()
         if is_sent:
             error = ConnectionLost(self._text(), sent=True)
             error.__cause__ = self._reason if isinstance(self._reason, BaseException) else None
@@ -229,8 +231,9 @@ class ClientConnection(Connection):
             message = (self._decode_short if len(packet) < MIN_CHECKED else self._decode)(packet)
             kind, number = message[0], message[1]
         except Exception as error:
-            raise ProtocolError(f"the server has sent what cannot be decoded: {quoted(error)}") from error
-        # A target stays pending until its message has proved right: a wrong one ends it with the connection.
+            raise ProtocolError(f"cannot decode a message from the server: {quoted(error)}") from error
+        # The target is removed only after its message has turned out to be valid. If it is not valid, the connection is
+        # closed, and that completes the target.
         try:
             if kind == RESULT:
                 target = self._pending[number]
@@ -259,9 +262,9 @@ class ClientConnection(Connection):
             elif kind == PONG:
                 return
             else:
-                raise ProtocolError(f"the server has sent a message of kind {quoted(kind)}")
+                raise ProtocolError(f"the server has sent a message of an unknown kind: {quoted(kind)}")
         except (LookupError, TypeError, AttributeError) as wrong:
-            raise ProtocolError(f"the server has sent a wrong message: {quoted(wrong)}") from wrong
+            raise ProtocolError(f"the server has sent a malformed message: {quoted(wrong)}") from wrong
         del self._pending[number]
         self.has_answers = True
         if self.is_full:
@@ -271,19 +274,19 @@ class ClientConnection(Connection):
     def _take_hello(self, packet: bytes) -> None:
         hello = self.take_hello(packet)
         if hello.max_calls < 1:
-            raise ProtocolError("the peer is no server")
+            raise ProtocolError("the peer did not identify itself as a grapeshot.rpc server: it accepts no calls")
         self._max_calls = hello.max_calls
         self.takes_calls = True
         self.made.set_result(None)
         self._send_queue()
 
     def _take_goodbye(self, last_taken: int, reason: str | None) -> None:
-        """Answers to what the server has taken still come; the rest goes to the next connection."""
+        """Handle a goodbye. Answers up to ``last_taken`` still come; later calls go through the next connection."""
         if type(last_taken) is not int or not isinstance(reason, str | None):
-            raise TypeError(f"a goodbye with {quoted(last_taken)} and {quoted(reason)}")
+            raise TypeError(f"malformed goodbye: {quoted(last_taken)}, {quoted(reason)}")
         self._last_taken = last_taken
         if reason is not None:
-            self._reason = ProtocolError(f"the server has refused to go on: {reason}")
+            self._reason = ProtocolError(f"the server has closed the connection: {reason}")
         self._stop_taking()
         for number in [number for number in self._pending if number > last_taken]:
             self._fail(self._pending.pop(number), is_sent=False)

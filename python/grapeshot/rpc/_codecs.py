@@ -1,6 +1,6 @@
-"""How messages become bytes: msgpack, or, between processes of one user over a unix socket, pickle.
+"""Codecs, which turn messages into bytes: msgpack, or pickle between processes of one user over a Unix socket.
 
-A codec has a name, which both ends compare when they connect, and encodes and decodes one message.
+A codec encodes and decodes one message at a time. Both ends compare the names of their codecs when they connect.
 """
 
 from __future__ import annotations
@@ -10,30 +10,31 @@ from typing import Any, Protocol
 
 from grapeshot import _core
 
-# In fewer bytes there is nothing that takes long.
+# Nothing in a shorter packet can take long to decode, so it is not checked.
 MIN_CHECKED = 1024
-# It is a part of the hello, which is short.
+# The name is part of the hello, whose length is limited.
 _MAX_NAME = 100
 
 
 class Codec(Protocol):
-    """What a codec has. ``decode`` gets exactly what ``encode`` has made, or anything that a peer invents."""
+    """The interface of a codec. ``decode`` may be given any bytes, because a peer may send anything."""
 
     @property
     def name(self) -> str: ...
     @property
     def is_for_one_user(self) -> bool:
-        """Whether decoding may do whatever the sender wants, so that only processes of the same user are let in."""
+        """Whether decoding lets the sender run any code, so that only processes of the same user may connect."""
 
     def encode(self, message: Any, /) -> bytes: ...
     def decode(self, packet: bytes, /) -> Any: ...
 
 
 class Msgpack:
-    """msgpack by msgspec. Decoding makes plain objects only: None, bool, int, float, str, bytes, list, dict, datetime.
+    """msgpack, by means of msgspec.
 
-    It encodes dataclasses, msgspec's Structs, tuples, sets, UUID, Decimal and enumerations, too; they arrive as plain
-    objects, and ``msgspec.convert(value, type)`` checks and makes what is wanted of them.
+    Decoding creates only plain objects: None, bool, int, float, str, bytes, list, dict, datetime. Dataclasses,
+    msgspec's Structs, tuples, sets, UUID, Decimal and enumerations can be encoded, too, and arrive as plain objects.
+    Use ``msgspec.convert(value, type)`` to check them and convert them back.
     """
 
     name = "msgpack"
@@ -45,15 +46,16 @@ class Msgpack:
         except ImportError as error:
             raise ImportError("grapeshot.rpc needs msgspec: pip install 'grapeshot[rpc]'") from error
         self.encode = msgspec.msgpack.Encoder().encode
-        # Of packets with fewer than MIN_CHECKED bytes, which connections decode without the detour of decode().
+        # For packets with fewer than MIN_CHECKED bytes. Connections call it directly for these, instead of decode().
         self.decode_short = msgspec.msgpack.Decoder().decode
 
     def decode(self, packet: bytes, /) -> Any:
-        """Decode a packet, whoever has made it. Raises ValueError, of which msgspec's DecodeError is a kind.
+        """Decode a packet from an untrusted peer. Raises ValueError (msgspec's DecodeError is a subclass of it).
 
-        Tuples that are keys of dicts may have 3,000 values in a packet, themselves included, and 20,000 keys may be
-        floats or datetimes: a peer can choose such keys so that a dict takes hours. Integers that are keys are refused
-        if they were chosen for that, or if a dict has more than 1,000 of them and of other keys.
+        A peer could choose keys with colliding hashes, so that building a dict takes hours. That is why a packet may
+        contain at most 3,000 values in tuples that are keys of dicts (the tuples count, too), and at most 20,000 keys
+        that are floats or datetimes. Integer keys are refused if they were chosen to collide, or if a dict has more
+        than 1,000 of them together with keys of other types.
         """
         if len(packet) < MIN_CHECKED:
             return self.decode_short(packet)
@@ -61,10 +63,10 @@ class Msgpack:
 
 
 class Pickle:
-    """pickle: any Python object, and whatever code the sender wants to run when it is decoded.
+    """pickle, which can send any Python object. Decoding it can also run any code that the sender chooses.
 
-    So it is allowed over unix sockets only, and both ends refuse a peer of another user before they read its first
-    byte.
+    That is why it is allowed only over Unix sockets, and both ends refuse a peer of another user before reading its
+    first byte.
     """
 
     name = "pickle"
@@ -78,9 +80,9 @@ class Pickle:
 
 
 def make_codec(codec: Codec | None) -> Codec:
-    """Return the codec that is asked for, Msgpack by default.
+    """Return ``codec``, or a new Msgpack if it is None.
 
-    Raises TypeError for a class or a name of one, and ValueError for a codec whose name is too long.
+    Raises TypeError for a class or a name instead of a codec, and ValueError for a codec whose name is too long.
     """
     if codec is None:
         return Msgpack()

@@ -1,4 +1,4 @@
-"""What the connections of both ends have in common: a peer that has vanished without a word is noticed.
+"""The base class of both ends' connections. It notices when a peer has vanished without closing the connection.
 
     bytes ---> was_heard              every `keepalive` seconds: heard? ---> go on
                                                                   | no
@@ -9,7 +9,7 @@
                                                                   | no
                                                                 silent()
 
-One timer for a connection, and none for a call. It belongs to the thread of its loop.
+A connection has one timer, and calls have none. Only the loop's thread may use a connection.
 """
 
 from __future__ import annotations
@@ -23,30 +23,31 @@ from ._codecs import Codec, Msgpack
 from ._messages import MAX_HELLO, PING, PONG, Hello, decode_hello
 from ._packet_stream import MAX_LENGTH, PacketStream
 
-# A peer is taken for dead after two to three times this. One that computes or stands in a debugger for a minute is not.
+# A peer is regarded as dead after two to three times this. That leaves enough time for a peer that computes, or is
+# stopped in a debugger, for a minute.
 KEEPALIVE_S = 60.0
 
 
 def check_keepalive(keepalive: float | None) -> None:
-    """Check the option of this name. Raises TypeError or ValueError."""
+    """Check the option ``keepalive``. Raises TypeError or ValueError."""
     if keepalive is None:
         return
     if isinstance(keepalive, bool) or not isinstance(keepalive, int | float):
         raise TypeError(f"keepalive must be a number of seconds or None, not {keepalive!r}")
     if not 0 < keepalive < float("inf"):
-        raise ValueError(f"keepalive must be more than 0 seconds, or None, not {keepalive}")
+        raise ValueError(f"keepalive must be a positive number of seconds or None, not {keepalive}")
 
 
 class Connection(PacketStream):
-    """A packet stream with PING and PONG. A subclass says in :meth:`silent` what a dead peer means."""
+    """A packet stream with PING and PONG. A subclass implements :meth:`silent`, which is called for a dead peer."""
 
     def __init__(self, codec: Codec, max_packet: int, keepalive: float | None) -> None:
         super().__init__(MAX_HELLO)
-        # What is accepted after the peer's hello.
+        # The longest packet to accept after the peer's hello.
         self._max_packet = max_packet
         self._codec = codec
         self._encode, self._decode = codec.encode, codec.decode
-        # A subclass may decode otherwise.
+        # Only for Msgpack itself, because a subclass of it may have a decode() of its own.
         self._decode_short = codec.decode_short if type(codec) is Msgpack else codec.decode
         self._keepalive_s = keepalive
         self._keepalive_timer: asyncio.TimerHandle | None = None
@@ -57,7 +58,7 @@ class Connection(PacketStream):
         self.send_packet(Hello(self._codec.name, self._max_packet, max_calls).encode())
 
     def take_hello(self, packet: bytes) -> Hello:
-        """Return what the peer says, and accept longer packets from now on. Raises ProtocolError."""
+        """Decode the peer's hello, and accept packets up to ``max_packet`` from now on. Raises ProtocolError."""
         hello = decode_hello(packet, self._codec.name)
         self.max_packet = self._max_packet
         self.max_sent_packet = min(hello.max_packet, MAX_LENGTH)
@@ -78,7 +79,11 @@ class Connection(PacketStream):
             self._keepalive_timer = None
 
     def take_ping(self) -> None:
-        """Answer. A peer that has not read what was written hears that, and must not make this end store answers."""
+        """Answer a PING, unless the peer is not reading.
+
+        Such a peer has data to read, which shows it that this end is alive. Besides, its PINGs must not make this end
+        store ever more answers.
+        """
         if self.can_write:
             self.send_packet(self._encode((PONG, 0)))
 
@@ -86,7 +91,7 @@ class Connection(PacketStream):
         timer, self._keepalive_timer = self._keepalive_timer, None
         if not self.is_open or self._keepalive_s is None or timer is None:
             return
-        # This end was stopped or busy itself: what the peer has sent meanwhile may not have been read yet.
+        # If the timer is late, this process was stopped or busy, and data from the peer may be unread.
         is_late = self._loop.time() - timer.when() > self._keepalive_s / 10
         unsent = self._count_unsent()
         if self.was_heard:
@@ -94,20 +99,20 @@ class Connection(PacketStream):
         elif not self._is_asked:
             self._is_asked = True
             self.send_packet(self._encode((PING, 0)))
-            self.flush()  # the time of the answer begins now, whatever else runs in this iteration
+            self.flush()  # now, because the time for the answer begins now
         elif unsent >= self._unsent and not is_late:
-            self.silent(TimeoutError(f"nothing has come from the peer for more than {2 * self._keepalive_s:g} s"))
+            self.silent(TimeoutError(f"the peer has sent nothing for more than {2 * self._keepalive_s:g} s"))
             return
         self._unsent = unsent
         self.start_keepalive()
 
     def _count_unsent(self) -> int:
-        """How many bytes are on their way: the peer hears of a question behind them only when it has them."""
+        """Return how many bytes are on their way. The peer has to receive all of them before it can see a PING."""
         count = self.pending_bytes()
         sock = self._transport.get_extra_info("socket")
         if sock is not None:
             try:
                 count += int.from_bytes(ioctl(sock.fileno(), TIOCOUTQ, bytes(4)), sys.byteorder)
             except OSError:
-                pass  # this system does not say it of sockets
+                pass  # this system does not support it for sockets
         return count

@@ -1,16 +1,16 @@
-"""The deadline of the call whose handler runs: calls that the handler makes have it, too."""
+"""The deadline of the current handler, which also applies to the calls that the handler makes."""
 
 from __future__ import annotations
 
 import asyncio
 from contextvars import ContextVar
 
-# As the loop's time(). None: no deadline.
+# In terms of the loop's time(). None means no deadline.
 current_deadline: ContextVar[float | None] = ContextVar("grapeshot.rpc.deadline", default=None)
 
 
 def earliest(deadline: float | None, timeout: float | None) -> float | None:
-    """Return the deadline, or the end of ``timeout`` seconds from now on if that is earlier. None is none."""
+    """Return the earlier of ``deadline`` and ``timeout`` seconds from now. None means that there is no such limit."""
     if timeout is None:
         return deadline
     end = asyncio.get_running_loop().time() + timeout

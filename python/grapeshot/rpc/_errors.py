@@ -1,18 +1,18 @@
-"""The exceptions of calls between processes."""
+"""The exceptions of remote calls."""
 # ruff: noqa: N818
 
 from __future__ import annotations
 
 
 class RpcError(Exception):
-    """What every exception of this package derives from."""
+    """The base class of all exceptions of this package."""
 
 
 class ConnectionLost(RpcError, ConnectionError):
     """There is no connection, or it was lost before the answer came.
 
-    ``sent`` says whether the request was handed to the transport. If so, the call may have run, once and not more, and
-    it is for the caller to know whether it can be repeated. If not, it has not run and never will.
+    ``sent`` tells whether the request was passed to the transport. If so, the call may have run, but not more than
+    once, and the caller has to decide whether it is safe to repeat. If not, the call has not run and never will.
     """
 
     def __init__(self, message: str, *, sent: bool) -> None:
@@ -23,12 +23,12 @@ class ConnectionLost(RpcError, ConnectionError):
         return f"{self.args[0]} ({'the call may have run' if self.sent else 'the call has not run'})"
 
 
-class NotLeft(Exception):
-    """No user sees it: the connection ended before it had this request, and the client sends it through the next."""
+class NotSent(Exception):
+    """Internal: the connection ended before this request was sent. The client sends it through the next connection."""
 
 
 class ProtocolError(RpcError):
-    """The peer has sent what this protocol does not know. The connection is closed."""
+    """The peer has violated the protocol. The connection is closed."""
 
 
 class PacketTooLarge(RpcError, ValueError):
@@ -36,7 +36,7 @@ class PacketTooLarge(RpcError, ValueError):
 
 
 class DeadlineExceeded(RpcError, TimeoutError):
-    """The time for a call is over. The call may have run; its handler is cancelled if it still runs."""
+    """The time for a call is over. The call may have run. If its handler is still running, it is cancelled."""
 
 
 class RemoteError(RpcError):
@@ -62,12 +62,12 @@ class UnknownMethod(RemoteError):
 
 
 class BadArguments(RemoteError):
-    """The method cannot be called in this way: other arguments, or ``call`` where ``stream`` is right. Nothing ran."""
+    """The method was not run: the arguments do not fit, or ``call`` was used instead of ``stream`` or vice versa."""
 
 
 class BadResult(RemoteError):
-    """The method has run, and its result cannot be sent: no type that the codec knows, or too large."""
+    """The method has run, but its result cannot be sent: the codec cannot encode it, or it is too large."""
 
 
 class RemoteCancelled(RemoteError):
-    """The handler was cancelled on the server's side: it stops, or somebody there has cancelled the handler."""
+    """The handler was cancelled at the server, because the server is closing or because code there cancelled it."""

@@ -1,8 +1,8 @@
-"""What a server calls: a function, how it is started, and what a call that does not end at once needs.
+"""The handlers of a server's methods, and how each kind of function is run.
 
-function           called in the connection's callback: it must not block
-async function     a task (from 3.12 on it begins at once, and is no task for the loop if it does not wait)
-async generator    a task that sends the items, as many as the client takes
+function           called in the connection's callback, so it must not block
+async function     run as a task, whose first step runs at once from Python 3.12 on
+async generator    run by a task that sends its items, as many as the client accepts
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import Any, NamedTuple, Protocol
 
 
 class BadCallError(Exception):
-    """The function cannot be called with these arguments. The argument is the TypeError that says so."""
+    """The function cannot be called with these arguments. ``args[0]`` is the TypeError."""
 
 
 class BadResultError(Exception):
-    """What the function has made cannot be sent. The argument is the codec's error."""
+    """The function's result, or an item of its stream, cannot be sent. ``args[0]`` is the codec's error."""
 
 
 class Running(Protocol):
-    """What runs a call: a task, or whatever has these methods of one."""
+    """A call that is running: a task, or another object with these methods."""
 
     def done(self) -> bool: ...
     def cancel(self) -> bool: ...
@@ -34,15 +34,15 @@ class Running(Protocol):
 
 
 class Outlet(Protocol):
-    """Where a stream's items go."""
+    """Sends the items of a stream."""
 
     def send_item(self, item: Any) -> bool:
-        """Send an item. If it returns False, wait_ready() comes before the next one."""
+        """Send an item. If this returns False, call wait_ready() before sending the next one."""
 
     async def wait_ready(self) -> None: ...
 
 
-# Begins a call of the function with these arguments. Only a stream has an outlet.
+# Takes an outlet (None unless it is a stream), the function and its arguments, and starts the call.
 Start = Callable[[Any, Callable[..., Any], Any, Any], Running]
 
 
@@ -55,11 +55,12 @@ class Handler(NamedTuple):
 
 
 def make_handler(function: Callable[..., Any]) -> Handler:
-    """Find out how a function is called. Raises TypeError for what is no function, and for a generator."""
+    """Make a handler for ``function``. Raises TypeError if it is not callable, or is a plain generator function."""
     if not callable(function):
-        raise TypeError(f"a method must be callable, not {function!r}")
+        raise TypeError(f"a method must be callable, got {function!r}")
     if inspect.isgeneratorfunction(function):
-        raise TypeError("a generator would block the loop: make it an async generator, or use grapeshot.coro.rpc")
+        problem = "a generator function would block the loop; use an async generator, or grapeshot.coro.rpc"
+        raise TypeError(f"{function!r}: {problem}")
     if inspect.isasyncgenfunction(function):
         return Handler(function, _start_stream, True)
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
@@ -98,7 +99,7 @@ async def _send_items(outlet: Outlet, generator: AsyncGenerator[Any, None]) -> N
 
 
 def accepts(function: Callable[..., Any], args: Any, kwargs: Any) -> bool:
-    """Whether the function can be called so; True if it does not tell."""
+    """Whether the function's signature accepts these arguments. True if it has no signature."""
     try:
         inspect.signature(function).bind(*args, **kwargs)
     except TypeError:

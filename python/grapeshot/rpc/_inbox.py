@@ -1,4 +1,4 @@
-"""What has come of a stream of results and was not taken yet."""
+"""The received items of a stream that the reader has not taken yet."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Any
 
 
 class Inbox:
-    """The items of one stream: the connection fills it, one reader empties it.
+    """The items of one stream. The connection adds items, and a single reader takes them.
 
-    A connection keeps only this, so that a stream that its reader drops is noticed.
+    The connection refers only to the inbox and not to the :class:`Stream`. So a Stream that its reader drops is freed,
+    which cancels the call.
     """
 
     def __init__(self) -> None:
         self.number = 0
-        # How many items the server may send ahead.
+        # How many items the server may send ahead of the reader.
         self.window = 0
         self.items: deque[Any] = deque()
         self._error: BaseException | None = None
@@ -23,12 +24,12 @@ class Inbox:
         self._waiter: asyncio.Future[None] | None = None
 
     def done(self) -> bool:
-        """Whether no more items come: the stream has ended, or nobody wants the rest."""
+        """Whether no more items will come, because the stream has ended or was cancelled."""
         return self._is_over
 
     def add(self, item: Any) -> None:
         if len(self.items) >= self.window:
-            raise TypeError("more items of a stream than were asked for")
+            raise TypeError(f"the server has sent more items of a stream than the {self.window} it may send ahead")
         self.items.append(item)
         self._wake()
 
@@ -41,18 +42,18 @@ class Inbox:
         self.end()
 
     def set_result(self, value: Any) -> None:
-        """A stream has no result: the server has broken the protocol."""
-        raise TypeError("a result of a stream")
+        """Raise TypeError: the server has violated the protocol, because a stream has no result."""
+        raise TypeError("the server has sent a result for a stream")
 
     def take_error(self) -> BaseException | None:
-        """Return why the stream has ended, once."""
+        """Return the error that has ended the stream, or None. The error is returned only once."""
         error, self._error = self._error, None
         return error
 
     async def wait(self) -> None:
-        """Wait for an item or the end. Raises RuntimeError if somebody else waits already."""
+        """Wait for an item or the end. Raises RuntimeError if another task is already waiting."""
         if self._waiter is not None:
-            raise RuntimeError("this stream is being read already")
+            raise RuntimeError("another task is already reading this stream")
         self._waiter = asyncio.get_running_loop().create_future()
         try:
             await self._waiter

@@ -1,8 +1,8 @@
-"""The messages. docs/rpc.md draws who sends which when.
+"""The messages of the protocol. docs/rpc.md shows which end sends which of them when.
 
-Each is a sequence: its kind, the number of the call, and what the kind needs. The numbers of a connection rise. A
-request is answered exactly once, by RESULT, ERROR or END, also if it was cancelled: the client counts by it how many
-calls the server has under way.
+A message is a sequence: its kind, the number of the call, and the fields of that kind. On a connection, the numbers of
+requests increase. Each request is answered exactly once, by RESULT, ERROR or END, even if it was cancelled. That way
+the client knows how many calls the server has under way.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ RESULT = 5  # value
 ERROR = 6  # code, type name, message, traceback or None
 ITEM = 7  # value
 END = 8
-GOODBYE = 9  # the number is the last that the server has taken; what came later has not run
-# both ways; the number means nothing
-PING = 10  # answered by PONG, unless the sender of the answer has much to write already
+GOODBYE = 9  # the number is that of the last request that the server has accepted; later ones have not run
+# both ways; the number has no meaning
+PING = 10  # answered by PONG, unless its receiver cannot write now because its peer is not reading
 PONG = 11
 
 # The codes of ERROR.
@@ -54,24 +54,25 @@ _REMOTE_ERRORS = {
 }
 
 _VERSION = 2
-# What each side has to accept at least, so that errors and goodbyes can be sent.
+# Each side must accept packets of at least this length, so that errors and goodbyes can be sent.
 MIN_PACKET = 512
-# What each side accepts before it knows whom it talks to.
+# The longest packet that each side accepts before the hello.
 MAX_HELLO = 4096
-# A deadline beyond this is none that a timer knows.
+# The longest time that is sent with a request. It is far more than any useful deadline, and timers can handle it.
 MAX_LEFT_S = 1e8
-# How many items of a stream a client may take ahead. More is a client that wants to keep the server busy.
+# How many items of a stream a client may let the server send ahead. A client that asks for more is probably an
+# attacker.
 MAX_CREDIT = 2**20
 
 
 def check_limit(name: str, value: object, least: int, most: int | None = None) -> None:
-    """Check a limit that a program sets, before a peer refuses it. Raises TypeError or ValueError."""
+    """Check a limit set by the program. (Otherwise a peer would refuse it later.) Raises TypeError or ValueError."""
     if type(value) is not int:
-        raise TypeError(f"{name} must be an int, not {value!r}")
+        raise TypeError(f"{name} must be an int, got {value!r}")
     if value < least:
-        raise ValueError(f"{name} must be at least {least}, not {value}")
+        raise ValueError(f"{name} must be at least {least}, got {value}")
     if most is not None and value > most:
-        raise ValueError(f"{name} must be at most {most}, not {value}")
+        raise ValueError(f"{name} must be at most {most}, got {value}")
 
 
 _QUOTES = reprlib.Repr()
@@ -81,18 +82,18 @@ _MAX_QUOTE = 200
 
 
 def quoted(value: object) -> str:
-    """What a peer has sent, for a line of a log or an error: its repr, on one line and cut."""
+    """Return data from a peer as text for a log or an error: its repr, on one line and of limited length."""
     text = _QUOTES.repr(value)
     return text if len(text) <= _MAX_QUOTE else f"{text[:_MAX_QUOTE]}..."
 
 
 class Hello(NamedTuple):
-    """The first packet of each side. It is JSON whatever the codec, since the codec is one of the things it tells."""
+    """The first packet of each side. It is JSON, whatever the codec, because it contains the name of the codec."""
 
     codec: str
-    # The longest packet that the sender accepts.
+    # The length of the longest packet that the sender accepts.
     max_packet: int
-    # How many calls it accepts at one time; 0 from a client.
+    # How many calls the sender accepts at the same time; 0 from a client.
     max_calls: int
 
     def encode(self) -> bytes:
@@ -100,30 +101,30 @@ class Hello(NamedTuple):
 
 
 def decode_hello(packet: bytes, codec: str) -> Hello:
-    """Return what the peer says. Raises ProtocolError if this is no hello, or the two cannot talk."""
+    """Decode the peer's hello. Raises ProtocolError if it is not a hello, or does not fit this side."""
     try:
         fields = json.loads(packet)
         version = fields.pop("grapeshot.rpc")
         hello = Hello(**fields)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise ProtocolError(f"the peer does not speak this protocol: it has sent {packet[:40]!r}") from None
+        raise ProtocolError(f"the peer does not use the grapeshot.rpc protocol: it has sent {packet[:40]!r}") from None
     if version != _VERSION:
-        raise ProtocolError(f"the peer speaks version {quoted(version)} of the protocol, and this side {_VERSION}")
+        raise ProtocolError(f"the peer uses version {quoted(version)} of the protocol, but this side uses {_VERSION}")
     if hello.codec != codec:
-        raise ProtocolError(f"the peer's codec is {quoted(hello.codec)}, and this side's {codec!r}")
+        raise ProtocolError(f"the peer uses the codec {quoted(hello.codec)}, but this side uses {codec!r}")
     if type(hello.max_packet) is not int or type(hello.max_calls) is not int or hello.max_packet < MIN_PACKET:
-        raise ProtocolError(f"the peer's limits make no sense: {quoted(tuple(hello))}")
+        raise ProtocolError(f"the limits in the peer's hello are not valid: {quoted(tuple(hello))}")
     return hello
 
 
 def error_of(fields: Any) -> RpcError:
-    """Return the exception that an ERROR message stands for."""
+    """Return the exception that an ERROR message represents."""
     try:
         code, type_name, message, traceback = fields
         if not (isinstance(type_name, str) and isinstance(message, str) and isinstance(traceback, str | None)):
-            raise TypeError("its texts must be strings")
+            raise TypeError("type name, message and traceback must be strings")
         if code == DEADLINE:
             return DeadlineExceeded(message)
         return _REMOTE_ERRORS[code](type_name, message, traceback)
     except (ValueError, TypeError, KeyError) as error:
-        raise ProtocolError(f"the peer has sent a wrong error, {quoted(fields)}: {quoted(error)}") from error
+        raise ProtocolError(f"the peer has sent a malformed error message {quoted(fields)}: {quoted(error)}") from error

@@ -1,10 +1,10 @@
-"""Packets over a stream transport: four bytes of length, the most significant first, then so many bytes.
+"""Packets over a stream transport. A packet is its length (four bytes, big endian) and then that many bytes.
 
     data_received ----> whole packets ----> packet_received(bytes)     straight from the transport's callback, for 2 ms
                         '---> too many for one iteration of the loop: the rest waits in memory, and nothing is read
     send_packet(bytes) ----> one buffer for all of an iteration ----> one transport.write()
 
-It knows nothing of what is in a packet. It belongs to the thread of its loop.
+The contents of packets do not matter here. Only the loop's thread may use a packet stream.
 """
 
 from __future__ import annotations
@@ -16,75 +16,76 @@ from typing import Any
 
 from ._errors import PacketTooLarge, ProtocolError
 
-# By default. The worst packet of 1 MiB needs 100 MiB and 0.2 s when it is decoded and freed.
+# The default for the longest packet. In the worst case, decoding and freeing 1 MiB takes 100 MiB of memory and 0.2 s.
 MAX_PACKET = 1024 * 1024
-# What the header can say.
+# The largest length that fits into the header.
 MAX_LENGTH = 2**32 - 1
-# What is collected is written at once when it is longer than this, so that the transport can say that it is full.
+# When more than this has been collected, it is written at once, so that the transport can report that it is full.
 _BATCH_BYTES = 64 * 1024
 _HEADER_BYTES = 4
 _LINGER_S = 5.0
-# In one iteration of the loop, packets of a connection are taken for about this time: the clock is read each time that
-# this many bytes were taken.
+# In one iteration of the loop, a connection handles packets for about this long. The clock is read each time that many
+# bytes have been handled.
 _TURN_S = 0.002
 _CHECK_BYTES = 512
 _LENGTH = Struct(">I")
 
-# A peer whose machine is gone says nothing. The kernel asks it after 30 s without a word, and gives up 30 s later.
+# If the peer's machine has gone down, nothing arrives from it. With these options, the kernel probes it after 30 s of
+# silence, and gives up 30 s later.
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
 
 class PacketStream(asyncio.Protocol):
-    """A protocol to derive from: implement :meth:`packet_received`, call :meth:`send_packet`.
+    """A base class for protocols. A subclass implements :meth:`packet_received` and calls :meth:`send_packet`.
 
-    What is sent in one iteration of the loop, or in answer to one read, leaves in one ``write``. A packet that is
-    longer than ``max_packet`` closes the connection before its content is read.
+    All packets sent in one iteration of the loop, or while handling one read, are written together. If a packet is
+    longer than ``max_packet``, the connection is closed before the packet's content is read.
     """
 
     def __init__(self, max_packet: int = MAX_PACKET) -> None:
         self.max_packet = max_packet
-        # What the peer accepts; a subclass that learns it sets it.
+        # The longest packet that the peer accepts. A subclass sets it once it knows it.
         self.max_sent_packet = max_packet
         # Whether the transport accepts more: False between pause_writing and resume_writing.
         self.can_write = True
         self.is_open = False
-        # Set by each byte that comes; who wants to know of the next one clears it.
+        # Set whenever data arrives. A subclass clears it to find out whether more arrives.
         self.was_heard = False
         self._loop: asyncio.AbstractEventLoop
         self._transport: Any = None
         self._out = bytearray()
         self._is_flush_due = False
-        # Inside of data_received: what is sent is written at its end.
+        # True inside data_received, at whose end all packets are written.
         self._is_batching = False
-        # Bytes that were received and not taken yet: a part of a packet, or all that came since hold().
+        # Received bytes that have not been handled: a part of a packet, or everything since hold().
         self._received = bytearray()
-        # How many there must be to go on.
+        # How many bytes are needed to continue.
         self._wanted = 0
         self._is_held = False
-        # The rest of what was received is for the next iteration of the loop.
+        # Whether the rest of the received data is left for the next iteration of the loop.
         self._is_turn_over = False
         self._lingering: asyncio.TimerHandle | None = None
 
     # ------------------------------------------------------------------ for subclasses
 
     def packet_received(self, packet: bytes) -> None:
-        """Take one packet. A ProtocolError that it raises closes the connection."""
+        """Handle a packet. If this raises ProtocolError, the connection is closed."""
         raise NotImplementedError
 
     def closing(self, error: ProtocolError) -> None:
-        """Send a last packet, if there is something to say: the peer has broken the protocol."""
+        """Called before the connection is closed because of a protocol error. May send a last packet."""
 
     # ------------------------------------------------------------------ sending
 
     def send_packet(self, packet: bytes) -> None:
-        """Send a packet. Nothing happens on a connection that is closed.
+        """Send a packet. Does nothing if the connection is closed.
 
         Raises:
-            PacketTooLarge: it is longer than the peer accepts.
+            PacketTooLarge: the packet is longer than the peer accepts.
         """
         size = len(packet)
         if size > self.max_sent_packet:
-            raise PacketTooLarge(f"a packet of {size} bytes: the other end's max_packet is {self.max_sent_packet}")
+            raise PacketTooLarge(f"a packet has {size} bytes, but the peer's max_packet is {self.max_sent_packet}")
         if not self.is_open:
             return
         out = self._out
@@ -97,12 +98,12 @@ class PacketStream(asyncio.Protocol):
             self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Write what was collected."""
+        """Write the collected packets to the transport."""
         self._is_flush_due = False
         if self._out and self.is_open:
-            # the transport may keep this one
+            # use a new buffer from now on, because the transport may keep this one
             out, self._out = self._out, bytearray()
-            if not self._transport.is_closing():  # else it has failed, and would warn of each write
+            if not self._transport.is_closing():  # if it has failed, it would log a warning for each write
                 self._transport.write(out)
 
     @property
@@ -111,11 +112,11 @@ class PacketStream(asyncio.Protocol):
         return self._transport is not None
 
     def pending_bytes(self) -> int:
-        """How many bytes were sent here and not yet taken by the system."""
+        """Return how many bytes of sent packets the system has not accepted yet."""
         return len(self._out) + (self._transport.get_write_buffer_size() if self.is_open else 0)
 
     def close(self) -> None:
-        """Write what is left, then close the connection. A peer that does not read has a few seconds for that."""
+        """Write what is left, then close the connection. If the peer does not read, abort after a few seconds."""
         if self.is_open:
             self.flush()
             self.is_open = False
@@ -181,8 +182,8 @@ class PacketStream(asyncio.Protocol):
                     break
                 end = start + _LENGTH.unpack_from(data, position)[0]
                 if end - start > self.max_packet:
-                    problem = f"a packet of {end - start} bytes: {self.max_packet} are accepted"
-                    raise ProtocolError(f"{problem}; or the peer speaks another protocol")
+                    problem = f"a packet has {end - start} bytes, but max_packet is {self.max_packet}"
+                    raise ProtocolError(f"{problem} (or the peer uses another protocol)")
                 if end > size:
                     wanted = end - position
                     break
@@ -207,19 +208,19 @@ class PacketStream(asyncio.Protocol):
                 self.flush()
 
     def hold(self) -> None:
-        """Take no more packets, not even those that have come already, until :meth:`take_again`."""
+        """Handle no more packets until :meth:`take_again`, not even packets that were already received."""
         if not self._is_held and self.is_open:
             self._is_held = True
             self._transport.pause_reading()
 
     def take_again(self) -> None:
-        """Go on after :meth:`hold`."""
+        """Continue after :meth:`hold`."""
         if self._is_held:
             self._is_held = False
             self._go_on()
 
     def take_rest(self) -> None:
-        """Take all packets that have come, however many: for a subclass whose connection was lost."""
+        """Handle all packets received so far, regardless of the time. For a subclass whose connection was lost."""
         while self._is_turn_over and self.is_open:
             self._begin_turn()
 

@@ -1,4 +1,4 @@
-"""Whether the other end of a connection is a process of this user."""
+"""Checks that the other end of a connection is a process of the same user."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import socket
 import struct
 from typing import Any
 
-from grapeshot._peer import peer_uid
+from grapeshot._loop.peer import peer_uid
 
 
 def check_same_user(sock: Any) -> None:
-    """Check that the process at the other end has this process's user id.
+    """Check that the process at the other end has the same user id as this process.
 
     Raises:
-        PermissionError: it has another one, or the system cannot tell.
+        PermissionError: it has another user id, or the system cannot tell.
     """
     if peer_uid is None or sock is None or sock.family != socket.AF_UNIX:
-        raise PermissionError("the peer's user is not known: only unix sockets tell it, and not on each system")
+        raise PermissionError("cannot determine the peer's user: that needs a Unix socket and support by the system")
     try:
         uid = peer_uid(sock)
     except (OSError, struct.error) as error:
-        raise PermissionError(f"the peer's user is not known: {error}") from error
+        raise PermissionError(f"cannot determine the peer's user: {error}") from error
     if uid != os.geteuid():
         raise PermissionError(f"the peer is a process of user {uid}, not {os.geteuid()}")

@@ -1,4 +1,4 @@
-"""The server: methods by name, listening sockets, connections, and a graceful end."""
+"""The server: it has methods by name, listening sockets and connections, and can be closed gracefully."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 class ServerOptions(TypedDict, total=False):
-    """The keywords of :class:`Server`."""
+    """The keyword arguments of :class:`Server`."""
 
     codec: Codec | None
     max_calls: int
@@ -31,16 +31,16 @@ class ServerOptions(TypedDict, total=False):
 
 
 class Server:
-    """Methods that clients call by name.
+    """Offers methods that clients call by name.
 
     Args:
-        codec: :class:`Msgpack` unless given. :class:`Pickle` can be served on unix sockets only.
-        max_calls: how many calls of one connection may be under way; further calls wait at the client.
-        max_packet: the longest request that is accepted, in bytes: 1 MiB unless given. A request may need a hundred
-            times its length in memory.
-        tracebacks: whether errors carry the text of the handler's traceback to the caller.
-        keepalive: after so many seconds without a byte from a client it is asked for a sign of life. If none comes for
-            as long again, its connection is closed, which cancels its calls. None: never.
+        codec: the default is :class:`Msgpack`. :class:`Pickle` works only on Unix sockets.
+        max_calls: how many calls of one connection may be under way. Further calls wait at the client.
+        max_packet: the length of the longest request to accept, in bytes. The default is 1 MiB. Decoding a request may
+            need a hundred times its length in memory.
+        tracebacks: whether to send the text of the handler's traceback to the caller with an error.
+        keepalive: if a client sends nothing for this many seconds, the server sends it a PING. If it still sends
+            nothing for the same time again, its connection is closed, which cancels its calls. None disables this.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Server:
         self._paths: list[tuple[str, os.stat_result]] = []
         self._connections: set[ServerConnection] = set()
         self._is_closing = False
-        # Done when the last connection has ended after close(); serve_forever() waits for it, too.
+        # Completed when the last connection has ended after close(). serve_forever() waits for it, too.
         self._ended: asyncio.Future[None] | None = None
 
     def __repr__(self) -> str:
@@ -76,16 +76,16 @@ class Server:
     def add(self, name: str, function: Callable[..., Any]) -> None:
         """Register a method: a function, an async function, or an async generator, whose items are streamed.
 
-        A function is called in the loop's thread, in place, and must not block.
+        A plain function is called in the loop's thread and must not block.
 
         Raises:
-            TypeError: it is none of these, or the name is no string.
-            ValueError: there is a method of this name.
+            TypeError: ``function`` is none of these, or the name is not a string.
+            ValueError: there is already a method with this name.
         """
         if not isinstance(name, str):
             raise TypeError(f"the name of a method must be a string, not {name!r}")
         if name in self._methods:
-            raise ValueError(f"there is a method {name!r} already")
+            raise ValueError(f"there is already a method with the name {name!r}")
         self._methods[name] = self._make_handler(function)
 
     def _make_handler(self, function: Callable[..., Any]) -> Handler:
@@ -96,7 +96,7 @@ class Server:
     @overload
     def method(self, name: str, /) -> Callable[[_F], _F]: ...
     def method(self, function: Any, /) -> Any:
-        """Register a function under its name (``@server.method``) or another one (``@server.method("files.read")``)."""
+        """Decorator that registers a function by its own name (``@server.method``) or as ``@server.method("name")``."""
         if not isinstance(function, str):
             name = getattr(function, "__name__", None)
             if name is None:
@@ -114,14 +114,15 @@ class Server:
     # ------------------------------------------------------------------ listening
 
     async def listen(self, host: str | None, port: int, *, ssl: _ssl.SSLContext | None = None) -> None:
-        """Listen on TCP. With ``verify_mode = ssl.CERT_REQUIRED`` in the context, clients need a certificate.
+        """Listen on TCP. If ``ssl`` has ``verify_mode = ssl.CERT_REQUIRED``, clients need a certificate.
 
         Raises:
-            ValueError: the codec is for one user's processes only.
-            OSError: as ``loop.create_server``.
+            ValueError: the codec works only between processes of one user, on a Unix socket.
+            OSError: like ``loop.create_server``.
         """
         if self.codec.is_for_one_user:
-            raise ValueError(f"{self.codec.name} is for unix sockets only: whoever connects can run any code")
+            problem = "needs a Unix socket (listen_unix), because clients can run any code in this process"
+            raise ValueError(f"the codec {self.codec.name} {problem}")
         self._check_open()
         loop = asyncio.get_running_loop()
         in_time = None if ssl is None else HELLO_S
@@ -129,10 +130,12 @@ class Server:
         self._servers.append(server)
 
     async def listen_unix(self, path: str | PathLike[str], *, ssl: _ssl.SSLContext | None = None) -> None:
-        """Listen on a unix socket. Who may connect is for the folder's permissions to say; with Pickle only this user.
+        """Listen on a Unix socket. The permissions of its directory determine which users can connect.
+
+        With :class:`Pickle`, only processes of this user can.
 
         Raises:
-            OSError: as ``loop.create_unix_server``.
+            OSError: like ``loop.create_unix_server``.
         """
         self._check_open()
         path = os.fsdecode(path)
@@ -154,30 +157,30 @@ class Server:
 
     @property
     def addresses(self) -> list[Any]:
-        """The addresses that it listens on, as ``getsockname()`` returns them."""
+        """The addresses that the server listens on, in the form of ``getsockname()``."""
         return [sock.getsockname() for server in self._servers for sock in server.sockets]
 
     @property
     def connections(self) -> int:
-        """How many clients are connected."""
+        """The number of connected clients."""
         return len(self._connections)
 
     @property
     def calls(self) -> int:
-        """How many calls are under way."""
+        """The number of calls under way."""
         return sum(connection.calls for connection in self._connections)
 
     def _make_connection(self) -> ServerConnection:
         return ServerConnection(self, self._methods)
 
     def attach(self, connection: ServerConnection) -> None:
-        """Know a connection. Called by the connection."""
+        """Add a connection. Called by the connection."""
         self._connections.add(connection)
         if self._is_closing:
             connection.abort()
 
     def detach(self, connection: ServerConnection) -> None:
-        """Forget a connection that has ended. Called by the connection."""
+        """Remove a connection that has ended. Called by the connection."""
         self._connections.discard(connection)
         self._end_if_done()
 
@@ -188,15 +191,15 @@ class Server:
     # ------------------------------------------------------------------ the end
 
     async def serve_forever(self) -> None:
-        """Wait until somebody has closed the server."""
+        """Wait until the server has been closed with :meth:`close`."""
         await asyncio.shield(self._end())
 
     async def close(self, timeout: float | None = 10.0) -> None:
-        """Stop listening, say goodbye to all clients, wait for the calls under way, close the connections.
+        """Stop listening, tell all clients to send no more calls, wait for the calls under way, close the connections.
 
-        Calls that have not ended after ``timeout`` seconds (None: wait as long as it takes) are cancelled. Clients send
-        what they had sent too late to the next server at this address. If this is cancelled, it cancels the calls at
-        once.
+        Calls that have not ended after ``timeout`` seconds are cancelled; None means no limit. Calls that arrive too
+        late are not run; the client sends them again, to the next server at this address. If this coroutine is
+        cancelled, it cancels the calls at once.
         """
         self._is_closing = True
         for server in self._servers:
@@ -214,7 +217,7 @@ class Server:
             for connection in list(self._connections):
                 connection.cancel_calls()
         if self._connections:
-            # handlers clean up, and their answers leave
+            # wait until the cancelled handlers have cleaned up and their answers have been sent
             await asyncio.wait([ended], timeout=timeout)
         for connection in list(self._connections):
             connection.abort()
@@ -235,7 +238,7 @@ class Server:
 
 
 def _remove(path: str, status: os.stat_result) -> None:
-    """Remove a socket's file, unless it is another server's by now or the loop has removed it."""
+    """Remove a socket's file, unless the loop has removed it or the file now belongs to another server."""
     try:
         if os.path.samestat(os.stat(path), status):
             os.unlink(path)

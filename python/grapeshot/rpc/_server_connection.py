@@ -1,10 +1,10 @@
-"""One connection of a server: the calls that it has under way.
+"""One connection of a server, and the calls that it has under way.
 
     REQUEST ---> the handler ---> ends at once ------------------------> RESULT or ERROR
                      '----------> a Call, which knows what runs ---> done, cancelled, deadline ---> RESULT, ERROR, END
 
-No more requests are taken while the client does not read its answers: what a connection holds in memory is bounded by
-its limits. A client keeps reading, so that this cannot stop both.
+While the client does not read its answers, no more requests are handled. So the limits also bound the memory that a
+connection uses. This cannot deadlock, because a client always keeps reading.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from ._peer import check_same_user
 
 _logger = logging.getLogger("grapeshot.rpc")
 
-# How long a client may take until it has said hello, and before that for the handshake of TLS.
+# How long a client may take to send its hello. It has the same time before that for the TLS handshake.
 HELLO_S = 10.0
 _MAX_TEXT = 16 * 1024
-# A stream that need not wait gives the loop back after this many items or this time, whichever comes first.
-# The streams of a connection share its items, and each sends at least one.
+# A stream that does not have to wait yields after this many items or this time, whichever comes first. All streams of a
+# connection together send at most _SHARED_ITEMS, but each sends at least one.
 _TURN_ITEMS = 128
 _SHARED_ITEMS = 1024
 _TURN_S = 0.001
@@ -39,7 +39,7 @@ _NO_KWARGS: dict[str, Any] = {}
 
 
 class Request(NamedTuple):
-    """What REQUEST and STREAM say."""
+    """The fields of REQUEST and STREAM."""
 
     number: Any
     method: Any
@@ -50,7 +50,7 @@ class Request(NamedTuple):
 
 
 class Owner(Protocol):
-    """The server: its options, and its list of connections."""
+    """The server, with its options and its set of connections."""
 
     codec: Codec
     max_calls: int
@@ -63,7 +63,7 @@ class Owner(Protocol):
 
 
 class Call:
-    """A call that did not end at once; the outlet of its stream, if it is one."""
+    """A call that did not end at once. For a stream, it is also the outlet."""
 
     __slots__ = (
         "_connection",
@@ -88,11 +88,12 @@ class Call:
         self._timer: asyncio.TimerHandle | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._is_late = False
-        # None before it begins, and once it was cancelled: a handler is cancelled once, and may then take its time.
+        # None before the call begins, and after it was cancelled: a handler is cancelled only once, and may then take
+        # some time to clean up.
         self._running: Running | None = None
 
     def run(self, running: Running, deadline: float | None) -> None:
-        """Wait for the end of what runs, and for the deadline."""
+        """Watch a running call: answer it when it ends, and cancel it at the deadline."""
         self._running = running
         running.add_done_callback(self._finish)
         if deadline is not None:
@@ -116,8 +117,10 @@ class Call:
     # ------------------------------------------------------------------ the outlet
 
     def send_item(self, item: Any) -> bool:
-        """Send an item. Return whether the next one may be sent at once: the client takes it, the transport too, and
-        the stream's turn is not over. Raises BadResultError if this one cannot be sent.
+        """Send an item; return whether the next one may be sent at once.
+
+        That is the case if the client and the transport accept more, and the stream need not yield yet. Raises
+        BadResultError if this item cannot be sent.
         """
         self._credit -= 1
         self._turn_left -= 1
@@ -137,7 +140,7 @@ class Call:
     async def wait_ready(self) -> None:
         if self._turn_end and (self._turn_left <= 0 or self._connection.time() >= self._turn_end):
             await asyncio.sleep(0)
-        # on a connection that is closed the call is about to be cancelled
+        # if the connection is closed, this waits until the call is cancelled, which is about to happen
         while not (self._credit > 0 and self._connection.can_write and self._connection.is_open):
             self._waiter = asyncio.get_running_loop().create_future()
             try:
@@ -152,7 +155,7 @@ class Call:
 
     def add_credit(self, count: int) -> None:
         if self._credit + count > messages.MAX_CREDIT:
-            raise ValueError(f"stream credit must be at most {messages.MAX_CREDIT}, got {count} beside {self._credit}")
+            raise ValueError(f"stream credit must be at most {messages.MAX_CREDIT}, got {self._credit} + {count}")
         self._credit += count
         self.wake()
 
@@ -162,6 +165,8 @@ class Call:
 
 
 class ServerConnection(Connection):
+    """The server's end of a connection: it runs the requests and sends the answers."""
+
     def __init__(self, server: Owner, methods: Mapping[str, Handler]) -> None:
         super().__init__(server.codec, server.max_packet, server.keepalive)
         self._server = server
@@ -179,7 +184,7 @@ class ServerConnection(Connection):
 
     @property
     def calls(self) -> int:
-        """How many calls are under way."""
+        """The number of calls under way."""
         return len(self._calls)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -190,7 +195,7 @@ class ServerConnection(Connection):
             try:
                 check_same_user(transport.get_extra_info("socket"))
             except PermissionError as error:
-                _logger.warning("a connection was refused: %s", str(error))
+                _logger.warning("refused a connection: %s", str(error))
                 self.abort()
                 return
         self._hello_timer = self._loop.call_later(HELLO_S, self.abort)
@@ -211,16 +216,16 @@ class ServerConnection(Connection):
         self.take_again()
 
     def closing(self, error: ProtocolError) -> None:
-        _logger.warning("a client has broken the protocol: %s", str(error))
+        _logger.warning("a client has violated the protocol: %s", str(error))
         if self._is_greeted:
             self.send((GOODBYE, self._last, self._sendable(str(error))))
 
     def silent(self, error: TimeoutError) -> None:
-        _logger.info("a connection is closed: %s", str(error))
+        _logger.info("closing a connection: %s", str(error))
         self.abort()
 
     def say_goodbye(self) -> None:
-        """Take no more calls; close the connection when the last one is answered."""
+        """Accept no more calls, and close the connection when the last one is answered."""
         if self._is_leaving or not self.is_open:
             return
         self._is_leaving = True
@@ -244,7 +249,7 @@ class ServerConnection(Connection):
         try:
             kind, number, *fields = (self._decode_short if len(packet) < MIN_CHECKED else self._decode)(packet)
         except Exception as error:
-            raise ProtocolError(f"a message cannot be decoded: {quoted(error)}") from error
+            raise ProtocolError(f"cannot decode a message: {quoted(error)}") from error
         try:
             if kind == REQUEST:
                 if len(fields) == 2:
@@ -260,10 +265,10 @@ class ServerConnection(Connection):
                 self._take_control(kind, number, fields)
                 return
         except (LookupError, TypeError, ValueError) as error:
-            raise ProtocolError(f"a wrong message: {quoted(error)}") from error
+            raise ProtocolError(f"malformed message: {quoted(error)}") from error
         self._take_request(request, is_stream=kind == STREAM)
         if not self.can_write:
-            # Only requests wait: a stream that keeps the transport full is cancelled by what is read.
+            # Stop only after a request. CANCEL must still be read, because a stream may keep the transport full.
             self.hold()
 
     def _take_hello(self, packet: bytes) -> None:
@@ -273,7 +278,7 @@ class ServerConnection(Connection):
             self._hello_timer.cancel()
 
     def _take_control(self, kind: Any, number: Any, fields: list[Any]) -> None:
-        """Cancel a call, or let a stream send more; the call may have ended meanwhile."""
+        """Handle a message other than a request. The call that it refers to may have ended already."""
         call = self._calls.get(number)
         if kind == CANCEL:
             if call is not None:
@@ -286,24 +291,25 @@ class ServerConnection(Connection):
         elif kind == PING:
             self.take_ping()
         elif kind != PONG:
-            raise ValueError(f"its kind is {quoted(kind)}")
+            raise ValueError(f"unknown kind {quoted(kind)}")
 
     def _take_request(self, request: Request, is_stream: bool) -> None:
         number, method, args, kwargs, left_s, _ = request
         if type(number) is not int or number <= self._last:
-            raise ProtocolError(f"a request with the number {quoted(number)} after {self._last}")
+            raise ProtocolError(f"request number {quoted(number)} is not an integer above the last one, {self._last}")
         if type(method) is not str or not isinstance(args, list | tuple) or type(kwargs) is not dict:
-            raise ProtocolError("a wrong request")
+            raise ProtocolError("malformed request: the method must be a string, with a list and a dict of arguments")
         if self._is_leaving:
-            return  # the goodbye has told the client that it does not run
+            return  # the goodbye tells the client that this call does not run
         self._last = number
         if len(self._calls) >= self._max_calls:
-            raise ProtocolError(f"more than {self._max_calls} calls under way")
+            raise ProtocolError(f"there are already {self._max_calls} calls under way, which is the limit (max_calls)")
         if left_s is None:
             self._run(request, is_stream, None)
             return
         if not isinstance(left_s, int | float) or not 0 <= left_s <= messages.MAX_LEFT_S:
-            raise ProtocolError(f"{quoted(left_s)} seconds left")
+            limit = messages.MAX_LEFT_S
+            raise ProtocolError(f"the time left must be from 0 to {limit:.0f} seconds, got {quoted(left_s)}")
         deadline = self._loop.time() + left_s
         context = contextvars.copy_context()
         context.run(current_deadline.set, deadline)
@@ -317,10 +323,10 @@ class ServerConnection(Connection):
             return
         function, start, handler_streams = handler
         if handler_streams != is_stream:
-            why = f"{method} streams its results" if handler_streams else f"{method} does not stream"
-            self._send_error(number, messages.BAD_ARGUMENTS, "BadArguments", why)
+            how = "streams its results: use stream()" if handler_streams else "does not stream: use call()"
+            self._send_error(number, messages.BAD_ARGUMENTS, "BadArguments", f"{method} {how}")
             return
-        # one that is not streamed and ends at once needs none
+        # a call that is not a stream needs a Call only if it does not end at once
         call = Call(self, number, handler, credit) if is_stream else None
         try:
             if start is None:
@@ -348,7 +354,7 @@ class ServerConnection(Connection):
     # ------------------------------------------------------------------ answers
 
     def send(self, message: tuple[Any, ...]) -> None:
-        """Send a message. Raises what the codec raises, or PacketTooLarge."""
+        """Send a message. Raises PacketTooLarge, or the codec's error."""
         self.send_packet(self._encode(message))
 
     def finish(self, number: int, handler: Handler, running: Running, is_late: bool = False) -> None:
@@ -356,7 +362,8 @@ class ServerConnection(Connection):
         self._calls.pop(number, None)
         if running.cancelled():
             if is_late:
-                self._send_error(number, messages.DEADLINE, "DeadlineExceeded", "the handler was cancelled in time")
+                problem = "the handler was cancelled: its time was over"
+                self._send_error(number, messages.DEADLINE, "DeadlineExceeded", problem)
             else:
                 self._send_error(number, messages.CANCELLED, "CancelledError", "the handler was cancelled")
         else:
@@ -394,7 +401,7 @@ class ServerConnection(Connection):
         self.send((ERROR, number, code, *texts))
 
     def _sendable(self, text: str) -> str:
-        """The text, or its beginning, without what UTF-8 has no bytes for. Three of them fit into each packet."""
+        """Return a text, or its beginning, so that three such texts fit into a packet, and UTF-8 can encode it."""
         limit = min(_MAX_TEXT, self.max_sent_packet // 24)  # a character may become six bytes
         return text[:limit].encode("utf-8", "backslashreplace").decode()
 
@@ -408,4 +415,4 @@ def _text_of(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:
-        return "(its text cannot be made)"
+        return "(its text cannot be shown)"

@@ -1,4 +1,4 @@
-"""The results of a streaming call, as they come."""
+"""The client's side of a stream: the results of a call, one by one as they arrive."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from typing import Any
 
 from ._client_connection import ClientConnection, Request
 from ._deadline import earliest
-from ._errors import DeadlineExceeded, NotLeft
+from ._errors import DeadlineExceeded, NotSent
 from ._inbox import Inbox
 
 
 class Stream(AsyncIterator[Any]):
-    """Made by :meth:`Client.stream`; ``async for item in stream``. The call begins with the first item asked for.
+    """The results of a streaming call, for ``async for item in stream``. :meth:`Client.stream` returns one.
 
-    The server runs at most ``stream_window`` items ahead of the reader. Leaving the loop early cancels the handler: at
-    once with ``async with`` or :meth:`aclose`, else when the stream is collected.
+    The call begins when the first item is requested. The server sends at most ``stream_window`` items ahead of the
+    reader. If the reader stops early, the handler is cancelled: at once with ``async with`` or :meth:`aclose`,
+    otherwise when the stream object is freed.
     """
 
     def __init__(
@@ -25,7 +26,7 @@ class Stream(AsyncIterator[Any]):
     ) -> None:
         self._connect = connect
         self._request = request
-        # Until the call begins.
+        # None once the call has begun: then the request has the deadline.
         self._timeout_s = timeout
         self._inbox: Inbox | None = None
         self._connection: ClientConnection | None = None
@@ -56,7 +57,7 @@ class Stream(AsyncIterator[Any]):
             self.cancel()
             if isinstance(error, DeadlineExceeded):
                 raise
-            raise DeadlineExceeded(f"{self._request[0]} has not ended in time") from None
+            raise DeadlineExceeded(f"{self._request[0]} did not end in time") from None
 
     async def _wait_for_item(self) -> Inbox:
         while True:
@@ -71,7 +72,7 @@ class Stream(AsyncIterator[Any]):
             if inbox.items:
                 return inbox
             error = inbox.take_error()
-            if isinstance(error, NotLeft):
+            if isinstance(error, NotSent):
                 self._inbox = None
             elif error is not None:
                 raise error
@@ -79,11 +80,11 @@ class Stream(AsyncIterator[Any]):
                 raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """Cancel the call if it still runs, as :meth:`cancel` does."""
+        """Cancel the call if it is still running. The same as :meth:`cancel`."""
         self.cancel()
 
     def cancel(self) -> None:
-        """Cancel the call if it still runs. No item comes after this."""
+        """Cancel the call if it is still running. The stream yields no items after this."""
         inbox = self._inbox
         if inbox is None:
             self._inbox = inbox = Inbox()
@@ -104,7 +105,7 @@ class Stream(AsyncIterator[Any]):
         inbox, connection, loop = self._inbox, self._connection, self._loop
         if inbox is None or inbox.done() or connection is None or loop is None or loop.is_closed():
             return
-        # the collector may run in any thread, and in the middle of anything
+        # the garbage collector may call this in any thread and at any point, so leave the work to the loop
         loop.call_soon_threadsafe(_drop, connection, inbox)
 
 

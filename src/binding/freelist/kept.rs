@@ -5,8 +5,8 @@ use std::ptr;
 
 use pyo3::ffi;
 
-/// 128 bytes each. After a burst of this many callbacks, new handles need no allocator and do not bring the next
-/// collection nearer.
+/// The maximum number of kept objects, of about 128 bytes each. After a burst of this many callbacks, new handles need
+/// no allocation, and so do not bring the next garbage collection nearer.
 const CAPACITY: usize = 16384;
 
 struct Stack {
@@ -32,8 +32,8 @@ impl Freelist {
     /// New objects are untracked. Their owner tracks those that can become part of an unreachable cycle.
     pub(crate) const IS_TRACKED: bool = false;
 
-    /// Returns an untracked object of `kind` with one reference. It is a kept object as `give` received it, or a new
-    /// one whose fields after the header are zeroed. Null with MemoryError set if there is no memory.
+    /// Returns an untracked object of `kind` with one reference. Its fields after the header are as they were when
+    /// `give` received the object, or zeroed if the object is new. Null with MemoryError set if there is no memory.
     ///
     /// # Safety
     /// Attached. All objects of this list have the same size and no pre-header, whatever their `kind`.
@@ -51,13 +51,13 @@ impl Freelist {
         }
     }
 
-    /// Takes back an untracked, unreferenced object. All its own fields are empty.
+    /// Takes back an untracked, unreferenced object, whose fields must be empty.
     ///
     /// # Safety
     /// Attached; called from the `tp_dealloc` of the object, which does nothing more with it.
     #[inline]
     pub(crate) unsafe fn give(&self, object: *mut ffi::PyObject) {
-        // SAFETY: the GIL is held (contract). The type outlives its instances, so the instance's reference to it may be
+        // SAFETY: the GIL is held (contract). The type must outlive its instances, so the instance's reference to it is
         // dropped last.
         unsafe {
             let kind = ffi::Py_TYPE(object);

@@ -1,7 +1,7 @@
 //! Freed objects of one layout, kept for the next allocation.
 //!
-//! With the GIL, the list is global and the GIL guards it. Free-threaded builds have no such guard, but their allocator
-//! is already per thread, so they have no list.
+//! With a GIL, the list is global, and the GIL protects it. Free-threaded builds have no freelist: nothing would
+//! protect it, and their allocator is per thread anyway.
 
 #[cfg(not(Py_GIL_DISABLED))]
 #[path = "kept.rs"]

@@ -26,7 +26,7 @@ impl Freelist {
     /// # Safety
     /// Attached; called from the tp_dealloc of the object, which does nothing more with it.
     pub(crate) unsafe fn give(&self, object: *mut ffi::PyObject) {
-        // SAFETY: the caller gives the object up. The instance's reference to its type is dropped last.
+        // SAFETY: the caller gives up the object (contract). The instance's reference to its type is dropped last.
         unsafe {
             let kind = ffi::Py_TYPE(object);
             ffi::PyObject_GC_Del(object.cast());

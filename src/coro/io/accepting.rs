@@ -1,4 +1,4 @@
-//! `accept` and `accept_many`, and the addresses that need a resolver.
+//! `accept` and `accept_many`, and the lookup of host names in addresses.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -33,9 +33,9 @@ impl Operation for Accept {
     }
 }
 
-/// `accept` on a descriptor that somebody has set to blocking mode: a process that shares it, most likely. Then that
-/// process may take the connection just before the call here, which would block. No flag prevents that, so a coro lets a
-/// real thread make the call.
+/// `accept` on a descriptor that has been set to blocking mode, most likely by a process that shares it. That process
+/// may take the connection just before the call here, which would then block. No flag prevents that, so in a coro a
+/// real thread makes the call.
 #[cold]
 fn accept_shared<'py>(socket: &Socket<'py>, surroundings: &Surroundings<'_>) -> PyResult<Attempt<'py>> {
     let (py, fd) = (socket.py(), socket.descriptor()?);
@@ -57,7 +57,7 @@ fn accept_shared<'py>(socket: &Socket<'py>, surroundings: &Surroundings<'_>) -> 
     }
 }
 
-/// `accept_many(max=0, /)`: a list of what `accept` would return, at least one.
+/// `accept_many(max=0, /)`: a list of the results that `accept` would return, at least one.
 pub(super) struct AcceptMany(pub(super) RawArgs);
 
 impl Operation for AcceptMany {
@@ -69,7 +69,7 @@ impl Operation for AcceptMany {
         let py = socket.py();
         let limit = match self.0.only_positional() {
             Some(&[]) => 0,
-            // SAFETY: an argument, which the caller keeps.
+            // SAFETY: an argument, which the caller keeps alive.
             Some(&[number]) => unsafe { Bound::from_borrowed_ptr(py, number) }.extract::<usize>()?,
             _ => {
                 return Err(pyo3::exceptions::PyTypeError::new_err(
@@ -92,7 +92,7 @@ impl Operation for AcceptMany {
             match accept(socket, surroundings)? {
                 Ok(accepted) => connections.append(connection(socket, accepted)?)?,
                 Err(error) if connections.is_empty() => return failed(&error, Direction::Read),
-                // The next call finds the error again.
+                // The next call will get the error again.
                 Err(_) => break,
             }
             if connections.len() == limit {
@@ -103,7 +103,7 @@ impl Operation for AcceptMany {
     }
 }
 
-/// One system call. Err only if the socket has no descriptor.
+/// Makes one system call. The outer result is Err only if the socket has no descriptor.
 fn accept(socket: &Socket<'_>, surroundings: &Surroundings<'_>) -> PyResult<io::Result<(OwnedFd, Address)>> {
     let accepted = socket::accept(socket.descriptor()?);
     if let Some(reactor) = surroundings.reactor {
@@ -112,8 +112,8 @@ fn accept(socket: &Socket<'_>, surroundings: &Surroundings<'_>) -> PyResult<io::
     Ok(accepted)
 }
 
-/// The socket of an accepted connection, of the class that the listening socket names or of its own, and the address of
-/// the peer.
+/// The socket of an accepted connection, and the address of the peer. The socket's class is the one that the listening
+/// socket names, or else that of the listening socket.
 fn connection<'py>(listener: &Socket<'py>, (fd, peer): (OwnedFd, Address)) -> PyResult<Bound<'py, PyTuple>> {
     let py = listener.py();
     let [family, kind, protocol] = base_socket::shape(listener.object())?;
@@ -148,14 +148,15 @@ fn connection<'py>(listener: &Socket<'py>, (fd, peer): (OwnedFd, Address)) -> Py
     new_objects::tuple(py, [connection, address].into_iter())
 }
 
-/// The type of a socket with the flag that says that its descriptor does not block. So it is not made so again.
+/// The type of a socket, with the flag for a non-blocking descriptor, so that the constructor does not make the
+/// descriptor non-blocking again.
 fn nonblocking<'py>(kind: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let kind_number: i32 = kind.extract()?;
     new_objects::int(kind.py(), (kind_number | socket::NONBLOCKING_TYPE).into())
 }
 
-/// The address with its host as a number, for a socket whose addresses have hosts. The package asks the resolver, and
-/// the coro waits meanwhile. Any other address comes back as it is.
+/// The address with a numeric host, for a socket whose addresses have hosts. The package asks the resolver, and the
+/// coro waits for the answer. Any other address is returned unchanged.
 pub(super) fn resolved<'py>(socket: &Socket<'py>, address: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let py = socket.py();
     let family = base_socket::family(socket.object())?;

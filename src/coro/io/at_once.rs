@@ -1,4 +1,4 @@
-//! Reads and writes of descriptors in blocking mode that never block: `_coro_read_now` and `_coro_write_now`.
+//! Reads and writes that never block, even on a descriptor in blocking mode: `_coro_read_now` and `_coro_write_now`.
 
 use std::os::fd::RawFd;
 
@@ -14,10 +14,10 @@ use crate::binding::new_bytes::NewBytes;
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
-/// The most bytes of one call: more than this the kernel does not transfer.
+/// The largest number of bytes that the kernel transfers in one call.
 const MAX_LEN: usize = 0x7fff_f000;
 
-/// `_coro_read_now(fd, length)`: bytes; None if the system has no such call for this kind of file.
+/// `_coro_read_now(fd, length)`: returns bytes, or None if the system has no such call for this kind of file.
 pub(in crate::coro) fn read_now<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let (Some(fd), Some(length)) = (args.get(0), args.get(1)) else {
         return Err(PyTypeError::new_err(
@@ -34,7 +34,8 @@ pub(in crate::coro) fn read_now<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Ob
     }
 }
 
-/// `_coro_write_now(fd, data)`: the number of bytes; None if the system has no such call for this kind of file.
+/// `_coro_write_now(fd, data)`: returns the number of bytes written, or None if the system has no such call for this
+/// kind of file.
 pub(in crate::coro) fn write_now<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let (Some(fd), Some(data)) = (args.get(0), args.get(1)) else {
         return Err(PyTypeError::new_err(

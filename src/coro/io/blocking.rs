@@ -1,4 +1,4 @@
-//! Waits of a thread in which no coro runs: the thread blocks, without the GIL.
+//! Waits for a thread in which no coro runs: the thread blocks, without the GIL.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -12,7 +12,7 @@ use crate::binding::errors;
 use crate::coro::sync::Limit;
 use crate::event_loop::reactor::Direction;
 
-/// When a wait has to end, on the clock of `now_ns`. The largest number: never.
+/// When a wait has to end, on the clock of `now_ns`. The largest number means never.
 #[derive(Clone, Copy)]
 pub(super) struct End(u64);
 
@@ -22,14 +22,14 @@ impl End {
         Self(match limit {
             Limit::Endless => u64::MAX,
             Limit::AtOnce => 0,
-            // The cast saturates: centuries are as good as no limit.
+            // The cast saturates: a limit of centuries is as good as no limit.
             Limit::For { timeout_s } => now_ns().saturating_add((timeout_s * 1e9).ceil() as u64),
         })
     }
 }
 
-/// Blocks until the descriptor is ready, or until the end; whether it is ready. A signal's Python handler runs
-/// meanwhile; an exception from it ends the wait.
+/// Blocks until the descriptor is ready or the end is reached. Returns whether it is ready. Python signal handlers run
+/// during the wait; an exception from one ends the wait.
 pub(super) fn wait_ready(py: Python<'_>, fd: RawFd, direction: Direction, end: End) -> PyResult<bool> {
     let is_write = direction == Direction::Write;
     let end_ns = (end.0 != u64::MAX).then_some(end.0);

@@ -1,8 +1,9 @@
-//! Calls of the base's own methods, which may be repeated after a wait.
+//! Calls of the base class's own methods, which are repeated after a wait.
 //!
-//! The arguments are taken in once, before the first attempt: an iterator becomes a tuple, an `__index__` is asked, and
-//! a buffer stays exported until the call is over, so it cannot be resized meanwhile. What cannot be taken in goes to the
-//! base as it is. The base then raises Python's own error in the first attempt, before any wait.
+//! The arguments are converted once, before the first attempt: an iterator becomes a tuple, an object with `__index__`
+//! becomes an int, and a buffer stays exported until the call is over, so it cannot be resized during a wait. An
+//! argument that cannot be converted is passed to the base unchanged. The base then raises Python's own error in the
+//! first attempt, before any wait.
 
 use std::ffi::c_int;
 
@@ -19,7 +20,7 @@ use crate::binding::new_objects;
 use crate::coro::sync::Limit;
 use crate::event_loop::reactor::Direction;
 
-/// What a parameter of a base method takes.
+/// The kind of value that a parameter of a base method takes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Parameter {
     /// A bytes-like object.
@@ -36,7 +37,7 @@ enum Parameter {
 
 use Parameter::{Address, Ancillary, Buffer, Buffers, Flags, Number};
 
-/// The parameters of a method in their order. The names are those that can be given by keyword.
+/// The parameters of a method, in order. A parameter with a name can also be given by keyword.
 fn parameters(method: Method) -> &'static [(&'static str, Parameter)] {
     match method {
         Method::Recv | Method::RecvFrom => &[("", Number), ("", Flags)],
@@ -52,12 +53,12 @@ fn parameters(method: Method) -> &'static [(&'static str, Parameter)] {
     }
 }
 
-/// A call of a method of the base.
+/// A call of a base method.
 pub(super) struct BaseCall {
     method: Method,
     pub(super) args: RawArgs,
-    /// The arguments by position, once they are taken in.
-    taken: Option<Box<[Py<PyAny>]>>,
+    /// The converted arguments, by position, after the first attempt has begun.
+    converted: Option<Box<[Py<PyAny>]>>,
     has_begun: bool,
 }
 
@@ -67,12 +68,12 @@ impl BaseCall {
         Self {
             method,
             args,
-            taken: None,
+            converted: None,
             has_begun: false,
         }
     }
 
-    /// Calls the method, which never blocks.
+    /// Calls the method. It never blocks, because the base's timeout is 0.
     #[cold]
     #[inline(never)]
     pub(super) fn attempt<'py>(
@@ -83,21 +84,21 @@ impl BaseCall {
         let py = socket.py();
         let function = base_method(py, self.method)?;
         if !self.has_begun {
-            self.taken = take_in(socket, self.method, &self.args)?;
+            self.converted = convert_arguments(socket, self.method, &self.args)?;
             self.has_begun = true;
         }
         let mut values = vec![socket.object().as_ptr()];
         let mut kwnames = std::ptr::null_mut();
         let mut count = values.len();
-        if let Some(taken) = &self.taken {
-            values.extend(taken.iter().map(Py::as_ptr));
-            count += taken.len();
+        if let Some(converted) = &self.converted {
+            values.extend(converted.iter().map(Py::as_ptr));
+            count += converted.len();
         } else {
             values.extend_from_slice(self.args.all());
             count += self.args.positional().len();
             kwnames = self.args.kwnames;
         }
-        // SAFETY: attached; the values are alive for the call, positional ones first, then those of `kwnames`.
+        // SAFETY: attached; the values are alive during the call, first the positional ones, then those of `kwnames`.
         let called = unsafe {
             let result = ffi::PyObject_Vectorcall(function.as_ptr(), values.as_ptr(), count, kwnames);
             Bound::from_owned_ptr_or_err(py, result)
@@ -112,13 +113,13 @@ impl BaseCall {
         }
     }
 
-    /// Whether the call has asked for urgent data, of which there is none, and a socket of Python's would wait first:
-    /// one with a timeout and with nothing to read.
+    /// Whether the call asked for urgent data when there was none, and one of Python's sockets would wait in this case:
+    /// a socket that has a timeout and nothing to read.
     #[cold]
     fn finds_no_urgent_data(&self, socket: &Socket<'_>, error: &PyErr) -> bool {
         let py = socket.py();
         let errno = || error.value(py).getattr("errno").and_then(|errno| errno.extract());
-        let flags = self.taken.as_ref().and_then(|taken| taken.last());
+        let flags = self.converted.as_ref().and_then(|converted| converted.last());
         let asks = flags
             .and_then(|flags| flags.extract::<i32>(py).ok())
             .is_some_and(|flags| flags & libc::MSG_OOB != 0);
@@ -130,28 +131,32 @@ impl BaseCall {
     }
 }
 
-/// The arguments of a call by position, as they are for all attempts. None: they do not fit the parameters.
-fn take_in(socket: &Socket<'_>, method: Method, args: &RawArgs) -> PyResult<Option<Box<[Py<PyAny>]>>> {
+/// Converts the arguments of a call for all attempts. None if they do not fit the parameters.
+fn convert_arguments(
+    socket: &Socket<'_>,
+    method: Method,
+    args: &RawArgs,
+) -> PyResult<Option<Box<[Py<PyAny>]>>> {
     let py = socket.py();
     let parameters = parameters(method);
-    let Some(given) = arranged(py, method, parameters, args) else {
+    let Some(given) = arrange(py, method, parameters, args) else {
         return Ok(None);
     };
     let last = given.iter().rposition(Option::is_some).unwrap_or(0);
     let flags_at = parameters.iter().position(|(_, parameter)| *parameter == Flags);
     let count = (last + 1).max(flags_at.map_or(0, |index| index + 1));
-    let mut taken = Vec::with_capacity(count);
+    let mut converted = Vec::with_capacity(count);
     for (value, (_, parameter)) in given.into_iter().zip(parameters).take(count) {
-        taken.push(match value {
-            Some(value) => taken_value(socket, *parameter, value)?.unbind(),
+        converted.push(match value {
+            Some(value) => convert_value(socket, *parameter, value)?.unbind(),
             None => default(py, *parameter)?.unbind(),
         });
     }
-    Ok(Some(taken.into_boxed_slice()))
+    Ok(Some(converted.into_boxed_slice()))
 }
 
-/// The given arguments in the places of their parameters.
-fn arranged<'py>(
+/// Puts the given arguments in the places of their parameters. None if they do not fit.
+fn arrange<'py>(
     py: Python<'py>,
     method: Method,
     parameters: &[(&str, Parameter)],
@@ -163,11 +168,11 @@ fn arranged<'py>(
     }
     let mut given: Vec<Option<Bound<'py, PyAny>>> = vec![None; parameters.len()];
     for (place, value) in given.iter_mut().zip(positional) {
-        // SAFETY: an argument of the call, which its caller keeps.
+        // SAFETY: an argument of the call, which its caller keeps alive.
         *place = Some(unsafe { Bound::from_borrowed_ptr(py, *value) });
     }
     for (index, value) in args.all().iter().enumerate().skip(positional.len()) {
-        // SAFETY: there are values behind the positional ones, so there is a tuple with a name for each of them.
+        // SAFETY: there are values after the positional ones, so there is a tuple with a name for each of them.
         let (name, value) = unsafe {
             let name = ffi::PyTuple_GET_ITEM(args.kwnames, (index - positional.len()) as ffi::Py_ssize_t);
             (
@@ -203,8 +208,8 @@ fn default(py: Python<'_>, parameter: Parameter) -> PyResult<Bound<'_, PyAny>> {
     })
 }
 
-/// An argument as it is for all attempts. Fails with what an iterator or a resolver has raised.
-fn taken_value<'py>(
+/// Converts an argument for all attempts. Fails with the exception of an iterator or a resolver.
+fn convert_value<'py>(
     socket: &Socket<'py>,
     parameter: Parameter,
     value: Bound<'py, PyAny>,
@@ -239,7 +244,7 @@ fn taken_value<'py>(
     }
 }
 
-/// The items of an iterable; None for another object, of which the base says that it is none.
+/// The items of an iterable. None for any other object, about which the base will raise an error.
 fn items<'py>(iterable: &Bound<'py, PyAny>) -> PyResult<Option<Vec<Bound<'py, PyAny>>>> {
     if let Ok(list) = iterable.cast::<PyList>() {
         return Ok(Some(list.iter().collect()));
@@ -260,7 +265,7 @@ fn tuple<'py>(
     Ok(new_objects::tuple(py, items)?.into_any())
 }
 
-/// A view of a bytes-like object, which keeps it from being resized. Anything else stays what it is.
+/// A view of a bytes-like object, which keeps it from being resized. Any other object is returned unchanged.
 fn exported(object: Bound<'_, PyAny>) -> Bound<'_, PyAny> {
     if object.is_exact_instance_of::<PyBytes>() {
         return object;
@@ -268,7 +273,8 @@ fn exported(object: Bound<'_, PyAny>) -> Bound<'_, PyAny> {
     PyMemoryView::from(&object).map_or(object, Bound::into_any)
 }
 
-/// `(level, type, data)` with a copy of the data, as the base makes one. Anything else stays what it is.
+/// `(level, type, data)` with a copy of the data, like the copy that the base makes. Any other object is returned
+/// unchanged.
 fn copied_message(message: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> {
     let parts = match (message.cast::<PyTuple>(), message.cast::<PyList>()) {
         (Ok(tuple), _) => tuple.iter().collect::<Vec<_>>(),
@@ -285,7 +291,7 @@ fn copied_message(message: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> {
     tuple(message.py(), [number(level), number(kind), copy].into_iter())
 }
 
-/// The int that an object with `__index__` stands for. Anything else stays what it is.
+/// The int value of an object with `__index__`. Any other object is returned unchanged.
 fn number(object: Bound<'_, PyAny>) -> Bound<'_, PyAny> {
     if object.is_exact_instance_of::<PyInt>() {
         return object;

@@ -1,7 +1,8 @@
-//! A method that makes a system call and waits where the call would block.
+//! A socket method that makes a system call, and waits if the call would block.
 //!
 //! ```text
-//!   step 1: too many acts in a row? -- yes --> yield ---.
+//!   step 1: too many operations
+//!           in a row? -- yes --> yield -----------------.
 //!               | no                                    |
 //!               v                                       v
 //!           attempt <-----------------------------------'
@@ -9,7 +10,8 @@
 //!               v
 //!   step 2: leave the fd table; interrupted? raise; attempt again; still blocked and late? raise
 //! ```
-//! Between two steps only `Call` is on the stack, see `suspension::wait_in_steps`.
+//!
+//! Between two steps only `Call` is on the stack; see `suspension::wait_in_steps`.
 
 use std::os::fd::RawFd;
 
@@ -24,8 +26,8 @@ use crate::coro::scheduler;
 use crate::coro::suspension::{self, Begun};
 use crate::event_loop::reactor::{Direction, Reactor};
 
-/// The arguments of a `METH_FASTCALL|METH_KEYWORDS` call. The caller keeps them until the method returns, also while
-/// its coro waits.
+/// The arguments of a `METH_FASTCALL|METH_KEYWORDS` call. The caller keeps them alive until the method returns, even
+/// while its coro waits.
 #[derive(Clone, Copy)]
 pub(super) struct RawArgs {
     values: *const *mut ffi::PyObject,
@@ -46,7 +48,7 @@ impl RawArgs {
         }
     }
 
-    /// The positional arguments, borrowed; None if there are keyword arguments, too.
+    /// The positional arguments, borrowed; None if there are also keyword arguments.
     #[inline]
     pub(super) fn only_positional(&self) -> Option<&[*mut ffi::PyObject]> {
         self.kwnames.is_null().then(|| self.positional())
@@ -57,11 +59,11 @@ impl RawArgs {
         if self.positional == 0 {
             return &[];
         }
-        // SAFETY: by the calling convention, and the caller keeps them.
+        // SAFETY: by the calling convention, and the caller keeps them alive.
         unsafe { std::slice::from_raw_parts(self.values, self.positional) }
     }
 
-    /// All values: the positional ones, then those of the keywords.
+    /// All values: first the positional ones, then the values of the keywords.
     pub(super) fn all(&self) -> &[*mut ffi::PyObject] {
         let keywords = if self.kwnames.is_null() {
             0
@@ -77,11 +79,11 @@ impl RawArgs {
     }
 }
 
-/// A number of bytes, if it is an exact int above 0.
+/// The number of bytes, if `number` is an exact int above 0.
 #[inline]
 pub(super) fn ordinary_len(number: *mut ffi::PyObject) -> Option<usize> {
-    // SAFETY: an argument of the call, which its caller keeps; only an exact int is converted, which fails with a
-    // number alone.
+    // SAFETY: an argument of the call, which its caller keeps alive. Only an exact int is converted, and that fails
+    // only if the number is too large.
     unsafe {
         if ffi::PyLong_CheckExact(number) == 0 {
             return None;
@@ -94,25 +96,25 @@ pub(super) fn ordinary_len(number: *mut ffi::PyObject) -> Option<usize> {
     }
 }
 
-/// How an attempt has ended.
+/// The result of an attempt.
 pub(super) enum Attempt<'py> {
     Done(Bound<'py, PyAny>),
     /// The system call would have blocked.
     Blocked(Direction),
-    /// A part is done, and the next part may be possible at once.
+    /// A part is done, and the next part may be possible without a wait.
     Continues,
 }
 
-/// What an attempt knows of its surroundings.
+/// The circumstances of an attempt.
 pub(super) struct Surroundings<'a> {
-    /// The loop of the coro that runs; None in a thread without one.
+    /// The loop of the running coro; None in a thread in which no coro runs.
     pub(super) reactor: Option<&'a Reactor>,
-    /// The call has waited before.
+    /// The call has already waited.
     pub(super) has_waited: bool,
 }
 
 impl Surroundings<'_> {
-    /// A system call has sent so many bytes.
+    /// Counts the bytes that a system call has sent.
     #[inline]
     pub(super) fn note_write(&self, len_bytes: usize) {
         if let Some(reactor) = self.reactor {
@@ -129,18 +131,18 @@ pub(super) trait Operation {
         surroundings: &Surroundings<'_>,
     ) -> PyResult<Attempt<'py>>;
 
-    /// Whether the first attempt is known to find nothing.
+    /// Whether a first attempt is known to find nothing, so that the call can wait at once.
     #[inline]
     fn is_hopeless(&mut self, _: &Socket<'_>) -> bool {
         false
     }
 
-    /// The call fails after a part is done.
+    /// Called when the call fails, perhaps after a part is done.
     #[cold]
     fn give_up(&mut self, _: &Socket<'_>) {}
 }
 
-/// What is on the stack while the coro waits.
+/// The state of the call, which stays on the stack while the coro waits.
 struct Call<O> {
     slf: *mut ffi::PyObject,
     state: State,
@@ -151,7 +153,7 @@ struct Call<O> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     New,
-    /// The coro has let others run.
+    /// The coro has yielded before its first attempt, or between two parts.
     Yielded,
     Waiting,
 }
@@ -170,7 +172,7 @@ pub(super) unsafe fn run<O: Operation>(slf: *mut ffi::PyObject, operation: O) ->
         wait: Wait::new(),
         operation,
     };
-    // SAFETY: a step that says that the coro waits has met the conditions, in `Wait::begin` or `begin_act`.
+    // SAFETY: a step that returns `Waits` has met the conditions, in `Wait::begin` or `begin_act`.
     unsafe { suspension::wait_in_steps(call, make_step::<O>) }
 }
 
@@ -179,7 +181,7 @@ fn make_step<O: Operation>(
     call: &mut Call<O>,
     outcome: Option<Outcome<'static>>,
 ) -> Step {
-    // SAFETY: the receiver of the method, which the caller keeps.
+    // SAFETY: the receiver of the method, which the caller keeps alive.
     let socket = unsafe { Socket::new(py, call.slf) };
     let result = go_on(call, &socket, outcome);
     if result.is_err() {
@@ -227,8 +229,8 @@ fn go_on<O: Operation>(
     attempt(call, socket, coro, has_waited)
 }
 
-/// Waits for data of a socket that had no event for reading since its last read. False if there was one: another wait has
-/// used it up, and the data may still be there.
+/// Begins a wait for data on a socket that has had no read event since its last read. Returns false if there was such
+/// an event: another wait has used it up, and the data may still be there.
 #[inline]
 fn begin_hopeless<O: Operation>(
     call: &mut Call<O>,
@@ -248,7 +250,7 @@ fn begin_hopeless<O: Operation>(
     Ok(true)
 }
 
-/// Attempts until the call is done or has to wait.
+/// Makes attempts until the call is done or has to wait.
 #[inline(always)]
 fn attempt<O: Operation>(
     call: &mut Call<O>,
@@ -285,7 +287,7 @@ fn attempt<O: Operation>(
     }
 }
 
-/// What a call waits for.
+/// The target of a wait in this direction.
 #[inline]
 fn target<'a, 'py>(socket: &'a Socket<'py>, fd: RawFd, direction: Direction) -> Target<'a, 'py> {
     Target {
@@ -297,7 +299,7 @@ fn target<'a, 'py>(socket: &'a Socket<'py>, fd: RawFd, direction: Direction) -> 
     }
 }
 
-/// Waits if a coro calls. In another thread, the wait is over when this returns.
+/// Begins a wait if the caller is a coro. In a thread without coros, the wait is over when this returns.
 #[inline]
 fn begin_wait<O: Operation>(
     call: &mut Call<O>,
@@ -314,13 +316,13 @@ fn begin_wait<O: Operation>(
     })
 }
 
-/// What a socket with the timeout 0 raises.
+/// The error of a socket with the timeout 0.
 #[cold]
 pub(super) fn would_block() -> PyErr {
     crate::binding::errors::os_error(&std::io::Error::from_raw_os_error(libc::EAGAIN))
 }
 
-/// Whether the error is that of a call that would block.
+/// Whether the error means that the call would block.
 pub(super) fn is_would_block(py: Python<'_>, error: &PyErr) -> bool {
     error.value(py).is_instance_of::<PyBlockingIOError>()
 }

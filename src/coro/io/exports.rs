@@ -1,20 +1,20 @@
-//! Exported buffers of bytes-like objects, which are given back on drop.
+//! Exported buffers of bytes-like objects, which are released on drop.
 
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-/// An exported buffer. Methods begin and end attached, so it is made and dropped attached.
+/// An exported buffer. Methods begin and end attached, so the buffer is also exported and released while attached.
 pub(super) struct View(ffi::Py_buffer);
 
 impl View {
-    /// TypeError or BufferError for an object that has no such contiguous buffer.
+    /// Exports the buffer. TypeError or BufferError if the object has no such contiguous buffer.
     pub(super) fn new(object: &Bound<'_, PyAny>, flags: i32) -> PyResult<Self> {
         let mut view = Self(ffi::Py_buffer::new());
         view.fill(object, flags)?;
         Ok(view)
     }
 
-    /// The same in a box, for a view that stays while a coro waits: its address does not change.
+    /// Like `new`, in a box, for a view that exists while a coro waits: its address must not change.
     pub(super) fn boxed(object: &Bound<'_, PyAny>, flags: i32) -> PyResult<Box<Self>> {
         let mut view = Box::new(Self(ffi::Py_buffer::new()));
         view.fill(object, flags)?;

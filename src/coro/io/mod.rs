@@ -1,10 +1,11 @@
 //! Blocking-style I/O: waits on the loop's fd table, and sockets.
 //!
-//! - `wait`: one call's waits on a descriptor; `blocking`: the same in a thread where no coro runs
+//! - `wait`: the waits of one call on a descriptor; `blocking`: the same for a thread in which no coro runs
 //! - `at_once`: reads and writes that never block
-//! - `call`: a method that tries, waits and tries again; `readiness`: one that only waits
+//! - `call`: methods that try, wait and try again; `readiness`: functions that only wait
 //! - `socket_type`: the native type that derives from `socket.socket`; `socket`: its objects
-//! - `receiving`, `sending`, `accepting`: its methods; `by_base`: what they leave to the base's own methods; `exports`: buffers
+//! - `receiving`, `sending`, `accepting`: its methods; `by_base`: calls that are left to the base's own methods;
+//!   `exports`: buffers
 //!
 //! ```text
 //!   call --> try the system call --- done --------------------------------> return
@@ -14,9 +15,9 @@
 //!                 |       | event                                 ^
 //!                 '-------+---------------------------------------'
 //! ```
-//! The coro makes the system call itself, never the event. So a wait that is interrupted, even after its event, has
-//! taken nothing from the descriptor. Belongs to the thread of the loop; a socket object may be used in any thread, like
-//! Python's own.
+//! The system call is made by the coro itself, never by the event handler. So a wait that is interrupted, even after
+//! its event, has taken nothing from the descriptor. This code runs in the thread of the loop, but a socket object may
+//! be used in any thread, like Python's own sockets.
 
 mod accepting;
 mod at_once;

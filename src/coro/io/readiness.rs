@@ -1,4 +1,5 @@
-//! Waits that make no system call of their own: `wait_for_read`, `wait_for_write`, and `_wait` of sockets.
+//! Waits for readiness that make no read or write themselves: `wait_for_read`, `wait_for_write`, and the `_wait` of
+//! sockets.
 
 use pyo3::exceptions::{PyPermissionError, PyTypeError, PyValueError};
 use pyo3::ffi;
@@ -16,7 +17,7 @@ use crate::coro::sync::Limit;
 use crate::event_loop::reactor::{Direction, current_thread};
 use crate::event_loop::watching;
 
-/// The arguments of a call; the caller keeps them.
+/// The arguments of a call; the caller keeps them alive.
 #[derive(Clone, Copy)]
 struct Raw {
     slf: *mut ffi::PyObject,
@@ -25,7 +26,7 @@ struct Raw {
     kwnames: *mut ffi::PyObject,
 }
 
-/// What is on the stack while the coro waits.
+/// The state of the call, which stays on the stack while the coro waits.
 struct Kept {
     raw: Raw,
     wait: Wait,
@@ -49,7 +50,7 @@ impl Kept {
         }
     }
 
-    /// Begins a wait on the object, or ends the one before.
+    /// Ends the previous wait, if there was one, and begins another one unless the call is over.
     fn go_on(
         &mut self,
         object: &Bound<'static, PyAny>,
@@ -83,9 +84,9 @@ impl Kept {
     }
 }
 
-/// epoll refuses regular files and directories: reading and writing them never waits.
+/// Whether the error is epoll's refusal of a regular file or directory; reading and writing these never waits.
 fn is_always_ready(py: Python<'_>, error: &PyErr) -> bool {
-    // Python 3.11 knows the class only from the exception itself.
+    // On Python 3.11 the class is known only from the exception itself.
     error.value(py).is_instance_of::<PyPermissionError>()
 }
 
@@ -98,7 +99,7 @@ fn step_of_function(
 ) -> Step {
     let raw = kept.raw;
     if !kept.has_begun {
-        // SAFETY: the arguments of the call, which the caller keeps.
+        // SAFETY: the arguments of the call, which the caller keeps alive.
         let args = unsafe { Args::new(py, raw.args, raw.count, raw.kwnames, signature) };
         let [target, timeout] = args.bind()?;
         let Some(target) = target else {
@@ -108,20 +109,21 @@ fn step_of_function(
         };
         kept.wait.set_limit(limit_of(timeout)?);
         kept.fd = watching::descriptor(&target)?;
-        // No call has found that it would block. An earlier wait may have used up the event for what is there.
+        // No system call has found that it would block, so the descriptor may be ready now, and an earlier wait may
+        // have used up the event for that.
         kept.is_anew = true;
     }
     // SAFETY: the first argument, which `bind` has found.
     let target = unsafe { Bound::from_borrowed_ptr(py, *raw.args) };
     let socket = Socket::from_object(&target);
     if let Some(socket) = &socket {
-        // This wait takes the event that a read after a short one would wait for.
+        // This wait uses up the event for which a read after a short read would wait.
         socket.extra().is_drained.set(false);
     }
     kept.go_on(&target, socket.as_ref(), outcome)
 }
 
-/// The limit of a wait that begins in any case. 0 asks for the state.
+/// The limit of a wait that is made in any case: a timeout of 0 asks for the current state.
 fn limit_of(timeout: Option<Bound<'_, PyAny>>) -> PyResult<Limit> {
     Ok(match Limit::new(None, timeout)? {
         Limit::AtOnce => Limit::For { timeout_s: 0.0 },
@@ -129,7 +131,8 @@ fn limit_of(timeout: Option<Bound<'_, PyAny>>) -> PyResult<Limit> {
     })
 }
 
-/// `_wait(direction, timeout, /)` of a socket: 0 to read, 1 to write, 2 to write after an operation that has begun.
+/// `_wait(direction, timeout, /)` of a socket. The direction is 0 to read, 1 to write, and 2 to write after an
+/// operation such as connect has begun.
 fn step_of_socket(
     py: Python<'static>,
     kept: &mut Kept,
@@ -137,10 +140,10 @@ fn step_of_socket(
     signature: &'static Signature,
 ) -> Step {
     let raw = kept.raw;
-    // SAFETY: the receiver of the method, which the caller keeps.
+    // SAFETY: the receiver of the method, which the caller keeps alive.
     let socket = unsafe { Socket::new(py, raw.slf) };
     if !kept.has_begun {
-        // SAFETY: the arguments of the call, which the caller keeps.
+        // SAFETY: the arguments of the call, which the caller keeps alive.
         let args = unsafe { Args::new(py, raw.args, raw.count, raw.kwnames, signature) };
         let (Some(direction), timeout) = (args.get(0), args.get(1)) else {
             return Err(PyTypeError::new_err("_wait() takes a direction"));
@@ -149,7 +152,7 @@ fn step_of_socket(
             0 => (Direction::Read, false),
             1 => (Direction::Write, false),
             2 => (Direction::Write, true),
-            _ => return Err(PyValueError::new_err("the direction is 0, 1 or 2")),
+            _ => return Err(PyValueError::new_err("the direction must be 0, 1 or 2")),
         };
         kept.wait.set_limit(limit_of(timeout)?);
         kept.fd = socket.descriptor()?;
@@ -173,7 +176,7 @@ macro_rules! waiting_row {
                 count,
                 kwnames,
             };
-            // SAFETY: only CPython calls this, attached; a step says that the coro waits only after `Wait::begin`.
+            // SAFETY: only CPython calls this, attached; a step returns `Waits` only after `Wait::begin`.
             unsafe {
                 suspension::wait_in_steps(Kept::new(raw, $direction), |py, kept, outcome| {
                     $step(py, kept, outcome, &SIGNATURE)
@@ -184,7 +187,7 @@ macro_rules! waiting_row {
     }};
 }
 
-/// The row of the socket type.
+/// The method-table row for `_wait`.
 pub(super) fn wait_method() -> ffi::PyMethodDef {
     waiting_row!(
         step_of_socket,
@@ -195,7 +198,7 @@ pub(super) fn wait_method() -> ffi::PyMethodDef {
     )
 }
 
-/// `_coro_end_closed_wait(sock, is_write, coro)`: another thread has closed the socket.
+/// `_coro_end_closed_wait(sock, is_write, coro)`: ends the wait of a coro whose socket another thread has closed.
 pub(in crate::coro) fn end_closed_wait<'py>(
     py: Python<'py>,
     args: Args<'_, 'py>,
@@ -221,12 +224,12 @@ pub(in crate::coro) fn end_closed_wait<'py>(
     Ok(none(py))
 }
 
-/// `_coro_is_on_loop()`: whether a coro runs here whose loop can let it wait.
+/// `_coro_is_on_loop()`: whether the running coro can wait on its loop.
 pub(in crate::coro) fn is_on_loop<'py>(py: Python<'py>, _: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
     Ok(bool_object(py, suspension::current_on_loop(py).is_some()))
 }
 
-/// The functions that wait, for users.
+/// The functions that give users these waits.
 pub(in crate::coro) fn wait_functions() -> [ffi::PyMethodDef; 2] {
     [
         waiting_row!(
@@ -236,9 +239,9 @@ pub(in crate::coro) fn wait_functions() -> [ffi::PyMethodDef; 2] {
             "wait_for_read(fd, /, timeout=None)",
             "\
                 Wait until a descriptor, or an object with fileno(), can be read without blocking.\n\n\
-                The end of a stream and an error count as readable. A socket that listens is readable when there is a\n\
+                The end of a stream and an error count as readable. A listening socket is readable when there is a\n\
                 connection. In a thread without coros, the thread blocks.\n\n\
-                Raises TimeoutError after timeout seconds, and SimultaneousError if another coro waits for the same."
+                Raises TimeoutError after timeout seconds, and SimultaneousError if another coro waits for it."
         ),
         waiting_row!(
             step_of_function,

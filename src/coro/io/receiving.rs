@@ -1,7 +1,7 @@
 //! The methods that receive: `recv` and its relatives.
 //!
-//! The usual calls of `recv` and `recv_into` are made here. All others are the base's own methods, which raise
-//! `BlockingIOError` where a wait is needed; so their arguments, results and errors are Python's.
+//! The usual forms of `recv` and `recv_into` are implemented here. All other calls go to the base's own methods, which
+//! raise `BlockingIOError` when a wait is needed. So their arguments, results and errors are exactly Python's.
 
 use std::io;
 use std::num::NonZeroUsize;
@@ -23,10 +23,10 @@ use crate::binding::native_type::none;
 use crate::binding::new_bytes::NewBytes;
 use crate::event_loop::reactor::{Direction, Received, receive_direct};
 
-/// The longest object that is made before it is known how much there is, in a thread without a loop.
+/// The largest object that is allocated before it is known how much data there is, in a thread without a loop.
 const MAX_UNKNOWN_LEN: usize = 256 * 1024;
 
-/// The rest of a failed system call.
+/// Turns the error of a system call into the result of an attempt.
 #[inline]
 pub(super) fn failed<'py>(error: &io::Error, direction: Direction) -> PyResult<Attempt<'py>> {
     if error.kind() == io::ErrorKind::WouldBlock {
@@ -35,7 +35,7 @@ pub(super) fn failed<'py>(error: &io::Error, direction: Direction) -> PyResult<A
     Err(errors::os_error(error))
 }
 
-/// A method of the base that is repeated until it does not block.
+/// A base method that is repeated until it does not block.
 pub(super) struct Repeated {
     pub(super) call: BaseCall,
     pub(super) direction: Direction,
@@ -53,7 +53,7 @@ impl Operation for Repeated {
 /// `recv(bufsize, flags=0)`
 pub(super) struct Recv {
     call: BaseCall,
-    /// The number of bytes of an ordinary call.
+    /// The number of bytes, for a call of the usual form.
     len: Option<NonZeroUsize>,
 }
 
@@ -109,7 +109,7 @@ impl Operation for Recv {
     }
 }
 
-/// Receives up to `len` bytes. None: the base must do it.
+/// Receives up to `len` bytes. None if the base must handle the call.
 #[inline]
 fn receive<'py>(
     socket: &Socket<'py>,
@@ -138,7 +138,7 @@ fn unread<'py>(socket: &Socket<'py>, len: Option<usize>) -> PyResult<Option<Boun
 /// `recv_into(buffer, nbytes=0, flags=0)`
 pub(super) struct RecvInto {
     call: BaseCall,
-    /// The buffer of a call that waits. So nobody can resize it meanwhile.
+    /// The exported buffer of a call that waits, so that it cannot be resized during the wait.
     kept: Option<Box<View>>,
 }
 
@@ -151,7 +151,7 @@ impl RecvInto {
         }
     }
 
-    /// The buffer and the number of bytes of an ordinary call.
+    /// The buffer and the number of bytes, for a call of the usual form.
     #[inline]
     fn request<'py>(&self, py: Python<'py>) -> Option<(Bound<'py, PyAny>, Option<usize>)> {
         let (buffer, len) = match self.call.args.only_positional() {
@@ -159,11 +159,11 @@ impl RecvInto {
             Some(&[buffer, number]) => (buffer, Some(ordinary_len(number)?)),
             _ => return None,
         };
-        // SAFETY: an argument, which the caller keeps.
+        // SAFETY: an argument, which the caller keeps alive.
         Some((unsafe { Bound::from_borrowed_ptr(py, buffer) }, len))
     }
 
-    /// Exports the buffer until the call is over. False if the base must look at the arguments.
+    /// Exports the buffer until the call is over. Returns false if the base must handle the arguments.
     fn keep(&mut self, py: Python<'_>) -> bool {
         if self.kept.is_none()
             && let Some((object, len)) = self.request(py)
@@ -175,7 +175,7 @@ impl RecvInto {
         self.kept.is_some()
     }
 
-    /// Receives into the buffer of an ordinary call. None: the base must look at the arguments.
+    /// Receives into the buffer, for a call of the usual form. None if the base must handle the arguments.
     #[inline]
     fn receive(&mut self, socket: &Socket<'_>, fd: RawFd) -> Option<(io::Result<usize>, usize)> {
         let (object, len) = self.request(socket.py())?;
@@ -194,7 +194,8 @@ impl RecvInto {
         ))
     }
 
-    /// Gives what `recv_exact` has left. None if there is nothing, or if the base must look at the arguments.
+    /// Copies data that `recv_exact` has left into the buffer. None if there is no such data, or if the base must
+    /// handle the arguments.
     #[cold]
     fn take_unread<'py>(&mut self, socket: &Socket<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let Some((object, len)) = self.request(socket.py()).filter(|_| self.keep(socket.py())) else {
@@ -210,7 +211,8 @@ impl RecvInto {
     }
 }
 
-/// How many bytes a call may receive; None if the base has another opinion of it than the length of the buffer.
+/// The number of bytes that a call may receive. None if the base must judge the arguments: nothing fits, or more is
+/// asked for than fits.
 #[inline]
 fn capacity_of(view: &View, len: Option<usize>) -> Option<usize> {
     let capacity = len.unwrap_or(view.len());
@@ -255,7 +257,7 @@ impl Operation for RecvInto {
 /// `recv_exact(n, /)`
 pub(super) struct RecvExact {
     args: RawArgs,
-    /// The object that is filled, an owned `bytes`, and how much of it is written.
+    /// The `bytes` object that is being filled; `done` is the number of bytes written.
     data: Option<NewBytes<'static>>,
     done: usize,
 }
@@ -269,13 +271,13 @@ impl RecvExact {
         }
     }
 
-    /// Makes the object; an error for a wrong number.
+    /// Allocates the object and returns its length. Err if the argument is not a valid number.
     #[cold]
     fn begin(&mut self, socket: &Socket<'_>) -> PyResult<usize> {
         // SAFETY: attached, as the socket proves; the bytes object does not outlive the call.
         let py = unsafe { Python::assume_attached() };
         let len = match self.args.only_positional() {
-            // SAFETY: an argument, which the caller keeps.
+            // SAFETY: an argument, which the caller keeps alive.
             Some(&[number]) => unsafe { Bound::from_borrowed_ptr(py, number) }.extract::<isize>()?,
             _ => {
                 return Err(PyTypeError::new_err("recv_exact() takes exactly one argument"));
@@ -289,7 +291,7 @@ impl RecvExact {
         {
             let unread = unread.cast::<PyBytes>()?;
             let part = unread.as_bytes();
-            // SAFETY: `part` has at most `len` bytes; the new object is unshared and has so many.
+            // SAFETY: at most `len` bytes are copied; the new object is unshared and has `len` bytes.
             unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), data.as_mut_ptr(), part.len().min(len)) };
             self.done = part.len().min(len);
         }
@@ -315,7 +317,7 @@ impl Operation for RecvExact {
         };
         let missing = data.capacity() - self.done;
         if missing > 0 {
-            // SAFETY: the object is unshared and has `missing` bytes behind the first `done`.
+            // SAFETY: the object is unshared and has `missing` bytes after the first `done`.
             match unsafe { socket::recv_now(fd, data.as_mut_ptr().add(self.done), missing) } {
                 Ok(0) => {
                     return Err(PyEOFError::new_err(format!(
@@ -340,7 +342,7 @@ impl Operation for RecvExact {
         }
     }
 
-    /// What was received goes to the next call.
+    /// Leaves the received part for the next call.
     #[cold]
     fn give_up(&mut self, socket: &Socket<'_>) {
         let Some(data) = self.data.take().filter(|_| self.done > 0) else {

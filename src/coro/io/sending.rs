@@ -18,7 +18,7 @@ use crate::event_loop::reactor::Direction;
 /// The content of an exact `bytes` object.
 #[inline]
 fn exact_bytes<'a>(object: *mut ffi::PyObject) -> Option<&'a [u8]> {
-    // SAFETY: an argument, which the caller keeps for the call; bytes do not change.
+    // SAFETY: an argument, which the caller keeps alive during the call; bytes objects do not change.
     unsafe {
         if ffi::PyBytes_CheckExact(object) == 0 {
             return None;
@@ -63,7 +63,7 @@ impl Operation for SendOnce {
     }
 }
 
-/// `sendall(data, flags=0)`, and `write(data)`, which returns the length.
+/// `sendall(data, flags=0)`, and also `write(data)`, which returns the length.
 pub(super) struct SendAll {
     args: RawArgs,
     view: Option<Box<View>>,
@@ -101,11 +101,11 @@ impl Operation for SendAll {
         let (object, flags) = match self.args.only_positional() {
             Some(&[object]) => (object, 0),
             Some(&[object, flags]) if !self.is_write => {
-                // SAFETY: an argument, which the caller keeps.
+                // SAFETY: an argument, which the caller keeps alive.
                 let flags = unsafe { Bound::from_borrowed_ptr(socket.py(), flags) };
                 (object, flags.extract::<c_int>()?)
             }
-            // It raises TypeError.
+            // The base's method raises TypeError.
             _ => return BaseCall::new(Method::SendAll, self.args).attempt(socket, Direction::Write),
         };
         let fd = socket.descriptor()?;
@@ -115,13 +115,13 @@ impl Operation for SendAll {
             let view = if let Some(view) = self.view.take() {
                 view
             } else {
-                // SAFETY: an argument, which the caller keeps.
+                // SAFETY: an argument, which the caller keeps alive.
                 let object = unsafe { Bound::from_borrowed_ptr(socket.py(), object) };
                 View::boxed(&object, ffi::PyBUF_SIMPLE)?
             };
             self.view.insert(view).as_bytes()
         };
-        // Empty data is sent once, too, as Python does: the call may fail.
+        // Even for empty data there is one system call, as in Python, because the call may fail.
         match socket::send_with(fd, &data[self.sent..], flags) {
             Ok(sent) => {
                 surroundings.note_write(sent);

@@ -1,11 +1,11 @@
-//! The objects of the native socket type: what they have beside the fields of `socket.socket`.
+//! The objects of the native socket type: the data that they have in addition to the fields of `socket.socket`.
 //!
 //! ```text
 //!   _socket.socket:   descriptor, family, type, protocol; its own timeout is always 0 while the object is open
 //!   socket.socket:    the slots of the Python class
-//!   Extra:            the timeout that the program has set, who waits, what the last read says
+//!   Extra:            the timeout that the program has set, the waiting coros, the result of the last read
 //! ```
-//! `Extra` lies behind the fields of the base, whose size is known at run time only.
+//! `Extra` follows the fields of the base, whose size is known only at run time.
 
 use std::cell::Cell;
 use std::os::fd::RawFd;
@@ -20,18 +20,19 @@ use crate::binding::base_socket;
 use crate::coro::sync::Limit;
 use crate::event_loop::reactor::{Direction, Reactor, current_thread};
 
-/// All zeroes is a socket that blocks without a limit, as a new one of Python does. Only the references in `waiting` are
-/// owned. The collector does not see them: a coro that waits is kept by its runtime in any case.
+/// All zeroes is a socket that blocks without a limit, like a new Python socket. The only owned references are in
+/// `waiting`. The collector does not see them, which does no harm: a waiting coro is kept alive by its runtime in any
+/// case.
 #[repr(C)]
 pub(super) struct Extra {
     pub(super) waiting: Waiting,
     timeout_s: Cell<f64>,
     limit: Cell<LimitKind>,
-    /// The last read has returned less than it could, so the stream was empty then. Each change since has caused an
-    /// event that is still to come, unless the loop says that there was one (`is_reported`), or the socket is not
-    /// registered any more.
+    /// The last read returned less than it could, so the stream was empty then. New data since then causes an event
+    /// that is still to come, except if the loop says that the event has already come (`is_reported`), or if the socket
+    /// is no longer registered.
     pub(super) is_drained: Cell<bool>,
-    /// The Python class keeps data that was received and not returned (`recv_exact`).
+    /// The Python class holds data that was received but not yet returned (`recv_exact`).
     pub(super) has_unread: Cell<bool>,
     stream: Cell<StreamKind>,
 }
@@ -44,30 +45,30 @@ enum LimitKind {
     For = 2,
 }
 
-/// What a short read says.
+/// The kind of stream, which determines what a short read means.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum StreamKind {
     Unknown = 0,
-    /// TCP: that nothing is left.
+    /// TCP: a short read means that nothing is left.
     Internet = 1,
-    /// Another stream: nothing. On a unix socket, a read ends before passed descriptors.
+    /// Another stream: a short read means nothing. On a unix socket, a read ends before passed descriptors.
     Other = 2,
-    /// A socket of another type: nothing.
+    /// Not a stream: a short read means nothing.
     NoStream = 3,
 }
 
-/// Where `Extra` begins in an object.
+/// The offset of `Extra` in an object.
 static OFFSET: AtomicUsize = AtomicUsize::new(0);
 pub(super) static SOCKET_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
 
-/// Called once, when the type is made.
+/// Stores the type and the offset of `Extra`. Called once, when the type is made.
 pub(super) fn set_type(kind: *mut ffi::PyTypeObject, offset: usize) {
     OFFSET.store(offset, Ordering::Relaxed);
     SOCKET_TYPE.store(kind, Ordering::Release);
 }
 
-/// An object of the native socket type or of a subclass, alive while the value is used.
+/// An object of the native socket type or of a subclass, which is kept alive while this value exists.
 pub(super) struct Socket<'py> {
     object: Bound<'py, PyAny>,
 }
@@ -86,7 +87,7 @@ impl<'py> Socket<'py> {
     /// None for an object of another type.
     pub(super) fn from_object(object: &Bound<'py, PyAny>) -> Option<Self> {
         let kind = SOCKET_TYPE.load(Ordering::Acquire);
-        // SAFETY: attached; a live object, and null or a type that is never freed.
+        // SAFETY: attached; the object is alive, and the type is null or never freed.
         let is_socket = !kind.is_null() && unsafe { ffi::PyObject_TypeCheck(object.as_ptr(), kind) } != 0;
         is_socket.then(|| Self {
             object: object.clone(),
@@ -116,13 +117,13 @@ impl<'py> Socket<'py> {
         }
     }
 
-    /// -1 once it is closed.
+    /// The descriptor; -1 once the socket is closed.
     #[inline]
     pub(super) fn descriptor(&self) -> PyResult<RawFd> {
         base_socket::descriptor(&self.object)
     }
 
-    /// Whether reads return any part of the data.
+    /// Whether the socket is a stream, whose reads may return any part of the data.
     pub(super) fn is_stream(&self) -> bool {
         matches!(self.stream(), StreamKind::Internet | StreamKind::Other)
     }
@@ -151,7 +152,7 @@ impl<'py> Socket<'py> {
         })
     }
 
-    /// Notes a read from `fd` of `len_bytes` where it could have been `capacity`, in a coro of the reactor's loop.
+    /// Records that a read from `fd` returned `len_bytes` of at most `capacity` bytes, in a coro of the reactor's loop.
     #[inline]
     pub(super) fn note_read(&self, reactor: Option<&Reactor>, fd: RawFd, len_bytes: usize, capacity: usize) {
         let is_drained = len_bytes > 0
@@ -161,7 +162,7 @@ impl<'py> Socket<'py> {
         self.extra().is_drained.set(is_drained);
     }
 
-    /// Ends the waits on this socket: its descriptor is about to be closed, or to be taken from it.
+    /// Ends the waits on this socket, because its descriptor is about to be closed or taken from it.
     pub(super) fn end_waits(&self) -> PyResult<()> {
         let py = self.py();
         self.extra().is_drained.set(false);
@@ -175,7 +176,7 @@ impl<'py> Socket<'py> {
                 wait::end_closed(coro);
                 drop(kept);
             } else if let Some(event_loop) = coro.event_loop.get(py) {
-                // Its own thread ends the wait, if it still waits then.
+                // The coro's own thread ends the wait, if the coro still waits then.
                 let end = py.import("grapeshot._core")?.getattr("_coro_end_closed_wait")?;
                 let is_write = direction == Direction::Write;
                 let told = event_loop.call_method1(
@@ -183,7 +184,7 @@ impl<'py> Socket<'py> {
                     (end, &self.object, is_write, coro.to_bound()),
                 );
                 if let Err(error) = told {
-                    // A loop that is closed has no waits any more.
+                    // The loop is closed, so it has no waits any more.
                     drop(error);
                 }
             }
@@ -209,7 +210,7 @@ impl Extra {
         self.limit.get() == LimitKind::AtOnce
     }
 
-    /// The timeout as Python shows it.
+    /// The timeout as `gettimeout()` returns it.
     pub(super) fn timeout_s(&self) -> Option<f64> {
         match self.limit() {
             Limit::Endless => None,
@@ -218,7 +219,8 @@ impl Extra {
         }
     }
 
-    /// `__init__` has set the descriptor, perhaps not for the first time: nothing is known of it.
+    /// Called when `__init__` has set the descriptor, perhaps not for the first time: resets everything that was known
+    /// about the previous one.
     pub(super) fn begin(&self, timeout_s: Option<f64>) {
         self.is_drained.set(false);
         self.waiting.forget_stamp();

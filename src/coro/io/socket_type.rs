@@ -1,10 +1,11 @@
-//! The native type of sockets for coros, which derives from Python's `socket.socket`.
+//! The native socket type for coros, which derives from Python's `socket.socket`.
 //!
-//! One implementation for `coro.sock`, the patched `socket.socket` and TLS sockets: Python classes that derive from this
-//! type. It is made when the package asks for it, because it needs the class. Its objects are `socket.socket` objects:
-//! options, `makefile`, `dup`, context managers and refusals to be pickled are those of the standard library.
+//! It is the common implementation of `coro.sock`, the patched `socket.socket` and TLS sockets, which are Python
+//! classes that derive from this type. It is made when the package asks for it, because it needs the base class. Its
+//! objects are `socket.socket` objects: options, `makefile`, `dup`, context managers and the refusal to be pickled come
+//! from the standard library.
 //!
-//! The descriptor never blocks, so the base's timeout is always 0. What the program sets is in `Extra`.
+//! The descriptor is non-blocking, so the base's timeout is always 0. The timeout that the program sets is in `Extra`.
 
 use std::ffi::{c_int, c_void};
 use std::mem::{align_of, size_of};
@@ -30,7 +31,7 @@ use crate::event_loop::reactor::Direction;
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
-/// Methods of `_socket.socket`, and of `socket.socket`, that native code calls.
+/// The methods of `_socket.socket` and `socket.socket` that native code calls.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Method {
     Recv,
@@ -71,15 +72,15 @@ const NAMES: [&str; COUNT] = [
 /// Never freed.
 static METHODS: [AtomicPtr<ffi::PyObject>; COUNT] = [const { AtomicPtr::new(ptr::null_mut()) }; COUNT];
 
-/// The method as it was when the type was made.
+/// A base method, as it was when the native type was made.
 pub(super) fn base_method(py: Python<'_>, method: Method) -> PyResult<Bound<'_, PyAny>> {
     let method = METHODS[method as usize].load(Ordering::Acquire);
     // SAFETY: null, or a method that is never freed.
     unsafe { Bound::from_borrowed_ptr_or_opt(py, method) }
-        .ok_or_else(|| PyRuntimeError::new_err("the socket type is not there"))
+        .ok_or_else(|| PyRuntimeError::new_err("the native socket type has not been created yet"))
 }
 
-/// A row around an expression that makes an `Operation` of the call's arguments.
+/// Makes a row of the method table from an expression that turns the arguments into an `Operation`.
 macro_rules! waiting_method {
     ($make:expr, $signature:literal, $doc:literal) => {{
         static SIGNATURE: Signature = Signature::new($signature);
@@ -97,7 +98,7 @@ macro_rules! waiting_method {
     }};
 }
 
-/// A row around `fn(&Socket, Args) -> PyResult<Bound<PyAny>>` for a method that never waits itself.
+/// Makes a row from `fn(&Socket, Args) -> PyResult<Bound<PyAny>>`, for a method that never waits.
 macro_rules! plain_method {
     ($body:path, $signature:literal, $doc:literal) => {{
         static SIGNATURE: Signature = Signature::new($signature);
@@ -133,49 +134,49 @@ fn receiving_methods() -> Vec<ffi::PyMethodDef> {
         waiting_method!(
             Recv::new,
             "recv(bufsize, flags=0, /)",
-            "Receive up to bufsize bytes; b'' at the end."
+            "Receive up to bufsize bytes. Returns b'' at the end of the stream."
         ),
         waiting_method!(
             RecvInto::new,
             "recv_into(buffer, nbytes=0, flags=0)",
-            "Receive into a buffer; return the number of bytes."
+            "Receive into a buffer. Return the number of bytes."
         ),
         waiting_method!(
             RecvExact::new,
             "recv_exact(nbytes, /)",
             "\
-                Receive exactly nbytes bytes. Raises EOFError if the stream ends before.\n\n\
-                What was received by a call that fails or is interrupted comes with the next recv()."
+                Receive exactly nbytes bytes. Raises EOFError if the stream ends earlier.\n\n\
+                If the call fails or is interrupted, the next recv() returns the bytes that it has received."
         ),
         waiting_method!(
             |args| repeated(args, Method::RecvFrom, Direction::Read),
             "recvfrom(bufsize, flags=0, /)",
-            "Receive a datagram; return (data, address)."
+            "Receive a datagram. Return (data, address)."
         ),
         waiting_method!(
             |args| repeated(args, Method::RecvFromInto, Direction::Read),
             "recvfrom_into(buffer, nbytes=0, flags=0)",
-            "Receive a datagram into a buffer; return (number of bytes, address)."
+            "Receive a datagram into a buffer. Return (number of bytes, address)."
         ),
         waiting_method!(
             |args| repeated(args, Method::RecvMsg, Direction::Read),
             "recvmsg(bufsize, ancbufsize=0, flags=0, /)",
-            "Receive data and ancillary data; return (data, ancdata, msg_flags, address)."
+            "Receive data and ancillary data. Return (data, ancdata, msg_flags, address)."
         ),
         waiting_method!(
             |args| repeated(args, Method::RecvMsgInto, Direction::Read),
             "recvmsg_into(buffers, ancbufsize=0, flags=0, /)",
-            "Receive into several buffers; return (number of bytes, ancdata, msg_flags, address)."
+            "Receive into several buffers. Return (number of bytes, ancdata, msg_flags, address)."
         ),
         waiting_method!(
             |_| Accept,
             "accept()",
-            "Accept a connection; return (socket, address). The socket has the class of this one."
+            "Accept a connection. Return (socket, address); the new socket has the class of this one."
         ),
         waiting_method!(
             AcceptMany,
             "accept_many(max=0, /)",
-            "Accept all connections that are there, at least one, at most max; return a list of (socket, address)."
+            "Accept all pending connections, at least one and at most max. Return a list of (socket, address)."
         ),
     ]
 }
@@ -186,33 +187,33 @@ fn methods() -> Vec<ffi::PyMethodDef> {
         waiting_method!(
             SendOnce::new,
             "send(data, flags=0, /)",
-            "Send a part of data; return its length."
+            "Send a part of data. Return its length."
         ),
         waiting_method!(
             |args| SendAll::new(args, false),
             "sendall(data, flags=0, /)",
-            "Send all of data. After an exception it is not known how much was sent."
+            "Send all of data. After an exception it is unknown how much was sent."
         ),
         waiting_method!(
             |args| SendAll::new(args, true),
             "write(data, /)",
-            "Send all of data; return its length."
+            "Send all of data. Return its length."
         ),
         waiting_method!(
             |args| repeated(args, Method::SendTo, Direction::Write),
             "sendto(data, flags_or_address, address=..., /)",
-            "Send a datagram to an address, whose host may be a name; return the number of bytes."
+            "Send a datagram to an address, whose host may be a name. Return the number of bytes."
         ),
         waiting_method!(
             |args| repeated(args, Method::SendMsg, Direction::Write),
             "sendmsg(buffers, ancdata=(), flags=0, address=None, /)",
-            "Send several buffers and ancillary data; return the number of bytes."
+            "Send several buffers and ancillary data. Return the number of bytes."
         ),
         readiness::wait_method(),
         plain_method!(
             set_timeout,
             "settimeout(timeout, /)",
-            "Let calls wait for at most timeout seconds; None: without a limit; 0: not at all."
+            "Let calls wait for at most timeout seconds. None means without a limit, 0 means not at all."
         ),
         plain_method!(
             get_timeout,
@@ -222,7 +223,7 @@ fn methods() -> Vec<ffi::PyMethodDef> {
         plain_method!(
             set_blocking,
             "setblocking(flag, /)",
-            "settimeout(None) if the flag is true, else settimeout(0)."
+            "Call settimeout(None) if flag is true, else settimeout(0)."
         ),
         plain_method!(get_blocking, "getblocking()", "Return False if the timeout is 0."),
         plain_method!(
@@ -233,17 +234,17 @@ fn methods() -> Vec<ffi::PyMethodDef> {
         plain_method!(
             detach,
             "detach()",
-            "Take the descriptor from the object, and return it. Coros that wait get ClosedError."
+            "Take the descriptor from the object and return it. Waiting coros get ClosedError."
         ),
         plain_method!(
             real_close,
             "_real_close()",
-            "Close the descriptor. Coros that wait get ClosedError."
+            "Close the descriptor. Waiting coros get ClosedError."
         ),
         plain_method!(
             note_unread,
             "_note_unread(flag, /)",
-            "Note whether the object keeps data that was received."
+            "Record whether the object holds data that was received but not returned."
         ),
     ]);
     methods
@@ -251,7 +252,7 @@ fn methods() -> Vec<ffi::PyMethodDef> {
 
 // ---- the methods that do not wait ----------------------------------------------------------------------------------
 
-/// The timeout of an argument. The base raises what is wrong with any other.
+/// Reads a timeout argument. The base raises the error for an invalid one.
 fn timeout_of(socket: &Socket<'_>, value: &Bound<'_, PyAny>) -> PyResult<Option<f64>> {
     if value.is_none() {
         return Ok(None);
@@ -263,7 +264,8 @@ fn timeout_of(socket: &Socket<'_>, value: &Bound<'_, PyAny>) -> PyResult<Option<
     {
         return Ok(Some(timeout_s));
     }
-    // A socket that was never opened: the base checks the value, and only then finds no descriptor.
+    // Ask the base with a socket that was never opened: it checks the value first, and only then finds that there is no
+    // descriptor.
     let py = socket.py();
     let raw = py.import("_socket")?.getattr("socket")?;
     let unopened = raw.call_method1("__new__", (&raw,))?;
@@ -353,7 +355,7 @@ unsafe extern "C" fn timeout(slf: *mut ffi::PyObject, _: *mut c_void) -> *mut ff
 
 // ---- the type ------------------------------------------------------------------------------------------------------
 
-/// `__init__`: that of `socket.socket`. Then the descriptor is made nonblocking, and the timeout moves to `Extra`.
+/// `__init__`: calls that of `socket.socket`, makes the descriptor non-blocking, and moves the timeout to `Extra`.
 unsafe extern "C" fn init(
     slf: *mut ffi::PyObject,
     args: *mut ffi::PyObject,
@@ -382,7 +384,8 @@ unsafe extern "C" fn init(
     }
 }
 
-/// `_coro_socket_type(base)`: the native type that derives from `base`, which is `socket.socket`. Always the same.
+/// `_coro_socket_type(base)`: returns the native type that derives from `base`, which is `socket.socket`. It is made
+/// only once.
 fn make_type<'py>(base: &Bound<'py, PyType>) -> PyResult<Bound<'py, PyType>> {
     let py = base.py();
     let known = SOCKET_TYPE.load(Ordering::Acquire);
@@ -392,7 +395,9 @@ fn make_type<'py>(base: &Bound<'py, PyType>) -> PyResult<Bound<'py, PyType>> {
     }
     let raw = py.import("_socket")?.getattr("socket")?.cast_into::<PyType>()?;
     if !base.is_subclass(&raw)? || !base_socket::is_known() {
-        return Err(PyTypeError::new_err("socket.socket is not known"));
+        return Err(PyTypeError::new_err(
+            "this socket.socket is not supported: its base or its layout is unknown",
+        ));
     }
     for ((place, name), index) in METHODS.iter().zip(NAMES).zip(0..) {
         let owner = if index >= Method::Detach as usize {
@@ -440,8 +445,9 @@ fn make_type<'py>(base: &Bound<'py, PyType>) -> PyResult<Bound<'py, PyType>> {
         slots: slots.as_mut_ptr(),
     };
     let bases = PyTuple::new(py, [base])?;
-    // SAFETY: the spec and its slots outlive the call, the tables are leaked. Dealloc, traverse and clear are those that
-    // every class has which derives from a Python class; they know the fields of the base, and `Extra` needs nothing.
+    // SAFETY: the spec and its slots outlive the call, and the tables are leaked. Dealloc, traverse and clear are the
+    // ones that every class gets that derives from a Python class. They handle the fields of the base, and `Extra`
+    // needs nothing.
     let kind = unsafe {
         let made = ffi::PyType_FromSpecWithBases(&raw mut spec, bases.as_ptr());
         Bound::from_owned_ptr_or_err(py, made)?.cast_into_unchecked::<PyType>()
@@ -451,7 +457,8 @@ fn make_type<'py>(base: &Bound<'py, PyType>) -> PyResult<Bound<'py, PyType>> {
     Ok(kind)
 }
 
-/// `_coro_bind_socket_methods(kind)`: puts the native methods on the class itself, for the interpreter's specialized calls.
+/// `_coro_bind_socket_methods(kind)`: puts the native methods on the class itself, so that the interpreter can
+/// specialize calls of them.
 pub(in crate::coro) fn bind_methods<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let base = SOCKET_TYPE.load(Ordering::Acquire);
     let kind = args.get(0).map(Bound::cast_into::<PyType>).transpose()?;
@@ -469,7 +476,7 @@ pub(in crate::coro) fn bind_methods<'py>(py: Python<'py>, args: Args<'_, 'py>) -
     Ok(none(py))
 }
 
-/// `_coro_socket_type(base)`: the native type of sockets, which derives from `socket.socket`.
+/// `_coro_socket_type(base)`: see `make_type`.
 pub(in crate::coro) fn socket_type<'py>(_: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let Some(base) = args.get(0) else {
         return Err(PyTypeError::new_err("_coro_socket_type() takes socket.socket"));

@@ -1,7 +1,7 @@
 //! The waits of one call on one descriptor.
 //!
-//! A coro waits in the fd table of its loop. The entry is the coro itself: an event makes it ready. A thread in which no
-//! coro runs blocks instead.
+//! A coro waits in the fd table of its loop. The entry is the coro itself, and an event makes it ready. In a thread in
+//! which no coro runs, the thread blocks instead.
 
 use std::cell::Cell;
 use std::os::fd::RawFd;
@@ -24,16 +24,16 @@ use crate::event_loop::reactor::{Direction, Reactor, Watcher};
 use crate::event_loop::source::WaiterRef;
 use crate::event_loop::watching;
 
-/// The coros that wait on a socket object, one for each direction: owned references, null if none waits. All zeroes:
-/// nobody waits. In the child of a fork nobody waits either: the waits, and the registrations in the kernel, are the
-/// parent's.
+/// The coros that wait on a socket object, one for each direction: owned references, or null. All zeroes means that no
+/// coro waits. In the child of a fork no coro waits either: the waits, and the registrations in the kernel, belong to
+/// the parent.
 #[repr(C)]
 pub(super) struct Waiting {
     reader: Cell<*mut ffi::PyObject>,
     writer: Cell<*mut ffi::PyObject>,
-    /// What the fd table has noted of the last wait on this object, for `Reactor::wait_again`; 0 for nothing.
+    /// The fd table's mark for the last wait on this object, for `Reactor::wait_again`; 0 for none.
     stamp: Cell<u64>,
-    /// `forks()` when a coro was noted last.
+    /// The value of `forks()` when a coro was last stored.
     forks: Cell<u32>,
 }
 
@@ -41,7 +41,8 @@ impl Waiting {
     fn place(&self, direction: Direction) -> &Cell<*mut ffi::PyObject> {
         let forks = threads::forks();
         if self.forks.replace(forks) != forks {
-            // Their references stay with the copies of the parent's coros, which never run here.
+            // These references belong to the copies of the parent's coros, which never run here, so they are not
+            // dropped.
             self.reader.set(ptr::null_mut());
             self.writer.set(ptr::null_mut());
         }
@@ -51,7 +52,7 @@ impl Waiting {
         }
     }
 
-    /// The coro that waits, if there is one.
+    /// The waiting coro, if there is one.
     pub(super) fn get<'py>(&self, py: Python<'py>, direction: Direction) -> Option<Coro<'py>> {
         let object = self.place(direction).get();
         // SAFETY: null, or a coro whose reference is held here; the result is used before other code runs.
@@ -63,25 +64,25 @@ impl Waiting {
         self.place(direction).set(coro.to_bound().into_ptr());
     }
 
-    /// Takes the coro out if it is this one.
+    /// Removes the coro if it is the given one. Returns whether it was.
     #[inline]
     fn take_if(&self, coro: Coro<'_>, direction: Direction) -> bool {
         let place = self.place(direction);
         let is_its = place.get() == coro.as_ptr();
         if is_its {
             place.set(ptr::null_mut());
-            // SAFETY: the reference of the place, which has given it up.
+            // SAFETY: the reference was the place's, which is null now.
             drop(unsafe { Bound::from_owned_ptr(coro.py(), coro.as_ptr()) });
         }
         is_its
     }
 
-    /// The object gets another descriptor.
+    /// Forgets the last wait, because the object gets another descriptor.
     pub(super) fn forget_stamp(&self) {
         self.stamp.set(0);
     }
 
-    /// Takes the coro out.
+    /// Removes and returns the waiting coro.
     pub(super) fn take<'py>(&self, py: Python<'py>, direction: Direction) -> Option<Bound<'py, PyAny>> {
         let object = self.place(direction).replace(ptr::null_mut());
         // SAFETY: the reference moves into the result.
@@ -89,11 +90,11 @@ impl Waiting {
     }
 }
 
-/// What a call waits for. The call keeps the object that has the descriptor.
+/// The descriptor and direction that a call waits for. The call keeps the object that has the descriptor alive.
 #[derive(Clone, Copy)]
 pub(super) struct Target<'a, 'py> {
     pub(super) object: &'a Bound<'py, PyAny>,
-    /// Where a socket object notes who waits; None for other objects.
+    /// The socket object's record of its waiting coros; None for other objects.
     pub(super) waiting: Option<&'a Waiting>,
     pub(super) fd: RawFd,
     pub(super) direction: Direction,
@@ -101,7 +102,7 @@ pub(super) struct Target<'a, 'py> {
     pub(super) is_anew: bool,
 }
 
-/// How a wait has begun, or ended already.
+/// The state of a wait after `Wait::begin`.
 pub(super) enum WaitState {
     /// The coro is about to leave its stack.
     Suspends,
@@ -109,19 +110,19 @@ pub(super) enum WaitState {
     IsReady,
 }
 
-/// How long the waits of one call may last together.
+/// The time limit for all waits of one call together.
 #[derive(Clone, Copy)]
-enum Lasting {
-    /// From the first wait on.
+enum TimeLimit {
+    /// The limit, counted from the first wait on.
     For(Limit),
-    /// In a thread without coros, which has waited before.
+    /// The end of the time, in a thread without coros that has already waited.
     Until(blocking::End),
 }
 
-/// The waits of one call, on the stack of the coro meanwhile.
+/// The waits of one call. This value stays on the coro's stack during a wait.
 pub(super) struct Wait {
-    lasting: Lasting,
-    /// Of a coro that has waited before.
+    time_limit: TimeLimit,
+    /// Set once a coro has waited.
     deadline: Option<Deadline<'static>>,
     fd: RawFd,
     direction: Direction,
@@ -130,32 +131,33 @@ pub(super) struct Wait {
 impl Wait {
     pub(super) const fn new() -> Self {
         Self {
-            lasting: Lasting::For(Limit::Endless),
+            time_limit: TimeLimit::For(Limit::Endless),
             deadline: None,
             fd: -1,
             direction: Direction::Read,
         }
     }
 
-    /// How long all waits of the call may last together, from the first one on.
+    /// Sets the time limit for all waits of the call together, counted from the first one on.
     pub(super) fn set_limit(&mut self, limit: Limit) {
-        self.lasting = Lasting::For(limit);
+        self.time_limit = TimeLimit::For(limit);
     }
 
-    /// Begins a wait. The system call would have blocked just now, or the operation is under way.
+    /// Begins a wait, after a system call has found that it would block, or after an operation has begun in the kernel.
     ///
-    /// Raises `TimeoutError` if the time is over, `SimultaneousError` if another coro waits for the same.
+    /// Raises `TimeoutError` if the time is over, and `SimultaneousError` if another coro already waits for the same
+    /// event.
     pub(super) fn begin(&mut self, target: Target<'_, 'static>) -> PyResult<WaitState> {
         let py = target.object.py();
         if suspension::current_on_loop(py).is_some() {
             self.begin_in(suspension::suspendable(py)?, target)?;
             return Ok(WaitState::Suspends);
         }
-        let end = match self.lasting {
-            Lasting::For(limit) => blocking::End::new(limit),
-            Lasting::Until(end) => end,
+        let end = match self.time_limit {
+            TimeLimit::For(limit) => blocking::End::new(limit),
+            TimeLimit::Until(end) => end,
         };
-        self.lasting = Lasting::Until(end);
+        self.time_limit = TimeLimit::Until(end);
         if blocking::wait_ready(py, target.fd, target.direction, end)? {
             Ok(WaitState::IsReady)
         } else {
@@ -166,11 +168,11 @@ impl Wait {
     /// `begin` in the running coro, which can be suspended here.
     #[inline]
     pub(super) fn begin_in(&mut self, coro: Coro<'static>, target: Target<'_, 'static>) -> PyResult<()> {
-        // Both may run destructors, so they come before the last checks.
+        // Both branches may run destructors, so they come before the last checks.
         if self.deadline.is_none() {
-            let limit = match self.lasting {
-                Lasting::For(limit) => limit,
-                Lasting::Until(_) => Limit::Endless,
+            let limit = match self.time_limit {
+                TimeLimit::For(limit) => limit,
+                TimeLimit::Until(_) => Limit::Endless,
             };
             self.deadline = Some(Deadline::outside_of_queues(coro, limit)?);
         } else {
@@ -185,12 +187,12 @@ impl Wait {
         Ok(())
     }
 
-    /// `begin_in` for a read that would find nothing, if nothing but that is to be done: there is no limit, no
-    /// interruption and no value of an earlier wait, the socket has waited before, and there was no event since. Otherwise
-    /// it does nothing and returns false.
+    /// A fast `begin_in` for a read that would find nothing. It requires that there is no limit, no interruption and no
+    /// value of an earlier wait, that the socket has waited before, and that there was no event since. Otherwise it
+    /// does nothing and returns false.
     #[inline]
     pub(super) fn begin_again(&mut self, coro: Coro<'static>, fd: RawFd, waiting: &Waiting) -> bool {
-        let is_plain = matches!(self.lasting, Lasting::For(Limit::Endless))
+        let is_plain = matches!(self.time_limit, TimeLimit::For(Limit::Endless))
             && !coro.wake_value.is_set()
             && !coro.wake_exception.is_set();
         let place = waiting.place(Direction::Read);
@@ -209,20 +211,21 @@ impl Wait {
         has_begun
     }
 
-    /// Ends the wait of a coro that runs again, however it was woken. Returns whether the event was there.
+    /// Ends the wait of a coro that runs again, whatever has woken it. Returns whether there was an event.
     #[inline]
     pub(super) fn end(&self, coro: Coro<'_>, waiting: Option<&Waiting>) -> bool {
         if let Some(waiting) = waiting
             && !waiting.take_if(coro, self.direction)
         {
-            // Closed meanwhile, which has ended the wait. The number may belong to another file by now.
+            // The object was closed during the wait, which has ended the wait. The descriptor's number may belong to
+            // another file by now.
             return true;
         }
-        // The event has removed the entry.
+        // If there was an event, it has removed the entry from the fd table.
         coro.has_event.replace(false) || self.leave(coro)
     }
 
-    /// Takes the coro out of the fd table. Returns whether it was not there any more.
+    /// Removes the coro from the fd table. Returns whether it was not there any more.
     #[cold]
     fn leave(&self, coro: Coro<'_>) -> bool {
         let py = coro.py();
@@ -239,7 +242,7 @@ impl Wait {
         !is_still_there
     }
 
-    /// Ends the call if its time is over.
+    /// Raises `TimeoutError` if the time of the call is over.
     pub(super) fn check_time(&self) -> PyResult<()> {
         if self.deadline.as_ref().is_some_and(Deadline::is_over) {
             return Err(timed_out());
@@ -256,7 +259,7 @@ fn timed_out() -> PyErr {
 /// The reactor of the coro's loop.
 #[inline]
 pub(super) fn reactor_of(coro: Coro<'_>) -> Option<&Reactor> {
-    // SAFETY: null, or the loop, which a coro keeps from its start to its end.
+    // SAFETY: null, or the loop, which a coro keeps alive from its start to its end.
     let event_loop = unsafe { coro.event_loop.as_ptr().cast::<LoopObject>().as_ref() };
     event_loop.map(LoopObject::reactor)
 }
@@ -272,7 +275,7 @@ fn enter(coro: Coro<'_>, target: Target<'_, '_>) -> PyResult<()> {
     let reactor = owner.reactor();
     reactor.check_closed()?;
     if fd < 0 {
-        // The object was closed.
+        // The object was closed before the wait.
         return Err(errors::os_error(&std::io::Error::from_raw_os_error(libc::EBADF)));
     }
     let entry = || WaiterRef::new(coro.to_bound(), wake);
@@ -295,7 +298,7 @@ fn enter(coro: Coro<'_>, target: Target<'_, '_>) -> PyResult<()> {
         end_stale(py, reactor, fd, direction)?;
     }
     let entry = entry();
-    // The object may have got another file with the same number since its last wait.
+    // The object may have been given another file with the same number since its last wait.
     let is_anew = target.is_anew || target.waiting.is_some_and(|waiting| waiting.stamp.get() == 0);
     match reactor.wait_once(target.object, fd, direction, entry, is_anew) {
         Ok(replaced) => {
@@ -308,7 +311,7 @@ fn enter(coro: Coro<'_>, target: Target<'_, '_>) -> PyResult<()> {
             return Err(errors::os_error(&error));
         }
     }
-    // What has run meanwhile may have interrupted this coro, or let another one wait on the same object.
+    // The code that ran above may have interrupted this coro, or let another one wait on the same object.
     if let Err(interruption) = interruption::raise_pending(coro) {
         reactor.forget_waiter(py, fd, direction, coro.as_ptr());
         return Err(interruption);
@@ -320,14 +323,14 @@ fn enter(coro: Coro<'_>, target: Target<'_, '_>) -> PyResult<()> {
     Ok(())
 }
 
-/// The descriptor has an event, or its file is gone. The entry holds a reference to the coro.
+/// Called when the descriptor has an event, or its file is gone. The entry holds a reference to the coro.
 ///
 /// # Safety
 /// `object` is a coro.
 unsafe fn wake(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: by the contract.
     let coro: Coro<'_> = unsafe { This::new(py, object) };
-    // A coro leaves the fd table before it does anything else. So one that waits, waits for this event.
+    // A coro leaves the fd table before it does anything else. So a coro that waits now is waiting for this event.
     if coro.status.get() == Status::Waiting && !coro.wait_node.is_queued() {
         coro.has_event.set(true);
         scheduler::make_ready(coro);
@@ -341,12 +344,13 @@ fn simultaneous(py: Python<'_>, fd: RawFd, direction: Direction) -> PyErr {
         Direction::Read => "read from",
         Direction::Write => "write to",
     };
-    let message = format!("another waiter is there already that wants to {what} descriptor {fd}");
+    let message = format!("another coro or callback is already waiting to {what} descriptor {fd}");
     coro_errors::new(py, ErrorClass::Simultaneous, &message)
 }
 
-/// Something waits on this number already. If its file is still open, that is an error for the same direction.
-/// Otherwise the file was closed behind its back and the number given to another one; then those waits end.
+/// Deals with an earlier waiter on the same descriptor number. If its file is still open, this raises an error for the
+/// same direction. Otherwise the file was closed without the waiter's knowledge and its number was given to another
+/// file; then the earlier waits end.
 #[cold]
 fn end_stale(py: Python<'_>, reactor: &Reactor, fd: RawFd, direction: Direction) -> PyResult<()> {
     if reactor.is_watch_in_force(fd) {
@@ -377,7 +381,7 @@ fn end_stale(py: Python<'_>, reactor: &Reactor, fd: RawFd, direction: Direction)
     Ok(())
 }
 
-/// The descriptor that a coro of this thread waits for was closed: raises `ClosedError` there.
+/// Raises `ClosedError` in a coro of this thread whose descriptor was closed during its wait.
 #[cold]
 pub(super) fn end_closed(coro: Coro<'_>) {
     let py = coro.py();
@@ -398,7 +402,7 @@ pub(super) fn end_closed(coro: Coro<'_>) {
     }
 }
 
-/// Takes a coro of this thread out of the fd table of its loop, before its descriptor is closed.
+/// Removes a coro of this thread from the fd table of its loop, before its descriptor is closed.
 pub(super) fn forget(coro: Coro<'_>, fd: RawFd, direction: Direction) {
     let py = coro.py();
     if let Some(event_loop) = coro.event_loop.get(py) {

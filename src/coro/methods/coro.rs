@@ -27,11 +27,11 @@ pub(super) fn check_thread(coro: Coro<'_>) -> PyResult<()> {
     Err(coro_errors::new(
         coro.py(),
         ErrorClass::ScheduleError,
-        "a coro belongs to the thread of its loop: use loop.call_soon_threadsafe()",
+        "a coro can be used only in the thread of its loop: call loop.call_soon_threadsafe() from other threads",
     ))
 }
 
-/// The same, and `RuntimeError` if its loop is closed: nothing can run the coro.
+/// Like `check_thread`, and raises `RuntimeError` if the coro's loop is closed, because nothing could run the coro.
 fn check_schedulable(coro: Coro<'_>) -> PyResult<()> {
     check_thread(coro)?;
     match coro.event_loop.get(coro.py()) {
@@ -40,7 +40,7 @@ fn check_schedulable(coro: Coro<'_>) -> PyResult<()> {
     }
 }
 
-/// `_check_thread()`: `ScheduleError` in another thread than the coro's.
+/// `_check_thread()`: raises `ScheduleError` in any thread except the coro's own.
 fn require_thread<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
     check_thread(this)?;
     Ok(none(this.py()))
@@ -51,7 +51,7 @@ fn start<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
         return Err(coro_errors::new(
             this.py(),
             ErrorClass::ScheduleError,
-            "the coro was started before",
+            "the coro has already been started",
         ));
     }
     check_schedulable(this)?;
@@ -59,7 +59,7 @@ fn start<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(none(this.py()))
 }
 
-/// `_wake(value=None)`: a waiting coro continues, and its wait returns `value`. `ScheduleError` if it does not wait.
+/// `_wake(value=None)`: makes a waiting coro continue; its wait returns `value`. `ScheduleError` if it is not waiting.
 fn wake<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let [value] = args.bind()?;
     check_thread(this)?;
@@ -81,7 +81,8 @@ fn wake<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     }
 }
 
-/// `_throw_later(exception)`: raises the exception where the coro waits now or next; None takes a cancellation back.
+/// `_throw_later(exception)`: raises the exception in the coro's current or next wait. With None it takes a
+/// cancellation back.
 fn throw_later<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     check_thread(this)?;
     match args.get(0) {
@@ -110,8 +111,8 @@ fn take_back<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(bool_object(this.py(), found))
 }
 
-/// `_throw(exception)`: raises the exception where the coro waits; at once if it runs; instead of its function if it
-/// has not begun.
+/// `_throw(exception)`: raises the exception in the coro's wait. If the coro is running, this call raises it; if the
+/// coro has not begun, the exception replaces the call of its function.
 fn throw<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     check_thread(this)?;
     let Some(exception) = args.get(0) else {
@@ -136,9 +137,9 @@ fn throw<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
 #[cold]
 fn wrong_status(this: Coro<'_>, status: Status) -> PyErr {
     let (kind, message) = match status {
-        Status::New => (ErrorClass::NotStarted, "the coro was not started"),
+        Status::New => (ErrorClass::NotStarted, "the coro has not been started"),
         Status::Done => (ErrorClass::DeadCoroutine, "the coro has ended"),
-        Status::Ready => (ErrorClass::ScheduleError, "the coro is scheduled already"),
+        Status::Ready => (ErrorClass::ScheduleError, "the coro is already scheduled"),
         Status::Running | Status::Waiting => (ErrorClass::ScheduleError, "the coro is running"),
     };
     coro_errors::new(this.py(), kind, message)
@@ -153,7 +154,7 @@ fn failure<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(this.exception.get(this.py()).unwrap_or_else(|| none(this.py())))
 }
 
-/// The exception, if nobody has seen it yet; else None.
+/// The exception, if it has not been retrieved yet; else None.
 fn failure_unseen<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
     let py = this.py();
     Ok(this
@@ -188,8 +189,8 @@ fn set_name<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(none(this.py()))
 }
 
-/// `_make_daemon()`: the coro stands for a daemon thread. It leaves `asyncio.all_tasks()`, because code that cancels all
-/// tasks and waits for them must not wait for it.
+/// `_make_daemon()`: marks the coro as one that stands for a daemon thread. It leaves `asyncio.all_tasks()`, because
+/// code that cancels all tasks and waits for them must not wait for it.
 fn make_daemon<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
     check_thread(this)?;
     this.is_daemon.set(true);
@@ -197,7 +198,7 @@ fn make_daemon<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(none(this.py()))
 }
 
-/// `set_max_selfish_acts(n)`: None for the thread's limit.
+/// `set_max_selfish_acts(n)`: None restores the thread's limit.
 fn set_max_selfish_acts<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let limit = match args.get(0) {
         Some(count) if !count.is_none() => acts(&count)? + 1,
@@ -234,7 +235,7 @@ fn must_cancel(this: Coro<'_>) -> Object<'_> {
     ))
 }
 
-/// The exception that the function has raised. Reading it does not mark it as seen.
+/// The exception that the function has raised. Reading it does not count as retrieving it.
 fn exception(this: Coro<'_>) -> Object<'_> {
     Ok(this.exception.get(this.py()).unwrap_or_else(|| none(this.py())))
 }
@@ -258,13 +259,13 @@ fn methods() -> Vec<ffi::PyMethodDef> {
             CoroObject,
             throw,
             "_throw(exception, /)",
-            "Raise an exception in the coro, in the call that waits."
+            "Raise an exception in the call in which the coro waits."
         ),
         method!(
             CoroObject,
             throw_later,
             "_throw_later(exception, /)",
-            "Raise an exception in the coro, in the next call that waits."
+            "Raise an exception in the coro's current or next call that waits."
         ),
         method!(
             CoroObject,
@@ -276,13 +277,13 @@ fn methods() -> Vec<ffi::PyMethodDef> {
             CoroObject,
             make_daemon,
             "_make_daemon()",
-            "Let nobody wait for the end of the coro, as for that of a daemon thread."
+            "Mark the coro as a daemon: nothing waits for its end."
         ),
         method!(
             CoroObject,
             set_max_selfish_acts,
             "set_max_selfish_acts(count, /)",
-            "Let the coro yield after count I/O operations that were ready at once. None: the default."
+            "Let the coro yield after count I/O operations in a row that did not wait. None: the thread's number."
         ),
         method!(
             CoroObject,
@@ -306,7 +307,7 @@ fn methods() -> Vec<ffi::PyMethodDef> {
             CoroObject,
             failure_unseen,
             "_failure_unseen()",
-            "Return the exception if nobody has retrieved it, else None."
+            "Return the exception if it has not been retrieved yet, else None."
         ),
         method!(
             CoroObject,
@@ -363,7 +364,7 @@ fn getters() -> Vec<ffi::PyGetSetDef> {
 
 /// Makes the native type.
 pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'py, PyType>> {
-    // SAFETY: the functions are those of this layout, the tables are leaked.
+    // SAFETY: the functions are for this layout, the tables are leaked.
     unsafe {
         new_type::<CoroObject>(
             module,

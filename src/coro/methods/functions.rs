@@ -1,4 +1,4 @@
-//! The functions of the native module that the package `coro` is built on, except for those that make coros.
+//! The functions of the native module on which the package `grapeshot.coro` is built, except the ones that make coros.
 
 use grapeshot_core::arch;
 use grapeshot_core::sys::signals;
@@ -37,7 +37,7 @@ pub(super) fn current_or_none<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<
     Ok(running(py).map_or_else(|| none(py), This::to_bound))
 }
 
-/// The running coro, for functions that only one can call.
+/// The running coro, for functions that only a coro can call.
 fn require_running(py: Python<'_>) -> PyResult<Coro<'_>> {
     running(py).ok_or_else(|| coro_errors::new(py, ErrorClass::YieldFromMain, "no coro runs here"))
 }
@@ -80,7 +80,7 @@ pub(super) fn set_registry<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<
     Ok(none(py))
 }
 
-/// As `_coro_wait`, but returns an interruption instead of raising it. It raises only if the coro cannot wait.
+/// Like `_coro_wait`, but returns an interruption instead of raising it. It raises only if the coro cannot wait.
 pub(super) fn begin_wait_for_wake<'py>(py: Python<'py>, _: Args<'_, 'py>) -> PyResult<Begun<'py, ()>> {
     let coro = suspension::suspendable(py)?;
     match suspension::begin_wait(coro) {
@@ -97,12 +97,12 @@ pub(super) fn return_interruption<'py>(coro: Coro<'py>, (): (), outcome: Outcome
     })
 }
 
-/// There is nothing to do after the wait.
+/// Returns the outcome of the wait unchanged.
 pub(super) fn return_outcome<'py>(_: Coro<'py>, (): (), outcome: Outcome<'py>) -> Outcome<'py> {
     outcome
 }
 
-/// `now()`: the time that `sleep_absolute` takes.
+/// `now()`: the current time, on the clock that `sleep_absolute` uses.
 pub(super) fn now<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     let now_s = if let Some(coro) = running(py) {
         suspension::now_s(coro)?
@@ -117,7 +117,7 @@ pub(super) fn now<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     new_objects::float(py, now_s)
 }
 
-/// `_coro_monotonic()`: what `time.monotonic()` returns, also while a program replaces that.
+/// `_coro_monotonic()`: the time of `time.monotonic()`, even while a program replaces that function.
 pub(super) fn monotonic<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(time_s().into_pyobject(py)?.into_any())
 }
@@ -160,8 +160,8 @@ pub(super) fn live<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(PyList::new(py, with_runtime(|runtime| runtime.live(py)))?.into_any())
 }
 
-/// `_coro_wait_info(coro)`: `("read", fd)`, `("write", fd)`, or `("queue", address)` of a queue in the object that the
-/// coro waits for; None if it waits for neither.
+/// `_coro_wait_info(coro)`: `("read", fd)` or `("write", fd)` for a wait on a descriptor; `("queue", address)` for a
+/// wait in a queue, which is inside the object that the coro waits for; None if the coro waits for neither.
 pub(super) fn wait_info<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let Some(coro) = args.get(0) else {
         return Err(PyTypeError::new_err("_coro_wait_info() takes a coro"));
@@ -185,25 +185,25 @@ pub(super) fn wait_info<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py
     }
 }
 
-/// A number of selfish acts.
+/// Reads the argument of `set_selfishness` or `set_max_selfish_acts`.
 pub(super) fn acts(count: &Bound<'_, PyAny>) -> PyResult<u16> {
     match count.extract::<i64>()? {
-        // One more is added to some of them.
+        // `set_max_selfish_acts` stores the number plus 1.
         count if count < i64::from(u16::MAX) && count >= 0 => Ok(count as u16),
         _ => Err(PyValueError::new_err(
-            "the number of acts must be between 0 and 65534",
+            "the number of operations must be between 0 and 65534",
         )),
     }
 }
 
-/// `_coro_set_selfishness(n)`: returns the number before.
+/// `_coro_set_selfishness(n)`: returns the previous number.
 pub(super) fn set_selfishness<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let limit = args.get(0).map_or(Ok(0), |count| acts(&count))?;
     let before = with_runtime(|runtime| runtime.options.max_acts.replace(limit));
     Ok(before.into_pyobject(py)?.into_any())
 }
 
-/// `_coro_act()`: an I/O operation begins. Nothing outside of a coro.
+/// `_coro_act()`: counts an I/O operation that begins. Outside of a coro it does nothing.
 pub(super) fn begin_act<'py>(py: Python<'py>, _: Args<'_, 'py>) -> PyResult<Begun<'py, ()>> {
     match running(py) {
         Some(_) => suspension::begin_act(suspension::suspendable(py)?),
@@ -211,13 +211,13 @@ pub(super) fn begin_act<'py>(py: Python<'py>, _: Args<'_, 'py>) -> PyResult<Begu
     }
 }
 
-/// `_coro_set_latency_limit(seconds)`: returns the limit before.
+/// `_coro_set_latency_limit(seconds)`: returns the previous limit.
 pub(super) fn set_latency_limit<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let before = latency::set_limit(py, limit_ns(&args)?)?;
     Ok((before as f64 / 1e9).into_pyobject(py)?.into_any())
 }
 
-/// `_coro_set_default_latency_limit(seconds)`: the limit of this thread and of those that begin later.
+/// `_coro_set_default_latency_limit(seconds)`: sets the limit of this thread and of threads that start later.
 pub(super) fn set_default_latency_limit<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let limit_ns = limit_ns(&args)?;
     with_runtime(|runtime| latency::set_default_limit(runtime, limit_ns));
@@ -233,17 +233,17 @@ fn limit_ns(args: &Args<'_, '_>) -> PyResult<u64> {
             "the limit must be 0 seconds or more, got {seconds}"
         )));
     }
-    // The cast saturates: a limit of centuries is none.
+    // The cast saturates: a limit of centuries is as good as no limit.
     Ok((seconds * 1e9).ceil() as u64)
 }
 
-/// `_coro_report_always(flag)`: whether runs are reported that hold up nothing.
+/// `_coro_report_always(flag)`: sets whether to report also the runs that hold up nothing.
 pub(super) fn report_always<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     latency::report_always(args.get(0).map_or(Ok(true), |flag| flag.is_truthy())?);
     Ok(none(py))
 }
 
-/// `_coro_set_exception_notifier(function)`: returns the one before, or None.
+/// `_coro_set_exception_notifier(function)`: returns the previous function, or None.
 pub(super) fn set_exception_notifier<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let function = args.get(0).filter(|function| !function.is_none());
     if let Some(function) = &function
@@ -262,7 +262,7 @@ pub(super) fn shut_down<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py
     Ok(left.into_pyobject(py)?.into_any())
 }
 
-/// `_coro_end_thread()`: the thread makes no more coros.
+/// `_coro_end_thread()`: the thread is ending, so it makes no more coros.
 pub(super) fn end_thread<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     with_runtime(|runtime| {
         runtime.is_ending.set(true);
@@ -271,7 +271,7 @@ pub(super) fn end_thread<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> 
     Ok(none(py))
 }
 
-/// `_coro_after_fork()`, in the child. Returns the coro that has forked, or None.
+/// `_coro_after_fork()`: called in the child. Returns the coro that has forked, or None.
 pub(super) fn after_fork<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     threads::after_fork();
     let forker = running(py);
@@ -290,7 +290,7 @@ pub(super) fn ident<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(threads::Party::running(py).ident().into_pyobject(py)?.into_any())
 }
 
-/// `_coro_report_error_of_thread(exception, function)`: to `sys.unraisablehook`.
+/// `_coro_report_error_of_thread(exception, function)`: passes the exception to `sys.unraisablehook`.
 pub(super) fn report_error_of_thread<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     if let (Some(exception), Some(function)) = (args.get(0), args.get(1)) {
         threads::report_error_of(&function, PyErr::from_value(exception));
@@ -298,8 +298,9 @@ pub(super) fn report_error_of_thread<'py>(py: Python<'py>, args: Args<'_, 'py>) 
     Ok(none(py))
 }
 
-/// `_coro_begins_thread()`: whether a patched thread that is started here is a coro. It is in a coro, and in a task or
-/// callback of a loop that has coros; not in a process that a coro has forked, whose loop runs in the parent.
+/// `_coro_begins_thread()`: whether a patched thread that is started here becomes a coro. It does in a coro, and in a
+/// task or callback of a loop that has coros. It does not in a process that a coro has forked, because the loop runs in
+/// the parent.
 pub(super) fn begins_thread<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     let is_coro = if running(py).is_some() {
         !suspension::is_forked()
@@ -318,7 +319,8 @@ pub(super) fn can_wait<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(bool_object(py, can_wait))
 }
 
-/// `_coro_unwatch()`: this thread's loop is closed. Nothing if what a loop runs closes another one.
+/// `_coro_unwatch()`: called when a loop of this thread is closed. It does nothing if the loop is closed by code that
+/// another loop of this thread is running.
 pub(super) fn unwatch<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     with_runtime(|runtime| {
         if runtime.pulse.running_since().is_none() {
@@ -328,21 +330,21 @@ pub(super) fn unwatch<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(none(py))
 }
 
-/// `_coro_run_number()`: how many runs of coros have begun in this thread.
+/// `_coro_run_number()`: how many times a coro of this thread was resumed.
 pub(super) fn run_number<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     let count = with_runtime(|runtime| runtime.stats.switches.get());
     Ok(count.into_pyobject(py)?.into_any())
 }
 
-/// `_coro_send_signal(number, handler)`: sends the signal to this process if `handler` still handles it. Returns whether
-/// it did.
+/// `_coro_send_signal(number, handler)`: sends the signal to this process if `handler` is still its handler. Returns
+/// whether it was sent.
 pub(super) fn send_signal<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let (Some(number), Some(handler)) = (args.get(0), args.get(1)) else {
         return Ok(none(py));
     };
     let current = py.import("_signal")?.getattr("getsignal")?.call1((&number,))?;
     let number: i32 = number.extract()?;
-    // Nothing runs in between that could change the handler: the main thread needs the GIL for that.
+    // The handler cannot change in between: the main thread would need the GIL for that.
     let is_sent = current.is(&handler) && signals::send(number).is_ok();
     Ok(is_sent.into_pyobject(py)?.to_owned().into_any())
 }
@@ -386,7 +388,7 @@ pub(super) fn fail_evictions<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Objec
     Ok(none(py))
 }
 
-/// `_coro_note_collection(phase, info)`: for `gc.callbacks`.
+/// `_coro_note_collection(phase, info)`: a callback for `gc.callbacks`.
 pub(super) fn note_collection<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     if let Some(phase) = args.get(0) {
         collector::note(py, &phase)?;
@@ -394,7 +396,8 @@ pub(super) fn note_collection<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Obje
     Ok(none(py))
 }
 
-/// `_coro_panic(function)`: panics, and calls `function` during the unwinding. Tests have no other way to get there.
+/// `_coro_panic(function)`: panics, and calls `function` during the unwinding. Tests have no other way to run code
+/// there.
 pub(super) fn panic<'py>(_: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     struct CalledWhileUnwinding<'py>(Option<Bound<'py, PyAny>>);
     impl Drop for CalledWhileUnwinding<'_> {
@@ -410,14 +413,14 @@ pub(super) fn panic<'py>(_: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     panic!("a test has asked for it")
 }
 
-/// `_coro_setup(errors, kind)`: takes the package's exception classes and its class `Coro`. Returns None, or the reason
-/// why coros are not available.
+/// `_coro_setup(errors, kind)`: stores the package's exception classes and its class `Coro`. Returns None, or the
+/// reason why coros are not available.
 pub(super) fn set_up<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     if !arch::IS_SUPPORTED {
-        return Ok(PyString::new(py, "coros know x86-64 and AArch64 only").into_any());
+        return Ok(PyString::new(py, "coros are supported only on x86-64 and AArch64").into_any());
     }
     if let Some(reason) = pystate::self_check(py)? {
-        return Ok(PyString::new(py, reason).into_any());
+        return Ok(PyString::new(py, &reason).into_any());
     }
     if let (Some(module), Some(kind)) = (args.get(0), args.get(1)) {
         let kind = kind.cast_into::<PyType>()?;
@@ -430,7 +433,7 @@ pub(super) fn set_up<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
         tasks::set_up(py)?;
         pystate::set_up(py)?;
         if !pystate::has_known_code(&kind.getattr("join")?)? {
-            return Ok(PyString::new(py, "the code objects of this interpreter are not known").into_any());
+            return Ok(PyString::new(py, "unknown layout of the interpreter's code objects").into_any());
         }
         pystate::keep_chunks(py);
         spawn::set_type(kind);

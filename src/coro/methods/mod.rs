@@ -1,4 +1,5 @@
-//! What Python sees: the methods of `Coro` and the functions of the native module that the package `coro` is built on.
+//! The Python interface: the methods of `Coro`, and the functions of the native module on which the package
+//! `grapeshot.coro` is built.
 
 mod coro;
 mod functions;
@@ -20,7 +21,7 @@ use crate::binding::signature::{Receiver, Signature};
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
-/// A row of a function table around `fn(Python, Args)`.
+/// Makes a row of a function table from `fn(Python, Args)`.
 macro_rules! function {
     ($body:path, $signature:literal, $doc:literal) => {{
         static SIGNATURE: Signature = Signature::new($signature);
@@ -43,8 +44,8 @@ macro_rules! function {
     }};
 }
 
-/// A row around `fn(Python, Args) -> PyResult<Begun<S>>` and `fn(Coro, S, Outcome) -> Outcome` for a function that
-/// waits between the two, see `suspension::wait_at_boundary`.
+/// Makes a row from `fn(Python, Args) -> PyResult<Begun<S>>` and `fn(Coro, S, Outcome) -> Outcome`, for a function that
+/// waits between the two; see `suspension::wait_at_boundary`.
 macro_rules! waiting_function {
     ($begin:path, $finish:path, $signature:literal, $doc:literal) => {{
         static SIGNATURE: Signature = Signature::new($signature);
@@ -54,8 +55,8 @@ macro_rules! waiting_function {
             nargs: ffi::Py_ssize_t,
             kwnames: *mut ffi::PyObject,
         ) -> *mut ffi::PyObject {
-            // SAFETY: only CPython calls this, attached, through a METH_FASTCALL|METH_KEYWORDS function; `begin` comes
-            // before it has returned.
+            // SAFETY: only CPython calls this, attached, through a METH_FASTCALL|METH_KEYWORDS function; `begin` runs
+            // before `raw` returns, while the arguments are alive.
             unsafe {
                 suspension::wait_at_boundary(
                     |py| Args::new(py, args, nargs, kwnames, &SIGNATURE).pass_to(py, $begin),
@@ -67,7 +68,7 @@ macro_rules! waiting_function {
     }};
 }
 
-/// What `grapeshot.coro` shows to users, under these names.
+/// The functions that `grapeshot.coro` gives to users, under these names.
 fn public_functions() -> Vec<ffi::PyMethodDef> {
     vec![
         function!(
@@ -75,21 +76,21 @@ fn public_functions() -> Vec<ffi::PyMethodDef> {
             "new(function, /, *args, name=None, context=None, stack='shared', **kwargs)",
             "\
                 Make a coro that will run function(*args, **kwargs). Call start() on the coro to start it.\n\n\
-                The options are those of spawn()."
+                The options are the same as for spawn()."
         ),
         function!(
             spawn::spawn,
             "spawn(function, /, *args, name=None, context=None, stack='shared', **kwargs)",
             "\
                 Start a coro that runs function(*args, **kwargs), and return it.\n\n\
-                It runs in the next iteration of the loop. If no loop runs yet, the thread's next coro.run() or\n\
+                It runs in the loop's next iteration. If no loop is running yet, the thread's next coro.run() or\n\
                 coro.event_loop() runs it.\n\n\
                 name: the name in repr() and in messages. The default is 'coro <id>'.\n\
                 context: the contextvars.Context in which the coro runs. The default is a copy of the current one.\n\
                 stack: 'shared', the default: several coros share the stack. It may be evicted while the coro waits.\n\
-                    'own': a stack that is never evicted, for C code that gives away pointers to its stack.\n\n\
+                    'own': a stack that is never evicted, for C code that hands out pointers to its stack.\n\n\
                 Raises TypeError if function cannot be called or is async. Raises RuntimeError if an event loop that\n\
-                is not grapeshot's runs in this thread. Raises MemoryError if there is no stack of its own for the coro."
+                is not grapeshot's runs in this thread. Raises MemoryError if no stack is left for stack='own'."
         ),
         function!(
             functions::current,
@@ -107,10 +108,10 @@ fn public_functions() -> Vec<ffi::PyMethodDef> {
             functions::return_outcome,
             "wait(coros=..., timeout=None, count=None)",
             "\
-                Wait until all coros have ended, or count of them, or timeout seconds are over.\n\n\
-                Returns a list of those that have ended, at most count, in the order in which they ended. coros may\n\
-                contain asyncio's futures and tasks. wait() does not raise their exceptions.\n\n\
-                Without arguments: wait until schedule() is called with this coro, and return that call's value."
+                Wait until all coros, or count of them, have ended, or until timeout seconds have passed.\n\n\
+                Returns a list of the coros that have ended, at most count, in the order in which they ended. coros\n\
+                may also contain asyncio's futures and tasks. wait() does not raise their exceptions.\n\n\
+                Without arguments: wait until schedule() is called with this coro, and return the value passed to it."
         ),
         function!(
             functions::now,
@@ -121,7 +122,7 @@ fn public_functions() -> Vec<ffi::PyMethodDef> {
             functions::begin_sleep_until,
             suspension::end_sleep,
             "sleep_absolute(when, /)",
-            "Wait until coro.now() has reached when."
+            "Wait until coro.now() reaches when."
         ),
         waiting_function!(
             functions::begin_sleep_for,
@@ -141,14 +142,14 @@ fn public_functions() -> Vec<ffi::PyMethodDef> {
             "set_stack_slots(count, /)",
             "\
                 Let new coros of this thread share count stacks (1 to 4096).\n\n\
-                None, as at the start: up to eight coros that live at the same time have a stack each, and all others \
+                None, the default: up to eight coros at a time have a stack each, and all others \
                 share one."
         ),
         function!(
             functions::set_selfishness,
             "set_selfishness(count, /)",
             "\
-                Let coros of this thread yield after count I/O operations that were ready at once (initially 4).\n\
+                Let coros of this thread yield after count I/O operations in a row that did not wait (initially 4).\n\
                 Returns the previous number."
         ),
         function!(
@@ -157,13 +158,13 @@ fn public_functions() -> Vec<ffi::PyMethodDef> {
             "\
                 Call function(coro, exception) when an exception ends a coro of this process. Returns the previous\n\
                 function.\n\n\
-                It is not called for CancelledError (with its subclass Interrupted), SystemExit, KeyboardInterrupt.\n\
-                With None, the loop's exception handler gets the exceptions that nobody has retrieved."
+                It is not called for CancelledError (or its subclass Interrupted), SystemExit or KeyboardInterrupt.\n\
+                With None, the loop's exception handler gets the exceptions that were never retrieved."
         ),
     ]
 }
 
-/// The functions that only the package uses.
+/// The functions for the package's own use.
 fn functions() -> Vec<ffi::PyMethodDef> {
     vec![
         function!(
@@ -174,7 +175,7 @@ fn functions() -> Vec<ffi::PyMethodDef> {
         function!(
             spawn::spawn_hiding,
             "_coro_spawn_hiding(function, /, *args, name=None, context=None, stack='shared', **kwargs)",
-            "As spawn(), for a coro in which asyncio's functions see no running loop."
+            "Like spawn(), for a coro in which asyncio's functions see no running loop."
         ),
         function!(
             functions::hide_loop,
@@ -184,12 +185,12 @@ fn functions() -> Vec<ffi::PyMethodDef> {
         function!(
             functions::show_loop,
             "_coro_show_loop(task, /)",
-            "Show the loop, and this current task, to the running coro, which hides the loop."
+            "Show the loop again to the running coro, which must be hiding it, with this current task."
         ),
         function!(
             functions::is_hidden,
             "_coro_is_hidden()",
-            "Return whether a coro that hides the loop runs here."
+            "Return whether the running coro hides the loop."
         ),
         function!(
             functions::running_loop,
@@ -205,7 +206,7 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             functions::begin_wait_for_wake,
             functions::return_interruption,
             "_coro_wait_for_wake()",
-            "Wait until somebody wakes this coro. Return the exception that interrupted it, or None."
+            "Wait until this coro is woken. Return the exception that interrupted it, or None."
         ),
         function!(
             functions::end_sleep,
@@ -225,7 +226,7 @@ fn functions() -> Vec<ffi::PyMethodDef> {
         function!(
             stacks::set_stamps,
             "_coro_set_switch_stamps(on, /)",
-            "Set whether the moments of switches are noted, in all threads."
+            "Set whether all threads record the times of switches."
         ),
         function!(
             stacks::switch_stamps,
@@ -241,7 +242,7 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             functions::begin_act,
             functions::return_outcome,
             "_coro_act()",
-            "Note that the running coro begins I/O, which may be ready at once."
+            "Count an I/O operation of the running coro. Yield if too many in a row did not wait."
         ),
         function!(
             functions::shut_down,
@@ -251,32 +252,32 @@ fn functions() -> Vec<ffi::PyMethodDef> {
         function!(
             functions::end_thread,
             "_coro_end_thread()",
-            "Make no more coros in this thread."
+            "Refuse to make more coros in this thread, which is ending."
         ),
         function!(
             functions::after_fork,
             "_coro_after_fork()",
-            "Forget in a forked child the coros of the parent. Return the coro that has forked."
+            "Forget the parent's coros in a forked child. Return the coro that forked, or None."
         ),
         function!(
             functions::report_error_of_thread,
             "_coro_report_error_of_thread(exception, function, /)",
-            "Give an exception that nobody can handle to sys.unraisablehook."
+            "Pass an exception that a thread's function raised to sys.unraisablehook."
         ),
         function!(
             functions::begins_thread,
             "_coro_begins_thread()",
-            "Return whether a patched thread that is started here is a coro."
+            "Return whether a patched thread that is started here becomes a coro."
         ),
         function!(
             functions::can_wait,
             "_coro_can_wait()",
-            "Return whether a coro runs here that could wait."
+            "Return whether a coro is running here that can wait."
         ),
         function!(
             functions::monotonic,
             "_coro_monotonic()",
-            "Return what time.monotonic() returns. A program that replaces that does not change this."
+            "Return the time of time.monotonic(), even if a program has replaced that function."
         ),
         function!(
             io::socket_type,
@@ -286,7 +287,7 @@ fn functions() -> Vec<ffi::PyMethodDef> {
         function!(
             io::bind_methods,
             "_coro_bind_socket_methods(kind, /)",
-            "Put the native methods of sockets on the class itself, except those that it replaces."
+            "Put the native methods of sockets on the class itself, except the ones that it overrides."
         ),
         function!(
             io::end_closed_wait,
@@ -296,17 +297,17 @@ fn functions() -> Vec<ffi::PyMethodDef> {
         function!(
             io::read_now,
             "_coro_read_now(fd, length, /)",
-            "Read from a descriptor without blocking, whatever its mode. None: there is no such call for it."
+            "Read from a descriptor without blocking, whatever its mode. Return None if that is impossible."
         ),
         function!(
             io::write_now,
             "_coro_write_now(fd, data, /)",
-            "Write to a descriptor without blocking, whatever its mode. None: there is no such call for it."
+            "Write to a descriptor without blocking, whatever its mode. Return None if that is impossible."
         ),
         function!(
             io::is_on_loop,
             "_coro_is_on_loop()",
-            "Whether a coro runs here that can wait on its loop."
+            "Return whether a coro is running here that can wait on its loop."
         ),
         function!(
             functions::unwatch,
@@ -316,32 +317,32 @@ fn functions() -> Vec<ffi::PyMethodDef> {
         function!(
             functions::stop_watchdog,
             "_coro_stop_watchdog()",
-            "Stop the watchdog until the next run: before a fork, or at the exit."
+            "Stop the watchdog until the next run, before a fork or at exit."
         ),
         function!(
             functions::set_latency_limit,
             "_coro_set_latency_limit(seconds, /)",
-            "Set how long something may keep a loop of this thread from going on. Return the limit before."
+            "Set how long code may block a loop of this thread before it is reported. Return the previous limit."
         ),
         function!(
             functions::set_default_latency_limit,
             "_coro_set_default_latency_limit(seconds, /)",
-            "Set that limit for this thread and for those that begin later."
+            "Set that limit for this thread and for threads that start later."
         ),
         function!(
             functions::report_always,
             "_coro_report_always(flag, /)",
-            "Set whether late runs are reported also if they hold up nothing."
+            "Set whether to report late runs even if they hold up nothing."
         ),
         function!(
             functions::run_number,
             "_coro_run_number()",
-            "Return how many runs of coros have begun in this thread."
+            "Return how many times a coro of this thread was resumed."
         ),
         function!(
             functions::send_signal,
             "_coro_send_signal(number, handler, /)",
-            "Send a signal to this process if the handler still handles it. Return whether it did."
+            "Send a signal to this process if handler is still its handler. Return whether it was sent."
         ),
         function!(
             functions::set_hooks,
@@ -361,22 +362,22 @@ fn functions() -> Vec<ffi::PyMethodDef> {
         function!(
             functions::note_collection,
             "_coro_note_collection(phase, info, /)",
-            "Note that a garbage collection begins or has ended on this stack."
+            "Record that a garbage collection begins or has ended on this stack."
         ),
         function!(
             functions::set_registry,
             "_coro_set_registry(registry, register, unregister, /)",
-            "Set the set in which asyncio keeps the tasks that are not its own."
+            "Set how coros are added to asyncio.all_tasks()."
         ),
         function!(
             functions::panic,
             "_coro_panic(function, /)",
-            "Panic, and call a function while unwinding, for tests."
+            "Panic, and call a function during the unwinding, for tests."
         ),
         function!(
             functions::set_up,
             "_coro_setup(errors, kind, /)",
-            "Set the package's classes. Return the reason why there are no coros, or None."
+            "Set the package's classes. Return the reason why coros are not available, or None."
         ),
     ]
 }
@@ -393,11 +394,11 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         add(module, definition, "_coro_", c"grapeshot.coro")?;
     }
     module.add("_coro_latency_hint", latency::HINT)?;
-    // It takes the place of the original, and pickles refer to that by name.
+    // It replaces `_thread.get_ident`, and pickles refer to a function by its module and name.
     let ident = function!(
         functions::ident,
         "get_ident()",
-        "Return the id of the running coro, elsewhere the ident of the thread."
+        "Return the id of the running coro, or the ident of the thread if no coro is running."
     );
     add(module, ident, "_coro_", c"_thread")?;
     suspension::set_end_sleep(&module.getattr("_coro_end_sleep")?);

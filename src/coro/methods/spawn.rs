@@ -1,4 +1,4 @@
-//! How coros are made: `new` and `spawn`.
+//! Makes coros: `new` and `spawn`.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -19,19 +19,19 @@ use crate::event_loop::reactor::current_thread;
 static CORO_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
 static NEXT_ID: AtomicU64 = AtomicU64::new(1);
 
-/// Sets the class of new coros and keeps it for good.
+/// Sets the class of new coros, which is never freed.
 pub(super) fn set_type(kind: Bound<'_, PyType>) {
     CORO_TYPE.store(kind.into_ptr().cast(), Ordering::Release);
 }
 
-/// The keywords of `spawn` that are not the function's.
+/// The keyword arguments that `spawn` itself uses.
 struct Options<'py> {
     name: Option<Bound<'py, PyAny>>,
     context: Option<Bound<'py, PyAny>>,
     has_own_stack: bool,
 }
 
-/// Separates the keywords: `name`, `context` and `stack` are spawn's, the rest goes to the function.
+/// Separates the keyword arguments: `name`, `context` and `stack` are for `spawn`, the rest goes to the function.
 fn sort_keywords<'py>(
     py: Python<'py>,
     args: &Args<'_, 'py>,
@@ -43,7 +43,7 @@ fn sort_keywords<'py>(
     };
     let mut rest: Option<Bound<'py, PyDict>> = None;
     for (keyword, value) in args.keywords() {
-        // SAFETY: keyword values are alive for the length of the call.
+        // SAFETY: keyword values stay alive during the call.
         let value = unsafe { Bound::from_borrowed_ptr(py, value) };
         match keyword.cast::<PyString>()?.to_string_lossy().as_ref() {
             "name" => options.name = (!value.is_none()).then_some(value),
@@ -67,16 +67,16 @@ fn sort_keywords<'py>(
     Ok((options, rest))
 }
 
-/// The running loop, which must be a grapeshot loop. If none runs: the loop that `coro.event_loop()` will run.
+/// The running loop, which must be a grapeshot loop. If no loop is running, the loop that `coro.event_loop()` will run.
 fn running_loop(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     if with_runtime(|runtime| runtime.is_forked.get()) {
         return Err(PyRuntimeError::new_err(
-            "a coro forked this process: the process cannot have coros while that coro runs",
+            "this process was forked by a coro: it cannot start coros before that coro has ended",
         ));
     }
     if with_runtime(|runtime| runtime.is_ending.get()) {
         return Err(PyRuntimeError::new_err(
-            "the thread is ending: it has no more coros",
+            "the thread is ending and cannot start any more coros",
         ));
     }
     let event_loop = visibility::running_loop(py)?;
@@ -94,17 +94,17 @@ fn running_loop(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     Ok(event_loop)
 }
 
-// `funcobject.h` and `classobject.h`, which pyo3 has only in part.
+// From `funcobject.h` and `classobject.h`, which pyo3 covers only in part.
 unsafe extern "C" {
     static mut PyMethod_Type: ffi::PyTypeObject;
     fn PyMethod_Function(method: *mut ffi::PyObject) -> *mut ffi::PyObject;
 }
 
-/// TypeError if `function` is an async function: a call would only make a coroutine that nobody awaits.
+/// TypeError if `function` is an async function, because a call would only make a coroutine that is never awaited.
 #[inline]
 fn check_function(function: &Bound<'_, PyAny>, caller: &str) -> PyResult<()> {
     let mut pointer = function.as_ptr();
-    // SAFETY: live objects, of the types that they are asked for; a method keeps its function.
+    // SAFETY: live objects of the types that the functions expect; a method keeps its function.
     let is_fine = unsafe {
         if ffi::Py_TYPE(pointer) == &raw mut PyMethod_Type {
             pointer = PyMethod_Function(pointer);
@@ -121,14 +121,14 @@ fn check_function(function: &Bound<'_, PyAny>, caller: &str) -> PyResult<()> {
     check_callable(function, caller)
 }
 
-/// The same for other callables.
+/// The check for all other objects, callable or not.
 #[cold]
 fn check_callable(function: &Bound<'_, PyAny>, caller: &str) -> PyResult<()> {
     if !function.is_callable() {
         // SAFETY: a live object.
         let is_coroutine = unsafe { ffi::PyCoro_CheckExact(function.as_ptr()) } != 0;
         let remedy = if is_coroutine {
-            ": a coroutine is run by coro.await_() in a coro, by asyncio.create_task() in a task, by grapeshot.run() \
+            ": run a coroutine with coro.await_() in a coro, asyncio.create_task() in a task, or grapeshot.run() \
              elsewhere"
         } else {
             ""
@@ -148,8 +148,8 @@ fn check_callable(function: &Bound<'_, PyAny>, caller: &str) -> PyResult<()> {
     Ok(())
 }
 
-/// Whether calling `function` makes a coroutine: an async function, a method or a `partial` of one, an object with an
-/// async `__call__`.
+/// Whether calling `function` makes a coroutine: it is an async function, a method or a `partial` of one, or an object
+/// with an async `__call__`.
 fn is_async(function: &Bound<'_, PyAny>) -> PyResult<bool> {
     let py = function.py();
     let partial = py.import("functools")?.getattr("partial")?;
@@ -157,7 +157,7 @@ fn is_async(function: &Bound<'_, PyAny>) -> PyResult<bool> {
     while function.is_instance(&partial)? {
         function = function.getattr("func")?;
     }
-    // SAFETY: live objects, of the types that they are asked for.
+    // SAFETY: live objects of the types that the functions expect.
     let is_async = |function: &Bound<'_, PyAny>| unsafe {
         ffi::PyFunction_Check(function.as_ptr()) != 0 && pystate::is_async_function(function.as_ptr())
     };
@@ -176,14 +176,14 @@ pub(super) fn check<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(none(py))
 }
 
-/// Makes a coro of the running loop: `function, *args, name=, context=, stack=, **kwargs`.
+/// Makes a coro that belongs to the running loop: `function, *args, name=, context=, stack=, **kwargs`.
 fn make<'py>(py: Python<'py>, args: &Args<'_, 'py>, function_name: &str) -> PyResult<Bound<'py, PyAny>> {
     let kind = CORO_TYPE.load(Ordering::Acquire);
     if kind.is_null() {
         return Err(PyRuntimeError::new_err("import grapeshot.coro first"));
     }
     let values = args.positional();
-    // SAFETY: an argument, alive for the length of the call.
+    // SAFETY: an argument, which stays alive during the call.
     let function = unsafe { Bound::from_borrowed_ptr(py, values[0]) };
     check_function(&function, function_name)?;
     let event_loop = running_loop(py)?;
@@ -215,7 +215,7 @@ fn make<'py>(py: Python<'py>, args: &Args<'_, 'py>, function_name: &str) -> PyRe
         coro.context
             .set(unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyContext_CopyCurrent())? });
     }
-    // SAFETY: arguments are alive for the length of the call, each item gets a reference of its own.
+    // SAFETY: arguments stay alive during the call, and each item gets its own reference.
     let tuple = unsafe {
         let tuple = Bound::from_owned_ptr_or_err(py, ffi::PyTuple_New(values.len() as ffi::Py_ssize_t - 1))?;
         for (index, value) in values[1..].iter().enumerate() {
@@ -241,7 +241,7 @@ pub(super) fn spawn<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(object)
 }
 
-/// `_coro_spawn_hiding`: as `spawn`, for a coro that hides the loop.
+/// `_coro_spawn_hiding`: like `spawn`, for a coro that hides the loop.
 pub(super) fn spawn_hiding<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let object = make(py, &args, "run_blocking")?;
     let coro = scheduler::coro_of(&object);

@@ -1,4 +1,4 @@
-//! `stack_info()` of a thread and of one coro.
+//! `stack_info()` for a thread and for one coro, and the switch stamps.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -27,7 +27,7 @@ pub(super) fn statistics<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> 
     Ok(dict.into_any())
 }
 
-/// `_coro_set_switch_stamps(on)`
+/// `_coro_set_switch_stamps(on)`: switches the stamps on or off, in all threads.
 pub(super) fn set_stamps<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     stamps::set_on(args.get(0).map_or(Ok(false), |on| on.is_truthy())?);
     Ok(none(py))
@@ -40,7 +40,7 @@ pub(super) fn switch_stamps<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'p
     Ok(moments.into_pyobject(py)?.into_any())
 }
 
-/// `Coro.stack_info()`. `bytes_used` of a running coro is what it uses now.
+/// `Coro.stack_info()`. For a running coro, `bytes_used` is its current use.
 pub(super) fn coro_info<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
     check_thread(this)?;
     let py = this.py();

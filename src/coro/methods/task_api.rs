@@ -1,7 +1,7 @@
-//! The part of a task's interface that asyncio uses often: the outcome, callbacks at the end, `await`.
+//! The part of a task's interface that asyncio uses often: the outcome, the callbacks, and `await`.
 //!
-//! The rest of `asyncio.Task`'s interface is Python (`grapeshot/coro/_coroutine.py`). Native methods have no frames, so
-//! the traceback of a coro's exception does not lead back to the coro.
+//! The rest of `asyncio.Task`'s interface is in Python (`grapeshot/coro/_coroutine.py`). Native methods have no Python
+//! frames, so the traceback of a coro's exception does not form a reference cycle with the coro.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_void};
@@ -29,8 +29,8 @@ use crate::event_loop::pyloop::LoopObject;
 
 // ---- the outcome ---------------------------------------------------------------------------------------------
 
-/// The result of a coro that has ended, or its exception, with the traceback that it had at the end. So each caller
-/// adds its frames to that traceback, and not to another caller's.
+/// The result of a coro that has ended, or its exception with the traceback that it had at the end. Resetting the
+/// traceback keeps the frames of one caller out of the traceback of the next one.
 fn take_outcome(this: Coro<'_>) -> Object<'_> {
     match take_exception(this) {
         Some(exception) => Err(PyErr::from_value(exception)),
@@ -48,9 +48,9 @@ fn take_exception(this: Coro<'_>) -> Option<Bound<'_, PyAny>> {
     Some(exception)
 }
 
-/// The same for `result()` and `exception()`. If the caller is a coro, a cancelled coro gives `CoroCancelled`: its own
-/// exception would look as if the caller were cancelled, and would end the caller silently. For other callers the
-/// outcome is the one that asyncio expects of a task.
+/// Like `take_outcome`, for `result()` and `exception()`. If the caller is a coro and this coro was cancelled, it
+/// raises `CoroCancelled`. The original exception would look as if the caller itself were cancelled, and would end the
+/// caller silently. Other callers get the outcome that asyncio expects of a task.
 fn take_visible_outcome(this: Coro<'_>) -> Object<'_> {
     let Some(exception) = take_exception(this) else {
         return take_outcome(this);
@@ -82,7 +82,7 @@ fn outcome<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
     }
 }
 
-/// The result or the exception of awaiting the coro, as asyncio's for a task.
+/// The result or the exception that `await` gives, as for an asyncio task.
 fn task_outcome<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
     take_outcome(this)
 }
@@ -119,7 +119,7 @@ fn exception<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
 
 // ---- callbacks -----------------------------------------------------------------------------------------------
 
-/// Schedules `callback(coro)` in `context` for when the coro has ended.
+/// Adds a callback: `callback(coro)` is called in `context` when the coro has ended.
 fn append_callback<'py>(
     this: Coro<'py>,
     callback: Bound<'py, PyAny>,
@@ -136,7 +136,8 @@ fn append_callback<'py>(
     Ok(())
 }
 
-/// As `asyncio.Future.add_done_callback`: in the caller's context, unless one is given.
+/// Like `asyncio.Future.add_done_callback`: the callback runs in a copy of the caller's context, unless a context is
+/// given.
 fn add_done_callback<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let [callback, context] = args.bind()?;
     check_thread(this)?;
@@ -165,7 +166,7 @@ fn remove_done_callback<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py
     };
     let callbacks = callbacks.cast_into::<PyList>()?;
     let mut equal = Vec::new();
-    // The comparison may run Python code that waits; other code may change the list meanwhile.
+    // The comparison may run Python code that waits, and other code may then change the list. So it works on a copy.
     for entry in callbacks.get_slice(0, callbacks.len()).iter() {
         if entry.get_item(0)?.eq(&callback)? {
             equal.push(entry);
@@ -184,11 +185,11 @@ fn remove_done_callback<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py
 
 // ---- await ---------------------------------------------------------------------------------------------------
 
-/// The iterator of `await co`: yields the coro once, unless it has ended, then gives the outcome.
+/// The iterator of `await co`: yields the coro once, unless it has ended, and then returns the outcome.
 #[repr(C)]
 struct AwaitObject {
     base: ffi::PyObject,
-    /// Empty once the outcome was given.
+    /// Empty once the outcome was returned.
     coro: ObjectCell,
     has_yielded: Cell<bool>,
 }
@@ -243,7 +244,7 @@ fn step(this: This<'_, AwaitObject>) -> PyResult<Step<'_>> {
         return Err(coro_errors::new(
             py,
             ErrorClass::NotStarted,
-            "the coro was not started: waiting for it would last for ever",
+            "the coro was not started, so waiting for it would never end",
         ));
     }
     if this.has_yielded.replace(true) {
@@ -263,9 +264,10 @@ unsafe extern "C" fn iternext(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || match step(This::new(py, slf))? {
             Step::Yield(coro) => Ok(coro.into_ptr()),
-            // The end of an iterator without an exception stands for None.
+            // An iterator that ends without an exception returns None.
             Step::Return(value) if value.is_none() => Ok(ptr::null_mut()),
-            // A tuple would become the exception's arguments, an exception the exception itself.
+            // `PyErr_SetObject` would unpack a tuple into the arguments, and would take an exception for the
+            // `StopIteration` itself.
             Step::Return(value) if value.is_instance_of::<PyTuple>() || is_exception(&value) => {
                 Err(PyStopIteration::new_err((value.unbind(),)))
             }
@@ -334,19 +336,19 @@ pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
             CoroObject,
             exception,
             "exception()",
-            "Return the exception, or None. Raises asyncio.InvalidStateError before the end, or CancelledError."
+            "Return the exception, or None. Raises InvalidStateError before the end, CancelledError if cancelled."
         ),
         method!(
             CoroObject,
             add_done_callback,
             "add_done_callback(fn, context=None)",
-            "Let the loop call fn(self) when the coro has ended."
+            "Make the loop call fn(self) when the coro has ended."
         ),
         method!(
             CoroObject,
             remove_done_callback,
             "remove_done_callback(fn, /)",
-            "Remove the callbacks that equal fn. Return how many there were."
+            "Remove the callbacks that are equal to fn. Return how many there were."
         ),
     ]
 }
@@ -358,7 +360,7 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         "send(value, /)",
         "Run the next step. The value is ignored."
     )];
-    // SAFETY: the functions are those of this layout, the table is leaked.
+    // SAFETY: the functions are for this layout, the table is leaked.
     let kind = unsafe {
         new_type::<AwaitObject>(
             module,

@@ -10,28 +10,28 @@ use pyo3::types::PyList;
 
 use super::{CFrame, PREVIOUS_ITEM, chunk, field, frames, imp, instrumentation};
 
-/// Levels of C recursion that the interpreter allows a thread (3.12 and 3.13).
+/// The levels of C recursion that the interpreter allows a thread (3.12 and 3.13).
 static C_LIMIT: AtomicI32 = AtomicI32::new(0);
 
-/// Set by `self_check`.
+/// `C_LIMIT`, which `self_check` sets.
 pub(super) fn c_recursion_limit() -> c_int {
     C_LIMIT.load(Ordering::Relaxed)
 }
 
-/// None if every field that can be compared lies at its offset, else a text that says what differs.
-pub(in crate::coro) fn self_check(py: Python<'_>) -> PyResult<Option<&'static str>> {
+/// Compares every field that can be checked. Returns None if all are at their offsets, else an error text.
+pub(in crate::coro) fn self_check(py: Python<'_>) -> PyResult<Option<String>> {
     if let Some(reason) = imp::UNSUPPORTED
         .or_else(imp::look_up)
         .or_else(instrumentation::look_up)
     {
-        return Ok(Some(reason));
+        return Ok(Some(reason.to_owned()));
     }
     if jit_is_enabled(py)? {
         return Ok(Some(
-            "coros do not work with CPython's JIT compiler: PYTHON_JIT=0 switches it off",
+            "coros do not work with CPython's JIT compiler: set PYTHON_JIT=0 to switch it off".to_owned(),
         ));
     }
-    // SAFETY: attached. The offsets lie inside the structure in every release of this minor version, so reading there
+    // SAFETY: attached. The offsets are inside the structure in every release of this minor version, so reading there
     // is safe; at worst a value is wrong.
     unsafe {
         let thread = ffi::PyThreadState_Get();
@@ -92,12 +92,16 @@ pub(in crate::coro) fn self_check(py: Python<'_>) -> PyResult<Option<&'static st
         if wrong.is_none() {
             frames::measure(py)?;
         }
-        Ok(wrong.map(|(_, what)| *what))
+        Ok(
+            wrong
+                .map(|(_, what)| format!("this interpreter's thread state has an unexpected layout: {what}")),
+        )
     }
 }
 
-/// Whether the JIT compiler (3.14 and later) is on in this process; it cannot be switched on later. It frees compiled
-/// code that no thread state shows as running: that of a suspended stack, too.
+/// Whether the JIT compiler (3.14 and later) is on in this process; it cannot be switched on later. Coros cannot work
+/// with it: it frees compiled code that no thread state shows as running, and that includes the code of suspended
+/// stacks.
 fn jit_is_enabled(py: Python<'_>) -> PyResult<bool> {
     let Some(jit) = py.import("sys")?.getattr_opt("_jit")? else {
         return Ok(false);
@@ -105,7 +109,7 @@ fn jit_is_enabled(py: Python<'_>) -> PyResult<bool> {
     jit.call_method0("is_enabled")?.is_truthy()
 }
 
-/// The stack of handled exceptions ends in the thread state's own entry.
+/// Checks that the stack of handled exceptions ends in the thread state's own entry.
 unsafe fn has_exc_info(thread: *mut u8) -> bool {
     // SAFETY: as in `self_check`; the chain is short and ends in null.
     unsafe {
@@ -123,7 +127,7 @@ unsafe fn has_exc_info(thread: *mut u8) -> bool {
     }
 }
 
-/// A context that is entered becomes the current one.
+/// Checks that a context that is entered becomes the current one.
 unsafe fn has_context(py: Python<'_>, thread: *mut u8) -> PyResult<bool> {
     // SAFETY: attached; the context is entered and left on this thread.
     unsafe {
@@ -139,7 +143,7 @@ unsafe fn has_context(py: Python<'_>, thread: *mut u8) -> PyResult<bool> {
     }
 }
 
-/// Entering C recursion counts the levels that are left down by one. Notes how many a thread has.
+/// Checks that entering C recursion decrements the remaining levels by one. Stores how many levels a thread has.
 unsafe fn has_c_recursion(thread: *mut u8) -> bool {
     let Some(offset) = imp::C_RECURSION_REMAINING else {
         C_LIMIT.store(c_int::MAX, Ordering::Relaxed);
@@ -159,7 +163,7 @@ unsafe fn has_c_recursion(thread: *mut u8) -> bool {
     }
 }
 
-/// Tracing that is entered counts up by one.
+/// Checks that entering tracing increments its depth by one.
 unsafe fn has_tracing(thread: *mut ffi::PyThreadState) -> bool {
     // SAFETY: as in `self_check`; entered and left on this thread.
     unsafe {
@@ -172,7 +176,7 @@ unsafe fn has_tracing(thread: *mut ffi::PyThreadState) -> bool {
     }
 }
 
-/// The depth of nested deallocation at the deallocation of the capsule below.
+/// The depth of nested deallocation when the capsule below was deallocated.
 static NESTING: AtomicI32 = AtomicI32::new(-1);
 
 unsafe extern "C" fn note_nesting(_capsule: *mut ffi::PyObject) {
@@ -183,7 +187,7 @@ unsafe extern "C" fn note_nesting(_capsule: *mut ffi::PyObject) {
     }
 }
 
-/// A list in a list is deallocated two levels down.
+/// Checks that an object inside a list inside a list is deallocated two levels down.
 unsafe fn has_trash_nesting(py: Python<'_>, thread: *mut u8) -> PyResult<bool> {
     let Some(offset) = imp::TRASH_NESTING else {
         return Ok(true);
@@ -201,9 +205,9 @@ unsafe fn has_trash_nesting(py: Python<'_>, thread: *mut u8) -> PyResult<bool> {
 /// `f_frame` in `PyFrameObject`: after the header and `f_back`.
 pub(super) const F_FRAME: usize = 24; // void *PyFrameObject.f_frame
 
-/// The frame object of the current frame points to the innermost frame of the chain.
+/// Checks that the frame object of the current frame points to the innermost frame of the chain.
 unsafe fn has_frame(py: Python<'_>, thread: *mut ffi::PyThreadState) -> PyResult<bool> {
-    // SAFETY: attached; the getter gives a new reference or null.
+    // SAFETY: attached; the getter returns a new reference or null.
     unsafe {
         let frame = ffi::PyThreadState_GetFrame(thread);
         if frame.is_null() {
@@ -216,10 +220,10 @@ unsafe fn has_frame(py: Python<'_>, thread: *mut ffi::PyThreadState) -> PyResult
     }
 }
 
-/// A chain of frames ends in null, or (3.15) in the base frame that lies in the thread state itself.
+/// Checks that a chain of frames ends in null or, on 3.15, in the base frame inside the thread state itself.
 unsafe fn has_root_frame(thread: *mut u8) -> bool {
     let mut holder = CFrame { words: [0; 3] };
-    // SAFETY: as in `self_check`; `holder` shows no frame. What lies inside the thread state is readable.
+    // SAFETY: as in `self_check`; `holder` contains no frame. Memory inside the thread state is readable.
     unsafe {
         let root = imp::innermost(imp::root_frame(thread, &raw mut holder));
         if root.is_null() {
@@ -233,13 +237,13 @@ unsafe fn has_root_frame(thread: *mut u8) -> bool {
     }
 }
 
-/// `previous` of the innermost frame leads to its caller, past the entry frames on this thread's stack (3.12 and
-/// later).
+/// Checks that `previous` of the innermost frame leads to its caller, past the entry frames on this thread's stack
+/// (3.12 and later).
 unsafe fn has_caller(py: Python<'_>, thread: *mut ffi::PyThreadState) -> PyResult<bool> {
-    /// How far above this function an entry frame may lie.
+    /// An entry frame is at most this far above this function on the stack.
     const STACK_LEN: usize = 8 * 1024 * 1024;
     let here = &raw const thread as usize;
-    // SAFETY: attached; the getters give new references or null; a frame is readable, and what lies on this stack is.
+    // SAFETY: attached; the getters return new references or null; frames and this stack are readable.
     unsafe {
         let frame = ffi::PyThreadState_GetFrame(thread);
         if frame.is_null() {
@@ -253,7 +257,7 @@ unsafe fn has_caller(py: Python<'_>, thread: *mut ffi::PyThreadState) -> PyResul
         let caller = Bound::from_owned_ptr_or_err(py, caller.cast())?;
         let wanted: *mut u8 = *field(caller.as_ptr().cast(), F_FRAME);
         let mut previous: *mut u8 = *field(*field(frame.as_ptr().cast(), F_FRAME), imp::FRAME_PREVIOUS);
-        // An entry frame each of the calls through C between the two.
+        // There may be an entry frame for each call through C between the two.
         for _ in 0..100 {
             if previous == wanted || !(here..here + STACK_LEN).contains(&(previous as usize)) {
                 break;
@@ -264,7 +268,7 @@ unsafe fn has_caller(py: Python<'_>, thread: *mut ffi::PyThreadState) -> PyResul
     }
 }
 
-/// The object of the profile function is what `sys.getprofile` returns.
+/// Checks that the object of the profile function is the one that `sys.getprofile` returns.
 unsafe fn has_profile_object(py: Python<'_>, thread: *mut u8) -> PyResult<bool> {
     let object = py.import("sys")?.call_method0("getprofile")?;
     // SAFETY: as in `self_check`.
@@ -276,7 +280,7 @@ unsafe fn has_profile_object(py: Python<'_>, thread: *mut u8) -> PyResult<bool> 
     })
 }
 
-/// asyncio's running loop lies in the thread state, where asyncio keeps it there.
+/// Checks that the thread state contains asyncio's running loop, in versions where asyncio keeps it there.
 unsafe fn has_running_loop(py: Python<'_>, thread: *mut u8) -> PyResult<bool> {
     let Some(offset) = imp::RUNNING_LOOP else {
         return Ok(true);
@@ -295,7 +299,7 @@ unsafe fn has_running_loop(py: Python<'_>, thread: *mut u8) -> PyResult<bool> {
     Ok(is_right && running().is_null())
 }
 
-/// The task that is entered lies in the thread state, where asyncio keeps it there.
+/// Checks that the thread state contains the task that is entered, in versions where asyncio keeps it there.
 unsafe fn has_task(py: Python<'_>, thread: *mut u8) -> PyResult<bool> {
     let Some(offset) = imp::RUNNING_TASK else {
         return Ok(true);
@@ -305,7 +309,7 @@ unsafe fn has_task(py: Python<'_>, thread: *mut u8) -> PyResult<bool> {
     let running = || unsafe { *field::<*mut ffi::PyObject>(thread, offset) };
     let before = running();
     if !before.is_null() {
-        // Imported inside a task: compare with that task instead of entering one.
+        // The import is inside a task: compare with that task instead of entering one.
         let event_loop = tasks.call_method0("get_running_loop")?;
         let task = tasks.call_method1("current_task", (event_loop,))?;
         return Ok(task.as_ptr() == before);

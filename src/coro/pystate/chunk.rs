@@ -1,4 +1,4 @@
-//! Root chunks of the data stack, in which Python frames live. They are small and pooled. The interpreter's own chunks
+//! Root chunks of the data stack, the memory of Python frames. They are small and pooled. The interpreter's own chunks
 //! take 16 KiB and a mapping each, which would be most of the memory of an idle coro.
 //!
 //! ```text
@@ -6,8 +6,9 @@
 //!            '------- _PyStackChunk: frames, one after the other, up to `size` -------------------'-------------'
 //! ```
 //!
-//! CPython never frees a root chunk; what does not fit goes to chunks behind it, which it allocates and frees itself.
-//! The tail of a block holds what else a coro needs from its first run to its end, so that a coro needs one allocation.
+//! CPython never frees a root chunk. Frames that do not fit go to further chunks, which CPython allocates and frees
+//! itself. The tail of a block holds the other data that a coro needs from its first run to its end, so that a coro
+//! needs only one allocation.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -16,10 +17,10 @@ use pyo3::ffi;
 
 use super::field;
 
-/// Space for about ten frames of ordinary functions, beside the tail. (Together with the allocator's own word a
-/// multiple of 16.)
+/// Space for about ten frames of ordinary functions, in addition to the tail. (Together with the allocator's own word
+/// this is a multiple of 16.)
 const BLOCK_LEN: usize = 1784;
-/// Chunks kept for the next coros.
+/// The largest number of free chunks to keep for later coros.
 const KEPT: usize = 1024;
 
 const PREVIOUS: usize = 0; // void *_PyStackChunk.previous
@@ -27,17 +28,17 @@ pub(super) const SIZE: usize = 8; // size_t _PyStackChunk.size
 const TOP: usize = 16; // size_t _PyStackChunk.top
 const DATA: usize = 24; // void *_PyStackChunk.data
 
-/// Where the first frame goes, and the end of the chunk.
+/// The address of the first frame, and the end of the chunk.
 ///
 /// # Safety
 /// `chunk` was made by `take`.
 pub(super) unsafe fn bounds(chunk: *mut u8) -> (*mut u8, *mut u8) {
     // The first word of a root chunk stays unused: a top at its very start would mean "free this chunk".
-    // SAFETY: a chunk made by `take` has the size that its header says.
+    // SAFETY: a chunk made by `take` has the size in its header.
     unsafe { (chunk.add(DATA + size_of::<usize>()), tail(chunk).cast()) }
 }
 
-/// The tail of the block that begins with a root chunk, 8 bytes aligned.
+/// The tail of the block that begins with a root chunk, aligned to 8 bytes.
 ///
 /// # Safety
 /// `chunk` was made by `take`.
@@ -46,20 +47,20 @@ pub(in crate::coro) unsafe fn tail(chunk: *mut u8) -> *mut c_void {
     unsafe { chunk.add(*field::<usize>(chunk, SIZE)).cast() }
 }
 
-/// Where the first frame of a root chunk goes; `tail` is its tail, of so many bytes.
+/// The address of the first frame in a root chunk whose tail is `tail`, with `tail_len` bytes.
 #[inline]
 pub(in crate::coro) fn first_frame(tail: *mut c_void, tail_len: usize) -> *mut u8 {
     let chunk = tail.cast::<u8>().wrapping_sub(BLOCK_LEN - tail_len);
     chunk.wrapping_add(DATA + size_of::<usize>())
 }
 
-/// The first of a chain of chunks.
+/// The first chunk of a chain.
 ///
 /// # Safety
 /// `chunk` is null or the innermost of a chain of live chunks.
 #[inline]
 pub(super) unsafe fn root(mut chunk: *mut u8) -> *mut u8 {
-    // SAFETY: a live chunk has its header; the first one has none before it (contract).
+    // SAFETY: a live chunk has a header, and the first one's `previous` is null (contract).
     unsafe {
         while !chunk.is_null() {
             let previous: *mut u8 = *field(chunk, PREVIOUS);
@@ -72,14 +73,14 @@ pub(super) unsafe fn root(mut chunk: *mut u8) -> *mut u8 {
     chunk
 }
 
-/// Bytes of a chunk and those before it.
+/// The bytes of a chunk and all chunks before it.
 ///
 /// # Safety
 /// `chunk` is null or the innermost of a chain of live chunks.
 pub(super) unsafe fn total_len(mut chunk: *mut u8) -> usize {
     let mut len = 0;
     while !chunk.is_null() {
-        // SAFETY: a live chunk has its header; the chain ends in null (contract).
+        // SAFETY: a live chunk has a header, and the chain ends in null (contract).
         unsafe {
             len += *field::<usize>(chunk, SIZE);
             chunk = *field(chunk, PREVIOUS);
@@ -88,15 +89,15 @@ pub(super) unsafe fn total_len(mut chunk: *mut u8) -> usize {
     len
 }
 
-/// The blocks that no coro uses.
+/// The free blocks.
 pub(in crate::coro) struct Chunks {
-    /// Of each block, a multiple of 8.
+    /// The length of each block's tail, a multiple of 8.
     tail_len: usize,
     kept: Vec<*mut u8>,
 }
 
 impl Chunks {
-    /// Blocks with tails of so many bytes.
+    /// A pool of blocks with tails of `tail_len` bytes.
     pub(in crate::coro) const fn new(tail_len: usize) -> Self {
         assert!(tail_len.is_multiple_of(8) && tail_len < BLOCK_LEN / 2);
         Self {
@@ -111,7 +112,7 @@ impl Chunks {
         if let Some(chunk) = self.kept.pop() {
             return Some(chunk);
         }
-        // SAFETY: plain allocation, checked below; the header's fields lie inside.
+        // SAFETY: a plain allocation, checked below; the header's fields are inside it.
         unsafe {
             let chunk = libc::malloc(BLOCK_LEN).cast::<u8>();
             if chunk.is_null() {
@@ -124,11 +125,11 @@ impl Chunks {
         }
     }
 
-    /// Takes back the chunks of a coro that has ended. Those behind the root are the interpreter's and go back to
-    /// its arena allocator; there are some only if the coro's frames were abandoned.
+    /// Takes back the chunks of a coro that has ended. Chunks after the root belong to the interpreter and go back to
+    /// its arena allocator; there are any only if the coro's frames were abandoned.
     ///
     /// # Safety
-    /// `chunk` is the innermost chunk of a coro none of whose frames is alive.
+    /// `chunk` is the innermost chunk of a coro that has no live frames.
     #[inline]
     pub(in crate::coro) unsafe fn give(&mut self, mut chunk: *mut u8) {
         // SAFETY: the chain of a coro ends in a root chunk that `take` has made (contract).

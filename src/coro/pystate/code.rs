@@ -1,4 +1,4 @@
-//! The flags of a Python function's code. They are read without making a Python int, because each `spawn` needs them.
+//! Reads the flags of a Python function's code directly, without making a Python int, because each `spawn` needs them.
 
 use std::ffi::c_int;
 
@@ -25,7 +25,7 @@ pub(in crate::coro) unsafe fn is_async_function(function: *mut ffi::PyObject) ->
 /// Whether the flags of this function's code are at the expected offset.
 pub(in crate::coro) fn has_known_code(function: &Bound<'_, PyAny>) -> PyResult<bool> {
     let flags: c_int = function.getattr("__code__")?.getattr("co_flags")?.extract()?;
-    // SAFETY: it has a code object, so it is a function; the offset lies inside of a code object of every version.
+    // SAFETY: an object with `__code__` is a function here; the offset is inside a code object in every version.
     let found = unsafe { *field::<c_int>(ffi::PyFunction_GetCode(function.as_ptr()).cast(), CODE_FLAGS) };
     Ok(found == flags)
 }

@@ -1,17 +1,17 @@
-//! The Python frames of an evicted coro: their chain must not lead into its stack, which is not in memory any more.
+//! Keeps the chain of an evicted coro's Python frames out of the coro's stack, which is not in memory any more.
 //!
-//! From 3.12 on each entry into the evaluation loop puts an entry frame on the C stack:
+//! From 3.12 on, each entry into the evaluation loop puts an entry frame on the C stack:
 //!
 //! ```text
 //!   f (data stack) --previous--> entry frame (C stack) --previous--> g (data stack) --previous--> entry frame --> null
 //! ```
 //!
-//! `f_back`, tracebacks and tools walk this chain at any time. Before a stack is evicted, the chain is linked past the
-//! entry frames; after the stack is restored, it is linked as before. Most coros have one entry frame.
+//! `f_back`, tracebacks and tools may walk this chain at any time. So before a stack is evicted, the chain is linked
+//! past the entry frames; after the stack is restored, it is linked as before. Most coros have one entry frame.
 //!
-//! A walk along a long chain would bring each frame into the cache, only to find that the outermost one has to be
-//! changed, as last time. So the walk is left out where that is certain: the outermost frame is alive and leads to its
-//! entry frame, and between that and the stack pointer there is no space for another evaluation.
+//! Walking a long chain would load each frame into the cache, usually only to find that the outermost frame is the one
+//! to change, as it was last time. So the walk is skipped where this is certain: the outermost frame is alive and leads
+//! to the same entry frame, and between that and the stack pointer there is no space for another evaluation.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,12 +23,12 @@ use pyo3::types::{PyCFunction, PyDict};
 
 use super::{field, imp};
 
-/// Shorter chains are walked: that is as quick.
+/// Chains shorter than this are always walked, because that is just as quick.
 const MIN_LEN: usize = 4;
 
-/// The distance of the entry frames of two evaluations, measured where C code between them takes least: a generator that
-/// is resumed. Two evaluations and a wait take that and, below the inner entry frame, as much as one evaluation and a
-/// wait; so a stack with less than this below its outermost entry frame has no other. 0: unknown.
+/// The smallest distance on the C stack between the entry frames of two nested evaluations, measured on the call that
+/// needs the least C stack in between: resuming a generator. If a suspended stack has fewer bytes than this below its
+/// outermost entry frame, there is no room for a second entry frame. 0: unknown.
 static NESTED_LEN: AtomicUsize = AtomicUsize::new(0);
 
 const RESUME: &CStr = c"
@@ -37,13 +37,13 @@ def resumed(distance):
 distance = next(resumed(distance))
 ";
 
-/// Measures `NESTED_LEN`, once.
+/// Measures `NESTED_LEN`. Called once.
 pub(super) fn measure(py: Python<'_>) -> PyResult<()> {
     if !imp::HAS_ENTRY_FRAMES {
         return Ok(());
     }
     let globals = PyDict::new(py);
-    // SAFETY: called attached, and only from the lines above.
+    // SAFETY: called attached, and only by the Python code of `RESUME`.
     let distance = PyCFunction::new_closure(py, None, None, |args, _| unsafe { entry_distance(args.py()) })?;
     globals.set_item("distance", distance)?;
     py.run(RESUME, Some(&globals), None)?;
@@ -53,16 +53,16 @@ pub(super) fn measure(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// The distance of the entry frames of a generator and of its caller; 0 if they are not where they should be.
+/// The distance between the entry frames of a generator and of its caller; 0 if the chain of frames is not as expected.
 ///
 /// # Safety
 /// Attached, called by a generator that C code has resumed for a Python function.
 unsafe fn entry_distance(_: Python<'_>) -> usize {
-    /// How far above this function an entry frame may lie.
+    /// An entry frame is at most this far above this function on the stack.
     const STACK_LEN: usize = 64 * 1024;
     let mut chain = [std::ptr::null_mut::<u8>(); 4];
     let here = (&raw const chain).addr();
-    // SAFETY: attached; a live chain of frames, of which the first four are there (contract).
+    // SAFETY: attached; a live chain of frames that has at least four (contract).
     unsafe {
         let mut frame = imp::innermost(*field(ffi::PyThreadState_Get().cast(), imp::FRAME));
         for place in &mut chain {
@@ -81,16 +81,17 @@ unsafe fn entry_distance(_: Python<'_>) -> usize {
     }
 }
 
-/// The changes in the chain of one evicted coro.
+/// The changes to the frame chain of one evicted coro.
 pub(in crate::coro) struct Relinked {
-    /// Kept after `restore`, for the next `skip`.
+    /// The first changed link. It is kept after `restore`, for the next `skip`.
     first: Option<Link>,
     more: Vec<Link>,
-    /// The last walk was long, and `first` is its only link: that of the frame at the start of the data stack.
+    /// The last walk was along a chain of at least `MIN_LEN` frames and changed only one link, that of the frame at the
+    /// start of the data stack.
     is_outermost: bool,
 }
 
-/// A frame, and what its `previous` was.
+/// A frame, and the original value of its `previous`.
 #[derive(Clone, Copy)]
 struct Link {
     frame: *mut u8,
@@ -103,7 +104,7 @@ pub(in crate::coro) struct Suspended<'a> {
     pub(in crate::coro) sp: usize,
     /// The innermost Python frame.
     pub(in crate::coro) innermost: *mut u8,
-    /// Where the data stack begins, and its top.
+    /// The start and the top of the data stack.
     pub(in crate::coro) data: (*mut u8, *mut u8),
 }
 
@@ -116,14 +117,14 @@ impl Relinked {
         }
     }
 
-    /// Links the chain of frames past those that lie on the stack.
+    /// Links the chain of frames past the entry frames on the stack.
     ///
     /// # Safety
     /// The stack is suspended in place; nothing is relinked.
     #[inline]
     pub(in crate::coro) unsafe fn skip(&mut self, stack: &Suspended<'_>) {
         if !imp::HAS_ENTRY_FRAMES {
-            return; // no frame lies on a C stack
+            return; // there are no frames on the C stack
         }
         // SAFETY: by the contract.
         unsafe {
@@ -133,16 +134,17 @@ impl Relinked {
         }
     }
 
-    /// Does it without a walk, if the outermost frame is the only one to be changed. Returns whether it is.
+    /// Does the work of `skip` without a walk, if the outermost frame is certainly the only one to change. Returns
+    /// whether it did.
     ///
     /// # Safety
-    /// As for `skip`, and `first` is the link of a frame that lay at the start of the data stack.
+    /// As for `skip`, and `first` is the link of a frame that was at the start of the data stack.
     unsafe fn skip_outermost(&self, stack: &Suspended<'_>) -> bool {
         let Some(link) = self.first else {
             return false;
         };
         let entry = link.previous.addr();
-        // SAFETY: the start of the data stack is memory of the coro, and a frame lies there unless the data stack is
+        // SAFETY: the start of the data stack is the coro's memory, and there is a frame unless the data stack is
         // empty. The entry frame is on the used part of the stack.
         unsafe {
             let is_same = stack.data.1 != link.frame
@@ -154,14 +156,14 @@ impl Relinked {
                 return false;
             }
             let next = *field::<*mut u8>(link.previous, imp::FRAME_PREVIOUS);
-            // From 3.15 on the thread's base frame ends the chain.
+            // From 3.15 on the chain ends in the thread's base frame.
             if !next.is_null() && !(*field::<*mut u8>(next, imp::FRAME_PREVIOUS)).is_null() {
                 return false;
             }
             *field(link.frame, imp::FRAME_PREVIOUS) = next;
         }
         // SAFETY: as above.
-        debug_assert!(!unsafe { leads_into(stack) }, "another entry frame");
+        debug_assert!(!unsafe { leads_into(stack) }, "there is another entry frame");
         true
     }
 
@@ -212,7 +214,7 @@ impl Relinked {
     #[inline]
     pub(in crate::coro) unsafe fn restore(&mut self) {
         if let Some(link) = self.first {
-            // SAFETY: the frame is alive: its coro has not run meanwhile.
+            // SAFETY: the frame is alive, because its coro has not run since `skip`.
             unsafe { *field(link.frame, imp::FRAME_PREVIOUS) = link.previous };
         }
         for link in self.more.drain(..) {
@@ -222,7 +224,7 @@ impl Relinked {
     }
 }
 
-/// Whether a frame of the chain still leads into the stack.
+/// Whether the chain still leads to a frame on the stack.
 ///
 /// # Safety
 /// As for `skip`.

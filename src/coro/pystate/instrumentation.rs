@@ -1,10 +1,10 @@
-//! The instrumentation of code in which suspended stacks are, on 3.15.
+//! Instruments the code of suspended stacks, on 3.15.
 //!
 //! When a tool is switched on (`sys.monitoring`, `sys.settrace`, `sys.setprofile`), CPython instruments the code of all
-//! frames that it finds in the thread states, and later any code that is entered. Frames of stacks that are suspended at
-//! that moment are found by neither. CPython 3.15 crashes if an exception is raised in such a frame: it takes for granted
-//! that its code has monitoring data. So their code is instrumented before they go on. Earlier versions report fewer
-//! events there.
+//! frames that it finds through the thread states, and later any code that is entered. It misses the frames of stacks
+//! that are suspended at that moment. CPython 3.15 crashes if an exception is raised in such a frame, because it
+//! assumes that the code has monitoring data. So the code of these frames is instrumented before they continue. Earlier
+//! versions only report fewer events for them.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 
 use super::{field, frame_object, imp};
 
-/// The lower bits of `eval_breaker` are flags (`_PY_EVAL_EVENTS_MASK`), the others the version.
+/// The bits of `eval_breaker` that are flags (`_PY_EVAL_EVENTS_MASK`); the others are the version.
 const FLAGS: usize = 0xff;
 
 type Instrument = unsafe extern "C" fn(*mut ffi::PyObject, *mut ffi::PyInterpreterState) -> c_int;
@@ -23,16 +23,19 @@ type Instrument = unsafe extern "C" fn(*mut ffi::PyObject, *mut ffi::PyInterpret
 /// `_Py_Instrument` (`Include/cpython/code.h`): does nothing if the code is up to date.
 static INSTRUMENT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-/// Finds the interpreter's function. Returns what is missing, if anything.
+/// Finds the interpreter's function. Returns an error text if it is missing.
 pub(super) fn look_up() -> Option<&'static str> {
     imp::EVAL_BREAKER?; // None: not needed
     // SAFETY: a name that ends in NUL; the default search order includes the interpreter.
     let function = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"_Py_Instrument".as_ptr()) };
     INSTRUMENT.store(function, Ordering::Relaxed);
-    function.is_null().then_some("_Py_Instrument")
+    function
+        .is_null()
+        .then_some("coros need the function _Py_Instrument, which this interpreter does not export")
 }
 
-/// The version that code has to have now. It changes when a tool is switched on or off; always 0 before 3.15.
+/// The version of the instrumentation that code must have now. It changes when a tool is switched on or off, and is
+/// always 0 before 3.15.
 ///
 /// # Safety
 /// `thread` is a live thread state.
@@ -48,7 +51,7 @@ pub(in crate::coro) unsafe fn version(thread: *mut ffi::PyThreadState) -> usize 
     }
 }
 
-/// Instruments the code of a chain of frames, as the tools that are on need it.
+/// Instruments the code of a chain of frames for the tools that are switched on.
 ///
 /// # Safety
 /// Attached; `innermost` is the innermost frame of a stack that does not run, or of this thread's own.
@@ -59,8 +62,8 @@ pub(super) unsafe fn update(py: Python<'_>, innermost: *mut u8) -> PyResult<()> 
     if function.is_null() {
         return Ok(());
     }
-    // SAFETY: a function of this type, found at import. The getters give new references, or null at the end of the
-    // chain; a frame keeps its code. Nothing here runs Python code, so the chain stays as it is.
+    // SAFETY: the pointer is a function of this type, found at import. The getters give new references, or null at the
+    // end of the chain; a frame keeps its code. Nothing here runs Python code, so the chain stays as it is.
     unsafe {
         let instrument = std::mem::transmute::<*mut c_void, Instrument>(function);
         let mut next = frame_object(py, innermost);
@@ -75,7 +78,7 @@ pub(super) unsafe fn update(py: Python<'_>, innermost: *mut u8) -> PyResult<()> 
     Ok(())
 }
 
-/// The same for the frames that the thread shows.
+/// Like `update`, for the frames in the thread state. An error goes to `sys.unraisablehook`.
 ///
 /// # Safety
 /// `thread` is the attached thread's state.

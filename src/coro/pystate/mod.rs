@@ -1,25 +1,25 @@
-//! The part of the interpreter's thread state that belongs to a coro. It is swapped at each switch of the stack.
+//! The part of the interpreter's thread state that belongs to a coro, and is swapped at each switch of the stack.
 //!
-//! `PyThreadState` is not part of the stable ABI, so each minor version has a file with the offsets of its fields
-//! (`v311` to `v315`); they are checked against the headers when the crate is built (`build.rs`) and against the
-//! running interpreter when the module is imported (`self_check`). On a version without such a file the crate builds,
-//! and `coro` refuses to be imported.
+//! The layout of `PyThreadState` is not part of the stable ABI, so each minor version has a file with the offsets of
+//! its fields (`v311` to `v315`). They are checked against the headers when the crate is built (`build.rs`), and
+//! against the running interpreter when the module is imported (`self_check`). On a version without such a file the
+//! crate builds, but `coro` refuses to be imported.
 //!
 //! | field | why it is the coro's |
 //! |---|---|
-//! | `cframe` (to 3.12) or `current_frame` | the chain of Python frames; it ends at the coro's root (3.15: in the thread's base frame) |
-//! | `exc_info` | what `except` blocks of the coro are handling (`sys.exc_info()`, bare `raise`) |
+//! | `cframe` (up to 3.12) or `current_frame` | the chain of Python frames, down to the coro's `root_frame` |
+//! | `exc_info` | the exceptions that the coro's `except` blocks are handling (`sys.exc_info()`, bare `raise`) |
 //! | `context`, `context_ver` | its `contextvars` |
 //! | `datastack_*` | the memory of its Python frames |
-//! | recursion counters | kept as the depth used, since the limit may change meanwhile |
-//! | `recursion_headroom` | a yield while an exception is made, which may go beyond the limit |
-//! | `tracing`, `what_event` | a yield inside a trace function |
-//! | trash nesting (to 3.12) | a yield inside a nested deallocation |
-//! | the executor (3.13 and later) | the JIT's code that is running |
+//! | recursion counters | kept as the depth used, since the limit may change while the coro waits |
+//! | `recursion_headroom` | the coro may yield while an exception is made, when the depth may exceed the limit |
+//! | `tracing`, `what_event` | the coro may yield inside a trace function |
+//! | trash nesting (up to 3.12) | the coro may yield inside a nested deallocation |
+//! | the executor (3.13 and later) | the JIT code that is running |
 //!
-//! Trace and profile functions, `delete_later` and everything else belong to the thread.
+//! Trace and profile functions, `delete_later` and all other fields belong to the thread.
 //!
-//! The scheduler calls this on the thread's own stack, attached. It must not know what a coro is.
+//! The scheduler calls this on the thread's own stack, attached.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -46,7 +46,7 @@ mod imp;
 #[path = "none.rs"]
 mod imp;
 
-/// Whether asyncio keeps the running task in the thread state, so that `PyState::swap` takes it along.
+/// Whether asyncio keeps the running task in the thread state, so that `PyState::swap` swaps it too.
 pub(super) const SWAPS_TASK: bool = imp::RUNNING_TASK.is_some();
 
 mod check;
@@ -67,24 +67,26 @@ pub(super) use profile::{
 };
 pub(super) use spare_chunks::keep_chunks;
 
-/// Bytes of stack that one level of C recursion may take (3.12 and 3.13). Measured on 3.13: `sorted(key=)` takes most,
-/// 1.3 KiB, because it keeps the runs that it merges on the stack; `repr`, `json`, `compile` and calls through C take
-/// 150 to 350 bytes.
+/// The bytes of stack to allow for one level of C recursion (3.12 and 3.13). Measured on 3.13: `sorted(key=)` takes the
+/// most, 1.3 KiB, because it keeps the runs that it merges on the stack; `repr`, `json`, `compile` and calls through C
+/// take 150 to 350 bytes.
 const C_LEVEL_LEN: usize = 2 * 1024;
 
-/// The part of a thread state that belongs to one stack. Its pointers are borrowed from the coro, which keeps them.
+/// The part of a thread state that belongs to one stack. Except for `context` and `task`, its pointers are borrowed;
+/// the coro keeps their targets alive.
 #[repr(C)]
 pub(super) struct PyState {
     /// `cframe` or `current_frame`.
     frame: *mut u8,
     exc_info: *mut ExcInfo,
-    /// Owned by the thread state while it is there, else by this.
+    /// Owned by the thread state while it is there, otherwise by this.
     context: *mut ffi::PyObject,
     chunk: *mut u8,
     chunk_top: *mut u8,
     chunk_limit: *mut u8,
     executor: *mut ffi::PyObject,
-    /// The task that asyncio sees (3.14 and later): the coro itself, or what it was doing when it was suspended.
+    /// The task that asyncio sees (3.14 and later): the coro itself, or the task that was current when the coro was
+    /// suspended.
     task: *mut ffi::PyObject,
     py_depth: c_int,
     c_remaining: c_int,
@@ -109,13 +111,13 @@ pub(super) struct ExcInfo {
     previous: *mut ExcInfo,
 }
 
-/// `_PyCFrame` of 3.11 and 3.12 (which has no `use_tracing`).
+/// `_PyCFrame` of 3.11 and 3.12 (on 3.12 it has no `use_tracing` and is shorter).
 #[repr(C)]
 pub(super) struct CFrame {
     words: [usize; 3],
 }
 
-/// The structures that a coro's thread state points to. They stay at one address for as long as the coro lives.
+/// The structures that a coro's thread state points to. Their addresses do not change during the coro's life.
 #[repr(C)]
 pub(super) struct ThreadStateRoot {
     exc_info: ExcInfo,
@@ -135,7 +137,7 @@ impl ThreadStateRoot {
 }
 
 impl PyState {
-    /// An empty state: holds the thread's state while the stack runs.
+    /// An empty state, which holds the thread's state while the stack runs.
     pub(super) const fn empty() -> Self {
         Self {
             frame: ptr::null_mut(),
@@ -162,8 +164,8 @@ impl PyState {
     /// Attached, on the thread that the stack belongs to. `root` stays where it is, and `chunk` is one of `Chunks`,
     /// given back only after the coro has ended.
     pub(super) unsafe fn fresh(root: *mut ThreadStateRoot, chunk: *mut u8, stack_len: usize) -> Self {
-        // SAFETY: the attached thread's state is alive, `root` too, and the chunk is one of ours (contract); of these
-        // only addresses are taken.
+        // SAFETY: the attached thread's state and `root` are alive, and the chunk is one of ours (contract); only
+        // addresses are computed.
         let (frame, exc_info, (chunk_top, chunk_limit)) = unsafe {
             (
                 imp::root_frame(ffi::PyThreadState_Get().cast(), &raw mut (*root).cframe),
@@ -190,7 +192,7 @@ impl PyState {
     #[inline(always)]
     pub(super) unsafe fn swap(&mut self, thread: *mut ffi::PyThreadState) {
         let thread = thread.cast::<u8>();
-        // SAFETY: the offsets are those of this interpreter (checked at build and at import), the thread is attached.
+        // SAFETY: the offsets fit this interpreter (checked at build and at import), and the thread is attached.
         unsafe {
             imp::before_swap(thread, self.frame, self.tracing);
             ptr::swap(field(thread, imp::FRAME), &raw mut self.frame);
@@ -224,7 +226,7 @@ impl PyState {
         }
     }
 
-    /// The innermost Python frame of a state that is not the thread's now, null if there is none.
+    /// The innermost Python frame of a state that is not in use by the thread, null if there is none.
     ///
     /// # Safety
     /// The stack of the state is in its place.
@@ -233,12 +235,12 @@ impl PyState {
         unsafe { imp::innermost(self.frame) }
     }
 
-    /// The top of the data stack of a state that is not the thread's now.
+    /// The top of the data stack of a state that is not in use by the thread.
     pub(super) fn data_top(&self) -> *mut u8 {
         self.chunk_top
     }
 
-    /// Notes that the code of the frames has the instrumentation of now: the stack ran until now.
+    /// Records that the code of the frames has the current instrumentation, because the stack ran until now.
     ///
     /// # Safety
     /// `thread` is a live thread state.
@@ -250,7 +252,7 @@ impl PyState {
         }
     }
 
-    /// Instruments the code of the frames if that has to be done before they go on. MemoryError if it cannot be done.
+    /// Instruments the code of the frames if that is necessary before they continue. MemoryError if it fails.
     ///
     /// # Safety
     /// The state is that of a stack of this thread, which is suspended in its place.
@@ -270,12 +272,12 @@ impl PyState {
         Ok(())
     }
 
-    /// The place of the running task; what is there is owned.
+    /// The field with the running task, an owned reference or null.
     pub(super) fn task(&mut self) -> &mut *mut ffi::PyObject {
         &mut self.task
     }
 
-    /// The memory that its Python frames have; the thread's chunks are those of the running coro.
+    /// The memory of the Python frames. If the coro is running, its chunks are in the thread state.
     pub(super) fn frames_len(&self, is_running: bool) -> usize {
         let chunk = if is_running {
             // SAFETY: attached; the field is the innermost chunk of the stack that runs.
@@ -293,7 +295,7 @@ impl PyState {
     }
 }
 
-/// The root chunk of the Python frames that run in this thread, null if there was no frame yet.
+/// The root chunk of the Python frames that run in this thread, null if there has been no frame yet.
 ///
 /// # Safety
 /// Attached.
@@ -308,18 +310,18 @@ pub(super) unsafe fn running_root() -> *mut u8 {
     }
 }
 
-/// Where the thread state has asyncio's running loop (an owned reference, null for none); None before 3.14, where
+/// The field of the thread state with asyncio's running loop (an owned reference or null). None before 3.14, where
 /// asyncio keeps it elsewhere.
 ///
 /// # Safety
-/// Attached. The place is valid as long as the thread.
+/// Attached. The field is valid as long as the thread exists.
 #[inline]
 pub(super) unsafe fn running_loop_place() -> Option<*mut *mut ffi::PyObject> {
-    // SAFETY: attached; the offset is that of this interpreter.
+    // SAFETY: attached; the offset fits this interpreter.
     imp::RUNNING_LOOP.map(|offset| unsafe { field(ffi::PyThreadState_Get().cast(), offset) })
 }
 
-/// The same for the current task.
+/// Like `running_loop_place`, for the current task.
 ///
 /// # Safety
 /// As `running_loop_place`.
@@ -345,8 +347,8 @@ unsafe fn field<T>(object: *mut u8, offset: usize) -> *mut T {
 /// Attached; `innermost` is the innermost frame of a suspended stack.
 pub(super) unsafe fn frame_object(py: Python<'_>, innermost: *mut u8) -> Option<Bound<'_, PyAny>> {
     let mut holder = CFrame { words: [0; 3] };
-    // SAFETY: the thread shows the other chain of frames only inside the getter, which allocates at most a frame
-    // object; the collector is kept from running meanwhile.
+    // SAFETY: the thread state shows the other chain of frames only during the getter, which allocates at most a frame
+    // object; the collector is switched off for that time.
     unsafe {
         let thread = ffi::PyThreadState_Get();
         let place = field::<*mut u8>(thread.cast(), imp::FRAME);
@@ -361,8 +363,8 @@ pub(super) unsafe fn frame_object(py: Python<'_>, innermost: *mut u8) -> Option<
     }
 }
 
-/// Tells the interpreter which stack C code is about to run on, so that deep recursion ends in `RecursionError`.
-/// Returns false if it refuses the stack; then an exception is set.
+/// Tells the interpreter the bounds of the stack that C code is about to run on, so that deep recursion ends in
+/// `RecursionError`. Returns false, with an exception set, if the interpreter refuses the stack.
 ///
 /// # Safety
 /// The thread is attached, and about to switch to that stack.

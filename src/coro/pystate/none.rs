@@ -1,5 +1,5 @@
-//! For an interpreter whose thread state is not known, or which has no GIL: the package works, `coro` refuses to be
-//! imported.
+//! The placeholder for an interpreter whose thread state has an unknown layout, or which has no GIL: the package works,
+//! but `coro` refuses to be imported.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -8,13 +8,12 @@ use pyo3::ffi;
 
 use super::CFrame;
 
-/// Why coros are not available.
+/// The reason why coros are not available.
 #[cfg(Py_GIL_DISABLED)]
 pub(in crate::coro) const UNSUPPORTED: Option<&str> =
-    Some("coros need the GIL: this is a free-threaded build of Python");
+    Some("coros need the GIL, but this is a free-threaded build of Python");
 #[cfg(not(Py_GIL_DISABLED))]
-pub(in crate::coro) const UNSUPPORTED: Option<&str> =
-    Some("coros know the interpreters of CPython 3.11 to 3.15 only");
+pub(in crate::coro) const UNSUPPORTED: Option<&str> = Some("coros support only CPython 3.11 to 3.15");
 
 pub(super) const INTERP: usize = 0;
 pub(super) const EVAL_BREAKER: Option<usize> = None;
@@ -38,7 +37,7 @@ pub(super) const EXC_STATE: usize = 0;
 pub(super) const C_RECURSION_REMAINING: Option<usize> = None;
 pub(super) const TRASH_NESTING: Option<usize> = None;
 pub(super) const EXECUTOR: Option<usize> = None;
-/// Whether each evaluation has a frame on the C stack.
+/// Whether each entry into the evaluation loop puts an entry frame on the C stack.
 pub(super) const HAS_ENTRY_FRAMES: bool = false;
 pub(super) const FRAME_PREVIOUS: usize = 0;
 pub(super) const CODE_VERSION: Option<usize> = None;
@@ -50,7 +49,7 @@ pub(super) fn look_up() -> Option<&'static str> {
 }
 
 /// # Safety
-/// None is needed.
+/// There are no requirements.
 pub(super) unsafe fn root_frame(_thread: *mut u8, _cframe: *mut CFrame) -> *mut u8 {
     ptr::null_mut()
 }
@@ -75,10 +74,10 @@ pub(super) unsafe fn protect(_thread: *mut ffi::PyThreadState, _base: usize, _le
 /// Never called: there are no coros.
 pub(super) unsafe fn unprotect(_thread: *mut ffi::PyThreadState) {}
 
-/// What a thread state has to hold to show `innermost`.
+/// The value of the field `FRAME` with which a thread state shows `innermost` as its current frame.
 ///
 /// # Safety
-/// None is needed.
+/// There are no requirements.
 pub(super) unsafe fn show(_holder: *mut CFrame, innermost: *mut u8) -> *mut u8 {
     innermost
 }

@@ -1,7 +1,7 @@
-//! Native profile functions: those set with `PyEval_SetProfile` and without a Python object.
+//! Native profile functions: functions that were set with `PyEval_SetProfile` and without a Python object.
 //!
 //! Such a function keeps its own stack of the frames that were called and have not returned, often as borrowed
-//! pointers: memray reads them at each allocation. So it must be told when the frames of a suspended coro are left, and
+//! pointers: memray reads them at each allocation. So it must be told when the frames of a suspended coro are left and
 //! when they are entered again, as CPython does for generators.
 
 use std::ffi::c_int;
@@ -24,8 +24,8 @@ pub(in crate::coro) enum Event {
 /// A Python function that does nothing.
 static PROBE: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 
-/// Whether there is a profile function that must be told of switches. Python's own (`sys.setprofile`, cProfile) have an
-/// object and need no events: they keep no pointers, and count calls.
+/// Whether there is a profile function that must be told of switches. Python's own ones (`sys.setprofile`, cProfile)
+/// have an object and need no such events: they keep no pointers to frames, and they count calls.
 ///
 /// # Safety
 /// `thread` is the attached thread's state.
@@ -47,7 +47,7 @@ pub(in crate::coro) unsafe fn is_tracing(thread: *mut ffi::PyThreadState) -> boo
     unsafe { *field::<c_int>(thread.cast(), imp::TRACING) != 0 }
 }
 
-/// The frames that the thread is in, the innermost first.
+/// The frames that the thread is in, innermost first.
 ///
 /// # Safety
 /// `thread` is the attached thread's state.
@@ -74,18 +74,19 @@ pub(in crate::coro) fn set_up(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// The version of the instrumentation of code: which events it has, from 3.12 on.
+/// The version of the instrumentation of code, which stands for the set of events that the code reports (3.12 and
+/// later).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::coro) enum Version {
-    /// Code has no version: all returns are reported.
+    /// Code has no version before 3.12: all returns are reported.
     None,
     Number(usize),
-    /// Inside a trace function CPython does not update the instrumentation of code.
+    /// The version cannot be found out: inside a trace function CPython does not update the instrumentation of code.
     Unknown,
 }
 
 /// Calls a Python function that does nothing, so that a profile function that was just set reads the thread's frames
-/// now. Returns the version of code that is entered now.
+/// now. Returns the version that code gets when it is entered now.
 pub(in crate::coro) fn call_probe(py: Python<'_>) -> PyResult<Version> {
     // SAFETY: attached; null, or a function that is never freed.
     unsafe {
@@ -110,8 +111,8 @@ unsafe fn version_of(code: *mut ffi::PyObject) -> Version {
     }
 }
 
-/// Whether the code of a frame has that version, so that CPython will report the frame's return; None if that is not
-/// known.
+/// Whether the code of a frame has the given version, so that CPython will report the frame's return; None if that is
+/// unknown.
 pub(in crate::coro) fn has_version(frame: &Bound<'_, PyAny>, version: Version) -> Option<bool> {
     // SAFETY: a live frame; a new reference to its code, which is never null.
     unsafe {
@@ -122,7 +123,8 @@ pub(in crate::coro) fn has_version(frame: &Bound<'_, PyAny>, version: Version) -
     }
 }
 
-/// Calls the profile function for one frame. Meanwhile that frame is the thread's innermost, as in CPython's own calls.
+/// Calls the profile function for one frame. During the call that frame is the thread's innermost one, as in CPython's
+/// own calls.
 ///
 /// # Safety
 /// `thread` is the attached thread's state, and `frame` a frame of its chain.
@@ -132,7 +134,8 @@ pub(in crate::coro) unsafe fn tell(
     event: Event,
 ) -> PyResult<()> {
     let mut holder = CFrame { words: [0; 3] };
-    // SAFETY: by the contract; `holder` is shown as long as it lives. An earlier call may have removed the function.
+    // SAFETY: by the contract; the thread state points to `holder` only while it is alive. An earlier call may have
+    // removed the function.
     unsafe {
         if !has_native_profile(thread) {
             return Ok(());

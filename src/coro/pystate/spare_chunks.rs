@@ -1,10 +1,10 @@
-//! Free chunks of data stacks, kept for the next call that needs one.
+//! Keeps free chunks of data stacks for the next calls that need one.
 //!
-//! CPython maps a chunk of 16 KiB when a frame does not fit into the last one, and unmaps it as soon as that frame
-//! returns. Where the small root chunk of a coro (`chunk`) is full, each call would cost a mapping, a page fault and an
+//! CPython maps a chunk of 16 KiB when a frame does not fit into the last chunk, and unmaps it as soon as that frame
+//! returns. When the small root chunk of a coro (`chunk`) is full, each call would cost a mapping, a page fault and an
 //! unmapping. Chunks come from the interpreter's arena allocator, so an allocator in front of it keeps some of them.
 //!
-//! It belongs to the process. Any thread that makes or ends a Python frame calls it, attached.
+//! There is one allocator for the process. It is called, attached, by any thread that enters or leaves a Python frame.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -14,27 +14,27 @@ use std::sync::{Mutex, TryLockError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-/// `DATA_STACK_CHUNK_SIZE` of CPython. Nothing else in an interpreter asks for arenas of this size; if something did,
-/// it would get such a block.
+/// `DATA_STACK_CHUNK_SIZE` of CPython. Nothing else in an interpreter allocates arenas of this size; if something did,
+/// it would simply get such a block.
 const LEN: usize = 16 * 1024;
-/// How many are kept at most: half a megabyte.
+/// The largest number of chunks to keep: half a megabyte.
 const KEPT: usize = 32;
 
 struct Free(*mut c_void);
 
-// SAFETY: a free block belongs to nobody but the list that it is in.
+// SAFETY: a free block is used only by the list that it is in.
 unsafe impl Send for Free {}
 
 /// The allocator's context.
 struct Keeper {
-    /// The allocator that was there before. Its functions may be called from any attached thread.
+    /// The interpreter's previous allocator. Its functions may be called from any attached thread.
     base: ffi::PyObjectArenaAllocator,
     kept: Mutex<Vec<Free>>,
 }
 
 impl Keeper {
-    /// Calls a function with the list; None where another thread has it (an interpreter with a GIL of its own, or one
-    /// that was there when the process forked). Nothing in here waits.
+    /// Calls a function with the list, without ever waiting for it. None if the list is locked: by a thread of an
+    /// interpreter that has a GIL of its own or, in a forked child, by a thread of the parent.
     fn with_kept<R>(&self, function: impl FnOnce(&mut Vec<Free>) -> R) -> Option<R> {
         match self.kept.try_lock() {
             Ok(mut kept) => Some(function(&mut kept)),
@@ -44,7 +44,7 @@ impl Keeper {
 }
 
 extern "C" fn allocate(context: *mut c_void, len: usize) -> *mut c_void {
-    // SAFETY: `install` gave the allocator this context, and it is never freed.
+    // SAFETY: `keep_chunks` gave the allocator this context, and it is never freed.
     let keeper = unsafe { &*context.cast::<Keeper>() };
     if len == LEN
         && let Some(Some(block)) = keeper.with_kept(Vec::pop)
@@ -75,7 +75,7 @@ extern "C" fn free(context: *mut c_void, block: *mut c_void, len: usize) {
     }
 }
 
-/// Puts the allocator in front of the interpreter's, once in a process.
+/// Puts the allocator in front of the interpreter's, once per process.
 pub(in crate::coro) fn keep_chunks(_attached: Python<'_>) {
     static IS_INSTALLED: AtomicBool = AtomicBool::new(false);
     if IS_INSTALLED.swap(true, Ordering::Relaxed) {
@@ -86,8 +86,9 @@ pub(in crate::coro) fn keep_chunks(_attached: Python<'_>) {
         alloc: None,
         free: None,
     };
-    // SAFETY: attached; the pointers are to a live struct, and the new context lives as long as the process. What the
-    // interpreter has allocated already, it may free through the new allocator: that passes it on or keeps it.
+    // SAFETY: attached; the pointers are to a live struct, and the new context lives as long as the process. Blocks
+    // that the interpreter has already allocated may be freed through the new allocator, which passes them on or keeps
+    // them.
     unsafe {
         ffi::PyObject_GetArenaAllocator(&raw mut arena);
         let keeper = Box::leak(Box::new(Keeper {

@@ -7,7 +7,7 @@ use pyo3::ffi;
 
 use super::{CFrame, field};
 
-/// Why coros are not available, if they are not.
+/// The reason why coros are not available; None if they are.
 pub(in crate::coro) const UNSUPPORTED: Option<&str> = None;
 
 pub(super) const INTERP: usize = 16; // void *PyThreadState.interp
@@ -33,21 +33,21 @@ pub(super) const EXC_STATE: usize = 320; // _PyErr_StackItem PyThreadState.exc_s
 pub(super) const C_RECURSION_REMAINING: Option<usize> = None;
 pub(super) const TRASH_NESTING: Option<usize> = Some(168); // int PyThreadState.trash_delete_nesting
 pub(super) const EXECUTOR: Option<usize> = None;
-/// Whether each evaluation has a frame on the C stack.
+/// Whether each entry into the evaluation loop puts an entry frame on the C stack.
 pub(super) const HAS_ENTRY_FRAMES: bool = false;
 pub(super) const FRAME_PREVIOUS: usize = 48; // void *_PyInterpreterFrame.previous
 pub(super) const CODE_VERSION: Option<usize> = None;
 
-/// What a `_PyCFrame` is made of.
+/// Fields and size of `_PyCFrame`.
 const USE_TRACING: usize = 0; // uint8_t _PyCFrame.use_tracing
 const CFRAME_LEN: usize = 24; // sizeof(_PyCFrame)
 const _: () = assert!(CFRAME_LEN == size_of::<CFrame>());
 const CURRENT_FRAME: usize = 8; // void *_PyCFrame.current_frame
 
-/// The chain of frames begins in a `_PyCFrame` of the coro's own.
+/// The chain of frames starts in the coro's own `_PyCFrame`.
 ///
 /// # Safety
-/// None is needed.
+/// There are no requirements.
 pub(super) unsafe fn root_frame(_thread: *mut u8, cframe: *mut CFrame) -> *mut u8 {
     cframe.cast()
 }
@@ -59,8 +59,8 @@ pub(super) unsafe fn innermost(frame: *mut u8) -> *mut u8 {
     unsafe { *frame.add(CURRENT_FRAME).cast() }
 }
 
-/// Tracing is switched on in the `_PyCFrame` that is current: in the next one if the thread has a function for it and
-/// that stack is not inside such a function (`tracing` counts them).
+/// Sets whether calls are traced in the `_PyCFrame` that becomes current. They are if the thread has a trace or profile
+/// function, and the stack is not already inside such a function (`tracing` counts the nesting).
 ///
 /// # Safety
 /// `thread` is a thread state, `next` a live `_PyCFrame`.
@@ -74,33 +74,33 @@ pub(super) unsafe fn before_swap(thread: *mut u8, next: *mut u8, tracing: c_int)
     }
 }
 
-/// The running task lies in a dict (`coro/tasks.rs`).
+/// asyncio keeps the running task in a dict instead (`coro/tasks.rs`).
 pub(super) const RUNNING_TASK: Option<usize> = None;
 pub(super) const RUNNING_LOOP: Option<usize> = None;
 
-/// Nothing is needed beyond the offsets.
+/// Only the offsets are needed.
 pub(super) fn look_up() -> Option<&'static str> {
     None
 }
 
-/// The interpreter counts C recursion and does not look at the stack.
+/// The interpreter counts C recursion and does not check the stack pointer.
 ///
 /// # Safety
-/// None is needed.
+/// There are no requirements.
 #[inline(always)]
 pub(super) unsafe fn protect(_thread: *mut ffi::PyThreadState, _base: usize, _len_bytes: usize) -> bool {
     true
 }
 
 /// # Safety
-/// None is needed.
+/// There are no requirements.
 #[inline(always)]
 pub(super) unsafe fn unprotect(_thread: *mut ffi::PyThreadState) {}
 
-/// What a thread state has to hold to show `innermost`.
+/// The value of the field `FRAME` with which a thread state shows `innermost` as its current frame.
 ///
 /// # Safety
-/// `holder` is writable, and lives as long as it is shown.
+/// `holder` is writable, and lives as long as the thread state points to it.
 pub(super) unsafe fn show(holder: *mut CFrame, innermost: *mut u8) -> *mut u8 {
     let holder = holder.cast::<u8>();
     // SAFETY: by the contract.

@@ -7,7 +7,7 @@ use pyo3::ffi;
 
 use super::CFrame;
 
-/// Why coros are not available, if they are not.
+/// The reason why coros are not available; None if they are.
 pub(in crate::coro) const UNSUPPORTED: Option<&str> = None;
 
 pub(super) const INTERP: usize = 16; // void *PyThreadState.interp
@@ -32,20 +32,20 @@ pub(super) const EXC_STATE: usize = 256; // _PyErr_StackItem PyThreadState.exc_s
 pub(super) const C_RECURSION_REMAINING: Option<usize> = Some(36); // int PyThreadState.c_recursion_remaining
 pub(super) const TRASH_NESTING: Option<usize> = Some(152); // int PyThreadState.trash.delete_nesting
 pub(super) const EXECUTOR: Option<usize> = None;
-/// Whether each evaluation has a frame on the C stack.
+/// Whether each entry into the evaluation loop puts an entry frame on the C stack.
 pub(super) const HAS_ENTRY_FRAMES: bool = true;
 pub(super) const FRAME_PREVIOUS: usize = 8; // void *_PyInterpreterFrame.previous
 pub(super) const CODE_VERSION: Option<usize> = Some(160); // uint64_t PyCodeObject._co_instrumentation_version
 
-/// What a `_PyCFrame` is made of.
+/// Fields and size of `_PyCFrame`.
 const CFRAME_LEN: usize = 16; // sizeof(_PyCFrame)
 const _: () = assert!(CFRAME_LEN <= size_of::<CFrame>());
 const CURRENT_FRAME: usize = 0; // void *_PyCFrame.current_frame
 
-/// The chain of frames begins in a `_PyCFrame` of the coro's own.
+/// The chain of frames starts in the coro's own `_PyCFrame`.
 ///
 /// # Safety
-/// None is needed.
+/// There are no requirements.
 pub(super) unsafe fn root_frame(_thread: *mut u8, cframe: *mut CFrame) -> *mut u8 {
     cframe.cast()
 }
@@ -58,37 +58,37 @@ pub(super) unsafe fn innermost(frame: *mut u8) -> *mut u8 {
 }
 
 /// # Safety
-/// None is needed.
+/// There are no requirements.
 #[inline(always)]
 pub(super) unsafe fn before_swap(_thread: *mut u8, _next: *mut u8, _tracing: c_int) {}
 
-/// The running task lies in a dict (`coro/tasks.rs`).
+/// asyncio keeps the running task in a dict instead (`coro/tasks.rs`).
 pub(super) const RUNNING_TASK: Option<usize> = None;
 pub(super) const RUNNING_LOOP: Option<usize> = None;
 
-/// Nothing is needed beyond the offsets.
+/// Only the offsets are needed.
 pub(super) fn look_up() -> Option<&'static str> {
     None
 }
 
-/// The interpreter counts C recursion and does not look at the stack.
+/// The interpreter counts C recursion and does not check the stack pointer.
 ///
 /// # Safety
-/// None is needed.
+/// There are no requirements.
 #[inline(always)]
 pub(super) unsafe fn protect(_thread: *mut ffi::PyThreadState, _base: usize, _len_bytes: usize) -> bool {
     true
 }
 
 /// # Safety
-/// None is needed.
+/// There are no requirements.
 #[inline(always)]
 pub(super) unsafe fn unprotect(_thread: *mut ffi::PyThreadState) {}
 
-/// What a thread state has to hold to show `innermost`.
+/// The value of the field `FRAME` with which a thread state shows `innermost` as its current frame.
 ///
 /// # Safety
-/// `holder` is writable, and lives as long as it is shown.
+/// `holder` is writable, and lives as long as the thread state points to it.
 pub(super) unsafe fn show(holder: *mut CFrame, innermost: *mut u8) -> *mut u8 {
     let holder = holder.cast::<u8>();
     // SAFETY: by the contract.

@@ -9,7 +9,7 @@ use pyo3::ffi;
 
 use super::CFrame;
 
-/// Why coros are not available, if they are not.
+/// The reason why coros are not available; None if they are.
 pub(in crate::coro) const UNSUPPORTED: Option<&str> = None;
 
 pub(super) const INTERP: usize = 16; // void *PyThreadState.interp
@@ -34,27 +34,27 @@ pub(super) const EXC_STATE: usize = 256; // _PyErr_StackItem PyThreadState.exc_s
 pub(super) const C_RECURSION_REMAINING: Option<usize> = None;
 pub(super) const TRASH_NESTING: Option<usize> = None;
 pub(super) const EXECUTOR: Option<usize> = Some(272); // void *PyThreadState.current_executor
-/// Whether each evaluation has a frame on the C stack.
+/// Whether each entry into the evaluation loop puts an entry frame on the C stack.
 pub(super) const HAS_ENTRY_FRAMES: bool = true;
 pub(super) const FRAME_PREVIOUS: usize = 8; // void *_PyInterpreterFrame.previous
 pub(super) const CODE_VERSION: Option<usize> = Some(168); // uintptr_t PyCodeObject._co_instrumentation_version
 
-/// The chain of frames begins with none.
+/// The chain of frames is empty at first.
 ///
 /// # Safety
-/// None is needed.
+/// There are no requirements.
 pub(super) unsafe fn root_frame(_thread: *mut u8, _cframe: *mut CFrame) -> *mut u8 {
     ptr::null_mut()
 }
 
 /// # Safety
-/// None is needed.
+/// There are no requirements.
 pub(super) unsafe fn innermost(frame: *mut u8) -> *mut u8 {
     frame
 }
 
 /// # Safety
-/// None is needed.
+/// There are no requirements.
 #[inline(always)]
 pub(super) unsafe fn before_swap(_thread: *mut u8, _next: *mut u8, _tracing: c_int) {}
 
@@ -65,12 +65,12 @@ pub(super) const RUNNING_TASK: Option<usize> = Some(872); // void *_PyThreadStat
 type SetProtection = unsafe extern "C" fn(*mut ffi::PyThreadState, *mut c_void, usize) -> c_int;
 type ResetProtection = unsafe extern "C" fn(*mut ffi::PyThreadState);
 
-/// `PyUnstable_ThreadState_SetStackProtection` and its counterpart (`Include/cpython/pystate.h`), from 3.14.1 on:
-/// looked up, since an extension that links to them could not be loaded by 3.14.0.
+/// `PyUnstable_ThreadState_SetStackProtection` and its counterpart (`Include/cpython/pystate.h`), which exist from
+/// 3.14.1 on. They are looked up at run time, since 3.14.0 could not load an extension that links to them.
 static SET: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 static RESET: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-/// Finds the functions of the interpreter that this version needs. Returns what is missing, if anything.
+/// Finds the interpreter functions that this version needs. Returns an error text if one is missing.
 pub(super) fn look_up() -> Option<&'static str> {
     // SAFETY: names that end in NUL; the default search order includes the interpreter.
     let (set, reset) = unsafe {
@@ -86,7 +86,9 @@ pub(super) fn look_up() -> Option<&'static str> {
         )
     };
     if set.is_null() || reset.is_null() {
-        return Some("coros need CPython 3.14.1 or later: 3.14.0 cannot be told about their stacks");
+        return Some(
+            "coros need CPython 3.14.1 or later: 3.14.0 has no function to set the bounds of a stack",
+        );
     }
     SET.store(set, Ordering::Relaxed);
     RESET.store(reset, Ordering::Relaxed);
@@ -115,10 +117,10 @@ pub(super) unsafe fn unprotect(thread: *mut ffi::PyThreadState) {
     }
 }
 
-/// What a thread state has to hold to show `innermost`.
+/// The value of the field `FRAME` with which a thread state shows `innermost` as its current frame.
 ///
 /// # Safety
-/// None is needed.
+/// There are no requirements.
 pub(super) unsafe fn show(_holder: *mut CFrame, innermost: *mut u8) -> *mut u8 {
     innermost
 }

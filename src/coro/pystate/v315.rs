@@ -7,7 +7,7 @@ use pyo3::ffi;
 
 use super::{CFrame, field};
 
-/// Why coros are not available, if they are not.
+/// The reason why coros are not available; None if they are.
 pub(in crate::coro) const UNSUPPORTED: Option<&str> = None;
 
 pub(super) const INTERP: usize = 16; // void *PyThreadState.interp
@@ -33,13 +33,13 @@ pub(super) const EXC_STATE: usize = 288; // _PyErr_StackItem PyThreadState.exc_s
 pub(super) const C_RECURSION_REMAINING: Option<usize> = None;
 pub(super) const TRASH_NESTING: Option<usize> = None;
 pub(super) const EXECUTOR: Option<usize> = Some(304); // void *PyThreadState.current_executor
-/// Whether each evaluation has a frame on the C stack.
+/// Whether each entry into the evaluation loop puts an entry frame on the C stack.
 pub(super) const HAS_ENTRY_FRAMES: bool = true;
 pub(super) const FRAME_PREVIOUS: usize = 8; // void *_PyInterpreterFrame.previous
 pub(super) const CODE_VERSION: Option<usize> = Some(168); // uintptr_t PyCodeObject._co_instrumentation_version
 
-/// The chain of frames ends in the thread's base frame. Nothing runs in it or changes it, so that all chains of the
-/// thread may share it. A sampling profiler (`profiling.sampling`) drops samples whose chain does not lead there.
+/// The chain of frames ends in the thread's base frame. Nothing runs in that frame or changes it, so all chains of the
+/// thread may share it. The sampling profiler (`profiling.sampling`) drops samples whose chain does not lead to it.
 ///
 /// # Safety
 /// `thread` is a live thread state.
@@ -49,13 +49,13 @@ pub(super) unsafe fn root_frame(thread: *mut u8, _cframe: *mut CFrame) -> *mut u
 }
 
 /// # Safety
-/// None is needed.
+/// There are no requirements.
 pub(super) unsafe fn innermost(frame: *mut u8) -> *mut u8 {
     frame
 }
 
 /// # Safety
-/// None is needed.
+/// There are no requirements.
 #[inline(always)]
 pub(super) unsafe fn before_swap(_thread: *mut u8, _next: *mut u8, _tracing: c_int) {}
 
@@ -63,7 +63,7 @@ pub(super) unsafe fn before_swap(_thread: *mut u8, _next: *mut u8, _tracing: c_i
 pub(super) const RUNNING_LOOP: Option<usize> = Some(1024); // void *_PyThreadStateImpl.asyncio_running_loop
 pub(super) const RUNNING_TASK: Option<usize> = Some(1032); // void *_PyThreadStateImpl.asyncio_running_task
 
-/// Nothing has to be looked up.
+/// Only the offsets are needed.
 pub(super) fn look_up() -> Option<&'static str> {
     None
 }
@@ -93,10 +93,10 @@ pub(super) unsafe fn unprotect(thread: *mut ffi::PyThreadState) {
     unsafe { PyUnstable_ThreadState_ResetStackProtection(thread) }
 }
 
-/// What a thread state has to hold to show `innermost`.
+/// The value of the field `FRAME` with which a thread state shows `innermost` as its current frame.
 ///
 /// # Safety
-/// None is needed.
+/// There are no requirements.
 pub(super) unsafe fn show(_holder: *mut CFrame, innermost: *mut u8) -> *mut u8 {
     innermost
 }

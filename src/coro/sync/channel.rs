@@ -1,13 +1,13 @@
-//! `channel`: senders and receivers wait for each other, as on the channels of Stackless Python.
+//! `channel`: senders and receivers wait for each other, like on the channels of Stackless Python.
 //!
 //! ```text
-//!   on the way     [ oldest ... ]     sent to receivers that waited; at least as many as are promised
-//!   promised       as many as there are receivers which are woken for a value and have not run yet
-//!   senders        coros with a value each, all of them younger than what is on the way
-//!   receivers      coros, only while there is no value that is not promised
+//!   on the way     [ oldest ... ]     values that were sent to waiting receivers; at least as many as are promised
+//!   promised       the number of receivers that were woken for a value and have not run yet
+//!   senders        coros with a value each, all of them newer than the values on the way
+//!   receivers      coros; they wait only while all values are promised
 //! ```
 //!
-//! A receiver takes its value from `on the way` when it runs. If it is interrupted before that, the value goes to the
+//! A receiver takes its value from `on_the_way` when it runs. If it is interrupted before that, the value goes to the
 //! next receiver in the queue, or stays for a later one.
 
 use std::cell::Cell;
@@ -40,7 +40,8 @@ pub(super) struct ChannelObject {
     head: Head,
     on_the_way: ItemQueue,
     promised: Cell<usize>,
-    /// Each sender has its value in `wake_value`; its request is `EXCEPTION` if the value is to be raised.
+    /// Each waiting sender holds its value in `wake_value`. Its request is `EXCEPTION` if the receiver is to raise the
+    /// value.
     senders: WaitQueue,
     receivers: WaitQueue,
     is_closing: Cell<bool>,
@@ -48,7 +49,7 @@ pub(super) struct ChannelObject {
 
 type Channel<'py> = This<'py, ChannelObject>;
 
-/// The request of a sender whose value is to be raised.
+/// The request of a sender whose value the receiver is to raise.
 const EXCEPTION: i64 = 1;
 
 impl NativeType for ChannelObject {
@@ -58,7 +59,7 @@ impl NativeType for ChannelObject {
     const DEALLOC: ffi::destructor = dealloc::<Self>;
 
     unsafe fn traverse_rest(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
-        // SAFETY: visit and arg are the collector's. The runtime keeps waiting coros, and they keep their values.
+        // SAFETY: visit and arg are the collector's. The runtime keeps waiting coros alive, and they keep their values.
         unsafe { self.on_the_way.traverse(visit, arg) }
     }
 
@@ -78,7 +79,7 @@ unsafe impl Primitive for ChannelObject {
     }
 
     unsafe fn init(object: *mut Self) {
-        // SAFETY: the caller's; the memory is not initialised as this type yet.
+        // SAFETY: by the contract; the field is not initialised yet.
         unsafe { ptr::write(&raw mut (*object).on_the_way, ItemQueue::new()) };
     }
 
@@ -93,7 +94,7 @@ unsafe impl Primitive for ChannelObject {
 }
 
 impl ChannelObject {
-    /// Values that are not promised.
+    /// The number of values that are not promised.
     #[inline]
     fn free(&self) -> usize {
         self.senders.len() + self.on_the_way.len().saturating_sub(self.promised.get())
@@ -113,7 +114,7 @@ impl ChannelObject {
         Some((value.unwrap_or_else(|| none(this.py())), is_exception))
     }
 
-    /// The oldest value, and whether it is an exception; None if all are promised.
+    /// Removes the oldest value. Returns it, and whether it is an exception; None if all values are promised.
     #[inline]
     fn take(this: Channel<'_>) -> Option<(Bound<'_, PyAny>, bool)> {
         if this.free() == 0 {
@@ -122,7 +123,7 @@ impl ChannelObject {
         let Some(oldest) = this.on_the_way.pop(this.py()) else {
             return Self::take_from_sender(this);
         };
-        // Promised values stay on the way, so that they do not depend on the senders any more.
+        // Keep at least the promised number of values on the way, so that they no longer depend on their senders.
         while this.on_the_way.len() < this.promised.get()
             && let Some((value, is_exception)) = Self::take_from_sender(this)
         {
@@ -150,11 +151,11 @@ fn closed(py: Python<'_>) -> PyErr {
 
 #[cold]
 fn late(py: Python<'_>, limit: Limit) -> PyErr {
-    let message = format!("nobody has received the value{}", limit.describe());
+    let message = format!("no receiver took the value{}", limit.describe());
     coro_errors::new(py, ErrorClass::Timeout, &message)
 }
 
-/// Gives a value to a receiver that waits. Returns the value if none does and the call may wait for one.
+/// Gives a value to a waiting receiver. Returns the value if there is none and the call may wait for one.
 #[inline]
 fn hand_over<'py>(
     this: Channel<'py>,
@@ -178,7 +179,8 @@ fn hand_over<'py>(
     Ok(Some(value))
 }
 
-/// The same; the running coro is the one that will wait, and `call` has its deadline.
+/// Starts `send`: hands the value over if a receiver waits. Otherwise returns the coro that is to wait and the value,
+/// with the deadline in `call`.
 #[inline]
 fn begin_send(
     this: Channel<'static>,
@@ -187,7 +189,7 @@ fn begin_send(
 ) -> PyResult<Option<(Coro<'static>, Bound<'static, PyAny>)>> {
     let value = match args.get(0) {
         Some(value) if args.values().len() == 1 => value,
-        // The value has no name: no keyword matches an empty one.
+        // The value is positional only, so its name is empty and matches no keyword.
         _ => match args.bind()? {
             [Some(value), block, timeout] => {
                 call.limit = Limit::new(block, timeout)?;
@@ -202,14 +204,14 @@ fn begin_send(
     let coro = suspension::suspendable(this.py())?;
     call.deadline = Some(Deadline::new(coro, call.limit)?);
     if !this.receivers.is_empty() || this.is_closing.get() {
-        // A destructor has changed the channel meanwhile.
+        // A destructor that `Deadline::new` ran has changed the channel.
         hand_over(this, value, false, Limit::AtOnce)?;
         return Ok(None);
     }
     Ok(Some((coro, value)))
 }
 
-/// Gives a value to a receiver, waiting for one without a limit.
+/// Gives a value to a receiver, and waits for one without a limit if necessary.
 fn deliver<'py>(this: Channel<'py>, value: Bound<'py, PyAny>, is_exception: bool) -> PyResult<()> {
     let Some(mut value) = hand_over(this, value, is_exception, Limit::Endless)? else {
         return Ok(());
@@ -217,7 +219,7 @@ fn deliver<'py>(this: Channel<'py>, value: Bound<'py, PyAny>, is_exception: bool
     let coro = suspension::suspendable(this.py())?;
     let deadline = Deadline::new(coro, Limit::Endless)?;
     if !this.receivers.is_empty() || this.is_closing.get() {
-        // A destructor has changed the channel meanwhile.
+        // A destructor that `Deadline::new` ran has changed the channel.
         return hand_over(this, value, is_exception, Limit::AtOnce).map(drop);
     }
     let request = if is_exception { EXCEPTION } else { 0 };
@@ -231,7 +233,7 @@ fn deliver<'py>(this: Channel<'py>, value: Bound<'py, PyAny>, is_exception: bool
     }
 }
 
-/// What has become of an offer.
+/// The fate of a value that was offered.
 enum Sent<'py> {
     Taken,
     Late,
@@ -239,7 +241,7 @@ enum Sent<'py> {
     Back(Bound<'py, PyAny>),
 }
 
-/// After the wait of a sender. Err: the wait was interrupted.
+/// Reads the result of a sender's wait. Err: the wait was interrupted.
 #[inline]
 fn sent<'py>(coro: Coro<'py>, wait: Wait<'py>) -> PyResult<Sent<'py>> {
     match wait.result {
@@ -254,7 +256,8 @@ fn sent<'py>(coro: Coro<'py>, wait: Wait<'py>) -> PyResult<Sent<'py>> {
     }
 }
 
-/// One step of waiting for the oldest value; None if the channel is closed. An exception that was sent is raised.
+/// One step of waiting for the oldest value. The result is None if the channel is closed. A value that was sent as an
+/// exception is raised.
 #[inline]
 fn next_value(
     this: Channel<'static>,
@@ -300,7 +303,7 @@ fn next_value(
     }
 }
 
-/// What a receiver gets without waiting: a value, an exception, or the end of the channel.
+/// The result for a receiver that need not wait: a value, an exception, or None for the end of the channel.
 #[inline]
 fn received(this: Channel<'_>) -> Option<PyResult<Option<Bound<'_, PyAny>>>> {
     match ChannelObject::take(this) {
@@ -312,7 +315,7 @@ fn received(this: Channel<'_>) -> Option<PyResult<Option<Bound<'_, PyAny>>>> {
 
 #[cold]
 fn no_value(this: Channel<'_>, limit: Limit) -> PyErr {
-    let message = format!("nobody has sent a value{}", limit.describe());
+    let message = format!("no value was sent{}", limit.describe());
     coro_errors::new(this.py(), ErrorClass::Timeout, &message)
 }
 
@@ -392,7 +395,7 @@ fn receive(
 fn close<'py>(this: Channel<'py>, _: Args<'_, 'py>) -> Object<'py> {
     check_thread(this)?;
     this.is_closing.set(true);
-    // The receivers find no value, and return.
+    // The receivers find no value, and their calls end.
     while let Some(receiver) = this.receivers.first(this.py()) {
         scheduler::make_ready(receiver);
     }
@@ -447,13 +450,13 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
                 T,
                 send_exception,
                 "send_exception(exc, /, *args)",
-                "Wait for a receiver and raise exc, or exc(*args) for a class, in it."
+                "Wait for a receiver and raise exc in it, or exc(*args) if exc is a class."
             ),
             method!(
                 T,
                 send_sequence,
                 "send_sequence(values, /)",
-                "Send each value of an iterable. Return how many there were."
+                "Send each value of an iterable. Return the number of values."
             ),
             waiting_method!(
                 T,
@@ -465,7 +468,7 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
                 T,
                 close,
                 "close()",
-                "Refuse new values. Receivers get the values that are waiting, and then ClosedError."
+                "Refuse new values. Receivers still get the values of waiting senders, and then ClosedError."
             ),
             class_getitem(),
         ],

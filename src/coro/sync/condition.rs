@@ -1,4 +1,4 @@
-//! `condition_variable`: coros wait until they are woken. The primitives written in Python are built on it.
+//! `condition_variable`: coros wait until they are woken. The primitives that are written in Python are built on it.
 
 use std::ffi::{CStr, c_void};
 
@@ -26,13 +26,14 @@ pub(super) struct ConditionObject {
 
 type Condition<'py> = This<'py, ConditionObject>;
 
-/// The request of a coro whose wake-up goes to the next coro if it is interrupted before it runs. `wake_one` sets it.
+/// Marks a coro that must pass its wake-up to the next coro if it is interrupted before it runs. `wake_one` stores this
+/// as the coro's request.
 const PASSES_ON: i64 = i64::MIN;
 
 impl NativeType for ConditionObject {
     const NAME: &'static CStr = c"grapeshot.coro.condition_variable";
     const DOC: &'static CStr =
-        c"condition_variable()\n--\n\nCoros wait until somebody wakes them. A wake does not affect later waits.";
+        c"condition_variable()\n--\n\nCoros wait until they are woken. A wake does not affect later waits.";
     const FLAGS: u64 = FLAGS;
     const DEALLOC: ffi::destructor = dealloc::<Self>;
 
@@ -54,8 +55,8 @@ unsafe impl Primitive for ConditionObject {
     }
 }
 
-/// Waits as a coro that requests `kind`. None: the timeout is over.
-fn stand(this: Condition<'_>, kind: i64, limit: Limit) -> PyResult<Option<Bound<'_, PyAny>>> {
+/// Waits in the queue with the request `kind`. Returns the value of the wake, or None if the timeout expires.
+fn wait_for_wake(this: Condition<'_>, kind: i64, limit: Limit) -> PyResult<Option<Bound<'_, PyAny>>> {
     check_thread(this)?;
     if limit.is_at_once() {
         return Ok(None);
@@ -97,17 +98,17 @@ fn wait<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
         let [timeout, block] = args.bind()?;
         Limit::new(block, timeout)?
     };
-    stand(this, 0, limit)?.ok_or_else(|| {
-        let message = format!("nobody has woken the coro{}", limit.describe());
+    wait_for_wake(this, 0, limit)?.ok_or_else(|| {
+        let message = format!("the coro was not woken{}", limit.describe());
         coro_errors::new(this.py(), ErrorClass::Timeout, &message)
     })
 }
 
-/// `_wait_as(kind, block, timeout)`: whether it was woken in time.
+/// `_wait_as(kind, block, timeout)`: waits, and returns whether the coro was woken in time.
 fn wait_as<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let kind: i32 = args.get(0).map_or(Ok(0), |kind| kind.extract())?;
     let limit = Limit::new(args.get(1), args.get(2))?;
-    let woken = stand(this, kind.into(), limit)?;
+    let woken = wait_for_wake(this, kind.into(), limit)?;
     Ok(bool_object(this.py(), woken.is_some()))
 }
 
@@ -141,7 +142,7 @@ fn wake_all<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(woken.into_pyobject(this.py())?.into_any())
 }
 
-/// For an exception class each coro gets an exception of its own.
+/// If the argument is an exception class, each coro gets its own exception.
 fn raise_all<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
     check_thread(this)?;
     let Some(given) = args.get(0) else {
@@ -162,7 +163,7 @@ fn raise_all<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(woken.into_pyobject(this.py())?.into_any())
 }
 
-/// The exception, or one of the class. TypeError for anything else.
+/// The exception itself, or a new one if `given` is a class. TypeError for anything else.
 pub(super) fn exception_from<'py>(given: &Bound<'py, PyAny>) -> Object<'py> {
     let exception = if given.is_instance_of::<PyType>() {
         given.call0()?
@@ -172,7 +173,9 @@ pub(super) fn exception_from<'py>(given: &Bound<'py, PyAny>) -> Object<'py> {
     if exception.is_instance_of::<PyBaseException>() {
         return Ok(exception);
     }
-    Err(PyTypeError::new_err("an exception is required"))
+    Err(PyTypeError::new_err(
+        "an exception or an exception class is required",
+    ))
 }
 
 fn use_here<'py>(this: Condition<'py>, _: Args<'_, 'py>) -> Object<'py> {
@@ -216,13 +219,13 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
                 T,
                 wait,
                 "wait(timeout=None, block=True)",
-                "Wait until somebody wakes this coro. Return the value of the wake."
+                "Wait until this coro is woken. Return the value that was passed to it."
             ),
             method!(
                 T,
                 wake_one,
                 "wake_one(value=None)",
-                "Wake the coro that has waited longest. Return False if none waits."
+                "Wake the coro that has waited longest. Return False if no coro waits."
             ),
             method!(
                 T,
@@ -252,7 +255,7 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
                 T,
                 wait_as,
                 "_wait_as(kind, block, timeout, /)",
-                "Wait as a coro of a kind, which is a small number."
+                "Wait as a coro of the given kind, a small number. Return whether it was woken in time."
             ),
             method!(
                 T,
@@ -264,7 +267,7 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
                 T,
                 wake_first,
                 "_wake_first()",
-                "Wake and return the coro that has waited longest. If it is interrupted first, no other one is woken."
+                "Wake and return the coro that has waited longest. If it is interrupted first, the wake is lost."
             ),
         ],
         Vec::new(),

@@ -1,14 +1,14 @@
-//! `fifo`: a queue, without a limit or with one.
+//! `fifo`: a queue, optionally with a maximum length.
 //!
 //! ```text
-//!   pushers        coros with an item each, only while there are `max_len` items
-//!   items          [ oldest ... ]     promised: one for each coro that was woken for an item and has not run yet
-//!   waiters        coros, only while there is no item that is not promised
+//!   pushers        coros with an item each; they wait only while there are `max_len` items
+//!   items          [ oldest ... ]     promised: one item for each coro that was woken and has not run yet
+//!   waiters        coros; they wait only while all items are promised
 //! ```
 //!
-//! Taking an item from a full fifo makes space: the oldest pusher's item goes into the queue before that pusher runs.
-//! If the pusher is interrupted after that, `push` returns, and the interruption is raised at its next wait. So `push`
-//! raises only if the item is not in the queue.
+//! Taking an item from a full fifo makes space, and the item of the longest-waiting pusher enters the queue before that
+//! pusher runs. If the pusher is interrupted after that, `push` returns, and the interruption is raised at its next
+//! wait. So if `push` raises, the item is certainly not in the queue.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -41,7 +41,7 @@ pub(super) struct FifoObject {
     items: ItemQueue,
     promised: Cell<usize>,
     waiters: WaitQueue,
-    /// Each pusher has its item in `wake_value`.
+    /// Each waiting pusher holds its item in `wake_value`.
     pushers: WaitQueue,
     /// 0 for no limit.
     max_len: Cell<usize>,
@@ -57,7 +57,7 @@ impl NativeType for FifoObject {
     const DEALLOC: ffi::destructor = dealloc::<Self>;
 
     unsafe fn traverse_rest(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
-        // SAFETY: visit and arg are the collector's. The runtime keeps waiting coros.
+        // SAFETY: visit and arg are the collector's. The runtime keeps waiting coros alive.
         unsafe { self.items.traverse(visit, arg) }
     }
 
@@ -77,7 +77,7 @@ unsafe impl Primitive for FifoObject {
     }
 
     unsafe fn init(object: *mut Self) {
-        // SAFETY: the caller's; the memory is not initialised as this type yet.
+        // SAFETY: by the contract; the field is not initialised yet.
         unsafe { ptr::write(&raw mut (*object).items, ItemQueue::new()) };
     }
 
@@ -92,7 +92,7 @@ unsafe impl Primitive for FifoObject {
 }
 
 impl FifoObject {
-    /// Items that are not promised.
+    /// The number of items that are not promised.
     #[inline]
     fn free(&self) -> usize {
         self.items.len().saturating_sub(self.promised.get())
@@ -109,7 +109,7 @@ impl FifoObject {
         }
     }
 
-    /// The oldest item; its place goes to the pusher that has waited longest.
+    /// Removes and returns the oldest item. The pusher that has waited longest gets its place.
     #[inline]
     fn take(this: Fifo<'_>) -> Option<Bound<'_, PyAny>> {
         if this.free() == 0 {
@@ -117,7 +117,7 @@ impl FifoObject {
         }
         let (item, _) = this.items.pop(this.py())?;
         if !this.pushers.is_empty() {
-            Self::let_in(this);
+            Self::admit_pushers(this);
         }
         Some(item)
     }
@@ -128,9 +128,9 @@ impl FifoObject {
         limit != 0 && self.items.len() >= limit
     }
 
-    /// Takes items from pushers as long as there is space.
+    /// Moves items from waiting pushers into the queue while there is space.
     #[cold]
-    fn let_in(this: Fifo<'_>) {
+    fn admit_pushers(this: Fifo<'_>) {
         while !this.is_full()
             && let Some(first) = this.pushers.first(this.py())
         {
@@ -145,7 +145,7 @@ impl FifoObject {
 fn push<'py>(this: Fifo<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let (item, limit) = match args.get(0) {
         Some(item) if args.values().len() == 1 => (item, Limit::Endless),
-        // The item has no name: no keyword matches an empty one.
+        // The item is positional only, so its name is empty and matches no keyword.
         _ => match args.bind()? {
             [Some(item), block, timeout] => (item, Limit::new(block, timeout)?),
             _ => return Err(PyTypeError::new_err("push() takes an item")),
@@ -161,7 +161,7 @@ fn push<'py>(this: Fifo<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(none(this.py()))
 }
 
-/// Pushes to a queue that is full.
+/// Pushes to a full queue: waits for space.
 #[cold]
 fn wait_for_space<'py>(this: Fifo<'py>, item: Bound<'py, PyAny>, limit: Limit) -> PyResult<()> {
     let py = this.py();
@@ -193,7 +193,7 @@ fn wait_for_space<'py>(this: Fifo<'py>, item: Bound<'py, PyAny>, limit: Limit) -
     Ok(())
 }
 
-/// One step of waiting for the oldest item; None if the timeout is over before there is one.
+/// One step of waiting for the oldest item. The result is None if the timeout expires first.
 #[inline]
 fn next_item(
     this: Fifo<'static>,
@@ -279,7 +279,7 @@ fn pop_all(
         return Ok(Begun::Waits(()));
     };
     let mut items: Vec<_> = first.into_iter().collect();
-    // Items that pushers add meanwhile are left for the next call.
+    // Each item that is taken may let in a waiting pusher's item. The limit leaves those items for the next call.
     let most = match this.max_len.get() {
         0 => usize::MAX,
         limit => limit,
@@ -303,7 +303,7 @@ unsafe extern "C" fn init(
     args: *mut ffi::PyObject,
     kwargs: *mut ffi::PyObject,
 ) -> c_int {
-    // SAFETY: attached, and the arguments are as said above.
+    // SAFETY: attached, and the arguments are as described above.
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, -1, || {
@@ -313,7 +313,7 @@ unsafe extern "C" fn init(
                 _ => 0,
             };
             this.max_len.set(limit.max(0).unsigned_abs());
-            FifoObject::let_in(this);
+            FifoObject::admit_pushers(this);
             Ok(0)
         })
     }
@@ -341,13 +341,13 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
                 T,
                 pop,
                 "pop(block=True, timeout=None)",
-                "Wait for an item and return the oldest one. Raises Empty after timeout seconds."
+                "Wait for an item, then remove and return the oldest one. Raises Empty after timeout seconds."
             ),
             waiting_method!(
                 T,
                 pop_all,
                 "pop_all(block=True, timeout=None)",
-                "Wait for an item and return a list of all items. The list is empty after timeout seconds."
+                "Wait for an item, then remove and return all items as a list. The list is empty after timeout seconds."
             ),
             class_getitem(),
         ],

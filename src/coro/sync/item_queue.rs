@@ -1,4 +1,4 @@
-//! `ItemQueue`: the objects in a fifo or a channel, the oldest first.
+//! `ItemQueue`: the objects in a fifo or a channel, oldest first.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -7,14 +7,14 @@ use std::ffi::{c_int, c_void};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-/// A reference, and whether it is to be raised rather than returned.
+/// A reference to an object, and whether the receiver raises it instead of returning it.
 #[derive(Clone, Copy)]
 struct Item {
     object: *mut ffi::PyObject,
     is_exception: bool,
 }
 
-/// Owns its references. Only the thread that may use the surrounding object uses it.
+/// Owns its references. Only the thread that may use the surrounding primitive uses it.
 pub(in crate::coro) struct ItemQueue(UnsafeCell<VecDeque<Item>>);
 
 impl ItemQueue {
@@ -25,7 +25,8 @@ impl ItemQueue {
     /// Calls `body` with the deque. `body` must not call anything that uses this queue.
     #[inline]
     fn with<R>(&self, body: impl FnOnce(&mut VecDeque<Item>) -> R) -> R {
-        // SAFETY: no other reference exists: `body` is one of the lines below, none of which runs Python code.
+        // SAFETY: no other reference exists, because each `body` is one of the closures below, and none of them runs
+        // Python code.
         body(unsafe { &mut *self.0.get() })
     }
 
@@ -43,7 +44,7 @@ impl ItemQueue {
         self.with(|items| items.push_back(item));
     }
 
-    /// The oldest, and whether it is an exception.
+    /// Removes the oldest item. Returns it, and whether it is an exception.
     #[inline]
     pub(in crate::coro) fn pop<'py>(&self, py: Python<'py>) -> Option<(Bound<'py, PyAny>, bool)> {
         let item = self.with(VecDeque::pop_front)?;
@@ -57,11 +58,12 @@ impl ItemQueue {
     /// For `tp_traverse`: reports the references to the collector.
     ///
     /// # Safety
-    /// `visit` and `arg` are those that the collector passed to `tp_traverse`.
+    /// `visit` and `arg` are the values that the collector passed to `tp_traverse`.
     pub(in crate::coro) unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         self.with(|items| {
             for item in items {
-                // SAFETY: the caller's, and the object is alive while it is held here. Visiting runs no Python code.
+                // SAFETY: `visit` and `arg` are the collector's (contract), and the object is alive while it is held
+                // here. Visiting runs no Python code.
                 let result = unsafe { visit(item.object, arg) };
                 if result != 0 {
                     return result;
@@ -71,8 +73,8 @@ impl ItemQueue {
         })
     }
 
-    /// Drops all items. They go into a list first: its destructor limits the depth of the recursion. Otherwise nested
-    /// fifos would use up the C stack.
+    /// Drops all items. They are moved into a list first, because a list's destructor limits the depth of the
+    /// recursion. Otherwise nested fifos could use up the C stack.
     pub(in crate::coro) fn clear(&self, py: Python<'_>) {
         let items = self.with(std::mem::take);
         if items.is_empty() {
@@ -80,8 +82,8 @@ impl ItemQueue {
         }
         // A destructor must preserve the exception that is being raised.
         let pending = PyErr::take(py);
-        // SAFETY: attached; the list takes over as many references as it has places. Without memory for it they are
-        // dropped one by one.
+        // SAFETY: attached; the list takes over exactly one reference per place. If there is no memory for it, the
+        // items are dropped one by one.
         unsafe {
             let list = ffi::PyList_New(items.len() as ffi::Py_ssize_t);
             if list.is_null() {
@@ -104,6 +106,6 @@ impl ItemQueue {
 
 impl Drop for ItemQueue {
     fn drop(&mut self) {
-        debug_assert_eq!(self.len(), 0, "cleared before, while attached");
+        debug_assert_eq!(self.len(), 0, "must be cleared while attached, before the drop");
     }
 }

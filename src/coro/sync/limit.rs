@@ -1,8 +1,8 @@
-//! How long a wait may last: `block=` and `timeout=` of the methods that wait.
+//! The time limit of a wait: `block=` and `timeout=` of the methods that wait.
 //!
-//! A timer of the loop removes a coro that still waits from its queue, and makes it ready with nothing granted. A coro
-//! that was granted something before that is already ready, and the timer changes nothing: the coro keeps what it was
-//! granted in time.
+//! When the limit is reached, a timer of the loop removes a coro that still waits from its queue, and makes it ready
+//! without a grant. If the coro was granted its request before that, it is already ready, the timer changes nothing,
+//! and the coro keeps what it was granted.
 
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -26,8 +26,8 @@ pub(in crate::coro) enum Limit {
 }
 
 impl Limit {
-    /// `block=True, timeout=None`: without `block` the timeout is ignored, and a timeout of 0 or below means not to
-    /// wait.
+    /// Reads `block=True, timeout=None`. If `block` is false the timeout is ignored, and a timeout of 0 or less means
+    /// not to wait.
     #[cold]
     pub(in crate::coro) fn new(
         block: Option<Bound<'_, PyAny>>,
@@ -56,7 +56,7 @@ impl Limit {
         matches!(self, Self::AtOnce)
     }
 
-    /// The seconds that a wait may last, None without a limit.
+    /// The seconds that a wait may last; None if there is no limit.
     pub(in crate::coro) fn timeout_s(self) -> Option<f64> {
         match self {
             Self::For { timeout_s } => Some(timeout_s),
@@ -65,7 +65,7 @@ impl Limit {
         }
     }
 
-    /// ` for 0.5 seconds`, for messages; empty if there was no limited wait.
+    /// The limit for messages, like ` for 0.5 seconds`; empty if the wait was not limited.
     pub(in crate::coro) fn describe(self) -> String {
         match self {
             Self::For { timeout_s } => format!(" for {timeout_s} seconds"),
@@ -74,15 +74,15 @@ impl Limit {
     }
 }
 
-/// `_coro_end_wait`, which the timers call.
+/// `_coro_end_wait`, the function that the timers call.
 static END_WAIT: AtomicPtr<ffi::PyObject> = AtomicPtr::new(std::ptr::null_mut());
 
 pub(in crate::coro) fn set_end_wait(function: &Bound<'_, PyAny>) {
     END_WAIT.store(function.clone().into_ptr(), Ordering::Release);
 }
 
-/// The limit of the waits of one call. It is made before the last check of what the coro waits for, because making it
-/// may run destructors, which may wait themselves.
+/// The time limit of one call, which may wait several times. Make it before the last check of the condition that the
+/// coro waits for: making it may run destructors, which may wait themselves.
 pub(in crate::coro) struct Deadline<'py> {
     coro: Coro<'py>,
     timer: Option<HandleRef>,
@@ -96,7 +96,7 @@ impl<'py> Deadline<'py> {
         })
     }
 
-    /// The limit of waits that are in no queue. When it is over, the coro is made ready.
+    /// Like `new`, for waits that use no queue. When the limit is reached, the coro is made ready.
     #[inline]
     pub(in crate::coro) fn outside_of_queues(coro: Coro<'py>, limit: Limit) -> PyResult<Self> {
         Self::with_timer(coro, limit, |when_s| suspension::set_wake_timer(coro, when_s))
@@ -116,7 +116,7 @@ impl<'py> Deadline<'py> {
         Ok(Self { coro, timer })
     }
 
-    /// Whether the timeout is over: the timer has run, or is due.
+    /// Whether the timeout has expired: the timer has run, or is due.
     #[inline]
     pub(in crate::coro) fn is_over(&self) -> bool {
         self.timer
@@ -133,7 +133,7 @@ impl Drop for Deadline<'_> {
     }
 }
 
-/// The timeout of a coro is over: if it still waits, it gets nothing.
+/// Ends a wait whose timeout has expired: a coro that still waits is woken without a grant.
 pub(in crate::coro) fn end_wait(coro: Coro<'_>) {
     if coro.status.get() == Status::Waiting && coro.wait_node.is_queued() {
         coro.wait_node.is_late.set(true);

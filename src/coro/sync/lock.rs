@@ -1,4 +1,4 @@
-//! `lock` and `mutex`: one coro at a time holds it; the holder of a mutex may take it again.
+//! `lock` and `mutex`: held by one coro at a time. The holder of a mutex may take it again.
 
 use std::cell::Cell;
 use std::ffi::CStr;
@@ -23,7 +23,7 @@ pub(super) struct LockObject<const RECURSIVE: bool> {
     head: Head,
     /// The coro that holds it. A coro that was granted the lock holds it even before it runs.
     holder: ObjectCell,
-    /// How often the holder has taken it, beyond the first time.
+    /// How often the holder has taken it again after the first time.
     depth: Cell<usize>,
     waiters: WaitQueue,
 }
@@ -71,12 +71,12 @@ unsafe impl<const R: bool> Primitive for LockObject<R> {
     }
 }
 
-/// Gives the lock to the coro that has waited longest, or to nobody.
+/// Gives the lock to the coro that has waited longest, or frees it if no coro waits.
 #[inline]
 fn pass_on<const R: bool>(this: Lock<'_, R>) {
     match this.waiters.first(this.py()) {
         Some(next) => {
-            // The earlier holder is dropped last, so that its destructor finds the lock in a valid state.
+            // The previous holder is dropped last, so that its destructor finds the lock in a valid state.
             let before = this.holder.take(this.py());
             this.holder.put_new(next.to_bound().into_ptr());
             grant(next, None);
@@ -101,16 +101,16 @@ fn take<const R: bool>(this: Lock<'_, R>, coro: Coro<'_>) -> bool {
     false
 }
 
-/// How `hold` has ended.
+/// The result of `hold`.
 #[derive(PartialEq, Eq)]
 enum Held {
     AtOnce,
     AfterAWait,
-    /// The timeout was over before.
+    /// The timeout expired before the lock was free.
     Not,
 }
 
-/// Takes the lock, waiting for it.
+/// Takes the lock, waiting for it if necessary.
 #[inline]
 fn hold<const R: bool>(this: Lock<'_, R>, limit: Limit) -> PyResult<Held> {
     check_thread(this)?;
@@ -124,7 +124,7 @@ fn hold<const R: bool>(this: Lock<'_, R>, limit: Limit) -> PyResult<Held> {
     if this.holder.as_ptr() == coro.as_ptr() {
         return Err(lock_error(
             this,
-            "the coro holds the lock already: it would wait for itself",
+            "the coro already holds the lock: it would wait for itself",
         ));
     }
     let deadline = Deadline::new(coro, limit)?;
@@ -229,7 +229,7 @@ macro_rules! methods {
                 $layout,
                 acquire,
                 "acquire(block=True, timeout=None)",
-                "Wait until the lock is free and acquire it. Coros get it in the order of their waits."
+                "Wait until the lock is free and acquire it. Waiting coros get it in order of arrival."
             ),
             method!(
                 $layout,

@@ -1,9 +1,10 @@
-//! What coros synchronize with: the native primitives.
+//! The native primitives that coros synchronize with.
 //!
-//! - `object`: what the primitives have in common as Python objects, and the wait itself; `limit`: how long it may last
+//! - `object`: the parts that the primitives share as Python objects, and the wait itself; `limit`: the time limit of a
+//!   wait
 //! - `semaphore`, `lock` (and mutex), `condition`, `fifo`, `channel`
 //!
-//! All of them grant in the same way. A permit, the lock or an item goes to the first coro in the queue, before that
+//! All of them grant in the same way. A permit, the lock or an item is given to the first coro in the queue before that
 //! coro runs:
 //!
 //! ```text
@@ -11,15 +12,15 @@
 //!      |                        |
 //!      | interrupted, late      | interrupted
 //!      v                        v
-//!   removed, ready          ready, and still granted ------------> runs: gives it back or on, and raises
+//!   removed, ready          ready, and still granted ------------> runs: passes it on or back, and raises
 //! ```
 //!
-//! So nothing is lost, whenever an interruption comes, and no coro waits for something that is available. A fifo and a
-//! channel count how many items are promised; the woken coro takes the oldest item when it runs. So the order of the
-//! items is kept.
+//! So nothing is lost, no matter when an interruption comes, and no coro waits for something that is available. A fifo
+//! and a channel count how many items are promised to woken coros. A woken coro takes the oldest item when it runs, so
+//! the items keep their order.
 //!
-//! An object belongs to the thread in whose running loop it is made, as the coros in its queues do. An object that is
-//! made where no loop runs belongs to the first thread that uses it under a loop.
+//! A primitive can be used only in one thread, like the coros in its queues: the thread whose loop was running when the
+//! primitive was made. If no loop was running, it is the first thread that uses the primitive under a loop.
 
 mod channel;
 mod condition;

@@ -1,4 +1,4 @@
-//! What the primitives have in common: the head of their objects, how they are made, shown and freed, and the wait.
+//! The parts that all primitives share: the head of their objects, how they are made, shown and freed, and the wait.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -25,7 +25,7 @@ use crate::event_loop::reactor::current_thread;
 
 pub(super) type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
-/// The flags of every primitive: programs derive from them.
+/// The flags of every primitive: programs may derive classes from it.
 pub(super) const FLAGS: u64 = ffi::Py_TPFLAGS_BASETYPE;
 
 /// The head of each object of a primitive. Its initial state is all zeroes.
@@ -33,9 +33,9 @@ pub(super) const FLAGS: u64 = ffi::Py_TPFLAGS_BASETYPE;
 pub(super) struct Head {
     base: ffi::PyObject,
     weakrefs: Cell<*mut ffi::PyObject>,
-    /// The thread it belongs to, 0 before that is known.
+    /// The only thread that may use it, 0 before that is known.
     thread: Cell<u64>,
-    /// The thread that has made it.
+    /// The thread that created it.
     maker: Cell<u64>,
 }
 
@@ -46,13 +46,13 @@ pub(super) struct Head {
 pub(super) unsafe trait Primitive: NativeType {
     fn head(&self) -> &Head;
 
-    /// Fills the fields whose first state is not zero.
+    /// Fills the fields whose initial state is not zero.
     ///
     /// # Safety
-    /// `object` is a zeroed allocation of this layout which nobody else knows.
+    /// `object` is a zeroed allocation of this layout that no other code has a pointer to.
     unsafe fn init(object: *mut Self);
 
-    /// What `repr` says after the name.
+    /// The text of `repr` after the name of the class.
     fn state(this: This<'_, Self>) -> String;
 }
 
@@ -65,8 +65,8 @@ pub(super) fn check_thread<T: Primitive>(this: This<'_, T>) -> PyResult<()> {
     check_elsewhere(this.py(), this.head(), this.as_ptr())
 }
 
-/// An object that was made where no loop ran belongs to no thread yet. The first thread that uses it under a loop gets
-/// it; before that only the thread that made it may use it.
+/// The rare cases of `check_thread`. An object that was made while no loop was running has no thread yet. It gets the
+/// first thread that uses it under a loop; until then only the thread that made it may use it.
 #[cold]
 fn check_elsewhere(py: Python<'_>, head: &Head, object: *mut ffi::PyObject) -> PyResult<()> {
     if head.thread.get() == 0 {
@@ -78,14 +78,14 @@ fn check_elsewhere(py: Python<'_>, head: &Head, object: *mut ffi::PyObject) -> P
             return Ok(());
         }
     }
-    // SAFETY: the receiver of a method, alive for its length.
+    // SAFETY: the receiver of a method, which stays alive during the call.
     let name = unsafe { name_of_type(py, object) };
     Err(coro_errors::new(
         py,
         ErrorClass::ScheduleError,
         &format!(
-            "a {name} belongs to the thread of the loop in which it was made or first used: use \
-             loop.call_soon_threadsafe() in other threads"
+            "a {name} belongs to the thread of the loop in which it was made or first used: call \
+             loop.call_soon_threadsafe() from other threads"
         ),
     ))
 }
@@ -97,14 +97,14 @@ fn has_loop(py: Python<'_>) -> PyResult<bool> {
 
 /// The name of the object's class.
 pub(super) fn type_name<T: Primitive>(this: This<'_, T>) -> String {
-    // SAFETY: the receiver of a method, alive for its length.
+    // SAFETY: the receiver of a method, which stays alive during the call.
     unsafe { name_of_type(this.py(), this.as_ptr()) }
 }
 
 /// # Safety
 /// `object` is alive.
 unsafe fn name_of_type(py: Python<'_>, object: *mut ffi::PyObject) -> String {
-    // SAFETY: the caller's; a type outlives its objects.
+    // SAFETY: by the contract; a type outlives its objects.
     let kind = unsafe { Bound::from_borrowed_ptr(py, ffi::Py_TYPE(object).cast()) };
     kind.cast::<PyType>()
         .ok()
@@ -116,9 +116,9 @@ unsafe fn name_of_type(py: Python<'_>, object: *mut ffi::PyObject) -> String {
 pub(in crate::coro) struct Wait<'py> {
     /// The value of the wake, or the interruption.
     pub(in crate::coro) result: PyResult<Bound<'py, PyAny>>,
-    /// The coro got what it waited for. After an interruption it has to give that back or on.
+    /// The coro was granted its request. After an interruption it has to pass that on or give it back.
     pub(in crate::coro) is_granted: bool,
-    /// The coro did not get it, and the timeout is over.
+    /// The timeout expired before the request was granted.
     pub(in crate::coro) is_late: bool,
 }
 
@@ -140,7 +140,7 @@ impl<'py> Wait<'py> {
     }
 }
 
-/// Waits at the end of `queue`. A coro in a queue is woken by a grant or by its deadline.
+/// Waits at the end of `queue`, until the coro is woken by a grant or by its deadline.
 #[inline]
 pub(in crate::coro) fn wait_in_queue<'py>(
     queue: &WaitQueue,
@@ -156,7 +156,7 @@ pub(in crate::coro) fn wait_in_queue<'py>(
 }
 
 /// The first half of `wait_in_queue`, for methods that wait in steps; `end` is the other half. Returns false if the
-/// timeout is over.
+/// timeout has expired.
 #[inline]
 fn begin_in_queue<'py>(
     queue: &WaitQueue,
@@ -173,7 +173,7 @@ fn begin_in_queue<'py>(
     Ok(true)
 }
 
-/// What a method that waits in steps has on the stack.
+/// The state of a method that waits in steps, which stays on the stack during the waits.
 pub(super) struct Call {
     pub(super) limit: Limit,
     /// None before the first wait.
@@ -197,7 +197,7 @@ impl Call {
         }
     }
 
-    /// The same for a coro that offers a value. The receiver finds the value in `wake_value`.
+    /// Like `wait_in`, for a coro that offers a value. The receiver finds the value in `wake_value`.
     #[inline]
     pub(super) fn offer_in(
         &self,
@@ -205,7 +205,8 @@ impl Call {
         coro: Coro<'static>,
         offer: Bound<'static, PyAny>,
     ) -> PyResult<bool> {
-        // This comes first: an error drops the offer, and its destructor must not find a running coro in the queue.
+        // Check this before entering the queue: an error drops the offer, whose destructor must not find a running coro
+        // in the queue.
         interruption::raise_pending(coro)?;
         if self.deadline.as_ref().is_none_or(Deadline::is_over) {
             return Ok(false);
@@ -216,15 +217,15 @@ impl Call {
     }
 }
 
-/// How a step of such a method has ended.
+/// The result of one step of a method that waits in steps.
 pub(super) enum Step<T> {
     /// The coro waits.
     Waits,
     IsOver(T),
 }
 
-/// A row of a method table around `fn(This, Args, &mut Call, Option<Outcome>) -> PyResult<Begun<()>>`, which makes one
-/// step: see `suspension::wait_in_steps`.
+/// Makes a row of a method table from `fn(This, Args, &mut Call, Option<Outcome>) -> PyResult<Begun<()>>`, which makes
+/// one step; see `suspension::wait_in_steps`.
 macro_rules! waiting_method {
     ($layout:ty, $step:path, $signature:literal, $doc:literal) => {{
         static SIGNATURE: $crate::binding::signature::Signature =
@@ -235,8 +236,9 @@ macro_rules! waiting_method {
             nargs: pyo3::ffi::Py_ssize_t,
             kwnames: *mut pyo3::ffi::PyObject,
         ) -> *mut pyo3::ffi::PyObject {
-            // SAFETY: only CPython calls this, attached, through the method table of the type with this layout; it keeps
-            // the arguments until this returns. A step that says that the coro waits has met the conditions.
+            // SAFETY: only CPython calls this, attached, through the method table of the type with this layout; it
+            // keeps the arguments until this returns. A step that returns `Waits` has met the conditions of
+            // `prepare_switch`.
             unsafe {
                 $crate::coro::suspension::wait_in_steps(
                     $crate::coro::sync::object::Call::new(),
@@ -255,7 +257,7 @@ macro_rules! waiting_method {
 }
 pub(super) use waiting_method;
 
-/// The same for a coro that offers a value. The receiver finds the value in `wake_value`.
+/// Like `wait_in_queue`, for a coro that offers a value. The receiver finds the value in `wake_value`.
 #[inline]
 pub(super) fn offer_in_queue<'py>(
     queue: &WaitQueue,
@@ -264,7 +266,8 @@ pub(super) fn offer_in_queue<'py>(
     offer: Bound<'py, PyAny>,
     deadline: &Deadline<'py>,
 ) -> Wait<'py> {
-    // This comes first: an error drops the offer, and its destructor must not find a running coro in the queue.
+    // Check this before entering the queue: an error drops the offer, whose destructor must not find a running coro in
+    // the queue.
     if let Err(interruption) = interruption::raise_pending(coro) {
         return Wait::interrupted(interruption);
     }
@@ -278,7 +281,7 @@ pub(super) fn offer_in_queue<'py>(
 #[inline]
 pub(super) fn end<'py>(coro: Coro<'py>, result: PyResult<Bound<'py, PyAny>>) -> Wait<'py> {
     let node = &coro.wait_node;
-    // Whoever made the coro ready has removed it. It is still queued if it could not wait.
+    // `make_ready` has removed the coro from the queue. It is still queued only if it could not wait.
     node.unlink();
     Wait {
         result,
@@ -287,7 +290,7 @@ pub(super) fn end<'py>(coro: Coro<'py>, result: PyResult<Bound<'py, PyAny>>) -> 
     }
 }
 
-/// Grants a queued coro what it waits for, and wakes it; its wait returns `value`.
+/// Grants a queued coro its request and wakes it; its wait returns `value`.
 #[inline]
 pub(super) fn grant<'py>(coro: Coro<'py>, value: Option<Bound<'py, PyAny>>) {
     if let Some(value) = value {
@@ -297,22 +300,24 @@ pub(super) fn grant<'py>(coro: Coro<'py>, value: Option<Bound<'py, PyAny>>) {
     coro.wait_node.is_granted.set(true);
 }
 
-/// Reads an optional count; 1 if it is left out.
+/// Reads an optional count, which defaults to 1.
 #[inline]
 pub(super) fn count(value: Option<Bound<'_, PyAny>>, name: &str) -> PyResult<i64> {
     let count = value.map_or(Ok(1), |value| value.extract::<i64>())?;
     if count < 1 {
-        return Err(PyValueError::new_err(format!("{name}() takes 1 or more")));
+        return Err(PyValueError::new_err(format!(
+            "{name}() takes a count of 1 or more, got {count}"
+        )));
     }
     Ok(count)
 }
 
 // ---- the type ------------------------------------------------------------------------------------------------
 
-/// The only argument of a primitive's `__init__`, which may be left out.
+/// The only argument of a primitive's `__init__`, which is optional.
 ///
 /// # Safety
-/// A tuple, and a dict or null, alive for the length of the call.
+/// `args` is a tuple, `kwargs` a dict or null, and both stay alive during the call.
 pub(super) unsafe fn argument<'py>(
     py: Python<'py>,
     args: *mut ffi::PyObject,
@@ -339,7 +344,7 @@ pub(super) unsafe fn argument<'py>(
     }
 }
 
-/// Makes the type of a primitive, with `slots` beside the usual ones.
+/// Makes the type of a primitive, with `slots` in addition to the usual ones.
 pub(super) fn make_type<'py, T: Primitive>(
     module: &Bound<'py, PyModule>,
     methods: Vec<ffi::PyMethodDef>,
@@ -357,7 +362,7 @@ pub(super) fn make_type<'py, T: Primitive>(
         ),
     ];
     all.extend(slots.iter().map(|entry| slot(entry.slot, entry.pfunc)));
-    // SAFETY: the functions are those of this layout, which begins with `Head`; the tables are leaked.
+    // SAFETY: the functions are for this layout, which begins with `Head`; the tables are leaked.
     unsafe { new_type::<T>(module, None, &all) }
 }
 
@@ -368,7 +373,7 @@ unsafe extern "C" fn new<T: Primitive>(
     args: *mut ffi::PyObject,
     kwargs: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    // SAFETY: attached, the arguments are as said above; the allocation comes zeroed, and large enough for T.
+    // SAFETY: attached, and the arguments are as described above; the allocation is zeroed and large enough for T.
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
@@ -387,7 +392,7 @@ unsafe extern "C" fn new<T: Primitive>(
 /// # Safety
 /// Called by CPython with an unreferenced object.
 pub(super) unsafe extern "C" fn dealloc<T: Primitive>(slf: *mut ffi::PyObject) {
-    // SAFETY: attached; nobody else knows the object. Its fields in Rust are dropped, then the memory is freed.
+    // SAFETY: attached; nothing else refers to the object. Its Rust fields are dropped, then the memory is freed.
     unsafe {
         ffi::PyObject_GC_UnTrack(slf.cast());
         if !(*slf.cast::<Head>()).weakrefs.get().is_null() {
@@ -413,7 +418,7 @@ unsafe extern "C" fn repr<T: Primitive>(slf: *mut ffi::PyObject) -> *mut ffi::Py
     }
 }
 
-/// For `repr`: how many coros wait; empty if none does.
+/// The number of waiting coros for `repr`; empty if no coro waits.
 pub(super) fn waiting(count: usize) -> String {
     match count {
         0 => String::new(),

@@ -1,4 +1,4 @@
-//! `semaphore`: permits, any number of them at a time.
+//! `semaphore`: a number of permits, of which a coro acquires one or several at a time.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -25,7 +25,7 @@ use crate::coro::wait_queue::WaitQueue;
 pub(super) struct SemaphoreObject {
     head: Head,
     available: Cell<i64>,
-    /// Each with the number of permits that it requests. While coros wait, fewer permits are available than the first
+    /// Each waiting coro's request is a number of permits. While coros wait, fewer permits are available than the first
     /// one requests.
     waiters: WaitQueue,
 }
@@ -35,7 +35,7 @@ type Semaphore<'py> = This<'py, SemaphoreObject>;
 impl NativeType for SemaphoreObject {
     const NAME: &'static CStr = c"grapeshot.coro.semaphore";
     const DOC: &'static CStr =
-        c"semaphore(value=1)\n--\n\nPermits that coros acquire and release. `avail` is the number of free ones.";
+        c"semaphore(value=1)\n--\n\nPermits that coros acquire and release. `avail` is the number of free permits.";
     const FLAGS: u64 = FLAGS;
     const DEALLOC: ffi::destructor = dealloc::<Self>;
 
@@ -51,7 +51,8 @@ unsafe impl Primitive for SemaphoreObject {
     }
 
     unsafe fn init(object: *mut Self) {
-        // SAFETY: the caller's; zeroes are right for the rest. One permit if a subclass does not call __init__.
+        // SAFETY: by the contract; all other fields start as zeroes. There is one permit if a subclass does not call
+        // `__init__`.
         unsafe { (*object).available.set(1) };
     }
 
@@ -65,7 +66,7 @@ unsafe impl Primitive for SemaphoreObject {
 }
 
 impl SemaphoreObject {
-    /// Gives permits to the coros at the front of the queue, as far as the permits go.
+    /// Grants permits to the coros at the front of the queue while the permits suffice.
     #[inline]
     fn pass_on(this: Semaphore<'_>) {
         while let Some(first) = this.waiters.first(this.py()) {
@@ -101,7 +102,7 @@ fn acquire<'py>(this: Semaphore<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(bool_object(this.py(), wait_for(this, count, limit)?))
 }
 
-/// Takes permits, waiting for them; false if the timeout is over before.
+/// Takes permits, waiting for them if necessary. Returns false if the timeout expires first.
 #[inline]
 fn wait_for(this: Semaphore<'_>, count: i64, limit: Limit) -> PyResult<bool> {
     if this.take(count) {
@@ -121,7 +122,7 @@ fn wait_for(this: Semaphore<'_>, count: i64, limit: Limit) -> PyResult<bool> {
             this.available.set(this.available.get() + count);
         }
         if wait.is_late || wait.result.is_err() {
-            // The coros behind this one may have waited only because it was first.
+            // The coros after this one may have waited only because it was first.
             SemaphoreObject::pass_on(this);
         }
         wait.result?;
@@ -148,8 +149,8 @@ fn release<'py>(this: Semaphore<'py>, args: Args<'_, 'py>) -> Object<'py> {
 }
 
 fn give(this: Semaphore<'_>, count: i64) -> PyResult<()> {
-    // Permits that coros hold are not counted. So a sum that fits may still overflow later, far beyond any practical
-    // number.
+    // This check does not count the permits that coros hold. So a later release may still overflow, but only with a
+    // number of permits far beyond any practical one.
     let Some(sum) = this.available.get().checked_add(count) else {
         return Err(PyOverflowError::new_err("too many permits"));
     };
@@ -181,7 +182,7 @@ unsafe extern "C" fn init(
     args: *mut ffi::PyObject,
     kwargs: *mut ffi::PyObject,
 ) -> c_int {
-    // SAFETY: attached, and the arguments are as said above.
+    // SAFETY: attached, and the arguments are as described above.
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, -1, || {
@@ -189,9 +190,9 @@ unsafe extern "C" fn init(
             let value = argument(py, args, kwargs, "semaphore", "value")?
                 .map_or(Ok(1), |value| value.extract::<i64>())?;
             if value < 0 {
-                return Err(PyValueError::new_err(
-                    "a semaphore cannot have fewer than 0 permits",
-                ));
+                return Err(PyValueError::new_err(format!(
+                    "a semaphore must have 0 or more permits, got {value}"
+                )));
             }
             this.available.set(value);
             SemaphoreObject::pass_on(this);
@@ -221,7 +222,7 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
                 T,
                 acquire,
                 "acquire(value=1, block=True, timeout=None)",
-                "Wait until value permits are free and take them. Coros get them in the order of their waits."
+                "Wait until value permits are free and take them. Waiting coros are served in order of arrival."
             ),
             method!(
                 T,
@@ -233,7 +234,7 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
                 T,
                 release,
                 "release(value=1)",
-                "Give value permits to the waiting coros, or put them back."
+                "Give back value permits. Waiting coros get them first."
             ),
             method!(T, enter, "__enter__()", "Acquire one permit."),
             method!(T, exit, "__exit__(*args)", "Release the permit."),

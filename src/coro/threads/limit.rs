@@ -1,4 +1,4 @@
-//! The arguments `blocking` and `timeout` as `_thread` and `_queue` check them.
+//! Checks the arguments `blocking` and `timeout` like `_thread` and `_queue` do, with the same error messages.
 
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
@@ -8,15 +8,15 @@ use crate::coro::sync::limit::Limit;
 
 /// `PY_TIMEOUT_MAX` in seconds.
 const LONGEST_S: f64 = 9_223_372_036.854_775;
-/// More than this many seconds are no time at all in CPython.
+/// More than this many seconds are not a valid time in CPython.
 const NO_TIME_S: f64 = 9_223_372_036.854_776;
 
-/// Seconds as CPython reads them: a float, or what has `__index__`.
+/// Reads seconds like CPython does: from a float, or from an object with `__index__`.
 fn seconds(timeout: &Bound<'_, PyAny>) -> PyResult<f64> {
     let seconds = if let Ok(float) = timeout.cast::<PyFloat>() {
         float.value()
     } else {
-        // An integer of any size: one that does not fit is an OverflowError.
+        // An integer that does not fit into an `i64` raises `OverflowError`.
         timeout.extract::<i64>()? as f64
     };
     if seconds.is_nan() {
@@ -41,7 +41,7 @@ fn limited(timeout_s: f64) -> PyResult<Limit> {
     })
 }
 
-/// `acquire(blocking=True, timeout=-1)`.
+/// The limit that `acquire(blocking=True, timeout=-1)` asks for.
 pub(super) fn of_acquire(
     blocking: Option<Bound<'_, PyAny>>,
     timeout: Option<Bound<'_, PyAny>>,
@@ -68,7 +68,7 @@ pub(super) fn of_acquire(
     limited(timeout_s)
 }
 
-/// `get(block=True, timeout=None)`.
+/// The limit that `get(block=True, timeout=None)` asks for.
 pub(super) fn of_get(block: Option<Bound<'_, PyAny>>, timeout: Option<Bound<'_, PyAny>>) -> PyResult<Limit> {
     let is_blocking = block.map_or(Ok(true), |block| block.is_truthy())?;
     if !is_blocking {

@@ -1,4 +1,4 @@
-//! `_thread.lock` and `_thread.RLock` between coros and real threads.
+//! `_thread.lock` and `_thread.RLock` for coros and real threads.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_void};
@@ -28,9 +28,9 @@ type Object<'py> = PyResult<Bound<'py, PyAny>>;
 struct LockObject<const RECURSIVE: bool> {
     base: ffi::PyObject,
     weakrefs: Cell<*mut ffi::PyObject>,
-    /// Who has taken it last and not released it. A waiter that was granted the lock holds it even before it runs.
+    /// The coro or thread that holds the lock. A waiter that was granted the lock holds it even before it runs.
     holder: Cell<Party>,
-    /// How often the holder has taken it, beyond the first time.
+    /// How often the holder has taken it again after the first time.
     depth: Cell<usize>,
     waiters: Waiters,
 }
@@ -46,7 +46,7 @@ impl<const R: bool> NativeType for LockObject<R> {
     const DOC: &'static CStr = if R {
         c"thread_rlock()\n--\n\nA lock that its holder, a coro or a real thread, may acquire again."
     } else {
-        c"thread_lock()\n--\n\nA lock for coros and real threads. Anybody may release it."
+        c"thread_lock()\n--\n\nA lock for coros and real threads. Any coro or thread may release it."
     };
     const FLAGS: u64 = if R { ffi::Py_TPFLAGS_BASETYPE } else { 0 };
     const DEALLOC: ffi::destructor = dealloc::<R>;
@@ -87,7 +87,7 @@ impl<const R: bool> Source for LockObject<R> {
     }
 
     fn what(&self) -> &'static str {
-        "no real thread holds the lock that it would wait for"
+        "no real thread holds the lock"
     }
 }
 
@@ -99,7 +99,8 @@ fn acquire<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> Objec
         let is_timed = timeout.is_some();
         let limit = limit::of_acquire(blocking, timeout)?;
         if !R && !is_timed && limit.is_at_once() && this.holder.get() == Party::running(this.py()) {
-            // `Condition.notify` asks so whether its caller holds the lock, and must not be interrupted.
+            // `threading.Condition.notify` uses this call to find out whether its caller holds the lock. It must not be
+            // interrupted, so it does not count as a failed attempt that may yield.
             return Ok(bool_object(this.py(), false));
         }
         limit
@@ -133,7 +134,7 @@ fn locked<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> Object<'p
     Ok(bool_object(this.py(), !this.holder.get().is_nobody()))
 }
 
-/// In the child of a fork: the lock is free again.
+/// Called in the child of a fork: makes the lock free again.
 fn at_fork_reinit<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> Object<'py> {
     this.waiters.clear();
     this.depth.set(0);
@@ -141,7 +142,7 @@ fn at_fork_reinit<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> O
     Ok(none(this.py()))
 }
 
-// ---- what only the RLock has, for `threading.Condition` -------------------------------------------------------
+// ---- methods of the RLock only, for `threading.Condition` -----------------------------------------------------
 
 fn is_owned<'py>(this: Lock<'py, true>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(bool_object(
@@ -156,7 +157,7 @@ fn recursion_count<'py>(this: Lock<'py, true>, _: Args<'_, 'py>) -> Object<'py> 
     Ok(count.into_pyobject(this.py())?.into_any())
 }
 
-/// Releases all levels. Returns what `_acquire_restore` takes.
+/// Releases all levels. Returns the argument for `_acquire_restore`.
 fn release_save<'py>(this: Lock<'py, true>, _: Args<'_, 'py>) -> Object<'py> {
     let py = this.py();
     let holder = this.holder.get();
@@ -170,9 +171,9 @@ fn release_save<'py>(this: Lock<'py, true>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(state)
 }
 
-/// Takes as many levels again. An interruption does not end this wait: `Condition.wait` has promised to return with the
-/// lock. It is raised where the coro waits next; what a signal handler has raised in a real thread is raised with the
-/// lock held.
+/// Acquires the lock with as many levels as before. An interruption does not end this wait, because `Condition.wait`
+/// has promised to return with the lock held. In a coro, the interruption is raised at its next wait. In a real thread,
+/// an exception from a signal handler is raised when the lock is held.
 fn acquire_restore<'py>(this: Lock<'py, true>, args: Args<'_, 'py>) -> Object<'py> {
     let py = this.py();
     let state = args
@@ -187,7 +188,7 @@ fn acquire_restore<'py>(this: Lock<'py, true>, args: Args<'_, 'py>) -> Object<'p
                 interruption::put_back(coro, error)?;
             }
         }
-        // A signal handler has raised it.
+        // An exception from a signal handler.
         None => {
             if let Some(error) = interruptions.into_iter().next() {
                 return Err(error);
@@ -208,16 +209,16 @@ macro_rules! methods {
                 acquire,
                 "acquire(blocking=True, timeout=-1)",
                 "\
-                    Acquire the lock, and return whether that was possible.\n\n\
-                    A coro waits while other coros run; a real thread blocks. Without blocking it returns at once.\n\
-                    A timeout in seconds limits the wait; -1 is no limit."
+                    Acquire the lock. Return whether it was acquired.\n\n\
+                    A coro waits while other coros run; a real thread blocks. If blocking is false, the call returns\n\
+                    at once. A timeout in seconds limits the wait; -1 means no limit."
             ),
-            method!($layout, release, "release()", "Release the lock, to the first that waits for it."),
+            method!($layout, release, "release()", "Release the lock. The first waiter gets it."),
             method!(
                 $layout,
                 at_fork_reinit,
                 "_at_fork_reinit()",
-                "Make the lock free, in the child of a fork."
+                "Free the lock in the child of a fork."
             ),
             method!(
                 $layout,
@@ -295,7 +296,7 @@ fn make<'py, const R: bool>(
             weaklist_member(std::mem::offset_of!(LockObject<R>, weakrefs)),
         ),
     ];
-    // SAFETY: the functions are those of this layout; the tables are leaked.
+    // SAFETY: the functions are for this layout; the tables are leaked.
     unsafe { new_type::<LockObject<R>>(module, None, &slots) }
 }
 
@@ -306,7 +307,8 @@ unsafe extern "C" fn new<const R: bool>(
     args: *mut ffi::PyObject,
     kwargs: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    // SAFETY: attached, the arguments are as said above; the allocation comes zeroed, and large enough for the layout.
+    // SAFETY: attached, and the arguments are as described above; the allocation is zeroed and large enough for the
+    // layout.
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
@@ -323,9 +325,9 @@ unsafe extern "C" fn new<const R: bool>(
 }
 
 /// # Safety
-/// Called by CPython with an unreferenced lock. Nobody waits for it: the frame of a waiter keeps it.
+/// Called by CPython with an unreferenced lock. It has no waiters, because the frame of a waiter would keep it alive.
 unsafe extern "C" fn dealloc<const R: bool>(slf: *mut ffi::PyObject) {
-    // SAFETY: attached; nobody else knows the object. Its fields are dropped, then the memory is freed.
+    // SAFETY: attached; nothing else refers to the object. Its fields are dropped, then the memory is freed.
     unsafe {
         ffi::PyObject_GC_UnTrack(slf.cast());
         if !(*slf.cast::<LockObject<R>>()).weakrefs.get().is_null() {

@@ -1,16 +1,18 @@
-//! Locks and queues that are true between the coros of one loop, the coros of loops in different threads, and real
-//! threads, in any direction. `coro.install()` puts them in place of those of `_thread` and `_queue`.
+//! Locks and queues that work between the coros of one loop, between the coros of loops in different threads, and
+//! between coros and real threads, in any direction. `coro.install()` puts them in place of the classes of `_thread`
+//! and `_queue`.
 //!
-//! - `waiters`: who waits, in one order for coros and threads, and how they are woken
+//! - `waiters`: the queue of waiting coros and threads, in one order for both, and how they are woken
 //! - `lock`: the lock and the `RLock`; `simple_queue`: the queue
 //! - `limit`: the arguments of `acquire` and `get`
 //!
-//! What is free is taken at once, everywhere: also by a finalizer that the garbage collector runs, in a greenlet, and
-//! in a forked child, where a coro cannot wait. What is released goes to the first waiter before that one runs.
+//! A free lock and an available item are taken without a wait, in any code: even in a finalizer that the garbage
+//! collector runs, in a greenlet, and in a forked child, where a coro cannot wait. A released lock or a new item is
+//! given to the first waiter before that waiter runs.
 //!
-//! The loop's thread outside of any coro (a callback, a task) waits as any thread does: it blocks, and the loop with
-//! it. If a coro of that loop has the lock, and only this coro would release it, both wait for ever, as a thread does
-//! that acquires a lock twice.
+//! Outside of any coro (in a callback or a task) the loop's thread waits as any thread does: it blocks, and its loop
+//! with it. If a coro of that loop holds the lock, and only this coro would release it, both wait forever, like a
+//! thread that acquires the same lock twice.
 
 mod limit;
 mod lock;
@@ -40,7 +42,7 @@ unsafe extern "C" {
     fn _PyErr_WriteUnraisableMsg(text: *const c_char, object: *mut ffi::PyObject);
 }
 
-/// Passes an exception of a thread's function to `sys.unraisablehook`, with the text of the interpreter's version.
+/// Passes an exception of a thread's function to `sys.unraisablehook`, with the wording of the interpreter's version.
 pub(super) fn report_error_of(function: &Bound<'_, PyAny>, error: PyErr) {
     error.restore(function.py());
     // SAFETY: attached, an exception is set, and `%R` (up to 3.12: the second argument) takes an object.

@@ -1,5 +1,5 @@
-//! `_queue.SimpleQueue` between coros and real threads. `put` never waits, so finalizers and signal handlers may call it
-//! at any point.
+//! `_queue.SimpleQueue` for coros and real threads. `put` never waits, so finalizers and signal handlers may call it at
+//! any point.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -28,8 +28,8 @@ struct QueueObject {
     base: ffi::PyObject,
     weakrefs: Cell<*mut ffi::PyObject>,
     items: ItemQueue,
-    /// How many of the items belong to waiters that were woken and have not run yet. Each takes the oldest item when it
-    /// runs.
+    /// The number of items that are promised to waiters that were woken and have not run yet. Each of them takes the
+    /// oldest item when it runs.
     promised: Cell<usize>,
     waiters: Waiters,
 }
@@ -43,7 +43,7 @@ impl NativeType for QueueObject {
     const DEALLOC: ffi::destructor = dealloc;
 
     unsafe fn traverse_rest(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
-        // SAFETY: passed on.
+        // SAFETY: `visit` and `arg` are passed on from the collector.
         unsafe { self.items.traverse(visit, arg) }
     }
 
@@ -80,12 +80,12 @@ impl Source for QueueObject {
     }
 
     fn what(&self) -> &'static str {
-        "the queue that it would wait for is empty"
+        "the queue is empty"
     }
 }
 
 impl QueueObject {
-    /// Wakes the first waiter if there is an item for it.
+    /// Wakes the first waiter if there is an item that is not promised yet.
     fn promise(&self, py: Python<'_>) {
         if self.items.len() > self.promised.get() && self.waiters.grant_first(py).is_some() {
             self.promised.set(self.promised.get() + 1);
@@ -101,7 +101,7 @@ fn push<'py>(this: Queue<'py>, item: Option<Bound<'py, PyAny>>) -> Object<'py> {
 }
 
 fn put<'py>(this: Queue<'py>, args: Args<'_, 'py>) -> Object<'py> {
-    // `block` and `timeout` are there for queue.Queue's sake.
+    // `block` and `timeout` exist only for compatibility with queue.Queue.
     let [item, _, _] = args.bind()?;
     push(this, item)
 }
@@ -115,7 +115,7 @@ fn pop(this: Queue<'_>, limit: Limit) -> Object<'_> {
     let py = this.py();
     if take_or_wait(py, &*this, limit)? {
         this.promised.set(this.promised.get().saturating_sub(1));
-        // Only the collector's `clear` could have emptied it.
+        // There is an item, unless the collector's `clear` has emptied the queue.
         if let Some((item, _)) = this.items.pop(py) {
             return Ok(item);
         }
@@ -163,15 +163,15 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
             get,
             "get(block=True, timeout=None)",
             "\
-                Remove the oldest item and return it, waiting for it.\n\n\
-                A coro waits while other coros run; a real thread blocks. Raises queue.Empty without block, and when\n\
-                the timeout is over."
+                Remove and return the oldest item. If the queue is empty, wait for an item.\n\n\
+                A coro waits while other coros run; a real thread blocks. Raises queue.Empty if block is false and\n\
+                there is no item, or if the timeout expires."
         ),
         method!(
             QueueObject,
             get_nowait,
             "get_nowait()",
-            "Remove the oldest item and return it. Raises queue.Empty if there is none."
+            "Remove and return the oldest item. Raises queue.Empty if the queue is empty."
         ),
         method!(QueueObject, qsize, "qsize()", "Return the number of items."),
         method!(
@@ -190,7 +190,7 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
             weaklist_member(std::mem::offset_of!(QueueObject, weakrefs)),
         ),
     ];
-    // SAFETY: the functions are those of this layout; the tables are leaked.
+    // SAFETY: the functions are for this layout; the tables are leaked.
     unsafe { new_type::<QueueObject>(module, None, &slots) }
 }
 
@@ -201,7 +201,8 @@ unsafe extern "C" fn new(
     args: *mut ffi::PyObject,
     kwargs: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    // SAFETY: attached, the arguments are as said above; the allocation comes zeroed, and large enough for the layout.
+    // SAFETY: attached, and the arguments are as described above; the allocation is zeroed and large enough for the
+    // layout.
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
@@ -215,9 +216,9 @@ unsafe extern "C" fn new(
 }
 
 /// # Safety
-/// Called by CPython with an unreferenced queue. Nobody waits for it: the frame of a waiter keeps it.
+/// Called by CPython with an unreferenced queue. It has no waiters, because the frame of a waiter would keep it alive.
 unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
-    // SAFETY: attached; nobody else knows the object. Its fields are dropped, then the memory is freed.
+    // SAFETY: attached; nothing else refers to the object. Its fields are dropped, then the memory is freed.
     unsafe {
         ffi::PyObject_GC_UnTrack(slf.cast());
         if !(*slf.cast::<QueueObject>()).weakrefs.get().is_null() {

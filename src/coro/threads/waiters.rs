@@ -1,17 +1,17 @@
-//! `Waiters`: coros of any thread and real threads that wait for the same thing, in the order in which they came.
+//! `Waiters`: coros of any thread and real threads that wait for the same thing, in order of arrival.
 //!
 //! ```text
 //!   Waiters   coros: WaitQueue      [ A 1 ] <--> [ C 3 ] <--> [ D 4 ]      each with its ticket (WaitNode.request)
 //!             threads: VecDeque     [ B 2 ] , [ E 5 ]
 //!
 //!   grant_first: the smallest ticket of the two heads
-//!     a coro      its loop's ready queue, and the loop is woken if it sleeps
-//!     a thread    its own semaphore, on which it blocks without the GIL
+//!     a coro      enters its loop's ready queue, and the loop is woken if it sleeps
+//!     a thread    its own semaphore is released, on which it blocks without the GIL
 //! ```
 //!
-//! All of it is used with the GIL held, so that no step is seen half done. A waiter is removed by whoever grants it
-//! something, by its own timeout, or by an interruption. A waiter that was granted something and is interrupted before
-//! it runs gives that back, so nothing is lost. Nobody polls.
+//! All of it is used with the GIL held, so no thread sees a half-finished step. A waiter leaves the queue when it is
+//! granted its request, when its timeout expires, or when it is interrupted. A waiter that is interrupted after a
+//! grant, before it runs, gives the grant back, so nothing is lost. Waiting involves no polling.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -32,7 +32,7 @@ use crate::coro::{runtime, scheduler, suspension};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::current_thread;
 
-// `pythread.h`, which pyo3 does not have.
+// From `pythread.h`, which pyo3 does not cover.
 unsafe extern "C" {
     fn PyThread_allocate_lock() -> *mut c_void;
     fn PyThread_free_lock(lock: *mut c_void);
@@ -51,7 +51,7 @@ const INTERRUPTED: c_int = 2;
 /// The longest single wait of a thread, in microseconds. A longer one is repeated.
 const LONGEST_WAIT: u128 = 1 << 50;
 
-/// How often this process was forked off. The waiters of the parent do not exist in the child.
+/// How many forks lead from the first process to this one. The waiters of the parent do not exist in the child.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
 /// Called in the child of a fork.
@@ -59,7 +59,7 @@ pub(in crate::coro) fn after_fork() {
     FORKS.fetch_add(1, Ordering::Relaxed);
 }
 
-/// How often this process was forked off: what was noted with another number concerns a parent.
+/// The number of forks that lead to this process. A record that was made with another number concerns a parent process.
 #[inline]
 pub(in crate::coro) fn forks() -> u32 {
     FORKS.load(Ordering::Relaxed)
@@ -68,8 +68,8 @@ pub(in crate::coro) fn forks() -> u32 {
 /// A coro, or a real thread while no coro runs in it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::coro) struct Party {
-    /// The coro's `id`, or `get_ident()` of the thread; 0 for nobody. The ids of coros are counted up from 1, and the
-    /// idents of threads are addresses, so none is both.
+    /// The coro's `id`, or `get_ident()` of the thread; 0 for `NOBODY`. The ids of coros are counted up from 1 and the
+    /// idents of threads are addresses, so the two never coincide.
     ident: u64,
     is_coro: bool,
 }
@@ -80,7 +80,7 @@ impl Party {
         is_coro: false,
     };
 
-    /// Who runs here.
+    /// The running coro, or this thread if no coro is running.
     #[inline]
     pub(in crate::coro) fn running(py: Python<'_>) -> Self {
         match runtime::current_anywhere(py) {
@@ -109,16 +109,16 @@ impl Party {
         self.ident == 0
     }
 
-    /// Whether it goes on while this thread blocks.
+    /// Whether this is another real thread, which keeps running while this thread blocks.
     fn is_other_thread(self) -> bool {
         !self.is_coro && !self.is_nobody() && self.ident != current_thread()
     }
 }
 
-/// A real thread that waits. It is kept by the thread and by the queue, so an interpreter that ends a thread in its
-/// wait leaves nothing dangling behind. The counts change only with the GIL held.
+/// A real thread that waits. Both the thread and the queue hold a reference to it, so an interpreter that ends a thread
+/// during its wait leaves no dangling pointer. The reference counts change only with the GIL held.
 struct ThreadWaiter {
-    /// Locked until the thread is to go on.
+    /// Locked until the thread is woken.
     semaphore: *mut c_void,
     is_granted: Cell<bool>,
     party: Party,
@@ -139,19 +139,20 @@ impl ThreadWaiter {
         Ok(Rc::new(Self {
             semaphore,
             is_granted: Cell::new(false),
-            // A coro that has to block its thread still is who gets it.
+            // If a coro has to block its thread, the grant is the coro's, not the thread's.
             party: Party::running(py),
             ticket,
         }))
     }
 
-    /// Blocks without the GIL until the semaphore is released, a signal came, or the time is over.
+    /// Blocks without the GIL until the semaphore is released, a signal arrives, or the time is over.
     fn block(&self, until: Option<Instant>) -> c_int {
         let microseconds = until.map_or(-1, |until| {
             let left = until.saturating_duration_since(Instant::now());
             left.as_nanos().div_ceil(1000).min(LONGEST_WAIT) as c_longlong
         });
-        // SAFETY: attached; the semaphore lives as long as `self`, and nothing of Python is used between the two.
+        // SAFETY: attached; the semaphore lives as long as `self`, and no Python object is used while the thread is
+        // detached.
         unsafe {
             let state = ffi::PyEval_SaveThread();
             let status = PyThread_acquire_lock_timed(self.semaphore, microseconds, 1);
@@ -163,30 +164,31 @@ impl ThreadWaiter {
 
 impl Drop for ThreadWaiter {
     fn drop(&mut self) {
-        // SAFETY: nobody waits on it: a thread that does keeps the waiter.
+        // SAFETY: no thread waits on it, because a waiting thread holds a reference to this.
         unsafe { PyThread_free_lock(self.semaphore) };
     }
 }
 
-/// Does not move while somebody waits: it is part of an object, which the frame of each waiter keeps.
+/// Must not move while there are waiters. It is a field of a Python object, and a frame of each waiter keeps that
+/// object alive.
 pub(super) struct Waiters {
     coros: WaitQueue,
     threads: RefCell<VecDeque<Rc<ThreadWaiter>>>,
     next_ticket: Cell<i64>,
-    /// `FORKS` when the first waiter came.
+    /// `FORKS` when the queue was last used.
     forks: Cell<u32>,
 }
 
-/// What can be waited for: a lock, or the items of a queue.
+/// An object to wait for: a lock, or a queue with items.
 pub(super) trait Source {
     fn waiters(&self) -> &Waiters;
-    /// Takes it if that is possible without waiting.
+    /// Takes the lock or an item, if that is possible without waiting.
     fn take(&self, py: Python<'_>) -> bool;
-    /// Passes on what was granted to somebody who cannot take it any more.
+    /// Takes back the grant of a waiter that was interrupted, and passes it to the next waiter.
     fn give_back(&self, py: Python<'_>);
-    /// Who has it now.
+    /// The current holder, if there can be one.
     fn holder(&self) -> Party;
-    /// For messages.
+    /// Why a wait is necessary, for error messages.
     fn what(&self) -> &'static str;
 }
 
@@ -201,14 +203,14 @@ enum Way<'py> {
 enum Waited {
     Granted,
     Late,
-    /// Woken with nothing.
-    Anew,
+    /// Woken without a grant: try again.
+    Ungranted,
 }
 
-/// The error of a wait, and whether the waiter was granted what it waited for.
+/// The error of a wait, and whether the waiter had been granted its request.
 type Failed = (PyErr, bool);
 
-/// Takes `source`, waiting for it. Returns false if the limit was over before.
+/// Takes `source`, waiting for it if necessary. Returns false if the limit was reached first.
 #[inline]
 pub(super) fn take_or_wait(py: Python<'_>, source: &impl Source, limit: Limit) -> PyResult<bool> {
     if source.take(py) {
@@ -220,8 +222,9 @@ pub(super) fn take_or_wait(py: Python<'_>, source: &impl Source, limit: Limit) -
     wait_for(py, source, limit)
 }
 
-/// What was asked for at once is not there. Code for threads asks again and again in a loop, and relies on being
-/// preempted. So this is an act of the coro, as an I/O operation that does not wait: after too many in a row it yields.
+/// Handles a failed attempt that must not wait. Code written for threads may repeat such attempts in a loop and rely on
+/// preemption. So a failed attempt counts like an I/O operation that did not wait: after too many in a row the coro
+/// yields, and then tries once more.
 #[cold]
 fn poll(py: Python<'_>, source: &impl Source) -> PyResult<bool> {
     match runtime::current(py) {
@@ -235,12 +238,12 @@ fn poll(py: Python<'_>, source: &impl Source) -> PyResult<bool> {
 
 fn wait_for(py: Python<'_>, source: &impl Source, limit: Limit) -> PyResult<bool> {
     let way = find_way(py, source, limit)?;
-    // Finding the way may have run destructors.
+    // `find_way` may have run destructors, so the first attempt comes after it.
     while !source.take(py) {
         match source.waiters().wait(py, &way) {
             Ok(Waited::Granted) => break,
             Ok(Waited::Late) => return Ok(false),
-            Ok(Waited::Anew) => {}
+            Ok(Waited::Ungranted) => {}
             Err((error, is_granted)) => {
                 if is_granted {
                     source.give_back(py);
@@ -252,10 +255,10 @@ fn wait_for(py: Python<'_>, source: &impl Source, limit: Limit) -> PyResult<bool
     Ok(true)
 }
 
-/// Takes `source`, and waits for it through all interruptions. Returns them, the oldest first.
+/// Takes `source`, waiting for it in spite of all interruptions. Returns the interruptions, oldest first.
 ///
 /// # Errors
-/// It is not taken: the caller cannot wait.
+/// The caller cannot wait; `source` was not taken.
 pub(super) fn take_through_interruptions(py: Python<'_>, source: &impl Source) -> PyResult<Vec<PyErr>> {
     let mut interruptions = Vec::new();
     while !source.take(py) {
@@ -265,7 +268,7 @@ pub(super) fn take_through_interruptions(py: Python<'_>, source: &impl Source) -
         }
         match source.waiters().wait(py, &way) {
             Ok(Waited::Granted) => break,
-            Ok(Waited::Late | Waited::Anew) => {}
+            Ok(Waited::Late | Waited::Ungranted) => {}
             Err((error, is_granted)) => {
                 interruptions.push(error);
                 if is_granted {
@@ -277,13 +280,14 @@ pub(super) fn take_through_interruptions(py: Python<'_>, source: &impl Source) -
     Ok(interruptions)
 }
 
-/// A coro leaves its stack if it can. Where no coro runs, the thread blocks. A coro that cannot leave its stack blocks
-/// its thread only if another real thread has what it waits for; anybody else might need this thread to go on.
+/// Decides how the caller waits. A coro leaves its stack if it can. If no coro is running, the thread blocks. A coro
+/// that cannot leave its stack blocks its thread only if another real thread holds the lock; any other holder might
+/// need this thread in order to go on.
 fn find_way<'py>(py: Python<'py>, source: &impl Source, limit: Limit) -> PyResult<Way<'py>> {
     if runtime::current_anywhere(py).is_some() {
         match suspension::suspendable(py) {
             Ok(coro) => return Ok(Way::Coro(coro, Deadline::new(coro, limit)?)),
-            // In the child of a fork a coro is its thread, and other threads are real.
+            // In the child of a fork the coro owns the thread, and other threads are real.
             Err(_) if source.holder().is_other_thread() || suspension::is_forked() => {}
             Err(error) => return Err(cannot_wait(py, source.what(), &error)),
         }
@@ -296,16 +300,16 @@ fn find_way<'py>(py: Python<'py>, source: &impl Source, limit: Limit) -> PyResul
 #[cold]
 fn cannot_wait(py: Python<'_>, what: &str, why: &PyErr) -> PyErr {
     PyRuntimeError::new_err(format!(
-        "{}; and {what}: to block the thread here could last for ever",
+        "{}; the thread does not block instead, because {what} and it might block forever",
         why.value(py)
     ))
 }
 
 impl Waiters {
-    /// Fills the fields whose first state is not zero.
+    /// Fills the fields whose initial state is not zero.
     ///
     /// # Safety
-    /// `place` is zeroed memory which nobody else knows.
+    /// `place` is zeroed memory that no other code has a pointer to.
     pub(super) unsafe fn init(place: *mut Self) {
         // SAFETY: by the contract.
         unsafe { (&raw mut (*place).threads).write(RefCell::new(VecDeque::new())) };
@@ -318,7 +322,7 @@ impl Waiters {
         ticket
     }
 
-    /// In the child of a fork: the waiters of the parent are not there.
+    /// Removes the waiters of the parent if this is the child of a fork, where they do not exist.
     fn forget_parents(&self) {
         let forks = forks();
         if self.forks.replace(forks) != forks {
@@ -326,10 +330,11 @@ impl Waiters {
         }
     }
 
-    /// Forgets everybody.
+    /// Removes all waiters without waking them.
     pub(super) fn clear(&self) {
         self.coros.clear();
-        // In the child of a fork the threads still count as owners, so this frees no semaphore that one waits on.
+        // In the child of a fork the copies of the parent's threads still count as owners, so this frees no semaphore
+        // that a thread waits on.
         self.threads.borrow_mut().clear();
     }
 
@@ -344,18 +349,18 @@ impl Waiters {
         }
     }
 
-    /// The coro waits on its own stack.
+    /// Suspends the running coro.
     fn suspend<'py>(&self, coro: Coro<'py>, deadline: &Deadline<'py>) -> Result<Waited, Failed> {
         let wait = wait_in_queue(&self.coros, coro, self.ticket(), deadline);
         match wait.result {
             Ok(_) if wait.is_granted => Ok(Waited::Granted),
             Ok(_) if wait.is_late => Ok(Waited::Late),
-            Ok(_) => Ok(Waited::Anew),
+            Ok(_) => Ok(Waited::Ungranted),
             Err(interruption) => Err((interruption, wait.is_granted)),
         }
     }
 
-    /// The thread waits. Signal handlers run meanwhile if it is the main thread.
+    /// Blocks the thread. In the main thread, signal handlers run during the wait.
     fn block(&self, py: Python<'_>, until: Option<Instant>) -> Result<Waited, Failed> {
         let ticket = self.ticket();
         let waiter = ThreadWaiter::new(py, ticket).map_err(|error| (error, false))?;
@@ -381,7 +386,7 @@ impl Waiters {
                         return Err((error, is_granted));
                     }
                 }
-                _ => return Ok(Waited::Anew),
+                _ => return Ok(Waited::Ungranted),
             }
         }
     }
@@ -390,7 +395,7 @@ impl Waiters {
         self.threads.borrow_mut().retain(|waiter| waiter.ticket != ticket);
     }
 
-    /// Grants the first waiter what it waits for, and wakes it. Returns who that is.
+    /// Grants the first waiter its request and wakes it. Returns that waiter.
     #[inline]
     pub(super) fn grant_first(&self, py: Python<'_>) -> Option<Party> {
         if self.len() == 0 {
@@ -424,7 +429,7 @@ impl Waiters {
     }
 }
 
-/// Whether the coro's loop can still run it. A coro whose loop was closed is abandoned where it waits.
+/// Whether the coro's loop can still run it. A coro whose loop is closed stays suspended where it waits.
 fn can_run(coro: Coro<'_>) -> bool {
     coro.event_loop
         .get(coro.py())

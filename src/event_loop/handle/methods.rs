@@ -1,4 +1,5 @@
-//! The Python interface of a handle: that of `asyncio.Handle` and `asyncio.TimerHandle`.
+//! The Python interface of handles: methods, comparison and repr, as `asyncio.Handle` and `asyncio.TimerHandle` have
+//! them.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::fmt::Write as _;
@@ -30,15 +31,15 @@ fn cancel<'py>(this: This<'py, HandleObject>, _: Args<'_, 'py>) -> PyResult<Boun
     let handle = reference(this);
     handle.wait_until_not_running(py)?;
     let text = text_if_cancelled(this);
-    // Taken out first: a cancelled handle refers to nothing, and this function still needs the loop.
+    // Taken out first, because this function still needs the loop, and a cancelled handle refers to nothing.
     let event_loop = this.event_loop.take(py);
     if handle.cancel_showing(py, text)
         && this.has(flag::SCHEDULED)
         && let Some(event_loop) = event_loop
     {
         let event_loop = LoopObject::of(&event_loop);
-        // A free-threaded build refuses access from the wrong thread. The heap then discovers the cancelled timer
-        // later.
+        // In a free-threaded build, this fails if another thread runs the loop. The loop then finds the cancelled timer
+        // in the heap when its time comes.
         let _ = event_loop.with_loop_access(py, || {
             event_loop.reactor().timer_cancelled(py, handle);
             Ok(())
@@ -153,8 +154,8 @@ pub(super) fn describe_call(
         .extract()
 }
 
-/// In debug mode, the text that a handle shows once it is cancelled and has dropped its callback and arguments, as in
-/// asyncio. None otherwise.
+/// The text that a handle shows after it is cancelled and has dropped its callback and arguments. None outside of debug
+/// mode, as in asyncio, and if it is already cancelled.
 #[inline]
 pub(super) fn text_if_cancelled(this: This<'_, HandleObject>) -> Option<Bound<'_, PyAny>> {
     with_critical_section(this, || {
@@ -178,7 +179,8 @@ fn cancelled_text(this: This<'_, HandleObject>) -> Option<Bound<'_, PyAny>> {
     }
 }
 
-/// Writing to a String fails only if a Display implementation fails, as Python's `str()` of a str subclass may.
+/// The error for `write!` to a String. It fails only if a Display implementation fails, as Python's `str()` of a str
+/// subclass may.
 fn fmt_error(_: std::fmt::Error) -> PyErr {
     PyTypeError::new_err("cannot format an object")
 }
@@ -263,7 +265,7 @@ fn common_methods() -> Vec<ffi::PyMethodDef> {
             HandleObject,
             run_once,
             "_run()",
-            "Run the callback now, in its context; nothing once it has run."
+            "Run the callback now, in its context. Does nothing if the loop has already run it."
         ),
     ]
 }
@@ -275,7 +277,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         HandleObject,
         c"__class__",
         asyncio_class,
-        c"asyncio's class, so that isinstance() holds."
+        c"asyncio's class, so that isinstance() is true."
     ));
     let members = weaklist_member(std::mem::offset_of!(HandleObject, weakrefs));
     // SAFETY: the functions are those of this layout, and the tables are leaked.

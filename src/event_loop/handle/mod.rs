@@ -1,16 +1,17 @@
 //! `Handle` and `TimerHandle`: a callback with its arguments and context, run once by the loop.
 //!
-//! Both types have the same layout. A handle stores up to four arguments inline and more in a tuple. Freed handles go
-//! to a freelist, because `call_soon` is the loop's hottest path. A handle belongs to the thread of its loop, but any
-//! thread may call its methods (`with_critical_section`, `waiting`).
+//! Both types have the same layout. A handle stores up to four arguments inline, and more than four in a tuple. Freed
+//! handles go to a freelist, because `call_soon` is the loop's hottest path. A handle belongs to the thread of its
+//! loop, but any thread may call its methods (`with_critical_section`, `waiting`).
 //!
-//! The collector does not track handles that run once: with 10,000 of them pending, tracking took half of the time. No
-//! cycle is lost. A handle that has run or was cancelled refers to nothing. While the loop runs, every pending handle
-//! is reachable from the running loop. When the loop does not run, the handles that other code keeps are tracked
-//! (`Reactor::track_kept`), and the loop visits the referents of the other handles as its own.
+//! The garbage collector does not track handles that run once. If it did, a program with 10,000 pending handles would
+//! spend half of its time on that. No cycle is missed: a handle that has run or was cancelled refers to nothing, and
+//! while the loop runs, every pending handle is reachable from the running loop anyway. While the loop does not run,
+//! those handles that other code keeps are tracked (`Reactor::track_kept`), and the loop visits the referents of all
+//! other handles as if they were its own.
 //!
-//! `isinstance(handle, asyncio.Handle)` holds because of `__class__`, as in `unittest.mock`. Inheriting from asyncio's
-//! class would add 64 bytes of unused slots to every handle.
+//! `isinstance(handle, asyncio.Handle)` is true because of `__class__`, as with the objects of `unittest.mock`.
+//! Inheriting from asyncio's class would add 64 bytes of unused slots to every handle.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -30,7 +31,7 @@ use crate::binding::names::names;
 use crate::binding::native_type::{NativeType, This, with_critical_section};
 use crate::binding::object_cell::ObjectCell;
 
-/// Timers with this delay or a longer one may run late, by a thousandth of it at most (`SLACK_NS`).
+/// Timers with at least this delay may run up to `SLACK_NS` late, which is at most a thousandth of the delay.
 const MIN_SLACK_DELAY_S: f64 = 1.0;
 
 /// The number of arguments that fit inside the handle; more go to a tuple.
@@ -54,20 +55,20 @@ mod flag {
     pub(super) const REPEATS: u16 = 1 << 3;
     /// The collector tracks the handle.
     pub(super) const TRACKED: u16 = 1 << 4;
-    /// The context is the template of `Contexts`, which other handles may have too and no other code may get.
+    /// The context is the template of `Contexts`, which other handles may share. The program must not get it.
     pub(super) const SHARES_CONTEXT: u16 = 1 << 5;
     /// `call_soon_threadsafe` made the handle, and asyncio would have made a `_ThreadSafeHandle` (3.14+). `cancel()`
     /// from another thread waits while the callback runs.
     pub(super) const THREADSAFE: u16 = 1 << 6;
     /// The callback of a thread-safe handle is running.
     pub(super) const RUNNING: u16 = 1 << 7;
-    /// Another thread is waiting for that run to end.
+    /// Another thread is waiting for that run of the callback to end.
     pub(super) const AWAITED: u16 = 1 << 8;
     /// The deadline of a `TimerHandle` was given as an int, so `when()` returns an int, as in asyncio.
     pub(super) const WHEN_IS_INT: u16 = 1 << 9;
-    /// The cell of the callback holds the text for `repr`.
+    /// The cell `callback` holds the text for `repr`.
     pub(super) const HAS_TEXT: u16 = 1 << 10;
-    /// The cell of the source traceback holds a dict of attributes; see `slots`.
+    /// The cell `source_traceback` holds a dict of attributes; see `slots`.
     pub(super) const HAS_EXTRAS: u16 = 1 << 11;
     /// The timer may run a little late; see `Reactor::time_to_deadline_ns`.
     pub(super) const HAS_SLACK: u16 = 1 << 12;
@@ -77,7 +78,7 @@ mod flag {
 pub(crate) struct HandleObject {
     base: ffi::PyObject,
     event_loop: ObjectCell,
-    /// The callable. In debug mode, a cancelled handle keeps its text for `repr` here.
+    /// The callable. In debug mode, a cancelled handle has its text for `repr` here.
     callback: ObjectCell,
     context: ObjectCell,
     args: [ObjectCell; INLINE_ARGS],
@@ -85,8 +86,8 @@ pub(crate) struct HandleObject {
     more_args: ObjectCell,
     source_traceback: ObjectCell,
     weakrefs: Cell<*mut ffi::PyObject>,
-    /// The deadline of a timer as the caller gave it, in seconds of the loop's clock (the bits of an `f64`). A
-    /// thread-safe handle is never a timer; it stores here the thread that runs it.
+    /// A timer stores its deadline here as the caller gave it, in seconds of the loop's clock (the bits of an `f64`). A
+    /// thread-safe handle, which is never a timer, stores the thread that runs it.
     when_or_runner: AtomicU64,
     args_len: Cell<u8>,
     flags: AtomicU16,
@@ -211,7 +212,7 @@ impl HandleRef {
         Self(object.cast())
     }
 
-    /// Lets the processor read the handle ahead.
+    /// Asks the processor to load the handle into its cache.
     #[inline]
     pub(crate) fn prefetch(self) {
         prefetch(self.0);
@@ -227,7 +228,7 @@ impl HandleRef {
         let this = self.this(py);
         if !this.has(flag::TRACKED) {
             this.raise_flag(flag::TRACKED);
-            // SAFETY: the object is a live one of a type with collector support, and not tracked so far.
+            // SAFETY: the object is alive, its type supports collection, and it is not tracked yet.
             unsafe { ffi::PyObject_GC_Track(self.0.cast()) };
         }
     }
@@ -242,7 +243,7 @@ impl HandleRef {
         }
     }
 
-    /// True if anything beside one queue holds the handle.
+    /// True if anything but one queue holds a reference to the handle.
     pub(crate) fn is_kept(self, _: Python<'_>) -> bool {
         // SAFETY: the object is alive.
         unsafe { ffi::Py_REFCNT(self.0.cast()) > 1 }
@@ -258,9 +259,9 @@ impl HandleRef {
         }
     }
 
-    /// Reports to the collector what a queue's handle refers to. A tracked handle is itself reported. For an untracked
-    /// handle that only the queue holds, its referents are reported. An untracked handle that has other holders is left
-    /// out: its referents then count as reachable.
+    /// Reports a queue's handle to the collector. A tracked handle is reported itself. If the handle is untracked and
+    /// only the queue holds it, its referents are reported in its place. If it is untracked and has other holders,
+    /// nothing is reported, so the collector takes its referents for reachable.
     ///
     /// # Safety
     /// Only the collector may call this, with its own `visit` and `arg`.
@@ -312,7 +313,7 @@ impl HandleRef {
         self.cancel_showing(py, methods::text_if_cancelled(self.this(py)))
     }
 
-    /// Like `cancel`, with the text for `repr` if the handle is to keep one.
+    /// `cancel`; the handle then shows `text` as its `repr`, if there is one.
     fn cancel_showing(self, py: Python<'_>, text: Option<Bound<'_, PyAny>>) -> bool {
         let this = self.this(py);
         with_critical_section(this, || {
@@ -340,7 +341,7 @@ impl HandleRef {
         self.this(py).when_s()
     }
 
-    /// Lets the loop run a timer a little late if its delay is long enough for that not to matter.
+    /// Lets the loop run the timer a little late, if its delay is so long that this does not matter.
     #[inline]
     pub(crate) fn allow_slack(self, py: Python<'_>, delay_s: f64) {
         if delay_s >= MIN_SLACK_DELAY_S {
@@ -348,7 +349,7 @@ impl HandleRef {
         }
     }
 
-    /// Whether the loop may run the timer a little late; a cancelled one does not run.
+    /// Whether the loop may run the timer a little late. A cancelled timer has slack too, because it does not run.
     #[inline]
     pub(crate) fn has_slack(self, py: Python<'_>) -> bool {
         let this = self.this(py);
@@ -360,7 +361,8 @@ impl HandleRef {
         self.this(py).raise_flag(flag::WHEN_IS_INT);
     }
 
-    /// Makes this a handle that other threads may cancel and query while it runs, like `_ThreadSafeHandle` of 3.14.
+    /// Makes `cancel()` and `cancelled()` from other threads wait while the callback runs, like `_ThreadSafeHandle` of
+    /// 3.14. Does nothing in earlier versions.
     pub(crate) fn set_threadsafe(self, py: Python<'_>) {
         if names(py).threadsafe_handle_type.is_some() {
             self.this(py).raise_flag(flag::THREADSAFE);
@@ -377,7 +379,7 @@ impl HandleObject {
     #[inline]
     fn raise_flag(&self, flag: u16) {
         if HAS_GIL {
-            // An atomic exchange is not needed: only threads that hold the GIL change flags.
+            // No atomic read-modify-write is needed, because only threads that hold the GIL change flags.
             self.flags
                 .store(self.flags.load(Ordering::Relaxed) | flag, Ordering::Relaxed);
         } else {
@@ -401,7 +403,7 @@ impl HandleObject {
         f64::from_bits(self.when_or_runner.load(Ordering::Relaxed))
     }
 
-    /// Whether the handle still refers to its loop and that loop is in debug mode.
+    /// Whether the handle still refers to its loop, and the loop is in debug mode.
     #[inline]
     fn is_debug(&self) -> bool {
         let event_loop = self.event_loop.as_ptr().cast::<LoopObject>();
@@ -409,7 +411,7 @@ impl HandleObject {
         !event_loop.is_null() && unsafe { (*event_loop).reactor().is_debug() }
     }
 
-    /// Gives the handle a context of its own, which other code may get.
+    /// Gives the handle a context of its own, which the program may get.
     fn own_context(&self, py: Python<'_>) -> PyResult<()> {
         if self.has(flag::SHARES_CONTEXT)
             && let Some(template) = self.context.get(py)

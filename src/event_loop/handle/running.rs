@@ -14,7 +14,7 @@ use crate::event_loop::contexts::Contexts;
 use crate::event_loop::pyloop::LoopObject;
 
 impl HandleRef {
-    /// Runs the callback in its context and reports its exception. Err only for the two exceptions that leave
+    /// Runs the callback in its context and reports its exception. Err is only for the two exceptions that leave
     /// `run_forever`.
     #[inline]
     pub(crate) fn run(self, py: Python<'_>) -> PyResult<()> {
@@ -33,8 +33,8 @@ impl HandleRef {
         result
     }
 
-    /// `run` for a handle that runs once, with the GIL. The call needs no references of its own to callback, arguments
-    /// and context.
+    /// `run` for a handle that runs once, in builds with the GIL. The references to callback, arguments and context
+    /// move out of the handle, so the call needs no further ones.
     #[inline(always)]
     fn run_moved(self, py: Python<'_>) -> PyResult<()> {
         let this = self.this(py);
@@ -65,8 +65,8 @@ impl HandleRef {
                 return failed;
             }
         }
-        // SAFETY: the references were moved out of the cells, so they live until dropped below. call[1] is the free
-        // place that the offset flag allows.
+        // SAFETY: the references were moved out of the cells, so they live until they are dropped below. call[1] is the
+        // free place in front of the arguments that PY_VECTORCALL_ARGUMENTS_OFFSET promises.
         unsafe {
             if ffi::PyContext_Enter(context) == 0 {
                 let result = ffi::PyObject_Vectorcall(
@@ -97,7 +97,7 @@ impl HandleRef {
                 }
             }
             ffi::Py_XDECREF(template);
-            // The callback failed: the references go back into the handle, so that the report can show them.
+            // The callback has failed. The references go back into the handle, so that the report can show them.
             let error = PyErr::fetch(py);
             let args: Vec<_> = call[2..2 + args_len]
                 .iter()
@@ -107,7 +107,7 @@ impl HandleRef {
             let context = Bound::from_owned_ptr(py, context);
             let event_loop = Bound::from_owned_ptr(py, event_loop);
             if !this.has(flag::CANCELLED) {
-                // Restored until the report is done: exception handlers look at the handle and run in its context.
+                // They stay there until the report is done: exception handlers read the handle and run in its context.
                 this.callback.set(callback.clone());
                 this.context.set(context.clone());
                 this.event_loop.set(event_loop.clone());
@@ -123,8 +123,8 @@ impl HandleRef {
         }
     }
 
-    /// Runs the handle for code that calls `handle._run()`. The loop still runs it later, as in asyncio. A handle that
-    /// the loop has already run is empty, so nothing happens.
+    /// `handle._run()`, for code that runs the handle itself. The loop still runs the handle later, as in asyncio. If
+    /// the loop has already run it, the handle is empty and nothing happens.
     pub(super) fn run_by_hand(self, py: Python<'_>) -> PyResult<()> {
         if self.is_cancelled(py) {
             return Ok(());
@@ -146,7 +146,8 @@ impl HandleRef {
         }
     }
 
-    /// In debug mode, a handle that other code keeps still shows its callback, so the collector must then track it.
+    /// `forget_call`, unless other code keeps the handle. Called in debug mode, in which such a handle still shows its
+    /// callback after the run. Because it keeps its references, the collector must track it.
     pub(crate) fn forget_call_unless_kept(self, py: Python<'_>) {
         if self.is_kept(py) {
             self.track(py);
@@ -155,7 +156,7 @@ impl HandleRef {
         }
     }
 
-    /// `run` for a handle that keeps its callback, or has many arguments.
+    /// `run` for handles that run repeatedly or have many arguments, and in free-threaded builds for all handles.
     fn run_kept(self, py: Python<'_>) -> PyResult<()> {
         let result = self.run_and_keep(py);
         self.forget_call(py);
@@ -215,7 +216,7 @@ impl HandleRef {
         }
     }
 
-    /// There is no memory for the context. Reports the exception that is set.
+    /// Reports the exception that is set, after there was no memory for the context.
     #[cold]
     fn fail_to_copy(self, py: Python<'_>, event_loop: *mut ffi::PyObject) -> PyResult<()> {
         let (error, own) = (PyErr::fetch(py), self.this(py).to_bound());
@@ -223,7 +224,7 @@ impl HandleRef {
         let event_loop = unsafe { Bound::from_borrowed_ptr(py, event_loop) };
         errors::report(
             &event_loop,
-            "A callback has no context",
+            "A callback could not run: copying its context failed",
             error,
             &[("handle", &own)],
         )
@@ -272,8 +273,8 @@ impl HandleRef {
     }
 }
 
-/// The exception leaves the loop. If `asyncio.run()` in a coro borrows the loop, and the code belongs to that run, it
-/// leaves the run instead.
+/// Lets the exception leave the loop. But if `asyncio.run()` in a coro borrows the loop, and the callback belongs to
+/// that run, the exception only leaves the run.
 #[cold]
 fn leave(
     py: Python<'_>,
@@ -289,8 +290,8 @@ fn leave(
     if is_taken.is_truthy()? { Ok(()) } else { Err(error) }
 }
 
-/// Drops what remains of the callback and arguments when there is nothing to run: the handle has run, is running, or
-/// was cleared by the collector.
+/// Drops the references that were moved out of a handle when it cannot run. That is so if the handle has run, is
+/// running or was cleared by the collector, and if there was no memory for its context.
 #[cold]
 fn drop_rest(py: Python<'_>, call: &[*mut ffi::PyObject], args: &[*mut ffi::PyObject]) {
     for object in call.iter().chain(args) {
@@ -299,10 +300,10 @@ fn drop_rest(py: Python<'_>, call: &[*mut ffi::PyObject], args: &[*mut ffi::PyOb
     }
 }
 
-/// What the handles of this loop share.
+/// The contexts that the handles of this loop share.
 ///
 /// # Safety
-/// A live `LoopObject`, which the caller holds.
+/// `event_loop` is a live `LoopObject`, to which the caller holds a reference for as long as it uses the result.
 #[inline]
 unsafe fn contexts_of<'a>(event_loop: *mut ffi::PyObject) -> &'a Contexts {
     // SAFETY: by the contract.

@@ -1,8 +1,9 @@
 //! The attributes that asyncio's handles have as `__slots__`. Programs can read, set and delete all of them.
 //!
-//! The handle itself stores what the loop works with: callback, arguments, context, the cancelled flag, the deadline.
-//! Everything else, such as the mark of a deleted attribute, goes to a dict. The dict takes the place of the source
-//! traceback (`flag::HAS_EXTRAS`), so a handle is no larger and no slower if no program sets its attributes.
+//! The handle itself stores what the loop needs: callback, arguments, context, the cancelled flag, the deadline. All
+//! other values that a program sets, and the mark of a deleted attribute, go to a dict. The dict takes the place of the
+//! source traceback (`flag::HAS_EXTRAS`), so handles are no larger and no slower if a program does not set their
+//! attributes.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
@@ -38,12 +39,12 @@ const SLOTS: [(Slot, &CStr, &CStr); 9] = [
     (
         Slot::Callback,
         c"_callback",
-        c"The callable, None once run or cancelled.",
+        c"The callable; None once run or cancelled.",
     ),
     (
         Slot::Args,
         c"_args",
-        c"Its arguments as a tuple, None once cancelled.",
+        c"The arguments as a tuple; None once cancelled.",
     ),
     (Slot::Context, c"_context", c"The context it runs in."),
     (Slot::Loop, c"_loop", c"The loop."),
@@ -134,7 +135,7 @@ fn key(py: Python<'_>, slot: Slot) -> Bound<'_, PyString> {
     PyString::intern(py, &SLOTS[slot as usize].1.to_string_lossy())
 }
 
-/// The mark of a deleted attribute. No attribute has this value by accident.
+/// The mark of a deleted attribute: the type object of handles, which no attribute has as its value by accident.
 fn deleted(py: Python<'_>) -> Bound<'_, PyAny> {
     // SAFETY: attached; the type is stored before any handle exists, and stays.
     unsafe { Bound::from_borrowed_ptr(py, HANDLE_TYPE.load(Ordering::Relaxed).cast()) }
@@ -149,7 +150,7 @@ fn extras(this: This<'_, HandleObject>) -> PyResult<Option<Bound<'_, PyDict>>> {
     Ok(dict.map(Bound::cast_into::<PyDict>).transpose()?)
 }
 
-/// The dict, created if there is none.
+/// The dict, which is created if there is none.
 fn extras_made(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyDict>> {
     let py = this.py();
     if let Some(dict) = extras(this)? {
@@ -216,7 +217,7 @@ fn has_call(this: This<'_, HandleObject>) -> bool {
     this.callback.is_set() && !this.has(flag::HAS_TEXT)
 }
 
-/// True if the handle still has everything that a run needs. A dropped part is never restored.
+/// True if the handle still has everything that a run needs. Parts that were dropped do not come back.
 fn can_run(this: This<'_, HandleObject>) -> bool {
     has_call(this) && this.context.is_set() && this.event_loop.is_set()
 }
@@ -306,7 +307,7 @@ fn write<'py>(this: This<'py, HandleObject>, slot: Slot, value: Bound<'py, PyAny
             forget_extra(this, slot)?;
             let bits = value.extract::<f64>()?.to_bits();
             this.when_or_runner.store(bits, Ordering::Relaxed);
-            // A deadline is meant as it is given.
+            // No slack: the program has asked for this exact time.
             this.lower_flag(flag::HAS_SLACK);
             if value.is_exact_instance_of::<PyInt>() {
                 this.raise_flag(flag::WHEN_IS_INT);
@@ -335,8 +336,8 @@ fn keep_text(this: This<'_, HandleObject>) -> PyResult<()> {
     }
 }
 
-/// Deletes an attribute. Running a handle without one of these attributes fails, and the failure is reported: a deleted
-/// callback or context is None during the run.
+/// Deletes an attribute. A handle without its callback or context fails when it runs, because the deleted one is None
+/// then, and the failure is reported.
 fn delete(this: This<'_, HandleObject>, slot: Slot, name: &CStr) -> PyResult<()> {
     let py = this.py();
     if read(this, slot)?.is_none() {
@@ -359,7 +360,7 @@ fn delete(this: This<'_, HandleObject>, slot: Slot, name: &CStr) -> PyResult<()>
     dict.set_item(key(py, slot), deleted(py))
 }
 
-/// Moves a waiting timer with a new deadline to its new place in the heap.
+/// Moves a scheduled timer that has a new deadline to its new place in the heap.
 fn reorder(this: This<'_, HandleObject>) -> PyResult<()> {
     let py = this.py();
     let handle = HandleRef(this.as_ptr().cast());

@@ -1,8 +1,9 @@
-//! `cancel()` and `cancelled()` from another thread wait until the run of a thread-safe handle ends. asyncio's
-//! `_ThreadSafeHandle` (`Lib/asyncio/events.py`, 3.14) has a lock in each handle for this.
+//! For handles of `call_soon_threadsafe`: `cancel()` and `cancelled()` wait while another thread runs the callback, as
+//! in asyncio since 3.14.
 //!
-//! Here, handles have no lock. Flags record that the callback runs and that a thread waits. All handles share one mutex
-//! and one condition variable, because a wait is rare.
+//! asyncio's `_ThreadSafeHandle` (`Lib/asyncio/events.py`, 3.14) has a lock in each handle for this. Here, one flag
+//! says that the callback runs and another one that a thread waits. All handles share one mutex and one condition
+//! variable, because such waits are rare.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -20,8 +21,8 @@ static RUN_ENDED: Condvar = Condvar::new();
 const SIGNAL_CHECK: Duration = Duration::from_millis(50);
 
 impl HandleRef {
-    /// Called just before the callback. This and `cancel` never run at the same time. True if the caller must call
-    /// `end_run` afterwards; the callback may run its own handle.
+    /// Called just before the callback, never at the same time as `cancel`. True if the caller must call `end_run`
+    /// afterwards. It is false in a nested run, in which the callback calls its own handle.
     #[inline]
     pub(super) fn begin_run(self, py: Python<'_>) -> bool {
         let this = self.this(py);
@@ -47,8 +48,8 @@ impl HandleRef {
         }
     }
 
-    /// Waits until no other thread runs the callback, and lets other threads run meanwhile. Err if a signal handler
-    /// raises in this thread.
+    /// Waits while another thread runs the callback. The wait releases the GIL. Err is the exception of a signal
+    /// handler that ran in this thread.
     #[inline]
     pub(super) fn wait_until_not_running(self, py: Python<'_>) -> PyResult<()> {
         if self.this(py).has(flag::RUNNING) {
@@ -62,7 +63,7 @@ impl HandleRef {
     fn wait(self, py: Python<'_>) -> PyResult<()> {
         let this = self.this(py);
         if this.when_or_runner.load(Ordering::Relaxed) == current_thread() {
-            // The callback queries its own handle.
+            // The callback itself asks, so waiting would never end.
             return Ok(());
         }
         let flags = &this.flags;
@@ -70,7 +71,8 @@ impl HandleRef {
             this.raise_flag(flag::AWAITED);
             py.detach(|| {
                 let guard = MUTEX.lock().unwrap_or_else(PoisonError::into_inner);
-                // If the run has ended since, this check sees it, or the notification comes after this lock.
+                // No notification is missed: if the run has ended since the last check, this one sees it. Otherwise
+                // `end_run` needs the mutex before it notifies, and the wait below releases the mutex.
                 if flags.load(Ordering::Acquire) & flag::RUNNING != 0 {
                     drop(RUN_ENDED.wait_timeout(guard, SIGNAL_CHECK));
                 }

@@ -1,4 +1,4 @@
-//! Whether anything waits for its turn while something runs. The watchdog asks this.
+//! Answers a question of the watchdog: does other work wait while a callback or coro runs?
 
 use grapeshot_core::sys::{clock, readiness};
 use pyo3::prelude::*;
@@ -7,10 +7,10 @@ use super::{FdUse, Reactor};
 use crate::event_loop::pyloop::LoopObject;
 
 impl Reactor {
-    /// Whether the loop could run something else now: a ready entry, a due timer, or the reader or writer of a descriptor
-    /// that is ready. Nothing is taken from the queues or the poller.
+    /// Whether the loop could run something else now: a ready entry, a due timer, or an object that waits for a
+    /// descriptor which is ready. Takes nothing out of the queues or the poller.
     ///
-    /// Needs the GIL, in any thread: no cell is borrowed while other code can run.
+    /// Any thread that holds the GIL may call this: no cell stays borrowed where a thread can lose the GIL.
     pub(crate) fn has_backlog(&self, py: Python<'_>, event_loop: &LoopObject) -> bool {
         self.ready_len() > 0
             || self.has_events.get()

@@ -1,8 +1,8 @@
-//! What the loop counts, always: `loop.statistics()` reads it.
+//! The loop's counters, which are always on. `loop.statistics()` reads them.
 //!
-//! A number is counted by one thread at a time, the one that has access to the loop's cells, so an addition is a load
-//! and a store; what any thread may count says so. Every thread may read at any time. Each number is then exact, but two
-//! of them may be of different moments.
+//! Only the thread that has access to the loop's cells counts, so an addition is a plain load and store. The counters
+//! that any thread may increase say so. Any thread may read all counters at any time: each value is exact, but two
+//! values that are read one after the other may belong to different moments.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use grapeshot_core::sys::{clock, socket};
 
 use crate::binding::HAS_GIL;
 
-/// A number that goes up.
+/// A number that one thread at a time changes and that any thread may read.
 pub(crate) struct Counter(AtomicU64);
 
 impl Counter {
@@ -29,13 +29,13 @@ impl Counter {
         self.0.store(value, Ordering::Relaxed);
     }
 
-    /// For the thread that has access to the loop.
+    /// Adds to a counter that only the thread with access to the loop increases.
     #[inline(always)]
     pub(crate) fn add(&self, count: u64) {
         self.set(self.get().wrapping_add(count));
     }
 
-    /// For a number that any attached thread counts.
+    /// Adds to a counter that any attached thread may increase.
     #[inline(always)]
     pub(crate) fn add_anywhere(&self, count: u64) {
         if HAS_GIL {
@@ -46,7 +46,7 @@ impl Counter {
     }
 }
 
-/// Declares the counters, with a function that names them all.
+/// Declares the counters, and a function that returns all of them with their names.
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
         pub(crate) struct Counters {
@@ -62,7 +62,7 @@ macro_rules! counters {
                 }
             }
 
-            /// The numbers with their names.
+            /// All counters, with their names.
             pub(crate) fn all(&self) -> impl Iterator<Item = (&'static str, u64)> {
                 [$((stringify!($name), self.$name.get()),)*].into_iter()
             }
@@ -74,51 +74,52 @@ counters! {
     iterations,
     /// System calls that asked for events.
     polls,
-    /// What these have returned: descriptors that are ready, and the loop's own (wake-ups, signals).
+    /// Events that the polls returned: ready descriptors, and the loop's own wake-ups and signals.
     events,
-    /// Handles that were run, timers among them.
+    /// Handles that were run, including timers.
     callbacks,
-    /// The most entries of the ready queue that one iteration had to run.
+    /// The largest number of ready entries that one iteration had to run.
     most_ready,
     timers_set,
     /// Timers that were due and not cancelled.
     timers_run,
-    /// `call_soon_threadsafe`. Counted anywhere.
+    /// Calls of `call_soon_threadsafe`. Any thread may increase it.
     threadsafe_calls,
-    /// How often another thread has woken the loop out of a poll. Counted anywhere.
+    /// How often another thread woke the loop out of a poll. Any thread may increase it.
     wakeups,
-    /// System calls that have sent something.
+    /// System calls that sent data.
     writes,
     bytes_written,
-    /// Calls of `write` and `writelines` whose data was kept, to leave with that of others.
+    /// Calls of `write` and `writelines` whose data was kept, to be sent together with other data.
     corked_writes,
     connections_accepted,
-    /// `accept` that has failed, unless there was no connection.
+    /// Calls of `accept` that failed for another reason than that no connection was waiting.
     accept_errors,
     coros_started,
     coros_ended,
-    /// Of the coros that have a stack of their own.
+    /// Coros that have a stack of their own.
     pinned_coros_started,
     pinned_coros_ended,
-    /// How often a coro went on.
+    /// How often a coro was resumed.
     coro_switches,
-    /// How often a stack was copied out of the way of another coro's.
+    /// How often a coro's stack was copied away to make room for another coro's.
     coro_evictions,
     coro_bytes_copied,
-    /// What the queues held when the last iteration began, in builds where the thread of a reader may not look.
+    /// The lengths of the ready queue and the timer heap when the last iteration began. For builds in which other
+    /// threads cannot read the queues.
     noted_ready,
     noted_timers,
 }
 
 impl Counters {
-    /// A system call has sent so many bytes.
+    /// Called after a system call has sent `len_bytes` bytes.
     #[inline(always)]
     pub(crate) fn note_write(&self, len_bytes: usize) {
         self.writes.add(1);
         self.bytes_written.add(len_bytes as u64);
     }
 
-    /// `accept` has returned.
+    /// Called after `accept` has returned.
     #[inline]
     pub(crate) fn note_accept<T>(&self, result: &io::Result<T>) {
         match result {
@@ -128,7 +129,7 @@ impl Counters {
         }
     }
 
-    /// So many entries of the ready queue are about to run.
+    /// Called before `len` entries of the ready queue run.
     #[inline(always)]
     pub(super) fn note_ready(&self, len: usize) {
         if len as u64 > self.most_ready.get() {
@@ -136,30 +137,33 @@ impl Counters {
         }
     }
 
-    /// What the queues hold.
+    /// Stores the lengths of the ready queue and the timer heap.
     pub(super) fn note_queues(&self, (ready, timers): (usize, usize)) {
         self.noted_ready.set(ready as u64);
         self.noted_timers.set(timers as u64);
     }
 }
 
-/// How long the loop has been run, and how much of that it was blocked in polls. A poll costs two readings of the
-/// processor's ticks; what they mean in seconds follows from the clock, which is read twice per run.
+/// Measures how long the loop has run, and how much of that time it was blocked in polls. Reading the clock around each
+/// poll would cost too much, so a poll reads the processor's tick counter, twice. The clock is read only at the start
+/// and the end of a run, and gives the length of a tick.
 ///
 /// ```text
-///   run begins        poll blocks        poll returns                  run ends
-///   ticks, clock ------ - ticks ------------ + ticks --- ... ---------- ticks, clock
+///   run begins:            poll blocks:        poll returns:            run ends:
+///   read ticks and clock   subtract ticks      add ticks       ...      read ticks and clock
 /// ```
 pub(crate) struct RunClock {
     run_ns: Counter,
     run_ticks: Counter,
-    /// While the loop is blocked: less than 0, as the ticks of the return are still to come.
+    /// The ticks spent in polls. Negative as an `i64` while the loop is blocked, because the ticks of the return are
+    /// still to be added.
     polling_ticks: Counter,
-    /// When the current run began; 0: there is none.
+    /// When the current run began; 0 outside of a run.
     since_ns: Counter,
     since_ticks: Counter,
-    /// What `durations` has returned: the ratio of ticks to time is measured anew each time, but no duration shrinks.
-    told_ns: [AtomicU64; 2],
+    /// The largest durations that `durations_ns` has returned. Each call computes the length of a tick anew, so a
+    /// result could otherwise be smaller than an earlier one.
+    reported_ns: [AtomicU64; 2],
 }
 
 impl RunClock {
@@ -170,7 +174,7 @@ impl RunClock {
             polling_ticks: Counter::new(),
             since_ns: Counter::new(),
             since_ticks: Counter::new(),
-            told_ns: [const { AtomicU64::new(0) }; 2],
+            reported_ns: [const { AtomicU64::new(0) }; 2],
         }
     }
 
@@ -196,7 +200,8 @@ impl RunClock {
         self.polling_ticks.add(clock::ticks());
     }
 
-    /// Nanoseconds in runs outside of polls, and in polls. From any thread. They never shrink.
+    /// The nanoseconds that the loop has run outside of polls, and the nanoseconds in polls. Neither ever decreases.
+    /// Any thread may call this.
     pub(crate) fn durations_ns(&self) -> [u64; 2] {
         let (now, now_ns, since_ns) = (clock::ticks(), clock::now_ns(), self.since_ns.get());
         let (mut run_ns, mut run_ticks) = (self.run_ns.get(), self.run_ticks.get());
@@ -212,8 +217,8 @@ impl RunClock {
         let polling_ns = ((run_ns as f64 * share) as u64).min(run_ns);
         let found = [run_ns - polling_ns, polling_ns];
         std::array::from_fn(|index| {
-            let told_ns = self.told_ns[index].fetch_max(found[index], Ordering::Relaxed);
-            told_ns.max(found[index])
+            let reported_ns = self.reported_ns[index].fetch_max(found[index], Ordering::Relaxed);
+            reported_ns.max(found[index])
         })
     }
 }

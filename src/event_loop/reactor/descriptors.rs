@@ -1,4 +1,4 @@
-//! The fd table and the poller: what waits for which descriptor.
+//! The fd table and the poller: which object waits for which descriptor.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -31,8 +31,8 @@ impl Reactor {
         }
     }
 
-    /// Makes the next iteration check the descriptors, even if other work is ready. A descriptor with a new wait may
-    /// already have data, and that data comes before any work that is scheduled from now on.
+    /// Makes the next iteration poll, even if other work is ready. A descriptor with a new wait may already have data,
+    /// and that data is handled before any work that is scheduled from now on.
     #[inline]
     pub(crate) fn poll_next(&self, interest: Interest) {
         if !interest.is_empty() {
@@ -59,8 +59,9 @@ impl Reactor {
         self.fds.borrow().get(token).is_some()
     }
 
-    /// Enters `fd_use` for `fd`. It replaces a stale entry, whose descriptor was closed without being removed, and
-    /// notifies that entry's source. With interest NONE, the poller does not change.
+    /// Registers `fd_use` for `fd`. If the table still has an entry for this number, its descriptor was closed without
+    /// being removed: the entry is replaced, and its source is notified. With interest NONE, the poller does not watch
+    /// the descriptor.
     pub(crate) fn register(
         &self,
         py: Python<'_>,
@@ -83,7 +84,7 @@ impl Reactor {
             // On failure, the caller still owns what it passed.
             self.fds.borrow_mut().remove(fd);
         }
-        // This comes last, because releasing the stale entry may run any code.
+        // Last, because releasing the stale entry may run any code.
         if let Some(stale) = stale {
             self.note_all_displaced(py, stale);
             displace(py, stale);
@@ -133,7 +134,7 @@ impl Reactor {
         }
     }
 
-    /// Removes the entry of a source that has lost its descriptor from the fd table, and notifies the source. The
+    /// Removes the fd table's entry of a source whose descriptor other code has closed, and notifies the source. The
     /// number now belongs to another file.
     pub(crate) fn displace(&self, py: Python<'_>, token: Token) {
         let displaced = self.fds.borrow_mut().remove_token(token);
@@ -149,7 +150,8 @@ impl Reactor {
         self.with_scratch_of(SCRATCH_LEN, read)
     }
 
-    /// The same with `len_bytes` of the buffer, which grows if necessary. Only the written part takes memory.
+    /// `with_scratch` with `len_bytes` of the buffer, which grows if necessary. Pages that were never written take no
+    /// memory.
     #[inline]
     pub(crate) fn with_scratch_of<R>(&self, len_bytes: usize, read: impl FnOnce(&mut [u8]) -> R) -> R {
         let mut scratch = self.scratch.take();

@@ -1,10 +1,11 @@
-//! Registrations that can no longer be removed from the poller.
+//! Ghosts: registrations that cannot be removed from the poller any more.
 //!
-//! Code other than its owner may close a descriptor. The descriptor then leaves epoll only if no duplicate of it is
-//! open. A forked child, or any code that called `dup`, keeps the open file alive, and `epoll_ctl` needs a descriptor
-//! that no longer exists. The events of such a ghost never stop. They carry the token of an outdated registration, so
-//! they reach no watcher, but each one wakes the loop. After many such events, a new poller replaces the old one. The
-//! new poller knows only the entries of the fd table that are still the files that were registered.
+//! If other code closes a descriptor that epoll watches, epoll forgets it only if no duplicate of it is open. A forked
+//! child, or any code that called `dup`, may keep the open file alive, and `epoll_ctl` cannot remove it, because it
+//! needs the descriptor that was closed. The events of such a ghost never stop. They carry the token of an outdated
+//! registration, so they reach no watcher, but each of them wakes the loop. After many such events, a new poller
+//! replaces the old one. It watches only those entries of the fd table whose number still belongs to the file that was
+//! registered.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -14,13 +15,13 @@ use pyo3::prelude::*;
 
 use super::{FdUse, Reactor, SIGNAL_TOKEN, WAKER_TOKEN};
 
-/// The number of stale events before the poller is replaced, if there are few descriptors. With many descriptors, the
-/// number is one event per descriptor: replacing the poller then costs only a fraction of what the events have cost.
+/// The poller is replaced after this many stale events, or after as many as there are descriptors, if that is more. So
+/// replacing it, which costs a call per descriptor, never costs much more than the events before it.
 const MIN_STALE_EVENTS: usize = 32;
 
 impl Reactor {
-    /// Counts an event whose registration has ended. Most such events come once, behind the event that ended the
-    /// registration.
+    /// Counts an event whose registration has ended. Most such events are harmless: they come once, in the same poll as
+    /// the event that ended the registration.
     #[cold]
     pub(super) fn note_stale_event(&self, py: Python<'_>) {
         if !Poller::KEEPS_CLOSED {

@@ -1,16 +1,26 @@
-//! Transports with small writes that leave together when what the loop is running has returned.
+//! The list of transports that hold back small writes, so that the writes of several steps are sent one right after the
+//! other.
 //!
-//! A step is what the loop calls once: a handle (and so a task's step or a timer), a coro's run, or the event of a source.
-//! The ready handles and coros of one iteration are a batch. What the steps of a batch have written leaves when it is
-//! over, or at the end of a step after which it is due; what the event of a source has written leaves when it returns.
+//! A step is one call that the loop makes: a handle (and with it a task's step or a timer), the run of a coro, or the
+//! event of a source. The ready handles and coros of one iteration form a batch. The data that the steps of a batch
+//! write is sent after the last step of the batch, or earlier, after a step at whose end the list is due
+//! (`Held::is_due`). The data that is written while a source handles its event is sent when the source returns.
 //!
 //! ```text
-//!   write() in a step --> the transport keeps the data --> hold(): the transport is on the list
-//!   the step returns  --> list empty? one branch : the batch is over, or it is due? : each transport sends what it has
+//!   write() in a step --> the transport keeps the data --> hold(): the transport is put on the list
+//!   the step returns  --> is the list empty? -- yes --> nothing to do, at the cost of one branch
+//!                            | no
+//!                            v
+//!                         was it the last step of the batch, or is the list due? -- no --> the list stays
+//!                            | yes
+//!                            v
+//!                         each transport sends the data that it has
 //! ```
-//! A peer on the same machine that sleeps is woken by a send, which the sender pays for: sends that come close together
-//! find it awake. The list belongs to the thread that runs the loop. It is empty between two batches and before each poll.
-//! Outside of a run, in other threads, and while the list is being emptied, nothing is held: `may_hold` is false.
+//! The reason is the cost of waking a peer on the same machine: the send that wakes a sleeping process takes longer,
+//! and the sender pays for it. If sends follow each other closely, only the first one finds the peer asleep.
+//!
+//! The list belongs to the thread that runs the loop. It is empty between two batches and before each poll. No write is
+//! held outside of a run, in other threads, or while the list is being emptied: `may_hold` is false then.
 
 use std::cell::{Cell, RefCell};
 use std::ptr;
@@ -23,14 +33,14 @@ use pyo3::prelude::*;
 use super::{Reactor, current_thread};
 use crate::event_loop::source::{Deferred, Ready};
 
-/// Once a step goes on for this long after the first held write, its writes leave at once.
+/// If a step still writes this long after the first held write, its writes are sent at once.
 const LATE_NS: u64 = 1_000_000;
 
-/// Looked at when a step of a batch returns: what is held is due if it is of so many transports...
+/// At the end of each step of a batch, the list is due if at least this many transports hold data, ...
 const BATCH_LEN: usize = 64;
-/// ... or more than so many bytes...
+/// ... if they hold more than this many bytes, ...
 const BATCH_LEN_BYTES: usize = 256 * 1024;
-/// ... or if its first write was so long ago.
+/// ... or if the first of them was put on the list this long ago.
 const BATCH_NS: u64 = 1_000_000;
 
 thread_local! {
@@ -41,28 +51,31 @@ thread_local! {
 /// Calls `action` with the reactor whose loop runs in this thread.
 fn with_running<R>(action: impl FnOnce(&Reactor) -> R) -> Option<R> {
     let running = RUNNING.get();
-    // SAFETY: null, or a reactor inside `run`, in this thread, which keeps it.
+    // SAFETY: null, or a reactor that this thread is running. `run` keeps it alive and resets the pointer at its end.
     unsafe { running.as_ref() }.map(action)
 }
 
-/// Sends what the steps of the loop that runs in this thread have written. Before a fork: both processes would have it.
+/// Sends the held writes of the loop that runs in this thread. Called before a fork, because otherwise both processes
+/// would send them.
 pub(crate) fn flush_running(py: Python<'_>) -> PyResult<()> {
     with_running(|reactor| reactor.flush_held(py)).unwrap_or(Ok(()))
 }
 
-/// How many forks lie between the first process and this one.
+/// The number of forks between the first process and this one.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// In the child of a fork the step goes on, but no loop ends it.
+/// Called in the child of a fork. The step continues in the child, but no loop may follow that sends held writes, so
+/// nothing is held from now on.
 pub(crate) fn after_fork() {
     FORKS.fetch_add(1, Ordering::Relaxed);
     with_running(|reactor| reactor.held.thread.set(0));
 }
 
-/// While writes leave at once, in one reactor.
+/// A time in which one reactor holds no writes and they are sent at once.
 struct Pause {
-    /// `Held::thread` before.
+    /// The value of `Held::thread` before the pause.
     thread: u64,
+    /// The value of `FORKS` at the start of the pause.
     forks: u32,
 }
 
@@ -74,7 +87,7 @@ impl Pause {
         }
     }
 
-    /// What was before, unless this is the child of a fork by now.
+    /// Restores the state before the pause, unless the process has forked since and this is the child.
     fn end(&self, held: &Held) {
         if FORKS.load(Ordering::Relaxed) == self.forks {
             held.thread.set(self.thread);
@@ -83,15 +96,16 @@ impl Pause {
 }
 
 pub(super) struct Held {
-    /// The thread in whose steps writes are held; 0: none.
+    /// The thread in whose steps writes are held; 0 while no writes are held.
     thread: Cell<u64>,
-    /// Each has a reference of its own.
+    /// The transports that hold data, each with an owned reference, and the function that sends the data.
     entries: RefCell<Vec<Ready>>,
-    /// How many these are.
+    /// The number of entries.
     len: Cell<usize>,
-    /// How much they have written, at least what has not left yet.
+    /// The number of bytes that were held since the list was last empty. Data that a transport has sent in the meantime
+    /// still counts.
     len_bytes: Cell<usize>,
-    /// When the first of them was entered.
+    /// When the first transport was put on the list.
     since_ns: Cell<u64>,
 }
 
@@ -111,7 +125,8 @@ impl Held {
         self.len.get() == 0
     }
 
-    /// Whether they wait no longer although other steps of the batch follow: there are many, much or old ones.
+    /// Whether the held writes must be sent although more steps of the batch follow: many transports hold data, or they
+    /// hold much, or they have held it for long.
     #[inline(never)]
     fn is_due(&self) -> bool {
         self.len.get() >= BATCH_LEN
@@ -126,7 +141,7 @@ impl Held {
         entry
     }
 
-    /// The objects, unless the list is being changed.
+    /// The objects on the list; none while the list is being changed.
     pub(super) fn objects(&self) -> Vec<*mut ffi::PyObject> {
         match self.entries.try_borrow() {
             Ok(entries) => entries.iter().map(|entry| entry.object).collect(),
@@ -135,17 +150,17 @@ impl Held {
     }
 }
 
-/// From its creation until it is dropped, writes in the thread's steps are held for this loop. Those of a loop that has
-/// been running in the thread until now (one inside of whose steps this run takes place) leave at once meanwhile.
+/// While this exists, the writes in the steps of this reactor's loop are held. If another loop is running in the same
+/// thread, because one of its steps runs this loop, that outer loop sends its writes at once for as long.
 pub(super) struct Holding<'a> {
     reactor: &'a Reactor,
     outer: *const Reactor,
-    /// Of the outer reactor.
+    /// The pause of the outer reactor.
     pause: Option<Pause>,
 }
 
 impl<'a> Holding<'a> {
-    /// With what has failed when that other loop's writes were sent.
+    /// Starts to hold. The second value is the result of sending the outer loop's held writes.
     pub(super) fn begin(py: Python<'_>, reactor: &'a Reactor) -> (Self, PyResult<()>) {
         let flushed = flush_running(py);
         let pause = with_running(|outer| Pause::begin(&outer.held));
@@ -169,23 +184,23 @@ impl Drop for Holding<'_> {
 }
 
 impl Reactor {
-    /// Whether a write may wait for the end of the running step: the loop runs, and in this thread.
+    /// Whether a write may wait for the end of the running step. That is so if the loop runs in this thread.
     #[inline]
     pub(crate) fn may_hold(&self) -> bool {
         self.held.thread.get() == current_thread()
     }
 
-    /// Another `len_bytes` wait in an object that is held already. False if what is held has waited for long, so that
-    /// they must leave at once.
+    /// Counts another `len_bytes` for an object that is already on the list. False if the first held write is so old
+    /// that the caller must send its data at once.
     #[inline]
     pub(crate) fn may_hold_more(&self, len_bytes: usize) -> bool {
         self.held.len_bytes.set(self.held.len_bytes.get() + len_bytes);
-        // The coarse clock is cheap, and behind.
+        // The coarse clock is cheap, but may be behind `since_ns`. So the subtraction saturates.
         clock::coarse_ns().saturating_sub(self.held.since_ns.get()) < LATE_NS
     }
 
-    /// Calls `flush(object)`, with `len_bytes` to send, when the running step is over or another one soon after it.
-    /// `may_hold` has said so.
+    /// Puts an object with `len_bytes` to send on the list: `flush(object)` is called at the end of the running step or
+    /// of a later one of the batch. `may_hold` must be true.
     #[inline]
     pub(crate) fn hold(&self, object: Bound<'_, PyAny>, len_bytes: usize, flush: Deferred) {
         let held = &self.held;
@@ -201,7 +216,8 @@ impl Reactor {
         });
     }
 
-    /// A step has returned `result`: what it has written leaves. Err is only for what must leave the loop.
+    /// Called after a step has returned `result`: sends the held writes. Changes `result` only if sending raises an
+    /// exception that must leave the loop.
     #[inline(always)]
     pub(super) fn end_step(&self, py: Python<'_>, result: &mut PyResult<()>) {
         if !self.held.is_empty() {
@@ -209,7 +225,7 @@ impl Reactor {
         }
     }
 
-    /// The same for a step that is one of a batch: what is held waits unless that was the last one, or it is due.
+    /// `end_step` for a step of a batch: sends the held writes only if this was the last step, or if they are due.
     #[inline(always)]
     pub(super) fn end_step_of_batch(&self, py: Python<'_>, result: &mut PyResult<()>, is_last: bool) {
         if !self.held.is_empty() && (is_last || self.held.is_due()) {
@@ -217,7 +233,7 @@ impl Reactor {
         }
     }
 
-    /// Apart, so that a step without held writes costs one branch and no copy of its result.
+    /// A function of its own, so that a step without held writes costs one branch and no copy of its result.
     #[inline(never)]
     fn flush_into(&self, py: Python<'_>, result: &mut PyResult<()>) {
         let flushed = self.flush_held(py);
@@ -226,11 +242,14 @@ impl Reactor {
         }
     }
 
-    /// Empties the list, in the order of the first writes. What it calls may fork: the hook before that empties the rest.
+    /// Empties the list: each transport sends its data, in the order in which they were put on the list. A transport
+    /// may call code that forks; `flush_running`, which runs before the fork, then calls this function for the rest of
+    /// the list.
     fn flush_held(&self, py: Python<'_>) -> PyResult<()> {
-        // What is called meanwhile sends at once, so that the list stays empty.
+        // Writes in the code that is called here are sent at once, so nothing is added to the list.
         let pause = Pause::begin(&self.held);
         let mut result = Ok(());
+        // `pop` takes the last entry. In a nested call, `thread` is 0 and the list has already been reversed.
         if pause.thread != 0 {
             self.held.entries.borrow_mut().reverse();
         }
@@ -245,7 +264,8 @@ impl Reactor {
 
 /// Calls the function of an entry that was taken from the list, and releases it.
 fn flush(py: Python<'_>, entry: Ready) -> PyResult<()> {
-    // SAFETY: `hold` has paired the function with its object, whose reference the list held. It is dropped once.
+    // SAFETY: `hold` has paired the function with its object, whose reference the list held. The reference is dropped
+    // once.
     unsafe {
         let result = match entry.run {
             Some(flush) => flush(py, entry.object),

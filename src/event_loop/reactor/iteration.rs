@@ -17,31 +17,31 @@ use crate::binding::{HAS_GIL, errors};
 use crate::event_loop::handle::HandleRef;
 use crate::event_loop::observer;
 use crate::event_loop::pyloop::LoopObject;
-use crate::event_loop::slow::{self, CloseLook};
+use crate::event_loop::slow::{self, SourceMonitor};
 use crate::event_loop::source::SourceRef;
 
 /// The number of iterations for which ready work may keep the loop from polling.
 pub(super) const MAX_UNPOLLED_ITERATIONS: u32 = 64;
 const MAX_UNPOLLED_NS: u64 = 100_000;
-/// Such iterations without timers look at the clock from time to time: reading it takes a fifth of a short one. If the
-/// first two were short, others are probably short too.
-const LOOK_INTERVAL: u32 = 4;
+/// If there are no timers, only the first two iterations after a poll and then every fourth one read the clock. Reading
+/// it takes a fifth of the time of a short iteration, and if the first two were short, the others probably are too.
+const CLOCK_CHECK_INTERVAL: u32 = 4;
 /// A poll never blocks longer than this (asyncio's `MAXIMUM_SELECT_TIMEOUT`).
 const MAX_BLOCK_NS: u64 = 24 * 3600 * 1_000_000_000;
 
-/// Whether the so-manieth iteration after a poll looks at the clock although there are no timers.
+/// Whether an iteration without timers reads the clock. `iterations` counts from the last poll, beginning with 1.
 #[inline]
-fn looks_at_clock(iterations: u32) -> bool {
-    iterations <= 2 || iterations.is_multiple_of(LOOK_INTERVAL) || iterations > MAX_UNPOLLED_ITERATIONS
+fn checks_clock(iterations: u32) -> bool {
+    iterations <= 2 || iterations.is_multiple_of(CLOCK_CHECK_INTERVAL) || iterations > MAX_UNPOLLED_ITERATIONS
 }
 
-/// Which events to handle.
+/// Which events of a poll `dispatch` handles.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Part {
     All,
-    /// Events whose work goes to the ready queue (readers, writers, signals), and those of the waker.
+    /// Events whose work goes to the ready queue (readers, writers, signals), and events of the waker.
     Watches,
-    /// Events of transports and listeners, which are called at once.
+    /// Events of transports and listeners, which are called directly.
     Sources,
 }
 
@@ -103,25 +103,26 @@ impl Reactor {
             self.counters.note_queues(self.queue_lens());
         }
         if self.ready.borrow().is_empty() {
-            // What that drops may schedule something.
+            // This may run destructors, which may schedule something. So the queue is checked again below.
             self.contexts.forget_values(py);
         }
         let has_work = !self.ready.borrow().is_empty() || self.is_stopping.load(Ordering::Relaxed);
         let has_timers = !self.timers.borrow().is_empty();
         let iterations = self.unpolled_iterations.get() + 1;
-        let is_looking = has_timers || (has_work && looks_at_clock(iterations));
-        let mut now_ns = if is_looking { clock::now_ns() } else { 0 };
+        let reads_clock = has_timers || (has_work && checks_clock(iterations));
+        let mut now_ns = if reads_clock { clock::now_ns() } else { 0 };
         if self.last_poll_ns.get() == 0 {
-            // The last poll did not read the clock, so the time without a poll counts from here.
+            // The clock was not read after the last poll, so the time without a poll counts from here.
             self.last_poll_ns.set(now_ns);
         }
         if has_work
             && iterations <= MAX_UNPOLLED_ITERATIONS
-            && (!is_looking || now_ns - self.last_poll_ns.get() < MAX_UNPOLLED_NS)
+            && (!reads_clock || now_ns - self.last_poll_ns.get() < MAX_UNPOLLED_NS)
         {
             self.unpolled_iterations.set(iterations);
         } else {
-            // Looked at before the code that computes the timeout, since that may run code of the program.
+            // Read before the timeout is computed: computing it may run the program's code, which may set another
+            // timer.
             let timers_set = self.counters.timers_set.get();
             let timeout_ns = if has_work {
                 Some(0)
@@ -150,9 +151,10 @@ impl Reactor {
         self.run_ready(py, event_loop, count)
     }
 
-    /// Whether the next iteration would do nothing but run an entry that is queued now: no other entry is ready, no timer
-    /// is due, no write is held, and it would not poll. Then this call has been that iteration: what runs goes on instead
-    /// of queueing an entry. Returns the time of the native clock.
+    /// A coro that yields calls this before it queues itself. If the next iteration would only run that one entry,
+    /// because no other entry is ready, no timer is due, no write is held and no poll is needed, this call counts as
+    /// that iteration: it returns the time of the native clock, and the coro continues without being queued. Returns
+    /// None otherwise.
     #[inline]
     pub(crate) fn skip_iteration(&self, py: Python<'_>, event_loop: &LoopObject) -> Option<u64> {
         let iterations = self.unpolled_iterations.get() + 1;
@@ -179,8 +181,9 @@ impl Reactor {
         Some(now_ns)
     }
 
-    /// Finishes an iteration whose poll found events while handles were ready. The handles run first, then the events,
-    /// then the due timers, as if the events had been queued behind the handles.
+    /// Finishes an iteration whose poll found events while handles were ready. The handles that were ready before the
+    /// poll run first. Then the sources with an event are called, and then the handles of the other events and of the
+    /// due timers run. It is as if the events had been queued behind the handles.
     fn finish_iteration(
         &self,
         py: Python<'_>,
@@ -202,13 +205,13 @@ impl Reactor {
         self.run_ready(py, event_loop, total - ready_before)
     }
 
-    /// Waits for events and returns their number. Blocks (detached) unless `timeout_ns` is `Some(0)`. A timeout counts from
-    /// `now_ns`, and was computed when `timers_set` timers had been set.
+    /// Waits for events and returns their number. Blocks (detached) unless `timeout_ns` is `Some(0)`. The timeout
+    /// counts from `now_ns`. It was computed when the counter `timers_set` had the given value.
     fn poll(&self, py: Python<'_>, timeout_ns: Option<u64>, now_ns: u64, timers_set: u64) -> PyResult<usize> {
         if timeout_ns != Some(0) {
             self.prepare_signals(py)?;
         }
-        // What signal handlers and finalizers have written since the last step.
+        // Sends the data that signal handlers and finalizers have written since the last step.
         let mut sent = Ok(());
         self.end_step(py, &mut sent);
         sent?;
@@ -251,20 +254,21 @@ impl Reactor {
         }
     }
 
-    /// Says that the loop is about to block. Returns false if it must not: another thread has scheduled something.
+    /// Records that the loop is about to block. Returns false if it must not, because another thread has scheduled
+    /// something.
     #[inline]
     fn begin_sleep(&self) -> bool {
         if HAS_GIL {
-            // Others queue only with the GIL, which this thread has held since it looked.
+            // Other threads need the GIL to queue something, and this thread has held it since it checked the queue.
             self.inbox.begin_locked_sleep();
             return true;
         }
         self.inbox.begin_sleep()
     }
 
-    /// Handles `part` of the `count` events of the last poll. After an error (one that leaves the loop), the events of
-    /// the remaining sources wait for the next poll, which reports them again. All other events are reported once, so
-    /// they are recorded.
+    /// Handles `part` of the `count` events of the last poll. After an error (an exception that leaves the loop), the
+    /// remaining sources are not called: the next poll reports their events again. The poller may report the other
+    /// events only once, so they are handled even after an error.
     fn dispatch(&self, py: Python<'_>, event_loop: &LoopObject, count: usize, part: Part) -> PyResult<()> {
         // Python's signal handlers run in bytecode, or here. A loop with only native callbacks must still notice
         // Ctrl-C.
@@ -313,10 +317,10 @@ impl Reactor {
         source: SourceRef,
         event: Event,
     ) -> PyResult<()> {
-        let look = if self.is_plain() {
+        let monitor = if self.is_plain() {
             None
         } else {
-            Some(CloseLook::begin(self, source.to_bound(py)))
+            Some(SourceMonitor::begin(self, source.to_bound(py)))
         };
         let result = match catch_unwind(AssertUnwindSafe(|| source.ready(py, event.readiness))) {
             Ok(result) => result,
@@ -330,9 +334,9 @@ impl Reactor {
                 )
             }
         };
-        let mut result = match look {
+        let mut result = match monitor {
             None => result,
-            Some(look) => look.end(event_loop, result),
+            Some(monitor) => monitor.end(event_loop, result),
         };
         self.end_step(py, &mut result);
         result
@@ -366,7 +370,7 @@ impl Reactor {
             // SAFETY: the queue's reference, dropped once.
             unsafe { ffi::Py_DECREF(entry.object) };
             self.end_step_of_batch(py, &mut result, index + 1 == count);
-            // An error ends the run, which sends what is still held.
+            // An error ends the run. At its end, the run sends the writes that are still held.
             result?;
         }
         Ok(())

@@ -1,18 +1,19 @@
-//! How long the loop's steps take, and how long they had to wait: measured only when a program asks for it, because both
-//! need readings of the clock.
+//! Measures how long the loop's steps take and how long they had to wait before. This needs readings of the clock, so
+//! it happens only when a program asks for it.
 //!
-//! A step is what the loop calls once (see `held`). Its delay begins when it became ready:
+//! A step is one call that the loop makes (see `held`). Its waiting time begins when it became ready:
 //!
 //! ```text
-//!   scheduled by a step      the end of that step          a timer                    its deadline
-//!   an event, another thread the return of the poll before
+//!   a step that was scheduled                           became ready
+//!   by another step                                     when that step ended
+//!   by an event or another thread                       when the last poll returned
+//!   as a timer                                          at its deadline
+//!   as a timer with slack, and the loop slept past it   when that sleep ended
 //! ```
-//! A timer with slack for which the loop has slept on is ready when that sleep is over.
+//! The entries of the ready queue have no time stamps. The queue is first in, first out, so a list of marks is enough.
+//! Each mark stands for one time and says up to which entry of the queue it applies.
 //!
-//! The entries of the ready queue have no time stamps. It is first in, first out, so a list of marks is enough: all
-//! entries up to this number have been ready since then.
-//!
-//! The steps are those of the loop's thread; other threads may read the histograms and `running_since_ns`.
+//! Only the loop's thread measures. Other threads may read the histograms and `running_since_ns`.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -23,7 +24,8 @@ use grapeshot_core::sys::clock;
 
 use super::{Reactor, mode};
 
-/// The entries of the ready queue before this number, counted from when measuring began, have been ready since then.
+/// The entries of the ready queue before number `end` have been ready since `since_ns`, as far as no earlier mark
+/// covers them. Entries are numbered from the start of measuring.
 struct Mark {
     end: u64,
     since_ns: u64,
@@ -33,18 +35,19 @@ pub(crate) struct Measuring {
     pub(crate) durations: Histogram,
     pub(crate) delays: Histogram,
     marks: RefCell<VecDeque<Mark>>,
-    /// The entries that were taken out of the ready queue.
+    /// The number of entries that were taken out of the ready queue.
     taken: Cell<u64>,
-    /// When the last poll has returned, and when the last step was over.
+    /// When the last poll returned.
     polled_ns: Cell<u64>,
+    /// When the last step ended.
     ended_ns: Cell<u64>,
-    /// When the running step began; 0: none runs.
+    /// When the running step began; 0 while no step runs.
     running_since_ns: AtomicU64,
-    /// A step that takes at least so long is slow.
+    /// A step is slow if it takes at least this long.
     slow_ns: AtomicU64,
 }
 
-/// A step that runs.
+/// A step that is running and being measured.
 #[derive(Clone, Copy)]
 pub(crate) struct Step<'a> {
     measuring: &'a Measuring,
@@ -65,12 +68,12 @@ impl Measuring {
         }
     }
 
-    /// When the running step began, on the monotonic clock; None if none runs. From any thread.
+    /// When the running step began, on the monotonic clock; None if no step runs. Any thread may call this.
     pub(crate) fn running_since_ns(&self) -> Option<u64> {
         Some(self.running_since_ns.load(Ordering::Relaxed)).filter(|since_ns| *since_ns != 0)
     }
 
-    /// The entries of the queue, so many, that have no mark yet are ready since that time.
+    /// Marks the entries that have no mark yet as ready since `since_ns`. The queue has `ready_len` entries now.
     fn mark(&self, ready_len: usize, since_ns: u64) {
         let end = self.taken.get() + ready_len as u64;
         let mut marks = self.marks.borrow_mut();
@@ -80,9 +83,11 @@ impl Measuring {
         }
     }
 
-    /// An entry was taken out of the queue, in which so many are left: since when it was ready.
+    /// Counts an entry that was taken out of the queue, which now has `ready_len` entries. Returns since when the entry
+    /// was ready.
     fn take(&self, ready_len: usize) -> u64 {
-        // What has no mark yet was scheduled by an event or another thread: steps mark what they schedule.
+        // Entries without a mark were scheduled by an event or by another thread: each step marks the entries it
+        // scheduled.
         self.mark(ready_len + 1, self.polled_ns.get().max(self.ended_ns.get()));
         let taken = self.taken.get() + 1;
         self.taken.set(taken);
@@ -107,7 +112,7 @@ impl Measuring {
 }
 
 impl Step<'_> {
-    /// The step is over. Returns its beginning and its duration if it was slow.
+    /// Ends the step. If it was slow, returns when it began and how long it took, both in nanoseconds.
     pub(crate) fn end(self, reactor: &Reactor) -> Option<(u64, u64)> {
         let now_ns = clock::now_ns();
         let took_ns = now_ns.saturating_sub(self.started_ns);
@@ -120,7 +125,7 @@ impl Step<'_> {
 }
 
 impl Reactor {
-    /// Switches measuring on or off. Steps of at least `slow_ns` are told of.
+    /// Switches measuring on or off. Steps that take at least `slow_ns` are reported (`slow`).
     pub(crate) fn set_measured(&self, is_on: bool, slow_ns: u64) {
         let measuring = self.measuring.get_or_init(|| Box::new(Measuring::new()));
         measuring.slow_ns.store(slow_ns, Ordering::Relaxed);
@@ -131,7 +136,7 @@ impl Reactor {
         self.set_mode(mode::MEASURED, is_on);
     }
 
-    /// The ready queue has been emptied, or is measured from now on.
+    /// Forgets the marks: the ready queue has been emptied, or measuring starts now.
     pub(super) fn forget_marks(&self) {
         if let Some(measuring) = self.measuring.get() {
             measuring.marks.borrow_mut().clear();
@@ -144,28 +149,29 @@ impl Reactor {
         self.has_mode(mode::MEASURED)
     }
 
-    /// What has been measured; None if nothing ever was.
+    /// The results of measuring, also after it was switched off; None if it was never on.
     pub(crate) fn measured(&self) -> Option<&Measuring> {
         self.measuring.get().map(Box::as_ref)
     }
 
-    /// What measures, if it does now.
+    /// `measured`, but None while measuring is off.
     fn measuring(&self) -> Option<&Measuring> {
         self.is_measured().then(|| self.measured()).flatten()
     }
 
-    /// An entry was taken out of the ready queue. Returns since when it was ready, if that is measured.
+    /// Called after an entry was taken out of the ready queue. Returns since when the entry was ready; None while
+    /// measuring is off.
     pub(crate) fn note_taken(&self) -> Option<u64> {
         self.measuring().map(|measuring| measuring.take(self.ready_len()))
     }
 
-    /// A step begins that has been ready since that time, by default since the last poll.
+    /// Begins to measure a step that became ready at `ready_ns`; None means when the last poll returned.
     pub(crate) fn begin_step(&self, ready_ns: Option<u64>) -> Option<Step<'_>> {
         self.measuring()
             .map(|measuring| measuring.begin(ready_ns.unwrap_or_else(|| measuring.polled_ns.get())))
     }
 
-    /// A poll has returned.
+    /// Called after a poll has returned.
     #[cold]
     pub(super) fn note_polled(&self) {
         if let Some(measuring) = self.measuring() {
@@ -173,8 +179,8 @@ impl Reactor {
         }
     }
 
-    /// A timer that was due so long ago is about to be put into the ready queue. The loop may have slept up to `slack_ns`
-    /// beyond its deadline.
+    /// Called before a timer goes into the ready queue. The timer was due `late_ns` ago. The loop may have slept up to
+    /// `slack_ns` beyond its deadline.
     #[cold]
     pub(super) fn note_due(&self, late_ns: u64, slack_ns: u64) {
         if let Some(measuring) = self.measuring() {

@@ -1,8 +1,9 @@
-//! The loop's state and one iteration of it.
+//! The state of a loop, and what happens in one iteration.
 //!
-//! An iteration has four steps: poll (detached from the interpreter only if the poll will block) -> sources, directly
-//! from their events -> due timers -> exactly the handles that were ready. While work is ready, the loop skips the poll
-//! for at most `MAX_UNPOLLED_ITERATIONS` iterations or `MAX_UNPOLLED_NS`.
+//! An iteration has four parts: poll for events, call the sources that have an event, queue the timers that are due,
+//! run exactly the handles that are ready at that moment. The poll detaches the thread from the interpreter only if it
+//! is going to block. While work is ready, the loop skips the poll, for at most `MAX_UNPOLLED_ITERATIONS` iterations or
+//! `MAX_UNPOLLED_NS`.
 //!
 //! Only the thread that runs the loop touches this state, except for the inbox, the waker and the atomics. Before and
 //! after a run, one thread at a time may touch it (`LoopObject::with_loop_access`). No cell stays borrowed across a
@@ -65,36 +66,37 @@ const WAKER_TOKEN: Token = Token(u64::MAX);
 /// The token of the pipe that receives signal numbers.
 const SIGNAL_TOKEN: Token = Token(u64::MAX - 1);
 
-/// Why the loop looks at how long things take.
+/// The reasons for which a loop measures the time that its steps take, one bit each.
 mod mode {
+    /// Debug mode logs slow callbacks.
     pub(super) const DEBUG: u8 = 1;
     /// See `observer`.
     pub(super) const OBSERVED: u8 = 2;
     /// See `measuring`.
     pub(super) const MEASURED: u8 = 4;
-    /// See `slow::Clocks`.
+    /// The loop has a step observer: see `slow::Clocks`.
     pub(super) const TIMED: u8 = 8;
 }
 
 /// What a descriptor in the fd table is for.
 #[derive(Clone, Copy)]
 pub(crate) enum FdUse {
-    /// A native source: a transport or a listener.
+    /// It belongs to a native source: a transport or a listener.
     Source(SourceRef),
-    /// A descriptor that its owner keeps: `add_reader`, `add_writer`, the plain socket operations.
+    /// The program owns it and the loop only watches it: for `add_reader`, `add_writer` or a socket operation.
     Watch(WatchRef),
 }
 
 pub(crate) struct Reactor {
     ready: RefCell<ReadyQueue<Ready>>,
     held: Held,
-    /// The newest handle made while the loop did not run, with a reference of its own: see `track_kept`.
+    /// The newest handle made while the loop did not run, with a reference of its own: see `note_made`.
     last_made: Cell<Option<HandleRef>>,
     timers: RefCell<TimerHeap<HandleRef>>,
     cancelled_timers: Cell<usize>,
     contexts: Contexts,
     fds: RefCell<FdTable<FdUse>>,
-    /// Weak references to closed objects whose number now belongs to another object: see `targets`.
+    /// Weak references to closed file objects whose number now belongs to another object: see `targets`.
     displaced: RefCell<VecDeque<Py<PyWeakrefReference>>>,
     /// Boxed, because the inbox is aligned to cache lines and Python objects are not.
     inbox: Box<Inbox<Ready>>,
@@ -110,19 +112,19 @@ pub(crate) struct Reactor {
     events: RefCell<Events>,
     scratch: Cell<Vec<u8>>,
     unpolled_iterations: Cell<u32>,
-    /// Events of the last poll come behind the entries that run now.
+    /// Whether the last poll found events that are handled after the entries that run now.
     has_events: Cell<bool>,
     last_poll_ns: Cell<u64>,
     /// `PyThread_get_thread_ident()` of the thread inside `run`; 0 if there is none.
     owner: AtomicU64,
     /// The threads inside `LoopObject::with_loop_access` while no thread runs the loop, in free-threaded builds.
-    /// Touched only with the loop's critical section. A thread gives up that section while it waits for another thread,
-    /// so there can be several.
+    /// Touched only inside the loop's critical section. A thread gives up that section while it waits for another
+    /// thread, so several threads can be listed here.
     visitors: RefCell<Vec<u64>>,
     is_stopping: AtomicBool,
     pub(crate) counters: Counters,
     pub(crate) limits: Limits,
-    /// Made when a program asks for it.
+    /// Created when a program first asks the loop to measure.
     measuring: OnceLock<Box<Measuring>>,
     /// Bits of `mode`.
     modes: AtomicU8,
@@ -130,7 +132,7 @@ pub(crate) struct Reactor {
     slow_callback_s: AtomicU64,
 }
 
-/// The loop's clock in seconds: `CLOCK_MONOTONIC`, that of `time.monotonic()`.
+/// The loop's clock in seconds: `CLOCK_MONOTONIC`, the clock of `time.monotonic()`.
 #[inline]
 pub(crate) fn time_s() -> f64 {
     clock::now_ns() as f64 / 1e9
@@ -206,7 +208,7 @@ impl Reactor {
         Visit(self)
     }
 
-    /// Whether another thread is waiting in the middle of such a use. The loop must not run meanwhile.
+    /// Whether another thread is in the middle of such a visit and waits there. The loop must not run until it is over.
     pub(crate) fn is_visited_by_others(&self) -> bool {
         let own = current_thread();
         self.visitors.borrow().iter().any(|visitor| *visitor != own)
@@ -230,7 +232,7 @@ impl Reactor {
         self.set_mode(mode::DEBUG, is_debug);
     }
 
-    /// Whether the observer is told of what this loop runs.
+    /// Whether the observer learns what this loop runs.
     pub(crate) fn is_observed(&self) -> bool {
         self.has_mode(mode::OBSERVED)
     }
@@ -262,7 +264,7 @@ impl Reactor {
         }
     }
 
-    /// Whether nobody wants to know how long things take: the loop is neither in debug mode nor observed nor measured nor timed.
+    /// Whether no step needs to be timed: the loop is not in debug mode, not observed, not measured and not timed.
     #[inline]
     fn is_plain(&self) -> bool {
         self.modes.load(Ordering::Relaxed) == 0
@@ -284,16 +286,16 @@ impl Reactor {
         }
     }
 
-    /// The number that the next descriptor of the process gets; None if the system refuses one.
+    /// The number that the next descriptor of the process would get; None if the system refuses to open one.
     pub(super) fn lowest_free_fd(&self) -> Option<RawFd> {
         let mut number = None;
         self.with_waker(|waker| number = file::lowest_free(waker.fd()).ok());
         number
     }
 
-    /// In the child of a fork, in the thread that runs the loop: what is scheduled and watched is the parent's. It is
-    /// forgotten without running any code, so the references stay for good. The poller, the waker and the signals' pipe
-    /// are shared with the parent, and new ones take their place.
+    /// Called in the child of a fork, in the thread that runs the loop. Everything that is scheduled or watched belongs
+    /// to the parent. The child forgets it without running any code, so its references are leaked. The poller, the
+    /// waker and the signals' pipe are shared with the parent; new ones take their place.
     pub(crate) fn forget_parent(&self) -> io::Result<()> {
         let (poller, waker) = (Poller::new()?, Waker::new()?);
         poller.add(waker.fd(), WAKER_TOKEN, Interest::READ)?;
@@ -318,8 +320,8 @@ impl Reactor {
 
     // ---- end -------------------------------------------------------------------------------------------------
 
-    /// Drops all queued work and closes the poller, the waker and the signals' pipe (which only the main thread may be
-    /// able to close). Idempotent.
+    /// Drops all queued work and closes the poller, the waker and the signals' pipe. Outside the main thread, the pipe
+    /// may have to be closed later: see `signals`. Idempotent.
     pub(crate) fn close(&self, py: Python<'_>) {
         self.is_closed.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
@@ -369,8 +371,8 @@ impl Reactor {
     /// Reports every reference that the queues and the fd table hold.
     ///
     /// # Safety
-    /// Called by the collector with its own `visit` and `arg`; no cell is borrowed, since none stays borrowed while
-    /// Python code (and with it the collector) runs.
+    /// Only the collector may call this, with its own `visit` and `arg`. No cell is borrowed then: no borrow lasts
+    /// while Python code runs, and the collector runs only inside such code.
     pub(crate) unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         let (Ok(ready), Ok(timers), Ok(fds)) = (
             self.ready.try_borrow(),
@@ -415,7 +417,7 @@ impl Reactor {
     }
 }
 
-/// See `Reactor::begin_visit`.
+/// One visit of this thread, until it is dropped: see `Reactor::begin_visit`.
 pub(crate) struct Visit<'a>(&'a Reactor);
 
 impl Drop for Visit<'_> {

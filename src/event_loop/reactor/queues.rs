@@ -1,4 +1,4 @@
-//! The ready queue, the timers and the inbox: what the loop has to run, and when.
+//! The queues of the work that the loop has to run: the ready queue, the timer heap and the inbox.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -15,27 +15,28 @@ use crate::event_loop::source::{Deferred, Ready};
 /// Cancelled timers are removed once there are this many and they are at least half of the heap.
 const MIN_SWEPT_TIMERS: usize = 64;
 
-/// The due timers are sorted together once this many were taken out, and a part of all timers: one in this many.
+/// If many timers are due together, taking them out of the heap one by one is slow, so the rest of them is sorted. That
+/// is done once this many due timers were taken out, and at least this fraction (1/16) of the timers that are left.
 const FEW_DUE: usize = 16;
 
-/// Handles that are used soon are prefetched so many places ahead: thousands of them do not fit into the cache.
-const AHEAD: usize = 8;
+/// How many places before its turn a due timer's handle is prefetched. Thousands of handles do not fit into the cache.
+const PREFETCH_AHEAD: usize = 8;
 
-/// A timer with slack may run so much late: the millisecond to which asyncio rounds up.
+/// How late a timer with slack may run. asyncio rounds timeouts up to this, a millisecond.
 const SLACK_NS: u64 = 1_000_000;
 
 /// asyncio's `_clock_resolution`: timers that are due within this time count as due.
 const RESOLUTION_S: f64 = 1e-9;
 
-/// Turns deadlines into heap keys: signed nanoseconds with the sign bit flipped, so that negative ones keep their
-/// order.
+/// A heap key is a deadline in signed nanoseconds with this bit, the sign, flipped. So negative deadlines sort before
+/// positive ones although keys are unsigned.
 const SIGN: u64 = 1 << 63;
 
 /// The heap key of a deadline in seconds, rounded so that `time() >= when` holds whenever the timer fires.
 fn deadline_key(when_s: f64) -> u64 {
     let truncated = (when_s * 1e9) as i64;
-    // One for the truncation, one for the rounding of the product, and more when a float no longer resolves a
-    // nanosecond (after 52 days of uptime).
+    // One nanosecond for the truncation, one for the rounding of the product, and more once a float is too coarse for
+    // single nanoseconds (after 52 days of uptime).
     let margin = 2 + (truncated.unsigned_abs() >> 51) as i64;
     (truncated.saturating_add(margin) as u64) ^ SIGN
 }
@@ -43,7 +44,7 @@ fn deadline_key(when_s: f64) -> u64 {
 /// Puts a timer that another thread has created into the heap.
 unsafe fn enter_timer(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     let handle = HandleRef::from_owned(object);
-    // A cancelled handle has no loop any more.
+    // A cancelled handle does not refer to its loop any more.
     if let Some(event_loop) = handle.event_loop(py) {
         LoopObject::of(&event_loop)
             .reactor()
@@ -72,9 +73,9 @@ impl Reactor {
             .collect()
     }
 
-    /// Called for each new handle, which a queue and its creator hold. While the loop does not run, the newest handle
-    /// is tracked. The one before it stays tracked only if other code has kept it. So the collector sees every cycle
-    /// through a pending handle of an abandoned loop.
+    /// Called for each new handle, while a queue and its creator hold a reference to it. While the loop does not run,
+    /// the collector tracks the newest handle, and the one before it stays tracked only if the program has kept a
+    /// reference. So the collector sees every cycle through a pending handle of an abandoned loop.
     #[inline]
     pub(crate) fn note_made(&self, py: Python<'_>, handle: HandleRef) {
         if HAS_GIL && self.owner() == 0 {
@@ -85,13 +86,14 @@ impl Reactor {
     fn track_newest(&self, py: Python<'_>, handle: HandleRef) {
         handle.track(py);
         if let Some(last) = self.last_made.replace(Some(handle.new_ref())) {
-            // The queue and this function hold it.
+            // 2: the references of the queue and of this function.
             last.track_if_kept(py, 2);
             last.release(py);
         }
     }
 
-    /// Called before the loop stops running: tracks the pending handles that have a holder beside the queues.
+    /// Called before the loop stops running: makes the collector track those pending handles to which other code holds
+    /// references.
     pub(super) fn track_kept(&self, py: Python<'_>) {
         if !HAS_GIL {
             // Without a freelist, all handles are already tracked.
@@ -114,7 +116,8 @@ impl Reactor {
         }
     }
 
-    /// `push_handle` for `call_soon`: behind everything that other threads have scheduled before, as in asyncio.
+    /// `push_handle` for `call_soon`. The handle comes after everything that other threads have scheduled before, as in
+    /// asyncio.
     #[inline]
     pub(crate) fn push_soon(&self, handle: HandleRef) {
         self.drain_inbox();
@@ -136,7 +139,7 @@ impl Reactor {
         self.ready.borrow().len()
     }
 
-    /// Queues `run(object)` in order with the handles.
+    /// Queues a call of `run(object)`, in order with the handles.
     pub(crate) fn defer(&self, object: Bound<'_, PyAny>, run: Deferred) {
         self.ready.borrow_mut().push_back(Ready {
             object: object.into_ptr(),
@@ -144,16 +147,16 @@ impl Reactor {
         });
     }
 
-    /// The object of a queued entry that so many others are in front of, if it was queued with `run`. A borrowed pointer,
-    /// valid until other code runs.
+    /// The object of the queued entry that has `offset` others in front of it, if it was queued with `run`. The pointer
+    /// is borrowed, and valid until other code runs.
     #[inline]
     pub(crate) fn deferred_at(&self, offset: usize, run: Deferred) -> Option<*mut ffi::PyObject> {
         let entry = self.ready.borrow().get(offset)?;
-        let is_such = entry.run.is_some_and(|other| std::ptr::fn_addr_eq(other, run));
-        is_such.then_some(entry.object)
+        let has_this_run = entry.run.is_some_and(|other| std::ptr::fn_addr_eq(other, run));
+        has_this_run.then_some(entry.object)
     }
 
-    /// The same from any thread: wakes the loop if it sleeps. The loop is not closed.
+    /// `defer` from any thread. Wakes the loop if it sleeps. The loop must not be closed.
     pub(crate) fn defer_from_anywhere(&self, object: Bound<'_, PyAny>, run: Deferred) {
         let must_wake = if HAS_GIL {
             // As in `push_from_outside`.
@@ -170,7 +173,7 @@ impl Reactor {
         }
     }
 
-    /// Makes the thread that runs the loop put a timer into the heap, which takes over its reference.
+    /// Makes the thread that runs the loop put a timer into the heap. The heap takes over the reference.
     #[cold]
     pub(crate) fn push_timer_from_outside(&self, py: Python<'_>, handle: HandleRef) {
         let entry = Ready {
@@ -201,14 +204,15 @@ impl Reactor {
         self.empty_closed_inbox(py);
     }
 
-    /// Wakes the loop that sleeps.
+    /// Wakes the loop out of its poll.
     fn wake(&self) {
         self.counters.wakeups.add_anywhere(1);
         self.with_waker(Waker::wake);
     }
 
-    /// Drops the contents of the inbox if the loop was closed meanwhile. Either this function sees that the loop is
-    /// closed, or `close` sees what was pushed before.
+    /// Called after a push into the inbox, in case another thread closes the loop at the same time. Either this
+    /// function sees that the loop is closed and drops the contents of the inbox, or `close` sees what was pushed and
+    /// drops it.
     fn empty_closed_inbox(&self, py: Python<'_>) {
         if HAS_GIL {
             return;
@@ -231,7 +235,7 @@ impl Reactor {
             .push(deadline_key(handle.when_s(py)), handle);
     }
 
-    /// How many entries are ready, and how many timers wait that are not cancelled.
+    /// The number of ready entries, and the number of timers in the heap that are not cancelled.
     pub(crate) fn queue_lens(&self) -> (usize, usize) {
         let timers = self.timers.borrow().len();
         (
@@ -241,7 +245,7 @@ impl Reactor {
     }
 
     /// Called when a scheduled timer was cancelled. Removes the timer at once if it is at the end of the heap.
-    /// Otherwise counts it, and removes all cancelled timers when they are most of the heap.
+    /// Otherwise counts it, and removes all cancelled timers once they are at least half of the heap.
     pub(crate) fn timer_cancelled(&self, py: Python<'_>, handle: HandleRef) {
         let last = self.timers.borrow_mut().remove_last_if(|entry| entry == handle);
         if let Some(handle) = last {
@@ -282,8 +286,8 @@ impl Reactor {
         }
     }
 
-    /// Moves due timers to the ready queue; `now_ns` is the time of the native clock. Err is an exception from a
-    /// program's own clock.
+    /// Moves due timers to the ready queue. `now_ns` is the time of the native clock. Err is an exception from the
+    /// program's own `time()`, if it has replaced the loop's.
     #[inline]
     pub(super) fn expire_timers(&self, py: Python<'_>, event_loop: &LoopObject, now_ns: u64) -> PyResult<()> {
         if event_loop.has_native_clock(py) {
@@ -293,7 +297,8 @@ impl Reactor {
         self.expire_by_clock(py, event_loop)
     }
 
-    /// Whether a timer may be due; `now_ns` is the time of the native clock.
+    /// Whether a timer may be due. `now_ns` is the time of the native clock. If the program has its own clock, true if
+    /// there is any timer.
     #[inline]
     pub(super) fn may_be_due(&self, py: Python<'_>, event_loop: &LoopObject, now_ns: u64) -> bool {
         match self.timers.borrow().peek() {
@@ -302,7 +307,7 @@ impl Reactor {
         }
     }
 
-    /// Whether a timer is due that is not cancelled. With a program's own clock any timer counts.
+    /// Whether a timer is due that is not cancelled. If the program has its own clock, any timer counts as due.
     #[cold]
     pub(super) fn has_due_timer(&self, py: Python<'_>, event_loop: &LoopObject, now_ns: u64) -> bool {
         let has_native_clock = event_loop.has_native_clock(py);
@@ -332,7 +337,7 @@ impl Reactor {
                     is_sorted = true;
                     timers.sort_due(key);
                 }
-                if is_sorted && let Some(later) = timers.peek_run(AHEAD) {
+                if is_sorted && let Some(later) = timers.peek_run(PREFETCH_AHEAD) {
                     later.prefetch();
                 }
                 timers.pop_due(key)
@@ -355,9 +360,9 @@ impl Reactor {
         }
     }
 
-    /// The time until the loop must wake up for a timer, in nanoseconds; `now_ns` is the time of the native clock. Timers
-    /// with slack wait for others that are due soon, so that one wake-up does for all, unless one is due now. Err is an
-    /// exception from a program's own clock, with which no timer waits.
+    /// The time until the loop must wake up for a timer, in nanoseconds. `now_ns` is the time of the native clock.
+    /// Unless a timer is due now, timers with slack wait for others that are due soon after them, so that one wake-up
+    /// serves all. With a program's own clock, slack is not used, and Err is an exception from that clock.
     #[inline]
     pub(super) fn time_to_deadline_ns(
         &self,
@@ -391,7 +396,8 @@ impl Reactor {
         Ok(first.map(|(_, handle)| ((handle.when_s(py) - now_s) * 1e9).ceil() as u64))
     }
 
-    /// The first timer that is not cancelled, with its key; the heap keeps the reference.
+    /// The first timer that is not cancelled, and its key. The heap keeps the reference. Cancelled timers before it are
+    /// removed.
     fn first_timer(&self, py: Python<'_>) -> Option<(u64, HandleRef)> {
         loop {
             let first = self.timers.borrow().peek();

@@ -1,8 +1,8 @@
-//! `recv` on a socket that waits in the fd table: where the data goes.
+//! `recv` on a socket that waits in the fd table: which buffer the data is read into.
 //!
-//! Small and irregular reads go through the loop's scratch buffer into a `bytes` of exactly their size. Steady reads of a
-//! larger size go straight into a `bytes` of that size (`read_size`), and so do large reads of which the last one filled
-//! half of what the program asks for.
+//! Small and irregular reads go through the loop's scratch buffer and are then copied into a `bytes` of exactly their
+//! size. If reads keep returning the same larger size (`read_size`), the next one goes straight into a `bytes` of that
+//! size. A large read goes straight into a `bytes` if the last one filled at least half of the requested length.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use super::Reactor;
 use crate::binding::new_bytes::{self, NewBytes};
 
-/// What was received, and how much the call could have returned.
+/// The received data, its length, and the number of bytes that the call could have returned at most.
 pub(crate) struct Received<'py> {
     pub(crate) data: Bound<'py, PyAny>,
     pub(crate) len_bytes: usize,
@@ -21,11 +21,11 @@ pub(crate) struct Received<'py> {
 }
 
 impl Reactor {
-    /// Receives up to `len` bytes, at least 1, without blocking. None: a datagram may be longer than the scratch buffer,
-    /// so the caller must receive it in another way.
+    /// Receives up to `len` bytes without blocking; `len` is at least 1. Returns None if the caller must receive in
+    /// another way: the socket is not a stream, and a datagram may be longer than the scratch buffer.
     ///
-    /// A direct read of steady size happens only after an event, since most first attempts find nothing. It reads less
-    /// than asked for only from a stream, of which nothing is lost if there was more.
+    /// A read of steady size goes straight into a `bytes` only after an event, because most reads without an event find
+    /// no data. It may ask for fewer than `len` bytes, but only on a stream, where the rest stays for the next read.
     #[inline]
     pub(crate) fn receive<'py>(
         &self,
@@ -35,7 +35,7 @@ impl Reactor {
         is_after_event: bool,
         is_stream: impl Fn() -> bool,
     ) -> PyResult<Option<io::Result<Received<'py>>>> {
-        // Valid to the end: receiving runs no other code, nor does making a `bytes` object.
+        // The watch stays valid in this function: neither receiving nor making a `bytes` object runs other code.
         let watch = self.watch(fd);
         let note = |len_bytes, capacity| {
             if let Some(watch) = watch {
@@ -46,7 +46,7 @@ impl Reactor {
         if expected > 0 && (expected == len || is_stream()) {
             let received = receive_direct(py, fd, expected)?;
             if let Ok(received) = &received {
-                // A read that is as long as was asked for says nothing about what there is.
+                // If the program's own `len` was the limit, filling it does not mean that larger reads are coming.
                 let limit = if expected == len { usize::MAX } else { expected };
                 note(received.len_bytes, limit);
             }
@@ -76,14 +76,14 @@ impl Reactor {
     }
 }
 
-/// Receives straight into a new object of `capacity` bytes, which then gives back the bytes that it does not need.
+/// Receives straight into a new `bytes` of `capacity` bytes, and then shrinks it to the received length.
 pub(crate) fn receive_direct(
     py: Python<'_>,
     fd: RawFd,
     capacity: usize,
 ) -> PyResult<io::Result<Received<'_>>> {
     let mut data = NewBytes::with_capacity(py, capacity)?;
-    // SAFETY: the object is unshared and has so many bytes.
+    // SAFETY: the object is unshared and has `capacity` bytes.
     match unsafe { socket::recv_now(fd, data.as_mut_ptr(), capacity) } {
         Ok(len_bytes) => Ok(Ok(Received {
             data: data.finish(len_bytes)?,

@@ -1,15 +1,16 @@
-//! Signals wake the loop from a blocking poll: `signal.set_wakeup_fd` is in force for the length of a run.
+//! Lets signals wake the loop from a blocking poll: `signal.set_wakeup_fd` is set for the length of a run.
 //!
-//! Without it, the loop would notice some signals only at the next event: those that arrive between the last check of
-//! Python's pending signals and the poller's wait, and those that the kernel delivers to another thread.
+//! Otherwise the loop would notice some signals only at the next event: signals that arrive between the last check of
+//! Python's pending signals and the poller's wait, and signals that the kernel delivers to another thread.
 //!
 //! Everything here belongs to the thread that runs the loop. Only the main thread may set the descriptor, so a run in
-//! another thread has none. If another thread closes or collects the loop, its pipe stays open for as long as the
-//! interpreter may write to it: until the main thread has removed the descriptor.
+//! another thread does not. If another thread closes or collects the loop, the loop's pipe must stay open for as long
+//! as the interpreter may write to it, which is until the main thread has removed the descriptor.
 //!
 //! ```text
-//!   close, in the main thread:    set_wakeup_fd(-1), pipe closed
-//!          elsewhere:             pipe --> ABANDONED --- pending call, or the next run in the main thread --> the same
+//!   loop closed in the main thread:    set_wakeup_fd(-1), then the pipe is closed
+//!   loop closed in another thread:     the pipe goes to ABANDONED; later, a pending call or the next run in the
+//!                                      main thread does the above
 //! ```
 
 use std::cell::{Cell, RefCell};
@@ -55,7 +56,8 @@ impl Signals {
         self.is_prepared.set(false);
     }
 
-    /// In the child of a fork, where no signal is written to the pipe (`grapeshot._signals`).
+    /// Called in the child of a fork. The interpreter does not write to the pipe there: asyncio has reset the
+    /// descriptor, or before Python 3.12 `grapeshot._signals`.
     pub(super) fn forget(&self) {
         drop(self.pipe.take());
         self.is_prepared.set(false);
@@ -90,8 +92,8 @@ fn abandoned() -> impl std::ops::DerefMut<Target = Vec<SignalPipe>> {
     ABANDONED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Closes the pipes of closed loops, after stopping the interpreter from writing to them. False in a thread that cannot
-/// stop it.
+/// Stops the interpreter from writing to the pipes of closed loops, and then closes the pipes. Returns false in a
+/// thread that may not do that.
 fn close_abandoned(py: Python<'_>) -> bool {
     let Ok(current) = set_wakeup_fd(py, -1) else {
         return false;
@@ -103,7 +105,7 @@ fn close_abandoned(py: Python<'_>) -> bool {
     true
 }
 
-/// The main thread runs this.
+/// The pending call for `close_abandoned`. The main thread runs it.
 extern "C" fn close_abandoned_later(_: *mut c_void) -> c_int {
     // SAFETY: pending calls run attached.
     let py = unsafe { Python::assume_attached() };
@@ -126,7 +128,7 @@ fn set_wakeup_fd(py: Python<'_>, fd: RawFd) -> PyResult<RawFd> {
         .extract()
 }
 
-/// Restores a descriptor that other code had set. If it was closed meanwhile, the call fails and nothing is restored.
+/// Restores a descriptor that other code had set. If it has been closed since, the call fails and nothing is restored.
 fn put_back(py: Python<'_>, fd: RawFd) {
     let _ = names(py).set_wakeup_fd.bind(py).call1((fd,));
 }
@@ -149,7 +151,7 @@ impl Reactor {
         Ok(fd)
     }
 
-    /// Called before the poller blocks: signals wake this loop from now on. Does its work once per run.
+    /// Called before the poller blocks. The first call of a run sets the descriptor, so that signals wake this loop.
     #[inline]
     pub(super) fn prepare_signals(&self, py: Python<'_>) -> PyResult<()> {
         if self.signals.is_prepared.get() {
@@ -167,16 +169,16 @@ impl Reactor {
         if !abandoned().is_empty() {
             close_abandoned(py);
         }
-        // If no descriptor is free, the loop still runs. The next event then makes the loop notice a signal.
+        // If no descriptor is free, the loop still runs, but notices a signal only at the next event.
         let Ok(fd) = self.signal_fd() else { return Ok(()) };
         match set_wakeup_fd(py, fd) {
-            // A program that has set its own descriptor keeps it. So does a loop with signal handlers that does not run
-            // now.
+            // Another descriptor was set, by the program or for another loop that has signal handlers and is not
+            // running now. It stays in force.
             Ok(previous) if previous != -1 && previous != fd => put_back(py, previous),
             // ValueError: for Python, this thread is not the main thread.
             Ok(_) | Err(_) => {}
         }
-        // Signals that arrived before the descriptor was set have written nothing.
+        // Signals that arrived before the descriptor was set have not been written to the pipe.
         py.check_signals()
     }
 
@@ -225,7 +227,8 @@ fn has_handlers(py: Python<'_>, event_loop: &LoopObject) -> bool {
     handlers.is_ok_and(|handlers| handlers.is_truthy().unwrap_or(false))
 }
 
-/// Runs Python's handlers for signals that have arrived, at intervals within a long batch of native work.
+/// Runs Python's handlers for signals that have arrived. A loop over a long batch of native work calls this with each
+/// index, and every 64th call does something.
 #[inline]
 pub(super) fn check_signals_at(py: Python<'_>, index: usize) -> PyResult<()> {
     const EVERY: usize = 64;

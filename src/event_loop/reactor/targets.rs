@@ -1,10 +1,11 @@
 //! Closed file objects that still have registered callbacks.
 //!
-//! A socket may be closed before `remove_reader`. `selectors` then finds the object by its identity, because it has no
-//! number any more, and so does this module. This module also recognizes a case that asyncio cannot: the kernel may
-//! have given the number of a closed object to another file, which is then registered in its place. That ends the
-//! callbacks of the closed object. Its removal, which is still to come, then finds nothing and reports this without an
-//! error.
+//! A program may close a socket and call `remove_reader(socket)` only afterwards, when the socket has no descriptor
+//! number any more. `selectors` then finds the registration by the identity of the object, and so does this module.
+//!
+//! It also recognizes a case that asyncio cannot: the kernel may have given the closed object's number to another file,
+//! which the program then registers. That ends the callbacks of the closed object. When the program later removes them,
+//! the removal finds nothing, and returns False instead of raising an error.
 
 use std::os::fd::RawFd;
 
@@ -19,9 +20,9 @@ use crate::event_loop::fileno::number_of;
 const MAX_DISPLACED: usize = 64;
 
 impl Reactor {
-    /// The descriptor for which this same object has registered callbacks.
+    /// The descriptor under which callbacks of exactly this object are registered.
     pub(crate) fn fd_of(&self, target: &Bound<'_, PyAny>) -> Option<RawFd> {
-        let is_its = |fd_use: FdUse| match fd_use {
+        let is_registered_for = |fd_use: FdUse| match fd_use {
             FdUse::Watch(watch) => watch
                 .targets(target.py())
                 .iter()
@@ -30,7 +31,9 @@ impl Reactor {
             FdUse::Source(_) => false,
         };
         let fds = self.fds.borrow();
-        fds.iter().find(|(_, fd_use)| is_its(*fd_use)).map(|(fd, _)| fd)
+        fds.iter()
+            .find(|(_, fd_use)| is_registered_for(*fd_use))
+            .map(|(fd, _)| fd)
     }
 
     /// Ends the callbacks of `fd` that belong to an object other than `target`, if that object no longer has the number
@@ -54,7 +57,8 @@ impl Reactor {
         }
     }
 
-    /// Called when a transport takes over the number: the existing registration belongs to something closed.
+    /// Called when a transport takes over a number: the registration that had the number belongs to closed file
+    /// objects.
     pub(super) fn note_all_displaced(&self, py: Python<'_>, fd_use: FdUse) {
         if let FdUse::Watch(watch) = fd_use {
             for target in watch.targets(py).into_iter().flatten() {
@@ -79,11 +83,12 @@ impl Reactor {
         drop(oldest.map(|oldest| oldest.into_bound(target.py())));
     }
 
-    /// Whether the callbacks of this object have ended because another object has got its number.
+    /// Whether the callbacks of this object have ended because another object got its number.
     pub(crate) fn was_displaced(&self, target: &Bound<'_, PyAny>) -> bool {
         let py = target.py();
-        // Without a GIL, another thread may drop an object meanwhile. What is upgraded here is then its last reference,
-        // and its finalizer may use the loop: it is dropped after the borrow.
+        // The upgraded references are dropped after the borrow has ended. Without a GIL, another thread may have
+        // dropped its reference to an object in the meantime. Then the reference here is the last one, and dropping it
+        // runs a finalizer, which may use the loop.
         let known: Vec<_> = {
             let displaced = self.displaced.borrow();
             displaced

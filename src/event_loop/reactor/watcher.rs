@@ -1,4 +1,5 @@
-//! The watcher of a descriptor that its owner keeps, and the object that the watcher was registered with.
+//! `Watcher`: the object that the loop notifies when a watched descriptor is ready. `Target`: the file object with
+//! which the descriptor was registered.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;
@@ -56,7 +57,7 @@ impl Target {
     }
 }
 
-/// What to notify when a descriptor is ready. Owned references.
+/// The object to notify when a descriptor is ready. Its references are owned.
 #[derive(Clone, Copy)]
 pub(crate) enum Watcher {
     /// A handle from `add_reader` or `add_writer`, queued at each event.

@@ -1,23 +1,24 @@
-//! Descriptors that their owner keeps: those of `add_reader`, `add_writer` and the plain socket operations.
+//! Descriptors that the program owns and the loop only watches: for `add_reader`, `add_writer` and the socket
+//! operations.
 //!
 //! Each direction of a descriptor has at most one watcher. A watcher is either a handle, which every event queues, or a
-//! native object that waits for one event. Handles are level-triggered, as in asyncio. Where only objects wait, the
-//! poller reports changes. When such a wait ends, the poller's registration stays unchanged, so the next wait on that
-//! socket costs no system call. This is safe: an object waits only after the kernel has reported that the call would
-//! block, so a change must follow. The registration ends with the first event that finds no waiting object.
+//! native object that waits for one event. Handles are level-triggered, as in asyncio. If only objects wait, the poller
+//! reports changes (edge-triggered). When such a wait ends, the poller's registration stays unchanged, so the next wait
+//! on that socket costs no system call. This is safe: an object waits only after the kernel has reported that the call
+//! would block, so a change must follow. The registration ends with the first event that finds no waiting object.
 //!
 //! ```text
-//!   wait_once:  another socket than last time, or a handle beside it?  -- yes --> tell the poller
-//!                     | no                                                            |
-//!                     v                                                               v
-//!               armed already for this direction?  ------------- no ----------> tell the poller
-//!                     | yes: no system call
+//!   wait_once:  another socket than last time, or a handle for the other direction?
+//!                     | no                                   '-- yes --> update the poller
+//!                     v
+//!               does the poller watch this direction already?
+//!                     | yes: no system call                  '-- no ---> update the poller
 //! ```
-//! Between two waits, a socket may be closed and its number given to another socket. The weak reference to the socket
-//! object of the last wait therefore tells whether the registration still belongs to the same open file. A duplicate of
-//! a closed socket may keep the old registration alive in the kernel. Its events carry an outdated token, and there is
-//! only one event for each change. One case goes unnoticed: `os.dup2` replaces a descriptor while its socket object
-//! lives on.
+//! Between two waits, a socket may be closed and its number given to another socket. So a watch keeps a weak reference
+//! to the socket object of the last wait, which tells whether the registration still belongs to the same open file. A
+//! duplicate of a closed socket may keep the old registration alive in the kernel. Its events carry an outdated token,
+//! and there is only one event for each change. One case goes unnoticed: `os.dup2` replaces a descriptor while its
+//! socket object lives on.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -48,13 +49,13 @@ struct Watch {
     armed: Cell<Interest>,
     /// A weak reference to the socket object of the last `wait_once`; empty if there was none.
     socket: ObjectCell,
-    /// Changes whenever `socket` does, and no other watch of the process has it: who knows it need not ask `socket`. 0 if
-    /// that is empty.
+    /// Identifies the content of `socket`: it changes whenever `socket` does, and no other watch of the process has the
+    /// same value. Comparing stamps is cheaper than upgrading the weak reference. 0 if `socket` is empty.
     stamp: Cell<u64>,
-    /// An event of that socket was for more than ordinary data.
+    /// Whether an event of that socket was for more than ordinary data, such as the end of the stream.
     has_more: Cell<bool>,
-    /// The socket was reported as readable since a read has last found that nothing is left. Whoever was woken, or
-    /// nobody, may have left the data there, and there is no second event for it.
+    /// Whether the socket was reported as readable since the last read that found nothing left. The object that the
+    /// event woke may not have read the data, and the poller does not report it again.
     is_reported: Cell<bool>,
     /// Predicts the size of the next read of that socket.
     read_size: ReadSize,
@@ -72,7 +73,7 @@ impl Watch {
         self.reader.get().is_none() && self.writer.get().is_none()
     }
 
-    /// The directions that have a watcher; level-triggered if one of the watchers is a handle.
+    /// The directions that have a watcher: level-triggered if one of the watchers is a handle, otherwise on changes.
     fn waited_for(&self) -> Interest {
         let mut interest = Interest::NONE;
         let mut has_handle = false;
@@ -89,8 +90,8 @@ impl Watch {
         }
     }
 
-    /// The interest that the poller should have: the directions with a watcher, and those of earlier waits of the same
-    /// socket.
+    /// The interest that the poller should have: the directions with a watcher, and the directions of earlier waits on
+    /// the same socket.
     fn wanted(&self) -> Interest {
         let waited_for = self.waited_for();
         let may_keep = self.socket.is_set() && waited_for.is_on_change() && self.armed.get().is_on_change();
@@ -101,8 +102,8 @@ impl Watch {
         }
     }
 
-    /// Whether the last wait was on this same object.
-    fn is_of(&self, socket: &Bound<'_, PyAny>) -> bool {
+    /// Whether the last wait was on exactly this object.
+    fn belongs_to(&self, socket: &Bound<'_, PyAny>) -> bool {
         self.socket_alive(socket.py())
             .is_some_and(|known| known.is(socket))
     }
@@ -115,8 +116,8 @@ impl Watch {
             .upgrade()
     }
 
-    /// Takes out the object that waits to read, if the event is for nothing else and the poller's registration stays as
-    /// it is. That is so for nearly all events of sockets.
+    /// The fast path of `dispatch_watch`: takes out the object that waits to read, if the event concerns nothing else
+    /// and the poller's registration stays as it is. Nearly all events of sockets are like that.
     #[inline]
     fn take_only_reader(&self, event: Event) -> Option<WaiterRef> {
         let is_usual = event.readiness == Readiness::READ
@@ -133,7 +134,7 @@ impl Watch {
         }
     }
 
-    /// Remembers the socket object, if it supports weak references.
+    /// Remembers the socket object of a new wait, if it supports weak references.
     fn note_socket(&self, socket: &Bound<'_, PyAny>) {
         self.read_size.reset();
         self.has_more.set(false);
@@ -179,8 +180,8 @@ impl WatchRef {
         unsafe { self.0.as_ref() }
     }
 
-    /// The number of bytes to allocate for the next read of at most `len` bytes of a socket that waits now and then. 0
-    /// means that the read goes through the scratch buffer.
+    /// The number of bytes to allocate for the next read of at most `len` bytes; 0 if the read should go through the
+    /// scratch buffer.
     #[inline]
     pub(super) fn read_capacity(self, len: usize, is_after_event: bool) -> usize {
         let size = &self.get().read_size;
@@ -202,16 +203,17 @@ impl WatchRef {
         self.get().read_size.note(len_bytes, capacity);
     }
 
-    /// The interest that the poller has registered.
+    /// The directions that have a watcher.
     pub(super) fn waited_for(self) -> Interest {
         self.get().waited_for()
     }
 
+    /// The interest that the poller has registered.
     pub(super) fn armed(self) -> Interest {
         self.get().armed.get()
     }
 
-    /// True if the poller still watches the socket of the last wait, as far as this is known without a system call.
+    /// True if the poller still watches the socket of the last wait, as far as can be told without a system call.
     pub(super) fn is_armed(self, py: Python<'_>) -> bool {
         !self.get().armed.get().is_empty() && self.get().socket_alive(py).is_some()
     }
@@ -233,7 +235,7 @@ impl WatchRef {
     }
 
     /// # Safety
-    /// Called by the collector with its own `visit` and `arg`, for an entry of the table.
+    /// Only the collector may call this, with its own `visit` and `arg`, for an entry of the table.
     pub(super) unsafe fn traverse(self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         let watch = self.get();
         for watcher in [watch.reader.get(), watch.writer.get()].into_iter().flatten() {
@@ -270,8 +272,8 @@ impl Reactor {
         self.watch(fd)?.get().side(direction).get()
     }
 
-    /// Sets or removes the watcher of `fd`, which no transport uses. Returns the previous watcher and its reference to
-    /// the caller. After an error, nothing has changed.
+    /// Sets or removes the watcher of `fd`, which no transport uses. Returns the previous watcher; its references now
+    /// belong to the caller. After an error, nothing has changed.
     pub(crate) fn set_watcher(
         &self,
         py: Python<'_>,
@@ -284,7 +286,8 @@ impl Reactor {
         }
         let watch = self.watch_or_new(fd);
         if watch.get().is_idle() {
-            // A wait on a socket, which may be closed, left this watch. The new watcher gets a new token.
+            // An earlier wait on a socket, which may be closed by now, left this watch. The new watcher gets a new
+            // token.
             self.fds.borrow_mut().insert(fd, FdUse::Watch(watch));
             if !watch.is_armed(py) {
                 watch.get().armed.set(Interest::NONE);
@@ -292,15 +295,15 @@ impl Reactor {
             watch.get().forget_socket(py);
         }
         let before = watch.get().side(direction).replace(watcher);
-        // A new handle is always registered again: the descriptor may have been closed and its number given to another
+        // A new handle always updates the poller: the descriptor may have been closed and its number given to another
         // file.
         self.arm(py, fd, watch, watcher.is_some())
             .inspect_err(|_| self.put_back(py, fd, direction, before))?;
         Ok(before)
     }
 
-    /// `set_watcher` for a closed file object. It does not change the poller, where the number may belong to another
-    /// file. It fails with EBADF for a direction that has no watcher yet.
+    /// `set_watcher` for a closed file object. Setting a watcher does not change the poller, in which the number may
+    /// belong to another file, and fails with EBADF for a direction that has no watcher yet.
     pub(crate) fn set_closed_watcher(
         &self,
         py: Python<'_>,
@@ -323,7 +326,11 @@ impl Reactor {
     }
 
     /// Wakes `waiter` at the next event of `socket`, whose descriptor is `fd`. Returns the watcher that it replaces,
-    /// with its reference, to the caller. If `is_anew` is true, an earlier event must not end this wait.
+    /// whose references then belong to the caller.
+    ///
+    /// If `is_anew` is true, the descriptor is registered with the poller anew. An event that the last poll has already
+    /// returned then does not end this wait, and the poller reports the descriptor if it is ready now, even without a
+    /// change.
     pub(crate) fn wait_once(
         &self,
         socket: &Bound<'_, PyAny>,
@@ -335,7 +342,7 @@ impl Reactor {
         let py = socket.py();
         self.poll_next(direction.interest());
         let mut watch = self.watch_or_new(fd);
-        let is_of_socket = watch.get().is_of(socket);
+        let is_of_socket = watch.get().belongs_to(socket);
         if !is_of_socket {
             self.end_displaced(fd, socket);
             watch = self.watch_or_new(fd);
@@ -343,7 +350,7 @@ impl Reactor {
         let is_known = !is_anew && is_of_socket;
         let before = watch.get().side(direction).replace(Some(Watcher::Once(waiter)));
         if !is_known {
-            // This may be another file than the armed one, so it gets a new token.
+            // This may be another file than the one that the poller watches, so it gets a new token.
             self.fds.borrow_mut().insert(fd, FdUse::Watch(watch));
             if !watch.is_armed(py) {
                 watch.get().armed.set(Interest::NONE);
@@ -355,14 +362,14 @@ impl Reactor {
         Ok(before)
     }
 
-    /// The stamp of the last `wait_once` on `fd`, for `wait_again`; 0 if there is none.
+    /// The stamp of the last `wait_once` on `fd`, for `wait_again`; 0 if there was no such wait.
     pub(crate) fn stamp(&self, fd: RawFd) -> u64 {
         self.watch(fd).map_or(0, |watch| watch.get().stamp.get())
     }
 
-    /// `wait_once` for a socket that has waited before and knows the stamp of that wait, if nothing waits in this
-    /// direction and the poller need not be told. With `unless_reported` there must have been no event for reading since
-    /// `note_short_read` either. Otherwise it does nothing and returns false.
+    /// The fast path of `wait_once`, for a socket that knows the stamp of its last wait. Does nothing and returns false
+    /// if the stamp is outdated, if something waits in this direction already, or if the poller would have to be
+    /// updated. With `unless_reported`, also if there was an event for reading since the last `note_short_read`.
     #[inline]
     pub(crate) fn wait_again(
         &self,
@@ -391,15 +398,14 @@ impl Reactor {
         true
     }
 
-    /// Whether something waits on `fd` under another object than `target`, in either direction.
+    /// Whether `fd` has a watcher, in either direction, and the last wait was on another object than `target`.
     #[inline]
     pub(crate) fn is_watched_for_other(&self, fd: RawFd, target: &Bound<'_, PyAny>) -> bool {
         self.watch(fd)
-            .is_some_and(|watch| !watch.get().is_idle() && !watch.get().is_of(target))
+            .is_some_and(|watch| !watch.get().is_idle() && !watch.get().belongs_to(target))
     }
 
-    /// Whether the open file that the watchers of `fd` wait for is the one that has this number now. The answer costs a
-    /// system call.
+    /// Whether the number `fd` still belongs to the open file that its watchers wait for. Costs a system call.
     pub(crate) fn is_watch_in_force(&self, fd: RawFd) -> bool {
         let (Some(watch), Some(token)) = (self.watch(fd), self.fds.borrow().token_of(fd)) else {
             return false;
@@ -411,8 +417,8 @@ impl Reactor {
                 .unwrap_or(false)
     }
 
-    /// A read has returned less than it could. Returns whether this means that nothing is left: not if an event was for
-    /// more than ordinary data, such as the end of the stream.
+    /// Called after a read that returned less than it could. Returns whether this means that nothing is left to read.
+    /// It does not if an event was for more than ordinary data, such as the end of the stream.
     #[inline]
     pub(crate) fn note_short_read(&self, fd: RawFd) -> bool {
         self.watch(fd).is_none_or(|watch| {
@@ -421,7 +427,7 @@ impl Reactor {
         })
     }
 
-    /// Whether a descriptor that is registered was reported as readable since `note_short_read`.
+    /// Whether `fd` is watched and was reported as readable since the last `note_short_read`.
     #[inline]
     pub(crate) fn is_reported(&self, fd: RawFd) -> bool {
         self.watch(fd).is_some_and(|watch| watch.get().is_reported.get())
@@ -441,12 +447,12 @@ impl Reactor {
             return;
         };
         side.set(None);
-        // A failure means that the descriptor is closed and that nothing waits there any more.
+        // A failure means that the descriptor is closed, so there is nothing left to update.
         let _ = self.arm(py, fd, watch, false);
         watcher.release(py);
     }
 
-    /// The descriptor that `waiter` waits for, and the direction. It looks at the whole table.
+    /// The descriptor that `waiter` waits for, and the direction. Searches the whole table.
     pub(crate) fn find_waiter(&self, waiter: *mut ffi::PyObject) -> Option<(RawFd, Direction)> {
         self.fds.borrow().iter().find_map(|(fd, fd_use)| {
             let FdUse::Watch(watch) = fd_use else {
@@ -479,25 +485,25 @@ impl Reactor {
         }
     }
 
-    /// Updates the poller to what the watch wants; with `must_tell`, even if it already matches. Removes a watch that
-    /// is no longer needed.
-    fn arm(&self, py: Python<'_>, fd: RawFd, watch: WatchRef, must_tell: bool) -> io::Result<()> {
+    /// Updates the poller if its interest is not the one that the watch wants, or in any case if `must_update` is true.
+    /// Removes the watch if it is not needed any more.
+    fn arm(&self, py: Python<'_>, fd: RawFd, watch: WatchRef, must_update: bool) -> io::Result<()> {
         let wanted = watch.get().wanted();
         let keeps_idle = watch.get().socket.is_set() && watch.get().armed.get().is_on_change();
         if watch.get().is_idle() && !keeps_idle {
             return self.disarm(py, fd, watch);
         }
-        if wanted != watch.get().armed.get() || must_tell {
-            self.tell(fd, watch, wanted)?;
+        if wanted != watch.get().armed.get() || must_update {
+            self.update_poller(fd, watch, wanted)?;
         }
         Ok(())
     }
 
-    /// Reduces the poller's interest to the directions that have a watcher.
+    /// Reduces the poller's interest to the directions that have a watcher. Removes a watch without any.
     #[cold]
     fn disarm(&self, py: Python<'_>, fd: RawFd, watch: WatchRef) -> io::Result<()> {
         if !watch.get().is_idle() {
-            return self.tell(fd, watch, watch.get().waited_for());
+            return self.update_poller(fd, watch, watch.get().waited_for());
         }
         if !watch.get().armed.get().is_empty() {
             self.unwatch(fd);
@@ -506,7 +512,7 @@ impl Reactor {
         Ok(())
     }
 
-    fn tell(&self, fd: RawFd, watch: WatchRef, wanted: Interest) -> io::Result<()> {
+    fn update_poller(&self, fd: RawFd, watch: WatchRef, wanted: Interest) -> io::Result<()> {
         let Some(token) = self.fds.borrow().token_of(fd) else {
             return Ok(());
         };
@@ -565,7 +571,7 @@ impl Reactor {
         } else {
             self.disarm(py, fd, watch)
         };
-        // If the poller refuses the smaller interest, it reports more than is wanted until the descriptor is closed.
+        // An error is ignored: the poller then reports more events than are wanted until the descriptor is closed.
         drop(told);
         let mut result = Ok(());
         for watcher in woken.into_iter().flatten() {

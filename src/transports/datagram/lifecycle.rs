@@ -4,10 +4,12 @@
 //!   open --> connection_made --> registered --close()--> [buffer drains] --finish--> connection_lost --> closed
 //!                                     '------- abort(), fault ------------------^
 //! ```
-//! `connection_lost` is always queued, never called inside the call that ends the transport, and comes once. The
-//! descriptor leaves the poller before it is queued, and the socket is closed after it has run.
+//! `connection_lost` is called exactly once. It is always queued, and never called from within the call that ends the
+//! transport. The descriptor leaves the poller before `connection_lost` is queued, and the socket is closed after
+//! `connection_lost` has run.
 //!
-//! An OSError of the socket ends nothing: the protocol hears of it through `error_received`, and the transport goes on.
+//! An OSError of the socket does not end the transport: the protocol gets it through `error_received`, and the
+//! transport continues.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -34,8 +36,8 @@ use crate::transports::object;
 use crate::transports::protocol::ProtocolCalls;
 use crate::transports::registration::Registration;
 
-/// Makes the transport of a nonblocking socket object, which it takes over, and queues its start: `connection_made`,
-/// then `waiter`. With `remote` nothing can be sent to any other address.
+/// Makes the transport of a non-blocking socket object, takes the socket over, and queues the start, which calls
+/// `connection_made` and then completes `waiter`. If `remote` is given, nothing can be sent to any other address.
 pub(super) fn open<'py>(
     event_loop: &Bound<'py, PyAny>,
     socket: &Bound<'py, PyAny>,
@@ -51,12 +53,12 @@ pub(super) fn open<'py>(
     if fd < 0 {
         return Err(closed_error());
     }
-    // This fails for what is no socket. The first datagram will fail then, too.
+    // The call fails if the descriptor is not a socket. The first datagram will then fail, too.
     let _ = socket::suppress_sigpipe(fd);
     let (local, peer) = (socket::local_address(fd).ok(), socket::peer_address(fd).ok());
     let body = new_body(socket, fd, local.as_ref(), peer.as_ref(), protocol)?;
     let transport = object::make(&DATAGRAM_TYPE, event_loop, body)?;
-    // SAFETY: made just above with this body.
+    // SAFETY: the object was made just above with this body.
     let this: Datagram<'_> = unsafe { object::object_of(&transport) };
     if let Some(remote) = remote {
         this.remote.set(remote);
@@ -110,7 +112,7 @@ fn new_body(
     Ok(body)
 }
 
-/// What `get_extra_info` shows of an address: None if there is none.
+/// The value of an address for `get_extra_info`; None if there is no address.
 fn shown<'py>(
     this: Datagram<'py>,
     socket: &Bound<'py, PyAny>,
@@ -130,12 +132,12 @@ fn shown<'py>(
     }
 }
 
-/// `connection_made`, then datagrams are received, then the waiter is told.
+/// Calls `connection_made`, begins to receive datagrams, and completes the waiter.
 unsafe fn start(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
-    // SAFETY: queued by `open` with a transport of this type, whose reference the queue holds.
+    // SAFETY: queued by `open` with a transport of this type, to which the queue holds a reference.
     let this: Datagram<'_> = unsafe { This::new(py, object) };
     let own = this.to_bound();
-    // An exception that leaves the loop does not end the transport, which goes on in the next run.
+    // An exception that leaves the loop does not end the transport, which continues in the next run.
     let made = match this.calls.call(py, names(py).connection_made, &[&own]) {
         Ok(_) => Ok(()),
         Err(error) => object::report(this, error, "Exception in callback protocol.connection_made()"),
@@ -151,7 +153,7 @@ unsafe fn start(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     made.and(entered).and(object::wake(py, &this.waiter))
 }
 
-/// `close()`: what is buffered still leaves, then the transport ends.
+/// `close()`: sends the queued datagrams, then ends the transport.
 pub(super) fn close(this: Datagram<'_>) -> PyResult<()> {
     if this.flags.has(Flags::CLOSING) {
         return Ok(());
@@ -159,7 +161,7 @@ pub(super) fn close(this: Datagram<'_>) -> PyResult<()> {
     this.flags.set(Flags::CLOSING);
     if this.flags.has(Flags::BLOCKED) {
         if this.registration.usable_fd(this.py()).is_err() {
-            // The wait would never end.
+            // Waiting for the queue to drain would never end.
             return fatal_error(this, closed_error(), "Fatal error on datagram transport");
         }
         return sync_interest(this);

@@ -1,5 +1,5 @@
-//! What Python sees of datagram transports: the methods of `asyncio.DatagramTransport` and those that asyncio's own
-//! have beside them, and `loop._datagram`. `get_extra_info` is asyncio's own.
+//! The Python interface of datagram transports: the methods of `asyncio.DatagramTransport`, the additional methods of
+//! asyncio's own transports, and `loop._datagram`. `get_extra_info` is inherited from asyncio.
 
 use std::ptr;
 use std::sync::atomic::AtomicPtr;
@@ -96,7 +96,7 @@ fn set_protocol<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> Object<'py> {
 
 // ---- on the loop ---------------------------------------------------------------------------------------------
 
-/// `loop._datagram(sock, protocol, remote_address=None, waiter=None)`: the transport of a nonblocking socket.
+/// `loop._datagram(sock, protocol, remote_address=None, waiter=None)`: makes the transport of a non-blocking socket.
 fn open_datagram<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     this.reactor().check_closed()?;
     let [socket, protocol, remote, waiter] = args.bind()?;
@@ -107,13 +107,13 @@ fn open_datagram<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Objec
     lifecycle::open(&this.to_bound(), &socket, &protocol, given(remote), given(waiter))
 }
 
-/// Methods that this room adds to the loop's type.
+/// The methods that this module adds to the loop's type.
 pub(in crate::transports) fn loop_methods() -> Vec<ffi::PyMethodDef> {
     vec![method!(
         LoopObject,
         open_datagram,
         "_datagram(sock, protocol, remote_address=None, waiter=None)",
-        "The transport of a datagram socket."
+        "Make the transport of a datagram socket."
     )]
 }
 
@@ -123,13 +123,13 @@ fn sending_methods() -> Vec<ffi::PyMethodDef> {
             DatagramObject,
             sendto,
             "sendto(data, addr=None)",
-            "Send bytes-like data as one datagram; queued if the kernel takes no more."
+            "Send bytes-like data as one datagram, or queue it if the kernel takes no more."
         ),
         method!(
             DatagramObject,
             get_write_buffer_size,
             "get_write_buffer_size()",
-            "Bytes that the kernel has not taken yet."
+            "The number of bytes that the kernel has not taken yet."
         ),
         method!(
             DatagramObject,
@@ -152,7 +152,7 @@ fn other_methods() -> Vec<ffi::PyMethodDef> {
             DatagramObject,
             close,
             "close()",
-            "Send what is buffered, then close the socket."
+            "Send the queued datagrams, then close the socket."
         ),
         method!(DatagramObject, abort, "abort()", "Close the socket now."),
         method!(
@@ -171,13 +171,13 @@ fn other_methods() -> Vec<ffi::PyMethodDef> {
             DatagramObject,
             pause_reading,
             "pause_reading()",
-            "Deliver nothing until resume_reading()."
+            "Stop delivering until resume_reading() is called."
         ),
         method!(
             DatagramObject,
             resume_reading,
             "resume_reading()",
-            "Deliver again."
+            "Deliver again after pause_reading()."
         ),
         method!(
             DatagramObject,
@@ -194,9 +194,9 @@ fn other_methods() -> Vec<ffi::PyMethodDef> {
     ]
 }
 
-// ---- attributes that programs written for asyncio's own transport look at ---------------------------------------
+// ---- private attributes of asyncio's transport that programs use ------------------------------------------------
 
-/// The same view as `get_extra_info("socket")`: asyncio's is the socket itself.
+/// The same object as `get_extra_info("socket")`, a `TransportSocket`. asyncio's attribute is the socket itself.
 fn get_socket(this: Datagram<'_>) -> Object<'_> {
     let py = this.py();
     match this.socket.get(py) {
@@ -247,7 +247,8 @@ fn getters() -> Vec<ffi::PyGetSetDef> {
 pub(in crate::transports) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let mut methods = sending_methods();
     methods.extend(other_methods());
-    // Both, as asyncio's own, which inherits what it shares with streams.
+    // Both bases, as for asyncio's own datagram transport, which inherits its common part from asyncio's stream
+    // transport.
     let bases = [
         names(module.py()).transport_type,
         names(module.py()).datagram_transport_type,

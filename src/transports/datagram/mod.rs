@@ -1,12 +1,12 @@
-//! `DatagramTransport`: the transport of sockets that carry datagrams: UDP, Unix, and whatever else Python can open.
+//! `DatagramTransport`: the transport of datagram sockets: UDP, Unix, and any other family that Python can open.
 //!
 //! - `lifecycle`: from `connection_made` to `connection_lost`
 //! - `receiving`, `sending`: the two directions
-//! - `senders`: the addresses of those who sent, as Python objects
-//! - `methods`: what Python sees
+//! - `senders`: the Python objects for the addresses of senders
+//! - `methods`: the Python methods and attributes
 //!
-//! The object belongs to the loop's thread. It owns the socket object, which owns the descriptor and is closed exactly
-//! once. All fields are cells: a call into Python may re-enter every method.
+//! The object is used on the loop's thread only. It owns the socket object, which owns the descriptor and is closed
+//! exactly once. All fields are cells, because a call into Python may re-enter every method.
 
 mod lifecycle;
 mod methods;
@@ -39,8 +39,8 @@ use sending::Outbound;
 
 pub(super) use methods::{loop_methods, register};
 
-/// Since Python 3.13 asyncio sends empty datagrams, which it ignored before, and counts a header with each of those
-/// that wait.
+/// Since Python 3.13 asyncio sends empty datagrams, which it ignored before, and adds the length of a header for each
+/// queued datagram to the buffer size.
 const HAS_EMPTY_DATAGRAMS: bool = cfg!(Py_3_13);
 const HEADER_LEN: usize = if HAS_EMPTY_DATAGRAMS { 8 } else { 0 };
 
@@ -56,34 +56,34 @@ bitflags::bitflags! {
     }
 }
 
-/// Where a datagram without an address goes.
+/// The destination of a datagram that is sent without an address.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Peer {
-    /// Nowhere: it must have one.
+    /// None: the datagram must have an address.
     None,
-    /// To the socket's peer, which has no name and so may be left for another address.
+    /// The socket's peer. The peer has no name, so a datagram may name another address instead.
     Unnamed,
-    /// To the socket's peer, and every other datagram too.
+    /// The socket's peer. Datagrams that are sent with an address go there too.
     Named,
 }
 
-/// What the transport must know about its family.
+/// The facts about the address family that the transport must know.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Family {
-    /// `AF_INET`, `AF_INET6`: native, datagrams of up to 64 KiB.
+    /// `AF_INET`, `AF_INET6`: handled natively, with datagrams of up to 64 KiB.
     Internet(i32),
-    /// `AF_UNIX`: native, datagrams of any size.
+    /// `AF_UNIX`: handled natively, with datagrams of any size.
     Unix,
-    /// Addresses that only the socket module can read and write: it receives and sends.
+    /// Any other family: only the socket module understands its addresses, so the socket object receives and sends.
     Other,
 }
 
 pub(super) struct DatagramBody {
     /// The `socket.socket`; empty once it is closed.
     socket: ObjectCell,
-    /// The Future that waits for the endpoint to be set up.
+    /// The Future to complete when the endpoint is set up.
     waiter: ObjectCell,
-    /// What `connection_lost` will be called with.
+    /// The exception to pass to `connection_lost`; empty for None.
     exception: ObjectCell,
     /// The remote address that the endpoint was made with.
     remote: ObjectCell,
@@ -94,15 +94,16 @@ pub(super) struct DatagramBody {
     family: Family,
     peer: Peer,
     senders: Senders,
-    /// Received and not delivered yet: the protocol has paused the transport, or left the loop, inside a batch.
+    /// Datagrams that were received but not delivered, because within a batch the protocol has paused the transport or
+    /// has raised an exception that left the loop.
     pending: RefCell<VecDeque<Inbound>>,
-    /// What the kernel has not taken yet.
+    /// Datagrams that the kernel has not taken yet.
     outgoing: RefCell<VecDeque<Outbound>>,
     /// The size of `outgoing` as `get_write_buffer_size()` counts it.
     outgoing_len: Cell<usize>,
     watermarks: Watermarks,
     flags: FlagCell<Flags>,
-    /// 0 while open; then the number of datagrams after the end of the transport, plus one.
+    /// 0 while open; afterwards one more than the number of datagrams since the end of the transport.
     lost_writes: Cell<u8>,
 }
 
@@ -116,7 +117,7 @@ impl DatagramBody {
         self.lost_writes.get() != 0
     }
 
-    /// The interest that follows from the state.
+    /// The events to wait for, derived from the transport's state.
     fn wanted_interest(&self) -> Interest {
         let read = if self.flags.has(Flags::PAUSED | Flags::CLOSING) {
             Interest::NONE
@@ -131,8 +132,8 @@ impl DatagramBody {
     }
 }
 
-/// Brings the poller in line with the state. A socket that was closed by somebody else is taken out of it, and the
-/// protocol hears of it.
+/// Makes the poller wait for the events that the transport's state requires. If other code has closed the socket, the
+/// transport leaves the poller and the protocol gets the error.
 fn sync_interest(this: Datagram<'_>) -> PyResult<()> {
     let py = this.py();
     match this.registration.sync(py, this.reactor(), this.wanted_interest()) {
@@ -202,7 +203,7 @@ impl Body for DatagramBody {
     const DOC: &'static CStr =
         c"The transport of a datagram socket; the interface of asyncio.DatagramTransport.";
 
-    /// `<DatagramTransport fd=7 read=polling write=<idle, bufsize=0>>`, the words of asyncio's own transports.
+    /// `<DatagramTransport fd=7 read=polling write=<idle, bufsize=0>>`, in the words that asyncio's own transports use.
     fn describe(this: Datagram<'_>) -> String {
         if !this.is_open() {
             return format!("<DatagramTransport closed fd={}>", this.fileno);
@@ -248,8 +249,8 @@ impl Body for DatagramBody {
         ]
     }
 
-    /// Addresses that only the socket module understands may be any object. What else waits is bytes, which cannot be
-    /// part of a cycle.
+    /// An address that only the socket module understands may be any object. Everything else that is queued is bytes,
+    /// which cannot be part of a cycle.
     unsafe fn traverse_rest(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         let Ok(outgoing) = self.outgoing.try_borrow() else {
             return 0;

@@ -1,11 +1,12 @@
-//! The read side: as many datagrams per readiness as one system call takes, each delivered on its own.
+//! The read side: each time the socket is ready, one system call receives a batch of datagrams, and each is delivered
+//! separately.
 //!
 //! ```text
-//!   recv_batch --> the first ----------------------> datagram_received, ... one visit to the context
+//!   recv_batch --> the first ----------------------> datagram_received for each, in one visit to the context
 //!              '-> the others --> pending --> each --^
-//!                                    '-- left there by pause_reading(), or by what leaves the loop
+//!                                    '-- kept there after pause_reading(), or if an exception leaves the loop
 //! ```
-//! An exception in the protocol is reported and ends nothing, as with asyncio's datagram transports.
+//! An exception in the protocol is reported but does not end the transport, as with asyncio's datagram transports.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -25,9 +26,9 @@ use crate::transports::ending;
 use crate::transports::object;
 use crate::transports::outgoing::Chunk;
 
-/// The most that is received of one datagram, as in asyncio.
+/// The maximum length of a received datagram, as in asyncio.
 const MAX_DATAGRAM_LEN: usize = 256 * 1024;
-/// How many Unix datagrams are received at once: as many as fit where internet datagrams are received.
+/// The number of Unix datagrams to receive at once: as many as fit into the memory for a batch of internet datagrams.
 const UNIX_BATCH: usize = MAX_BATCH * INTERNET_SLOT_LEN / MAX_DATAGRAM_LEN;
 
 /// A datagram and its sender.
@@ -52,13 +53,15 @@ pub(super) fn on_readable(this: Datagram<'_>) -> PyResult<()> {
     }
 }
 
-/// The socket was closed by somebody else: the protocol is told, and no event of a duplicate comes any more.
+/// Other code has closed the socket. The protocol is told, and the transport leaves the poller, so that it gets no more
+/// events if a duplicate of the descriptor is still open.
 #[cold]
 pub(super) fn lose_descriptor(this: Datagram<'_>, error: &io::Error) -> PyResult<()> {
     this.registration.leave(this, this.reactor());
     on_read_error(this, error)
 }
 
+/// Receives up to `limit` datagrams of up to `slot_len` bytes each, and delivers them.
 #[inline]
 fn receive(this: Datagram<'_>, fd: RawFd, slot_len: usize, limit: usize) -> PyResult<()> {
     let py = this.py();
@@ -141,8 +144,9 @@ fn deliver(this: Datagram<'_>, first: Option<Inbound>) -> PyResult<()> {
     }
 }
 
-/// What was received but not delivered: dropped by a closed transport, kept by a paused one until it goes on, and by
-/// one whose protocol has left the loop until the loop runs again.
+/// Decides what happens to datagrams that were received but not delivered. A closed transport drops them. A paused one
+/// keeps them until `resume_reading()`. If an exception of the protocol has left the loop, they are delivered when the
+/// loop runs again.
 #[cold]
 fn keep_for_later(this: Datagram<'_>, has_failed: bool) {
     if this.flags.has(Flags::CLOSING) {
@@ -153,7 +157,7 @@ fn keep_for_later(this: Datagram<'_>, has_failed: bool) {
 }
 
 unsafe fn deliver_pending(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
-    // SAFETY: queued with a transport of this type, whose reference the queue holds.
+    // SAFETY: queued with a transport of this type, to which the queue holds a reference.
     let this: Datagram<'_> = unsafe { This::new(py, object) };
     if this.flags.has(Flags::PAUSED | Flags::CLOSING) || this.pending.borrow().is_empty() {
         return Ok(());
@@ -161,7 +165,7 @@ unsafe fn deliver_pending(py: Python<'_>, object: *mut ffi::PyObject) -> PyResul
     deliver(this, None)
 }
 
-/// `pause_reading()`: nothing is delivered until `resume`.
+/// `pause_reading()`: delivers nothing until `resume`.
 pub(super) fn pause(this: Datagram<'_>) -> PyResult<()> {
     if this.flags.has(Flags::PAUSED | Flags::CLOSING) {
         return Ok(());
@@ -191,7 +195,7 @@ fn on_read_error(this: Datagram<'_>, error: &io::Error) -> PyResult<()> {
     tell_error(this, errors::os_error(error))
 }
 
-/// `error_received(error)` in the transport's context; what it raises is reported.
+/// Calls `error_received(error)` in the transport's context and reports what it raises.
 #[cold]
 pub(super) fn tell_error(this: Datagram<'_>, error: PyErr) -> PyResult<()> {
     let py = this.py();
@@ -202,7 +206,7 @@ pub(super) fn tell_error(this: Datagram<'_>, error: PyErr) -> PyResult<()> {
     }
 }
 
-/// Families whose addresses only the socket module understands.
+/// Receives through the socket object, for families whose addresses only the socket module understands.
 #[cold]
 fn receive_by_object(this: Datagram<'_>) -> PyResult<()> {
     let py = this.py();
@@ -233,7 +237,7 @@ fn receive_by_object(this: Datagram<'_>) -> PyResult<()> {
     }
 }
 
-/// True for what a socket object raises when the call has to be repeated later.
+/// True for the exceptions with which a socket object asks for the call to be repeated later.
 pub(super) fn is_temporary(py: Python<'_>, error: &PyErr) -> bool {
     error.is_instance_of::<PyBlockingIOError>(py) || error.is_instance_of::<PyInterruptedError>(py)
 }

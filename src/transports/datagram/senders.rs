@@ -1,7 +1,8 @@
-//! The address of the last sender, both as the kernel and as Python has it.
+//! The address of the last sender, as the kernel and as Python represent it.
 //!
-//! A server that answers passes the very object on that `datagram_received` got, which then needs no second look; and a
-//! peer that sends several datagrams in a row has its object made once.
+//! A server that answers a datagram usually passes back the address object that `datagram_received` got. The native
+//! address of that object is known here, so it need not be parsed. And when a peer sends several datagrams in a row,
+//! its object is made only once.
 
 use std::cell::RefCell;
 
@@ -14,7 +15,7 @@ use crate::binding::socket_object;
 
 pub(super) struct Senders {
     address: RefCell<Option<Address>>,
-    /// What stands for `address`: tuples, str and bytes, which cannot change.
+    /// The Python object for `address`. It consists of tuples, str and bytes, so it cannot change.
     object: ObjectCell,
 }
 
@@ -26,7 +27,7 @@ impl Senders {
         }
     }
 
-    /// The object for the sender of a datagram.
+    /// The Python object for the sender of a datagram.
     #[inline]
     pub(super) fn object_of<'py>(&self, py: Python<'py>, sender: Address) -> PyResult<Bound<'py, PyAny>> {
         if self.address.borrow().as_ref() == Some(&sender)
@@ -36,14 +37,14 @@ impl Senders {
         }
         let object = socket_object::address_object(py, &sender)?;
         if object.is_none() {
-            return Ok(object); // of a sender without a name, to which nothing can be sent
+            return Ok(object); // The sender has no name, so nothing can be sent to it.
         }
         self.object.set(object.clone());
         self.address.replace(Some(sender));
         Ok(object)
     }
 
-    /// The address of the last sender, if `object` is the one that stands for it.
+    /// The address of the last sender, if `object` is the object for it.
     #[inline]
     pub(super) fn address_of(&self, object: *mut ffi::PyObject) -> Option<Address> {
         if self.object.as_ptr() != object {

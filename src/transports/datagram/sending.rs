@@ -1,8 +1,8 @@
-//! The write side: a datagram is sent at once, wherever `sendto` is called; what the kernel does not take waits for
-//! writability, under the watermarks.
+//! The write side. `sendto` sends a datagram at once, wherever it is called. Datagrams that the kernel does not take
+//! are queued until the socket is writable, under the control of the watermarks.
 //!
-//! Replies are not collected for one `sendmmsg`: measured, it saves nothing, and errors would come later than
-//! asyncio's.
+//! Replies are not collected for one `sendmmsg`: according to measurements this saves nothing, and errors would be
+//! reported later than by asyncio.
 
 use std::io;
 
@@ -22,21 +22,21 @@ use crate::transports::ending;
 use crate::transports::flow;
 use crate::transports::outgoing::{Chunk, Data};
 
-/// Where a datagram goes.
+/// The destination of a datagram.
 enum Target {
-    /// To the peer that the socket is connected to.
+    /// The peer that the socket is connected to.
     Peer,
     Address(Address),
-    /// Through the socket object, which alone understands the address.
+    /// An address that only the socket object understands, which therefore does the sending.
     Object(AddressObject),
 }
 
-/// Any object that may be an address.
+/// A Python object that may be an address.
 struct AddressObject(ObjectCell);
 
 impl Drop for AddressObject {
     fn drop(&mut self) {
-        // SAFETY: targets live on the stack of native methods and inside transports, whose code runs attached.
+        // SAFETY: targets live on the stack of native methods and inside transports, and both run attached.
         drop(self.0.take(unsafe { Python::assume_attached() }));
     }
 }
@@ -48,7 +48,7 @@ pub(super) struct Outbound {
 }
 
 impl Outbound {
-    /// The address, if it may be any object.
+    /// The address, if it is an arbitrary Python object.
     pub(super) fn address_object(&self) -> Option<&ObjectCell> {
         match &self.target {
             Target::Object(address) => Some(&address.0),
@@ -56,25 +56,26 @@ impl Outbound {
         }
     }
 
+    /// The length that counts for the size of the buffer, in bytes.
     fn counted_len(&self) -> usize {
         self.data.as_ref().len() + HEADER_LEN
     }
 }
 
-/// What became of a datagram.
+/// The result of an attempt to send a datagram.
 enum Sent {
-    /// The kernel has it, or it is lost.
+    /// The kernel has taken the datagram, or the socket is gone and the datagram is lost.
     Done,
-    /// There is no space.
+    /// The kernel has no space for it now.
     Blocked,
-    /// The socket fails; the protocol has to be told.
+    /// The call failed with an OSError, which the protocol must get.
     Refused(PyErr),
-    /// No datagram at all: the address is of a wrong type, for instance.
+    /// The call failed with another exception, for instance because the address is of a wrong type.
     Failed(PyErr),
 }
 
-/// `sendto(data, addr)`. Err: wrong arguments, what the protocol's `error_received` raises, and what must leave the
-/// loop.
+/// `sendto(data, addr)`. Err is for wrong arguments, for what the protocol's `error_received` raises, and for
+/// exceptions that must leave the loop.
 #[inline]
 pub(super) fn send_to(this: Datagram<'_>, data: &Bound<'_, PyAny>, to: &Bound<'_, PyAny>) -> PyResult<()> {
     let data = Data::new(data)?;
@@ -101,7 +102,7 @@ pub(super) fn send_to(this: Datagram<'_>, data: &Bound<'_, PyAny>, to: &Bound<'_
     }
 }
 
-/// ValueError if the endpoint was made with a remote address and this is another one.
+/// ValueError if the endpoint was made with a remote address and `to` is a different one.
 #[inline]
 fn check_remote(this: Datagram<'_>, to: &Bound<'_, PyAny>) -> PyResult<()> {
     if to.is_none() {
@@ -156,7 +157,7 @@ fn send_native(this: Datagram<'_>, data: &[u8], target: &Target) -> Sent {
     }
 }
 
-/// `socket.sendto(data, address)`.
+/// Calls `socket.sendto(data, address)`.
 #[cold]
 fn send_by_object(this: Datagram<'_>, data: &Bound<'_, PyAny>, address: &AddressObject) -> Sent {
     let py = this.py();
@@ -176,7 +177,8 @@ fn send_by_object(this: Datagram<'_>, data: &Bound<'_, PyAny>, address: &Address
     }
 }
 
-/// `error_received(error)` inside `sendto`: in the caller's context, and the caller gets what it raises.
+/// Calls `error_received(error)` from within `sendto`: it runs in the caller's context, and the caller gets what it
+/// raises.
 #[cold]
 fn tell_sender(this: Datagram<'_>, error: PyErr) -> PyResult<()> {
     let py = this.py();
@@ -187,7 +189,7 @@ fn tell_sender(this: Datagram<'_>, error: PyErr) -> PyResult<()> {
     protocol.call_method1(name, (error.into_value(py),)).map(drop)
 }
 
-/// Queues a datagram until the descriptor is writable. A transport that has ended drops it.
+/// Queues a datagram until the socket is writable. Drops it if the transport has ended.
 #[cold]
 fn wait_writable(this: Datagram<'_>, data: &Data<'_, '_>, target: Target) -> PyResult<()> {
     if this.is_finished() {
@@ -207,7 +209,7 @@ fn wait_writable(this: Datagram<'_>, data: &Data<'_, '_>, target: Target) -> PyR
     maybe_pause(this)
 }
 
-/// The descriptor takes datagrams again.
+/// The socket is writable again.
 #[cold]
 pub(super) fn on_writable(this: Datagram<'_>) -> PyResult<()> {
     let py = this.py();
@@ -223,7 +225,7 @@ pub(super) fn on_writable(this: Datagram<'_>) -> PyResult<()> {
                 break;
             }
             Sent::Refused(error) => {
-                // The others are sent when the descriptor is reported once more.
+                // The other datagrams are sent at the next event of writability.
                 return receiving::tell_error(this, error);
             }
             Sent::Failed(error) => {
@@ -251,7 +253,7 @@ fn pop(this: Datagram<'_>) -> Option<Outbound> {
     Some(outbound)
 }
 
-/// Puts a datagram back, unless the transport has ended meanwhile.
+/// Puts a datagram back to the front of the queue, unless the transport has ended in the meantime.
 fn push_front(this: Datagram<'_>, outbound: Outbound) {
     if this.is_finished() {
         return;
@@ -261,14 +263,14 @@ fn push_front(this: Datagram<'_>, outbound: Outbound) {
     this.outgoing.borrow_mut().push_front(outbound);
 }
 
-/// Discards what has not been sent.
+/// Discards the datagrams that have not been sent.
 pub(super) fn drop_buffer(body: &DatagramBody) {
     drop(body.outgoing.take());
     body.outgoing_len.set(0);
     body.flags.clear(Flags::BLOCKED);
 }
 
-/// Calls `pause_writing` if what waits has passed the high watermark.
+/// Calls `pause_writing` if the size of the queue has risen above the high watermark.
 pub(super) fn maybe_pause(this: Datagram<'_>) -> PyResult<()> {
     if this.watermarks.must_pause(this.outgoing_len.get()) {
         return flow::pause(&this.event_loop, &this.calls, &this.to_bound());

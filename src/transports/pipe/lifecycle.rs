@@ -4,10 +4,11 @@
 //!   open --> connection_made --> registered --close(), EOF--> [buffer drains] --finish--> connection_lost --> closed
 //!                                     '-------- abort(), fault -----------------^
 //! ```
-//! `connection_lost` is always queued, never called inside the call that ends the transport, and comes once. The
-//! descriptor leaves the poller before it is queued, and the pipe object is closed after it has run.
+//! `connection_lost` is called exactly once. It is always queued, and never called from within the call that ends the
+//! transport. The descriptor leaves the poller before `connection_lost` is queued, and the pipe object is closed after
+//! `connection_lost` has run.
 //!
-//! An exception in the protocol is reported and ends nothing, as with asyncio's pipes.
+//! An exception in the protocol is reported but does not end the transport, as with asyncio's pipes.
 
 use std::os::fd::RawFd;
 
@@ -26,8 +27,9 @@ use crate::event_loop::reactor::FdUse;
 use crate::transports::ending::fatal_error;
 use crate::transports::object;
 
-/// Makes the transport of `pipe`, which it takes over, and queues its start: `connection_made`, then `waiter`. An
-/// error leaves the pipe to the caller; ValueError for what is neither a FIFO, nor a socket, nor a character device.
+/// Makes the transport of `pipe`, takes the pipe over, and queues the start, which calls `connection_made` and then
+/// completes `waiter`. After an error the pipe still belongs to the caller. ValueError unless the pipe is a FIFO, a
+/// socket or a character device.
 pub(super) fn open<'py, E: PipeEnd>(
     event_loop: &Bound<'py, PyAny>,
     pipe: &Bound<'py, PyAny>,
@@ -44,7 +46,7 @@ pub(super) fn open<'py, E: PipeEnd>(
         return Err(PyValueError::new_err(E::REFUSAL));
     }
     pipe::set_nonblocking(fd).map_err(|error| errors::os_error(&error))?;
-    // A terminal may be read and written through one descriptor, of which the poller takes only one at a time.
+    // A terminal may be read and written through one descriptor, but the poller accepts a descriptor only once.
     let is_taken = matches!(
         LoopObject::of(event_loop).reactor().fd_use(fd),
         Some(FdUse::Source(_))
@@ -69,16 +71,16 @@ pub(super) fn open<'py, E: PipeEnd>(
 }
 
 fn pipe_of<'py, E: PipeEnd>(transport: &Bound<'py, PyAny>) -> Pipe<'py, E> {
-    // SAFETY: called only with what `open` has just made.
+    // SAFETY: called only with an object that `open` has just made for this end.
     unsafe { object::object_of(transport) }
 }
 
-/// `connection_made`, then the wait for readiness begins, then the waiter is told.
+/// Calls `connection_made`, begins to wait for readiness, and completes the waiter.
 unsafe fn start<E: PipeEnd>(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
-    // SAFETY: queued by `open` with a transport of this type, whose reference the queue holds.
+    // SAFETY: queued by `open` with a transport of this type, to which the queue holds a reference.
     let this: Pipe<'_, E> = unsafe { This::new(py, object) };
     let own = this.to_bound();
-    // An exception that leaves the loop does not end the transport, which goes on in the next run.
+    // An exception that leaves the loop does not end the transport, which continues in the next run.
     let made = match this.calls.call(py, names(py).connection_made, &[&own]) {
         Ok(_) => Ok(()),
         Err(error) => object::report(this, error, "Exception in callback protocol.connection_made()"),
@@ -93,7 +95,7 @@ unsafe fn start<E: PipeEnd>(py: Python<'_>, object: *mut ffi::PyObject) -> PyRes
     made.and(entered).and(object::wake(py, &this.waiter))
 }
 
-/// Debug mode logs that the other end was closed.
+/// Logs in debug mode that the other end was closed.
 pub(super) fn log_closed_by_peer<E: PipeEnd>(this: Pipe<'_, E>) -> PyResult<()> {
     if !this.reactor().is_debug() {
         return Ok(());

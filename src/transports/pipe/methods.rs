@@ -1,5 +1,5 @@
-//! What Python sees of pipe transports: the methods of `asyncio.ReadTransport` and `asyncio.WriteTransport`, and
-//! `loop._read_pipe` and `loop._write_pipe`. `get_extra_info` is asyncio's own.
+//! The Python interface of pipe transports: the methods of `asyncio.ReadTransport` and `asyncio.WriteTransport`, and
+//! `loop._read_pipe` and `loop._write_pipe`. `get_extra_info` is inherited from asyncio.
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
@@ -129,25 +129,25 @@ fn open_writing<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object
     open::<Writing>(this, args)
 }
 
-/// Methods that this room adds to the loop's type.
+/// The methods that this module adds to the loop's type.
 pub(in crate::transports) fn loop_methods() -> Vec<ffi::PyMethodDef> {
     vec![
         method!(
             LoopObject,
             open_reading,
             "_read_pipe(pipe, protocol, waiter=None, extra=None)",
-            "The transport of the reading end of a pipe."
+            "Make the transport of the reading end of a pipe."
         ),
         method!(
             LoopObject,
             open_writing,
             "_write_pipe(pipe, protocol, waiter=None, extra=None)",
-            "The transport of the writing end of a pipe."
+            "Make the transport of the writing end of a pipe."
         ),
     ]
 }
 
-/// The rows that both types have.
+/// The methods that both types have.
 macro_rules! common_rows {
     ($end:ty) => {
         [
@@ -187,9 +187,14 @@ fn read_methods() -> Vec<ffi::PyMethodDef> {
             Layout,
             pause_reading,
             "pause_reading()",
-            "Read nothing until resume_reading()."
+            "Stop reading until resume_reading() is called."
         ),
-        method!(Layout, resume_reading, "resume_reading()", "Read again."),
+        method!(
+            Layout,
+            resume_reading,
+            "resume_reading()",
+            "Read again after pause_reading()."
+        ),
     ];
     methods.extend(common_rows!(Reading));
     methods
@@ -202,7 +207,7 @@ fn write_methods() -> Vec<ffi::PyMethodDef> {
             Layout,
             write,
             "write(data)",
-            "Write bytes-like data; queued if the pipe is full."
+            "Write bytes-like data, or queue it if the pipe is full."
         ),
         method!(
             Layout,
@@ -211,24 +216,24 @@ fn write_methods() -> Vec<ffi::PyMethodDef> {
             "Write several bytes-like objects in one call."
         ),
         method!(Layout, write_eof, "write_eof()", "The same as close()."),
-        method!(Layout, can_write_eof, "can_write_eof()", "True."),
+        method!(Layout, can_write_eof, "can_write_eof()", "Return True."),
         method!(
             Layout,
             close_writing,
             "close()",
-            "Write what is buffered, then close the pipe."
+            "Write the buffered data, then close the pipe."
         ),
         method!(
             Layout,
             abort,
             "abort()",
-            "Close the pipe now; what is buffered is lost."
+            "Close the pipe now and discard the buffered data."
         ),
         method!(
             Layout,
             get_write_buffer_size,
             "get_write_buffer_size()",
-            "Bytes that the kernel has not taken yet."
+            "The number of bytes that the kernel has not taken yet."
         ),
         method!(
             Layout,
@@ -247,7 +252,7 @@ fn write_methods() -> Vec<ffi::PyMethodDef> {
     methods
 }
 
-// ---- attributes that programs written for asyncio's own transports look at --------------------------------------
+// ---- private attributes of asyncio's transports that programs use -----------------------------------------------
 
 fn get_pipe<E: PipeEnd>(this: Pipe<'_, E>) -> Object<'_> {
     Ok(this.pipe.get(this.py()).unwrap_or_else(|| none(this.py())))
@@ -270,7 +275,7 @@ fn is_protocol_paused(this: Pipe<'_, Writing>) -> Object<'_> {
     Ok(bool_object(this.py(), is_paused))
 }
 
-/// The rows that both types have.
+/// The attributes that both types have.
 macro_rules! common_getters {
     ($layout:ty, $end:ty) => {
         [

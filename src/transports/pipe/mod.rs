@@ -1,11 +1,12 @@
-//! `ReadPipeTransport` and `WritePipeTransport`: the two ends of pipes, FIFOs, terminals and sockets used one way.
+//! `ReadPipeTransport` and `WritePipeTransport`: the transports of the two ends of pipes, FIFOs, terminals, and sockets
+//! that are used in one direction.
 //!
-//! - `lifecycle`: from `connection_made` to `connection_lost`, the same for both
+//! - `lifecycle`: from `connection_made` to `connection_lost`, the same for both ends
 //! - `reading`, `writing`: the two ends
-//! - `methods`: what Python sees
+//! - `methods`: the Python methods and attributes
 //!
-//! The object belongs to the loop's thread. It owns the pipe object it was given, which owns the descriptor and is
-//! closed exactly once. All fields are cells: a call into Python may re-enter every method.
+//! The object is used on the loop's thread only. It owns the pipe object that it was given; that object owns the
+//! descriptor and is closed exactly once. All fields are cells, because a call into Python may re-enter every method.
 
 mod lifecycle;
 mod methods;
@@ -34,49 +35,49 @@ use crate::event_loop::source::Source;
 
 pub(super) use methods::{loop_methods, register};
 
-/// What differs between the two ends.
+/// The parts that differ between the two ends.
 pub(super) trait PipeEnd: Sized {
     const NAME: &'static CStr;
     const DOC: &'static CStr;
-    /// Of the ValueError for what cannot be polled.
+    /// The message of the ValueError for a file that cannot be polled.
     const REFUSAL: &'static str;
 
     fn new(kind: FileKind) -> Self;
 
-    /// The type that `register` has made.
+    /// The Python type of this end, which `register` has made.
     fn kind() -> &'static AtomicPtr<ffi::PyTypeObject>;
 
-    /// The interest that follows from the state.
+    /// The events to wait for, derived from the transport's state.
     fn wanted_interest(pipe: &PipeBody<Self>) -> Interest;
 
     fn on_ready(this: Pipe<'_, Self>, readiness: Readiness) -> PyResult<()>;
 
-    /// Whether an OSError of this end is part of normal operation, which is not reported.
+    /// Whether an OSError with this errno is part of normal operation on this end. Such errors are not reported.
     fn is_ordinary(errno: Option<i32>) -> bool;
 
-    /// Discards what has not been sent.
+    /// Discards the data that has not been sent.
     fn drop_buffer(&self) {}
 
-    /// What `repr()` shows while the pipe is open: what the poller waits for, what is buffered.
+    /// The part of the repr that an open pipe has: the events that the poller waits for, and the size of the buffer.
     fn describe(pipe: &PipeBody<Self>) -> String;
 }
 
 pub(super) struct PipeBody<E> {
     /// The object that owns the descriptor; empty once it is closed.
     pipe: ObjectCell,
-    /// The Future that waits for the transport to be set up.
+    /// The Future to complete when the transport is set up.
     waiter: ObjectCell,
-    /// What `connection_lost` will be called with.
+    /// The exception to pass to `connection_lost`; empty for None.
     exception: ObjectCell,
     calls: ProtocolCalls,
     registration: Registration,
-    /// A descriptor of our own, if another transport polls the pipe's already.
+    /// A descriptor of our own, if another transport already polls the pipe's descriptor.
     duplicate: Cell<Option<OwnedFd>>,
     /// The pipe's descriptor, kept for `repr()`.
     fileno: RawFd,
-    /// `close()`, `write_eof()` or `abort()` was called, the stream has ended, or the pipe failed.
+    /// Set when `close()`, `write_eof()` or `abort()` was called, the stream has ended, or the pipe has failed.
     is_closing: Cell<bool>,
-    /// All I/O has stopped and `connection_lost` is queued.
+    /// Set when all I/O has stopped and `connection_lost` is queued.
     is_finished: Cell<bool>,
     end: E,
 }
@@ -84,7 +85,7 @@ pub(super) struct PipeBody<E> {
 pub(super) type PipeObject<E> = TransportObject<PipeBody<E>>;
 pub(super) type Pipe<'py, E> = This<'py, PipeObject<E>>;
 
-/// Brings the poller in line with the state. If that fails the transport does.
+/// Makes the poller wait for the events that the transport's state requires. A failure ends the transport.
 fn sync_interest<E: PipeEnd>(this: Pipe<'_, E>) -> PyResult<()> {
     let wanted = E::wanted_interest(&this);
     match this.registration.sync(this.py(), this.reactor(), wanted) {
@@ -152,7 +153,7 @@ impl<E: PipeEnd> Body for PipeBody<E> {
     const NAME: &'static CStr = E::NAME;
     const DOC: &'static CStr = E::DOC;
 
-    /// `<ReadPipeTransport fd=7 polling>`, the words of asyncio's own transports.
+    /// `<ReadPipeTransport fd=7 polling>`, in the words that asyncio's own transports use.
     fn describe(this: Pipe<'_, E>) -> String {
         let name = E::NAME.to_string_lossy();
         let name = name.rsplit('.').next().unwrap_or_default();
@@ -198,7 +199,8 @@ impl<E: PipeEnd> Body for PipeBody<E> {
     }
 }
 
-/// The state around `pipe`, whose descriptor is `fd` and of this kind; `duplicate` is polled in its place.
+/// The body of the transport of `pipe`. `fd` is the pipe's descriptor and `kind` the kind of its file. If there is a
+/// `duplicate`, that is polled instead of `fd`.
 fn new_body<E: PipeEnd>(
     pipe: &Bound<'_, PyAny>,
     fd: RawFd,

@@ -1,4 +1,4 @@
-//! The end that reads: one `read` per readiness, through the loop's scratch buffer.
+//! The reading end: each time the pipe is ready, one `read` through the loop's scratch buffer.
 
 use std::cell::Cell;
 use std::ffi::CStr;
@@ -53,11 +53,12 @@ impl PipeEnd for Reading {
         if is_reading(&this) {
             return on_readable(this);
         }
-        // Reading was paused after the poller was set. Only now it is worth a system call.
+        // Reading was paused, but the poller still waits for data. Changing it costs a system call, which only pays off
+        // now that data has come.
         sync_interest(this)
     }
 
-    /// A terminal whose other side has hung up fails with EIO.
+    /// EIO is ordinary: a terminal fails with it when its other side has hung up.
     fn is_ordinary(errno: Option<i32>) -> bool {
         errno == Some(libc::EIO)
     }
@@ -76,7 +77,7 @@ pub(super) fn is_reading(pipe: &PipeBody<Reading>) -> bool {
     !pipe.is_closing.get() && !pipe.end.is_paused.get()
 }
 
-/// `pause_reading()`. The poller is changed only if data comes meanwhile: most pauses end before that.
+/// `pause_reading()`. The poller is changed only when data comes during the pause; most pauses end before that.
 pub(super) fn pause(this: Pipe<'_, Reading>) -> PyResult<()> {
     if !is_reading(&this) {
         return Ok(());
@@ -91,7 +92,8 @@ pub(super) fn resume(this: Pipe<'_, Reading>) -> PyResult<()> {
         return Ok(());
     }
     this.end.is_paused.set(false);
-    // The poller was not changed for a pause in which nothing came.
+    // If no data came during the pause, the poller was not changed and `sync_interest` does nothing. The next iteration
+    // must poll in any case.
     this.reactor().poll_next(Interest::READ);
     sync_interest(this)?;
     object::log_change(this, "%r resumes reading")
@@ -112,7 +114,7 @@ fn on_readable(this: Pipe<'_, Reading>) -> PyResult<()> {
         Ok(Some(Ok(data))) => {
             let delivered = match this.calls.receiver() {
                 Receiver::Data => this.calls.data_received(py, &data),
-                // Pipes call nothing else: a BufferedProtocol needs the method as well.
+                // As in asyncio, a pipe calls no other method, so that a BufferedProtocol needs `data_received` too.
                 _ => this.calls.call(py, names(py).data_received, &[&data]).map(drop),
             };
             match delivered {
@@ -131,7 +133,8 @@ fn on_readable(this: Pipe<'_, Reading>) -> PyResult<()> {
     }
 }
 
-/// Reads once into an exactly sized `bytes`, whose making may fail. None at the end of the stream.
+/// Reads once and makes a `bytes` object of the exact size. The inner result is an error if that object cannot be made.
+/// None at the end of the stream.
 fn read(this: Pipe<'_, Reading>) -> io::Result<Option<PyResult<Bound<'_, PyAny>>>> {
     let py = this.py();
     let fd = this.registration.usable_fd(py)?;
@@ -141,7 +144,7 @@ fn read(this: Pipe<'_, Reading>) -> io::Result<Option<PyResult<Bound<'_, PyAny>>
         if len_bytes == 0 {
             return Ok(None);
         }
-        // SAFETY: read has written `len_bytes` bytes; making a bytes object copies them and runs no Python code.
+        // SAFETY: `read` has written `len_bytes` bytes; making a bytes object copies them and runs no Python code.
         Ok(Some(unsafe {
             let made = ffi::PyBytes_FromStringAndSize(scratch.as_ptr().cast(), len_bytes as ffi::Py_ssize_t);
             Bound::from_owned_ptr_or_err(py, made)
@@ -149,10 +152,10 @@ fn read(this: Pipe<'_, Reading>) -> io::Result<Option<PyResult<Bound<'_, PyAny>>
     })
 }
 
-/// The last writer has closed the pipe. The result of `eof_received` makes no difference.
+/// The last writer has closed the pipe. The transport closes too, whatever `eof_received` returns.
 fn on_eof(this: Pipe<'_, Reading>) -> PyResult<()> {
     lifecycle::log_closed_by_peer(this)?;
-    // First of all, so that what eof_received schedules comes after connection_lost.
+    // This comes first, so that callbacks that eof_received schedules run after connection_lost.
     ending::finish(this, None)?;
     match this.calls.call(this.py(), names(this.py()).eof_received, &[]) {
         Ok(_) => Ok(()),

@@ -1,5 +1,5 @@
-//! The end that writes: at once what the kernel takes, the rest when it takes more. It also notices when the last
-//! reader goes away.
+//! The writing end. Data that the kernel takes is written at once, and the rest when the pipe can take more. The
+//! transport also notices when the last reader has closed the pipe.
 
 use std::cell::Cell;
 use std::ffi::CStr;
@@ -25,9 +25,9 @@ pub(super) struct Writing {
     pub(super) outgoing: Outgoing,
     /// The out-buffer waits for the descriptor to become writable.
     pub(super) is_blocked: Cell<bool>,
-    /// Whether readability means that the last reader is gone.
+    /// Whether an event of readability means that the last reader has closed the pipe.
     tells_of_lost_reader: bool,
-    /// The number of writes after the end of the pipe, and of those that failed.
+    /// The number of failed writes, and of writes after the end of the pipe.
     lost_writes: Cell<u8>,
 }
 
@@ -101,7 +101,7 @@ pub(super) fn write(this: Pipe<'_, Writing>, data: &Bound<'_, PyAny>) -> PyResul
         return Ok(());
     }
     let outgoing = &this.end.outgoing;
-    // First: the `fileno()` of an unusual pipe object may write.
+    // This comes first, because the `fileno()` of an unusual pipe object may write.
     let fd = this.registration.usable_fd(this.py());
     if this.end.is_blocked.get() {
         outgoing.push(&data)?;
@@ -122,7 +122,7 @@ pub(super) fn write(this: Pipe<'_, Writing>, data: &Bound<'_, PyAny>) -> PyResul
     wait_writable(this)
 }
 
-/// `writelines(list_of_data)`: one system call for all of them.
+/// `writelines(list_of_data)`: writes all objects with one system call.
 pub(super) fn writelines(this: Pipe<'_, Writing>, items: &Bound<'_, PyAny>) -> PyResult<()> {
     let items: Vec<_> = items.try_iter()?.collect::<PyResult<_>>()?;
     let data: Vec<_> = items.iter().map(Data::new).collect::<PyResult<_>>()?;
@@ -143,7 +143,7 @@ pub(super) fn writelines(this: Pipe<'_, Writing>, items: &Bound<'_, PyAny>) -> P
     }
 }
 
-/// `write_eof()` and `close()`: what is buffered still leaves, then the pipe is closed.
+/// `write_eof()` and `close()`: write the buffered data, then close the pipe.
 pub(super) fn close(this: Pipe<'_, Writing>) -> PyResult<()> {
     if this.is_closing.get() {
         return Ok(());
@@ -153,20 +153,20 @@ pub(super) fn close(this: Pipe<'_, Writing>) -> PyResult<()> {
     if !this.end.is_blocked.get() {
         return ending::finish(this, None);
     }
-    // If somebody else has closed the pipe, the wait would never end.
+    // If other code has closed the pipe, waiting for the buffer to drain would never end.
     match this.registration.usable_fd(this.py()) {
         Ok(_) => Ok(()),
         Err(error) => on_write_error(this, &error),
     }
 }
 
-/// `abort()`: what is buffered is lost.
+/// `abort()`: closes the pipe and discards the buffered data.
 pub(super) fn abort(this: Pipe<'_, Writing>) -> PyResult<()> {
     object::check_thread(this)?;
     ending::finish(this, None)
 }
 
-/// True if the pipe has ended. The write is then counted, and logged from the sixth on.
+/// True if the pipe has ended. The write is then counted, and from the sixth on it logs a warning.
 fn is_lost(this: Pipe<'_, Writing>) -> PyResult<bool> {
     let lost_writes = &this.end.lost_writes;
     if lost_writes.get() == 0 && !this.is_closing.get() {
@@ -177,7 +177,7 @@ fn is_lost(this: Pipe<'_, Writing>) -> PyResult<bool> {
     Ok(true)
 }
 
-/// One or more system calls; Ok with data left over means that the pipe is full.
+/// Writes from the out-buffer with one or more system calls. Ok with data left over means that the pipe is full.
 fn drain(this: Pipe<'_, Writing>) -> io::Result<()> {
     let fd = this.registration.usable_fd(this.py())?;
     let counters = &this.reactor().counters;
@@ -204,7 +204,7 @@ fn maybe_pause(this: Pipe<'_, Writing>) -> PyResult<()> {
     Ok(())
 }
 
-/// The watermarks were moved while data waits.
+/// The watermarks were changed: pauses the protocol if it has to be paused now.
 pub(super) fn limits_changed(this: Pipe<'_, Writing>) -> PyResult<()> {
     if this.end.is_blocked.get() {
         return maybe_pause(this);
@@ -221,7 +221,7 @@ fn on_writable(this: Pipe<'_, Writing>) -> PyResult<()> {
         end.is_blocked.set(false);
     }
     if end.outgoing.must_resume() {
-        // The protocol may write, close or abort in it.
+        // The protocol may write, close or abort inside this call.
         flow::resume(&this.event_loop, &this.calls, &this.to_bound())?;
     }
     if end.is_blocked.get() {
@@ -244,7 +244,8 @@ fn on_write_error(this: Pipe<'_, Writing>, error: &io::Error) -> PyResult<()> {
     )
 }
 
-/// The last reader has gone: `BrokenPipeError` if something was still to be written, otherwise an ordinary end.
+/// The last reader has closed the pipe. `connection_lost` gets `BrokenPipeError` if there was data left to write,
+/// otherwise None.
 #[cold]
 fn on_reader_lost(this: Pipe<'_, Writing>) -> PyResult<()> {
     lifecycle::log_closed_by_peer(this)?;

@@ -4,8 +4,9 @@
 //!   accept/open --> connection_made --> registered --close()--> [buffer drains] --finish--> connection_lost --> closed
 //!                                            '------- abort(), fault ------------------^
 //! ```
-//! `connection_lost` is always queued, never called inside the call that ends the connection, and comes once. The
-//! descriptor leaves the poller before it is queued and is closed after it has run.
+//! `connection_lost` is called once, or not at all if `connection_made` was never called. It is always queued, and
+//! never called from within the call that ends the connection. The descriptor leaves the poller before
+//! `connection_lost` is queued, and is closed after `connection_lost` has run.
 
 use std::os::fd::{IntoRawFd, OwnedFd, RawFd};
 
@@ -25,13 +26,14 @@ use crate::transports::ending::{closed_error, fatal_error, finish};
 use crate::transports::object;
 use crate::transports::protocol::{ProtocolCalls, Receiver, run_in};
 
-/// Sets up an accepted connection: protocol, transport, `connection_made`, all of them in `context`, which is the
-/// connection's own. Err is only for what must leave the loop; every other fault is reported and closes only this
-/// connection.
+/// Sets up an accepted connection: makes the protocol and the transport and calls `connection_made`, all in `context`,
+/// which belongs to this connection alone. Err is only for exceptions that must leave the loop; every other fault is
+/// reported and closes only this connection.
 ///
-/// asyncio does this in a task, and queues `connection_made`. The difference does not show as long as nothing is queued
-/// meanwhile. If the factory, or another thread, has scheduled something, that comes before `connection_made`; and
-/// until what was scheduled by then has run, there is a task whose cancellation closes the connection.
+/// asyncio does this in a task and queues `connection_made`. The difference is visible only if the factory,
+/// `connection_made` or another thread queues something in the meantime. Two measures keep asyncio's behaviour in that
+/// case: work that was queued before `connection_made` runs before it; and until the queued work has run, there is a
+/// task whose cancellation closes the connection, like asyncio's.
 pub(in crate::transports) fn accept(
     event_loop: &Bound<'_, PyAny>,
     fd: OwnedFd,
@@ -71,7 +73,7 @@ pub(in crate::transports) fn accept(
         return fatal_error(this, error, "Error on transport creation for incoming connection");
     }
     if matches!(this.calls.receiver(), Receiver::Native) {
-        // TLS, whose handshake is a task of its own.
+        // TLS, whose handshake has a task of its own.
         return start(this);
     }
     if reactor.ready_len() != queued {
@@ -87,7 +89,7 @@ pub(in crate::transports) fn accept(
 /// Queues `connection_made` of an accepted connection.
 #[cold]
 fn start_later(this: Stream<'_>, server: &Bound<'_, PyAny>) -> PyResult<()> {
-    // A search for the connections of the server finds it.
+    // Enter the transport into the fd table now, where a search for the server's connections must find it.
     if let Err(error) = this.registration.enter(this, this.reactor(), Interest::NONE) {
         return fatal_error(this, errors::os_error(&error), "Fatal error on socket transport");
     }
@@ -98,8 +100,8 @@ fn start_later(this: Stream<'_>, server: &Bound<'_, PyAny>) -> PyResult<()> {
     Ok(())
 }
 
-/// `server._accepting(transport, is_waiting)`: makes the task that stands for accepting; the Future that it waits for,
-/// if it waits.
+/// Calls `server._accepting(transport, is_waiting)`, which makes the task that asyncio would accept the connection in.
+/// Returns the Future that the task waits for, if it waits.
 fn accepting<'py>(
     this: Stream<'py>,
     server: &Bound<'py, PyAny>,
@@ -118,7 +120,8 @@ fn accepting<'py>(
     }
 }
 
-/// Makes the transport of a connected socket object and queues its start: `connection_made`, then `waiter`.
+/// Makes the transport of a connected socket object and queues its start, which calls `connection_made` and then
+/// completes `waiter`.
 pub(super) fn open<'py>(
     event_loop: &Bound<'py, PyAny>,
     socket: &Bound<'py, PyAny>,
@@ -136,7 +139,7 @@ pub(super) fn open<'py>(
     }
     let peer = socket::peer_address(fd).ok();
     if peer.as_ref().is_none_or(|peer| peer.family() != libc::AF_UNIX) {
-        // This fails for what is not TCP, where no timer delays small segments.
+        // The call fails for sockets that are not TCP; those have no timer that delays small segments.
         let _ = socket::set_nodelay(fd);
     }
     let transport = new_stream(
@@ -171,18 +174,19 @@ pub(super) fn stream_of<'py>(transport: &Bound<'py, PyAny>) -> Stream<'py> {
 }
 
 unsafe fn start_queued(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
-    // SAFETY: queued by `open` with a transport, whose reference the queue holds.
+    // SAFETY: queued by `open` or `start_later` with a transport, to which the queue holds a reference.
     let this: Stream<'_> = unsafe { This::new(py, object) };
     let started = start(this);
     started.and(object::wake(py, &this.waiter))
 }
 
-/// `connection_made`, then the wait for data begins. Err is what leaves the loop: the connection goes on with the next
-/// run.
+/// Calls `connection_made` and begins to wait for data. Err is an exception that leaves the loop; it does not end the
+/// connection, which continues in the next run.
 fn start(this: Stream<'_>) -> PyResult<()> {
     let py = this.py();
     if this.lost_writes.get() != 0 {
-        // Aborted before it began: connection_lost is queued, and without connection_made it is not called.
+        // The connection was aborted before it began. The queued `lose` does not call connection_lost then, because
+        // connection_made was never called.
         return Ok(());
     }
     this.flags.set(Flags::MADE);
@@ -206,7 +210,7 @@ fn start(this: Stream<'_>) -> PyResult<()> {
     failed.and(register(this))
 }
 
-/// Enters the transport into the loop's fd table, unless it is closed already.
+/// Enters the transport into the loop's fd table, unless the connection has ended already.
 fn register(this: Stream<'_>) -> PyResult<()> {
     if this.lost_writes.get() != 0 {
         return Ok(());
@@ -221,7 +225,7 @@ fn register(this: Stream<'_>) -> PyResult<()> {
     }
 }
 
-/// `close()`: what is buffered still leaves, then the connection ends.
+/// `close()`: sends the buffered data, then ends the connection.
 pub(super) fn close(this: Stream<'_>) -> PyResult<()> {
     if this.flags.has(Flags::CLOSING) {
         return Ok(());
@@ -232,10 +236,10 @@ pub(super) fn close(this: Stream<'_>) -> PyResult<()> {
     }
     this.flags.set(Flags::CLOSING);
     if this.flags.has(Flags::BLOCKED) {
-        // A transport that was never registered waits for its buffer too.
+        // A transport that was not registered yet must be, to wait for its buffer to drain.
         register(this)?;
         if this.usable_fd(this.py()).is_err() {
-            // The wait would never end.
+            // Waiting for the buffer to drain would never end.
             return fatal_error(this, closed_error(), "Fatal error on socket transport");
         }
         return sync_interest(this);
@@ -243,8 +247,8 @@ pub(super) fn close(this: Stream<'_>) -> PyResult<()> {
     finish(this, None)
 }
 
-/// `abort()`: the connection ends now; what is buffered is lost. Corked data is sent first, as it would have been
-/// had every write left at once.
+/// `abort()`: ends the connection now and discards the buffered data. Corked and held data is sent first, since without
+/// corking it would have been sent already.
 pub(super) fn abort(this: Stream<'_>) -> PyResult<()> {
     abort_with(this, None)
 }
@@ -279,7 +283,7 @@ pub(super) fn close_descriptor(py: Python<'_>, body: &StreamBody) {
 }
 
 fn close_raw(fd: RawFd) {
-    // SAFETY: the caller owned the descriptor and forgets it. An error says nothing that could be acted on: Linux
-    // has released the descriptor in any case (close(2)).
+    // SAFETY: the caller owned the descriptor and does not use it again. An error is ignored, since nothing could be
+    // done about it: Linux has released the descriptor in any case (close(2)).
     unsafe { libc::close(fd) };
 }

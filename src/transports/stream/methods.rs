@@ -1,4 +1,4 @@
-//! What Python sees of a stream transport: the methods of `asyncio.Transport`.
+//! The Python interface of a stream transport: the methods of `asyncio.Transport`, and asyncio's private attributes.
 
 use grapeshot_core::sys::poller::Interest;
 use pyo3::exceptions::PyTypeError;
@@ -81,7 +81,7 @@ fn is_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
 
 fn pause_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
     if !this.flags.has(Flags::CLOSING) {
-        // The poller is changed only if data comes meanwhile: most pauses end before that.
+        // The poller is changed only when data comes during the pause; most pauses end before that.
         let was_reading = !this.flags.has(Flags::PAUSED);
         this.flags.set(Flags::PAUSED);
         if was_reading {
@@ -94,7 +94,8 @@ fn pause_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
 fn resume_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
     if !this.flags.has(Flags::CLOSING) && this.flags.has(Flags::PAUSED) {
         this.flags.clear(Flags::PAUSED);
-        // The poller was not changed for a pause in which nothing came.
+        // If no data came during the pause, the poller was not changed and `sync_interest` does nothing. The next
+        // iteration must poll in any case.
         this.reactor().poll_next(Interest::READ);
         sync_interest(this)?;
         object::log_change(this, "%r resumes reading")?;
@@ -103,7 +104,7 @@ fn resume_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
 }
 
 fn get_write_buffer_size<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
-    // Corked data does not wait for the peer, so it is sent before the answer.
+    // Corked data is not waiting for the peer, so it is sent before the size is determined.
     writing::uncork(this)?;
     let len_bytes = this.outgoing.len_bytes();
     Ok(len_bytes.into_pyobject(this.py())?.into_any())
@@ -130,7 +131,8 @@ fn set_write_buffer_limits<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Objec
 
 fn set_protocol<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
     if let Some(protocol) = args.get(0) {
-        // If the kernel does not take all of it, that concerns the protocol that has written it.
+        // If the kernel does not take all of the held data, `pause_writing` must go to the protocol that has written
+        // it.
         writing::send_held(this)?;
         this.calls.bind(&protocol)?;
     }
@@ -179,8 +181,8 @@ fn get_extra_info<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
     }
 }
 
-/// `<StreamTransport fd=7 read=polling write=<idle, bufsize=0>>`, or `<StreamTransport closed fd=7>`: the words of
-/// asyncio's own transports.
+/// `<StreamTransport fd=7 read=polling write=<idle, bufsize=0>>`, or `<StreamTransport closed fd=7>`, in the words that
+/// asyncio's own transports use.
 pub(super) fn describe(this: Stream<'_>) -> String {
     let mut text = String::from("<StreamTransport");
     let is_open = this.fd() >= 0;
@@ -233,14 +235,14 @@ fn is_protocol_paused(this: Stream<'_>) -> Object<'_> {
     Ok(bool_object(this.py(), this.outgoing.watermarks.is_paused()))
 }
 
-/// `_paused`: what asyncio's own transport calls `pause_reading()` being in force.
+/// The attribute `_paused`, with which asyncio's own transport tells that `pause_reading()` is in force.
 fn is_reading_paused(this: Stream<'_>) -> Object<'_> {
     Ok(bool_object(this.py(), this.flags.has(Flags::PAUSED)))
 }
 
 // ---- on the loop ---------------------------------------------------------------------------------------------
 
-/// `loop._stream(sock, protocol, waiter=None, server=None)`: the transport of a connected, nonblocking socket.
+/// `loop._stream(sock, protocol, waiter=None, server=None)`: makes the transport of a connected, non-blocking socket.
 fn open_stream<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     this.reactor().check_closed()?;
     let [socket, protocol, waiter, server] = args.bind()?;
@@ -260,27 +262,27 @@ fn server_transports<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> O
     let stream_type = super::STREAM_TYPE.load(std::sync::atomic::Ordering::Relaxed);
     let mut transports = this.reactor().sources(py);
     transports.retain(|source| {
-        // SAFETY: the source is alive; only its type is read.
+        // SAFETY: the source is alive, and only its type is read.
         let kind = unsafe { ffi::Py_TYPE(source.as_ptr()) };
         kind == stream_type && lifecycle::stream_of(source).server.as_ptr() == server.as_ptr()
     });
     Ok(pyo3::types::PyList::new(py, transports)?.into_any())
 }
 
-/// Methods that this room adds to the loop's type.
+/// The methods that this module adds to the loop's type.
 pub(in crate::transports) fn loop_methods() -> Vec<ffi::PyMethodDef> {
     vec![
         method!(
             LoopObject,
             open_stream,
             "_stream(sock, protocol, waiter=None, server=None)",
-            "The transport of a connected stream socket."
+            "Make the transport of a connected stream socket."
         ),
         method!(
             LoopObject,
             server_transports,
             "_server_transports(server)",
-            "The open transports of a server."
+            "Return the open transports of a server."
         ),
     ]
 }
@@ -291,7 +293,7 @@ fn methods() -> Vec<ffi::PyMethodDef> {
             StreamObject,
             write,
             "write(data)",
-            "Send bytes-like data; queued if the kernel takes no more."
+            "Send bytes-like data, or queue it if the kernel takes no more."
         ),
         method!(
             StreamObject,
@@ -303,14 +305,14 @@ fn methods() -> Vec<ffi::PyMethodDef> {
             StreamObject,
             write_eof,
             "write_eof()",
-            "End our side once the buffer is empty."
+            "End our side of the connection once the buffer is empty."
         ),
-        method!(StreamObject, can_write_eof, "can_write_eof()", "True."),
+        method!(StreamObject, can_write_eof, "can_write_eof()", "Return True."),
         method!(
             StreamObject,
             close,
             "close()",
-            "Send what is buffered, then end the connection."
+            "Send the buffered data, then end the connection."
         ),
         method!(StreamObject, abort, "abort()", "End the connection now."),
         method!(
@@ -335,14 +337,19 @@ fn methods() -> Vec<ffi::PyMethodDef> {
             StreamObject,
             pause_reading,
             "pause_reading()",
-            "Receive nothing until resume_reading()."
+            "Stop receiving until resume_reading() is called."
         ),
-        method!(StreamObject, resume_reading, "resume_reading()", "Receive again."),
+        method!(
+            StreamObject,
+            resume_reading,
+            "resume_reading()",
+            "Receive again after pause_reading()."
+        ),
         method!(
             StreamObject,
             get_write_buffer_size,
             "get_write_buffer_size()",
-            "Bytes that the kernel has not taken yet."
+            "The number of bytes that the kernel has not taken yet."
         ),
         method!(
             StreamObject,
@@ -378,26 +385,26 @@ fn methods() -> Vec<ffi::PyMethodDef> {
             StreamObject,
             start_sendfile,
             "_start_sendfile(future, /)",
-            "Refuse writes; the future is done once the buffer is empty."
+            "Refuse writes, and complete the future once the buffer is empty."
         ),
         method!(
             StreamObject,
             wait_writable,
             "_wait_writable(future, /)",
-            "The future is done once the socket takes data."
+            "Complete the future once the socket can take data."
         ),
         method!(
             StreamObject,
             end_sendfile,
             "_end_sendfile()",
-            "Take writes again."
+            "Accept writes again."
         ),
     ]
 }
 
-// ---- attributes that programs written for asyncio's own transport look at ---------------------------------------
+// ---- private attributes of asyncio's transport that programs use ------------------------------------------------
 
-/// The same view as `get_extra_info("socket")`: asyncio's is the socket itself.
+/// The same object as `get_extra_info("socket")`, a `TransportSocket`. asyncio's attribute is the socket itself.
 fn get_socket(this: Stream<'_>) -> Object<'_> {
     let py = this.py();
     writing::uncork(this)?;
@@ -442,7 +449,7 @@ fn getters() -> Vec<ffi::PyGetSetDef> {
         shown!(StreamObject, c"_protocol", object::protocol::<StreamBody>, c"The protocol."),
         shown!(StreamObject, c"_sock", get_socket, c"The socket as a TransportSocket, None once it is closed."),
         shown!(StreamObject, c"_sock_fd", get_number, c"The number of the descriptor."),
-        shown!(StreamObject, c"_server", get_server, c"The server that has accepted the connection."),
+        shown!(StreamObject, c"_server", get_server, c"The server that accepted the connection."),
         shown!(StreamObject, c"_closing", get_closing, c"True once the connection is ending."),
         shown!(StreamObject, c"_eof", get_eof, c"True after write_eof()."),
         shown!(StreamObject, c"_conn_lost", get_lost, c"0 while connected."),
@@ -457,9 +464,9 @@ pub(in crate::transports) fn register(module: &Bound<'_, PyModule>) -> PyResult<
     let bases = [names(module.py()).transport_type];
     let kind = object::make_type::<StreamBody>(module, &bases, methods(), getters(), &STREAM_TYPE)?;
     OWN_METHODS.remember(&kind, &["write", "_force_close", "is_closing"])?;
-    // What start_tls() asks of a transport.
+    // start_tls() checks this attribute of a transport.
     kind.setattr("_start_tls_compatible", true)?;
-    // What asyncio's `loop.sendfile` asks of a transport.
+    // asyncio's `loop.sendfile` checks this attribute of a transport.
     let mode = module
         .py()
         .import("asyncio.constants")?

@@ -1,11 +1,11 @@
 //! `StreamTransport`: the transport of connected stream sockets (TCP and Unix), for Protocol and BufferedProtocol.
 //!
 //! - `lifecycle`: from `connection_made` to `connection_lost`
-//! - `reading`, `writing`: the two directions; `sendfile`: what the transport does for `loop.sendfile`
-//! - `methods`: what Python sees
+//! - `reading`, `writing`: the two directions; `sendfile`: the transport's part in `loop.sendfile`
+//! - `methods`: the Python methods and attributes
 //!
-//! The object belongs to the loop's thread. It owns its descriptor, closes it exactly once, and is entered in the
-//! loop's fd table while it waits for anything. All fields are cells: a call into Python may re-enter every method.
+//! The object is used on the loop's thread only. It owns its descriptor and closes it exactly once. It is in the loop's
+//! fd table while it waits for an event. All fields are cells, because a call into Python may re-enter every method.
 
 mod lifecycle;
 mod methods;
@@ -53,19 +53,19 @@ bitflags::bitflags! {
         const CLOSING = 1 << 1;
         /// `write_eof()` was called.
         const EOF_WRITTEN = 1 << 2;
-        /// The peer has ended its side and the protocol wants to go on writing.
+        /// The peer has ended its side, and the protocol wants to continue writing.
         const EOF_RECEIVED = 1 << 3;
-        /// The protocol's own callback runs: writes are corked until it returns.
+        /// A callback of the transport's own protocol is running: writes are corked until it returns.
         const CORKED = 1 << 4;
         /// The out-buffer waits for the descriptor to become writable.
         const BLOCKED = 1 << 5;
-        /// `connection_made` was called, so `connection_lost` must be.
+        /// `connection_made` was called, so `connection_lost` must be called too.
         const MADE = 1 << 6;
-        /// `loop.sendfile` writes to the socket, and nobody else may.
+        /// `loop.sendfile` writes to the socket, and all other writes are refused.
         const SENDFILE = 1 << 7;
-        /// On the loop's list: writes wait for the end of the running step.
+        /// The transport is on the loop's list: its writes wait for the end of the running step.
         const HELD = 1 << 8;
-        /// Among the loop's open connections.
+        /// The loop counts the transport among its open connections.
         const COUNTED = 1 << 9;
     }
 }
@@ -73,20 +73,20 @@ bitflags::bitflags! {
 pub(super) struct StreamBody {
     /// The server that accepted the connection.
     server: ObjectCell,
-    /// The `socket.socket` that owns the descriptor, if there is one; else the transport owns it itself.
+    /// The `socket.socket` that owns the descriptor; empty while the transport owns it itself.
     socket: ObjectCell,
-    /// The Future that waits for the connection to be set up, later of `loop.sendfile`.
+    /// The Future to complete when the connection is set up; later a Future of `loop.sendfile`.
     waiter: ObjectCell,
-    /// What `connection_lost` will be called with.
+    /// The exception to pass to `connection_lost`; empty for None.
     exception: ObjectCell,
     calls: ProtocolCalls,
     outgoing: Outgoing,
     peer: Option<Address>,
-    /// The local address, kept when the descriptor is closed.
+    /// The local address, stored before the descriptor is closed.
     local: OnceCell<Box<Address>>,
     registration: Registration,
     flags: FlagCell<Flags>,
-    /// 0 while connected; then the number of writes after the end of the connection, plus one.
+    /// 0 while connected; afterwards one more than the number of writes since the end of the connection.
     lost_writes: Cell<u8>,
     read_size: ReadSize,
 }
@@ -98,19 +98,20 @@ static STREAM_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut(
 static OWN_METHODS: OwnMethods = OwnMethods::new();
 
 impl StreamBody {
-    /// The open descriptor, negative once it is closed.
+    /// The descriptor, negative once it is closed.
     #[inline]
     fn fd(&self) -> RawFd {
         self.registration.fd()
     }
 
-    /// The descriptor for a system call that follows at once; EBADF if it was closed, by us or behind our back.
+    /// The descriptor, for a system call that follows at once. EBADF if it is closed, whether by the transport or by
+    /// other code.
     #[inline]
     fn usable_fd(&self, py: Python<'_>) -> io::Result<RawFd> {
         self.registration.usable_fd(py)
     }
 
-    /// The interest that follows from the state.
+    /// The events to wait for, derived from the transport's state.
     fn wanted_interest(&self) -> Interest {
         let read = !self
             .flags
@@ -126,7 +127,7 @@ impl StreamBody {
     }
 }
 
-/// Brings the poller in line with the state. If that fails the connection does.
+/// Makes the poller wait for the events that the transport's state requires. A failure ends the connection.
 fn sync_interest(this: Stream<'_>) -> PyResult<()> {
     match this
         .registration
@@ -144,7 +145,8 @@ impl Source for StreamObject {
             if this.wanted_interest().has_read() {
                 reading::on_readable(this)?;
             } else {
-                // Reading was paused after the poller was set. Only now it is worth a system call.
+                // Reading was paused, but the poller still waits for data. Changing it costs a system call, which only
+                // pays off now that data has come.
                 sync_interest(this)?;
             }
         }
@@ -217,7 +219,7 @@ impl Ending for StreamBody {
     fn on_closed(this: Stream<'_>) -> PyResult<()> {
         uncount(&this);
         match this.event_loop.get(this.py()) {
-            Some(event_loop) => LoopObject::of(&event_loop).place_is_free(this.py()),
+            Some(event_loop) => LoopObject::of(&event_loop).resume_listeners(this.py()),
             None => Ok(()),
         }
     }
@@ -252,7 +254,7 @@ impl Body for StreamBody {
         &self.calls
     }
 
-    /// The out-buffer holds only bytes, which cannot be part of a cycle.
+    /// The out-buffer is left out: it holds only `bytes` objects, which cannot be part of a cycle.
     fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
         let owner = self.registration.owner().cell();
         [&self.server, &self.socket, &self.waiter, &self.exception, owner]
@@ -265,7 +267,7 @@ impl Body for StreamBody {
     }
 }
 
-/// Makes the object around an open descriptor that it takes over (`fd` itself, or `socket` if that owns it).
+/// Makes the transport of an open descriptor and takes the descriptor over: `fd` itself, or `socket` if that owns it.
 fn new_stream<'py>(
     event_loop: &Bound<'py, PyAny>,
     fd: RawFd,
@@ -297,7 +299,7 @@ fn new_stream<'py>(
     Ok(transport)
 }
 
-/// The connection has ended.
+/// Removes the transport from the loop's count of open connections, if it is counted.
 fn uncount(object: &StreamObject) {
     if object.flags.has(Flags::COUNTED) {
         object.flags.clear(Flags::COUNTED);
@@ -310,7 +312,7 @@ pub(crate) fn is_stream(transport: &Bound<'_, PyAny>) -> bool {
     transport.get_type_ptr() == STREAM_TYPE.load(Ordering::Relaxed)
 }
 
-/// A copy of the context of a transport for which `is_stream` holds; None once its connection is lost.
+/// A copy of the context of a transport for which `is_stream` has returned true; None once its connection is lost.
 pub(crate) fn copied_context<'py>(transport: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     debug_assert!(is_stream(transport));
     lifecycle::stream_of(transport)
@@ -318,14 +320,14 @@ pub(crate) fn copied_context<'py>(transport: &Bound<'py, PyAny>) -> PyResult<Opt
         .copied_context(transport.py())
 }
 
-/// True if `write` and the end of a transport for which `is_stream` holds may be called natively: they have not been
-/// replaced.
+/// Whether native code may write to and end the transport directly: its methods for that have not been replaced.
+/// Requires that `is_stream` has returned true for the transport.
 #[inline]
 pub(crate) fn has_own_methods(transport: &Bound<'_, PyAny>) -> bool {
     OWN_METHODS.are_in_force(transport, &lifecycle::stream_of(transport).dict)
 }
 
-/// `transport.write(data)` for a transport for which `has_own_methods` holds.
+/// `transport.write(data)`, for a transport for which `has_own_methods` has returned true.
 #[inline]
 pub(crate) fn write_as_method(transport: &Bound<'_, PyAny>, data: *mut ffi::PyObject) -> PyResult<()> {
     debug_assert!(is_stream(transport));
@@ -333,7 +335,7 @@ pub(crate) fn write_as_method(transport: &Bound<'_, PyAny>, data: *mut ffi::PyOb
     StreamObject::with_access(this, || writing::write(this, data))
 }
 
-/// `transport.is_closing()` for a transport for which `has_own_methods` holds.
+/// `transport.is_closing()`, for a transport for which `has_own_methods` has returned true.
 #[inline]
 pub(crate) fn is_closing(transport: &Bound<'_, PyAny>) -> PyResult<bool> {
     debug_assert!(is_stream(transport));
@@ -341,21 +343,23 @@ pub(crate) fn is_closing(transport: &Bound<'_, PyAny>) -> PyResult<bool> {
     StreamObject::with_access(this, || Ok(this.flags.has(Flags::CLOSING)))
 }
 
-/// `transport.write(data)` for native users of a transport for which `has_own_methods` holds. They have collected what
-/// belongs together, so it leaves at once, except in the protocol's own callbacks.
+/// `transport.write(data)` for native callers, for a transport for which `has_own_methods` has returned true. Such
+/// callers have already collected all data that belongs together, so the data is sent at once, except in the protocol's
+/// own callbacks.
 #[inline]
 pub(crate) fn write(transport: &Bound<'_, PyAny>, data: &Bound<'_, PyBytes>) -> PyResult<()> {
     debug_assert!(is_stream(transport));
     writing::write_collected(lifecycle::stream_of(transport), data.as_ptr())
 }
 
-/// Ends a transport for which `has_own_methods` holds at once, with `exception` (or None) for its `connection_lost`.
+/// Ends the connection at once, with `exception` (or None) for `connection_lost`. Requires that `has_own_methods` has
+/// returned true for the transport.
 pub(crate) fn abort_with(transport: &Bound<'_, PyAny>, exception: Option<Bound<'_, PyAny>>) -> PyResult<()> {
     debug_assert!(is_stream(transport));
     lifecycle::abort_with(lifecycle::stream_of(transport), exception)
 }
 
-/// The local address, from the descriptor while it is open.
+/// The local address: the stored one, else that of the descriptor.
 fn local_address(py: Python<'_>, body: &StreamBody) -> Option<Address> {
     if let Some(address) = body.local.get() {
         return Some((**address).clone());
@@ -363,24 +367,24 @@ fn local_address(py: Python<'_>, body: &StreamBody) -> Option<Address> {
     socket::local_address(body.usable_fd(py).ok()?).ok()
 }
 
-/// Keeps the local address for the time when the descriptor is closed.
+/// Stores the local address, which can no longer be determined once the descriptor is closed.
 fn keep_local_address(py: Python<'_>, body: &StreamBody) {
     if body.local.get().is_none()
         && let Some(address) = local_address(py, body)
     {
-        // A value set meanwhile stays: it is the same address.
+        // If Python code that ran in `local_address` has stored a value, it stays: it is the same address.
         let _ = body.local.set(Box::new(address));
     }
 }
 
-/// From now on `socket` owns the descriptor, and any code that has it may close it.
+/// Makes `socket` the owner of the descriptor: from now on any code that holds the socket object may close it.
 fn set_socket(body: &StreamBody, socket: Bound<'_, PyAny>) {
     keep_local_address(socket.py(), body);
     body.registration.set_owner(&socket);
     body.socket.set(socket);
 }
 
-/// The socket object behind the transport, made now if the transport owned the bare descriptor until here.
+/// The socket object of the transport. If the transport has owned the bare descriptor so far, the object is made now.
 fn socket_of(this: Stream<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
     let py = this.py();
     if let Some(socket) = this.socket.get(py) {
@@ -392,7 +396,7 @@ fn socket_of(this: Stream<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
     }
     let socket = socket_object::adopt(py, fd)?;
     if this.fd() != fd || this.socket.is_set() {
-        // Other threads have run meanwhile: one has closed the descriptor, or has made the object.
+        // Other code has run in `adopt`, and it has closed the descriptor or has made the object itself.
         socket_object::disown(socket)?;
         return Ok(this.socket.get(py));
     }

@@ -1,7 +1,8 @@
-//! The read side: one `recv` per readiness, delivered to the protocol at once.
+//! The read side: each time the socket is ready, one `recv`, whose data is delivered to the protocol at once.
 //!
-//! Reads go through the loop's scratch buffer into an exactly sized `bytes`; those that keep to one size are received
-//! straight into an object of that size (`queue::read_size`).
+//! Data is received into the loop's scratch buffer and copied to a `bytes` object of the exact size. But if several
+//! large reads in a row have suited the same size, data is received directly into an object of that size
+//! (`queue::read_size`).
 
 use std::io;
 use std::os::fd::RawFd;
@@ -26,6 +27,7 @@ fn note_read(this: Stream<'_>, len_bytes: usize) {
     });
 }
 
+/// The socket is readable. Receives in the way that the protocol requires.
 #[inline]
 pub(super) fn on_readable(this: Stream<'_>) -> PyResult<()> {
     let fd = match this.usable_fd(this.py()) {
@@ -43,7 +45,8 @@ pub(super) fn on_readable(this: Stream<'_>) -> PyResult<()> {
     }
 }
 
-/// Protocol: receive a `bytes` object and call `data_received`, or hand it to a native one.
+/// For a Protocol: receives a `bytes` object and passes it to `data_received`, or to the native function that replaces
+/// it.
 #[inline]
 fn read_object(this: Stream<'_>, fd: RawFd) -> PyResult<()> {
     let py = this.py();
@@ -75,7 +78,7 @@ fn on_failure(this: Stream<'_>, failure: Failure) -> PyResult<()> {
     }
 }
 
-/// An exception in `data_received` closes the connection.
+/// Closes the connection if `data_received` has raised.
 #[inline]
 fn after_delivery(this: Stream<'_>, result: PyResult<()>) -> PyResult<()> {
     match result {
@@ -84,9 +87,10 @@ fn after_delivery(this: Stream<'_>, result: PyResult<()>) -> PyResult<()> {
     }
 }
 
-/// asyncio's streams: receive into the reader's buffer, large reads straight, small ones through the scratch buffer.
+/// For asyncio's streams: receives into the reader's buffer, directly for large reads and through the scratch buffer
+/// for small ones.
 fn read_into_reader<'py>(this: Stream<'py>, fd: RawFd, feed: Feed<'py>) -> PyResult<()> {
-    // SAFETY: the callers give `len` writable bytes.
+    // SAFETY: both callers below pass the address of `len` writable bytes.
     let receive = |start: *mut u8, len: usize| unsafe { socket::recv(fd, start, len) };
     let capacity = this.read_size.capacity();
     let received = if capacity == 0 {
@@ -112,7 +116,7 @@ fn read_into_reader<'py>(this: Stream<'py>, fd: RawFd, feed: Feed<'py>) -> PyRes
             note_read(this, len_bytes);
             this.read_size.note(len_bytes, capacity);
             let result = writing::corked(this, || match refused {
-                None => this.calls.fed(feed),
+                None => this.calls.finish_feed(feed),
                 Some(data) => this.calls.call_data_received(this.py(), &data),
             })?;
             after_delivery(this, result)
@@ -121,7 +125,7 @@ fn read_into_reader<'py>(this: Stream<'py>, fd: RawFd, feed: Feed<'py>) -> PyRes
     }
 }
 
-/// Why nothing was received: the system call failed, or there was no memory for the object.
+/// The reason why nothing was received: the system call failed, or there was no memory for the object.
 enum Failure {
     System(io::Error),
     Python(PyErr),
@@ -139,7 +143,7 @@ impl From<PyErr> for Failure {
     }
 }
 
-/// Through the scratch buffer into an exactly sized object. None at the end of the stream.
+/// Receives into the scratch buffer and copies the data to an object of the exact size. None at the end of the stream.
 #[inline]
 fn receive_small(this: Stream<'_>, fd: RawFd) -> Result<Option<Bound<'_, PyAny>>, Failure> {
     let py = this.py();
@@ -154,8 +158,8 @@ fn receive_small(this: Stream<'_>, fd: RawFd) -> Result<Option<Bound<'_, PyAny>>
     })
 }
 
-/// Straight into a new object of `capacity` bytes, which then gives back the bytes that it does not need. None at the
-/// end of the stream.
+/// Receives directly into a new object of `capacity` bytes, which is then shrunk to the bytes received. None at the end
+/// of the stream.
 fn receive_direct(this: Stream<'_>, fd: RawFd, capacity: usize) -> Result<Option<Bound<'_, PyAny>>, Failure> {
     let mut data = NewBytes::with_capacity(this.py(), capacity)?;
     // SAFETY: the object is new, unshared and has `capacity` bytes.
@@ -167,7 +171,7 @@ fn receive_direct(this: Stream<'_>, fd: RawFd, capacity: usize) -> Result<Option
     Ok(Some(data.finish(len_bytes)?))
 }
 
-/// A native protocol: it gets what lies in the scratch buffer.
+/// For a native protocol: receives into the scratch buffer and lends the protocol the data there.
 fn read_native(this: Stream<'_>, fd: RawFd) -> PyResult<()> {
     let py = this.py();
     let outcome = writing::corked(this, || {
@@ -175,7 +179,7 @@ fn read_native(this: Stream<'_>, fd: RawFd) -> PyResult<()> {
             // SAFETY: the buffer is borrowed for the length of the call.
             let result = unsafe { socket::recv(fd, scratch.as_mut_ptr(), scratch.len()) };
             if let Ok(len_bytes @ 1..) = result {
-                this.calls.received(py, &scratch[..len_bytes])?;
+                this.calls.deliver_native(py, &scratch[..len_bytes])?;
             }
             Ok(result)
         })
@@ -191,7 +195,8 @@ fn read_native(this: Stream<'_>, fd: RawFd) -> PyResult<()> {
     }
 }
 
-/// BufferedProtocol: receive into the buffer that the protocol offers. Both calls are one visit to its context.
+/// For a BufferedProtocol: receives into the buffer that the protocol provides. The context is entered once for both
+/// calls of the protocol.
 fn read_into_protocol(this: Stream<'_>) -> PyResult<()> {
     let py = this.py();
     let mut stage = "Fatal error: protocol.get_buffer() call failed.";
@@ -235,7 +240,7 @@ fn on_read_error(this: Stream<'_>, error: &io::Error) -> PyResult<()> {
     )
 }
 
-/// The peer has ended its side: the protocol says whether to go on writing.
+/// The peer has ended its side. The result of `eof_received` says whether our side stays open for writing.
 fn on_eof(this: Stream<'_>) -> PyResult<()> {
     let py = this.py();
     object::log_change(this, "%r received EOF")?;

@@ -1,12 +1,12 @@
-//! The transport's part in `loop.sendfile`: other writes are refused, and the sender is told when the socket takes
-//! more. The loop around the system call (`transports/files.rs`) is Python (`_sendfile.py`): once per buffer of the
-//! kernel its cost does not show.
+//! The transport's part in `loop.sendfile`: it refuses other writes and tells the sender when the socket can take more
+//! data. The loop around the system call (`transports/files.rs`) is written in Python (`_sendfile.py`): it runs once
+//! per kernel buffer, so its cost is negligible.
 //!
 //! ```text
 //!   _start_sendfile(future) --> out-buffer empty? future done --> _send_file --> would block: _wait_writable(future)
 //!                                                                     ^                           |
 //!                                                                     '------- writable ----------'
-//!   _end_sendfile() in any case; a connection that is lost meanwhile ends the wait with ConnectionError
+//!   _end_sendfile() follows in any case; if the connection is lost, the wait ends with ConnectionError
 //! ```
 
 use pyo3::exceptions::{PyConnectionError, PyRuntimeError};
@@ -16,8 +16,8 @@ use pyo3::types::PyString;
 use super::{Flags, Stream, sync_interest, writing};
 use crate::binding::names::{Kept, names};
 
-/// `_start_sendfile(future)`: the transport refuses writes until `end`; the future is done once all that was written
-/// before has left.
+/// `_start_sendfile(future)`: from now until `end` the transport refuses writes. The future is completed once all data
+/// that was written before has been sent.
 pub(super) fn start(this: Stream<'_>, future: Bound<'_, PyAny>) -> PyResult<()> {
     if this.flags.has(Flags::SENDFILE) {
         return Err(PyRuntimeError::new_err("another sendfile is in progress"));
@@ -36,21 +36,21 @@ pub(super) fn start(this: Stream<'_>, future: Bound<'_, PyAny>) -> PyResult<()> 
     )
 }
 
-/// `_wait_writable(future)`: done once the socket takes data.
+/// `_wait_writable(future)`: completes the future once the socket can take data.
 pub(super) fn wait_writable(this: Stream<'_>, future: Bound<'_, PyAny>) -> PyResult<()> {
     check_connected(this)?;
     this.waiter.set(future);
     sync_interest(this)
 }
 
-/// `_end_sendfile()`. Idempotent.
+/// `_end_sendfile()`: allows writes again. May be called more than once.
 pub(super) fn end(this: Stream<'_>) -> PyResult<()> {
     this.flags.clear(Flags::SENDFILE);
     drop(this.waiter.take(this.py()));
     sync_interest(this)
 }
 
-/// The descriptor is writable, and what the transport itself had to write has been tried.
+/// The socket is writable, and the transport has already tried to send its own data.
 pub(super) fn on_writable(this: Stream<'_>) -> PyResult<()> {
     if this.flags.has(Flags::BLOCKED) {
         return Ok(());
@@ -66,7 +66,7 @@ pub(super) fn on_writable(this: Stream<'_>) -> PyResult<()> {
     )
 }
 
-/// The connection is over.
+/// The connection has ended: fails the Future, if one waits.
 pub(super) fn on_lost(this: Stream<'_>) -> PyResult<()> {
     match this.waiter.take(this.py()) {
         Some(future) => {
@@ -88,6 +88,7 @@ fn closed_error() -> PyErr {
     PyConnectionError::new_err("Connection is closed by peer")
 }
 
+/// Calls `future.<method>(value)`, unless the future is done already.
 fn settle(future: &Bound<'_, PyAny>, method: Kept, value: Bound<'_, PyAny>) -> PyResult<()> {
     let py = future.py();
     let name = |kept: Kept| kept.bind(py).cast_into::<PyString>();

@@ -1,14 +1,15 @@
 //! The write side.
 //!
-//! Small writes are collected and leave in one system call (a reply in four writes costs one `writev`): those of the
-//! protocol's own callback when it returns (corked), those of anything else that the loop runs at the end of that step
-//! (held). Large ones leave at once, and so do all where no loop runs. What the kernel does not take waits for
-//! writability, under the watermarks.
+//! Small writes are collected and sent in one system call, so that a reply in four writes costs a single `writev`.
+//! Writes in a callback of the transport's own protocol are sent when the callback returns (they are corked). Writes in
+//! any other code that the loop runs are sent at the end of the running step (they are held). Large writes are sent at
+//! once, and so are all writes while no loop runs. Data that the kernel does not take waits until the socket is
+//! writable, under the control of the watermarks.
 //!
 //! ```text
-//!   write --> in the own callback: corked ----.                     .---- small, in a step: held
-//!                                             v                     v
-//!   the callback returns, above CORK_LEN --> flush <-- end of the step, above HOLD_LEN, late, or somebody looks
+//!   write --> in own callback: corked ---.                   .--- small, in a step: held
+//!                                        v                   v
+//!   callback returns, above CORK_LEN --> flush <-- end of step, above HOLD_LEN, step takes long, state is queried
 //! ```
 
 use std::io::{self, IoSlice};
@@ -29,17 +30,17 @@ use crate::transports::ending;
 use crate::transports::flow;
 use crate::transports::outgoing::Data;
 
-/// Corked data beyond this leaves at once: it fills system calls anyway, and must not count as unsent.
+/// Corked data beyond this is sent at once: it fills whole system calls anyway, and it must not count as unsent.
 const CORK_LEN: usize = 64 * 1024;
 
-/// Held data beyond this leaves at once, while it is in the processor's cache.
+/// Held data beyond this is sent at once, while it is still in the processor's cache.
 const HOLD_LEN: usize = 16 * 1024;
 
-/// Several chunks with at most so many bytes are copied together.
+/// Several chunks of at most this many bytes in total are copied into one buffer and sent from there.
 const JOINED_LEN: usize = 2 * 1024;
 
-/// Runs the protocol's callback `call` with writes corked, then sends what it has written. The outer error is
-/// for what must leave the loop, the inner result is the callback's.
+/// Runs `call`, a callback of the protocol, with writes corked, and then sends the data that it has written. The outer
+/// error is for exceptions that must leave the loop; the inner result is the callback's.
 #[inline]
 pub(super) fn corked<R>(this: Stream<'_>, call: impl FnOnce() -> PyResult<R>) -> PyResult<PyResult<R>> {
     let was_corked = this.flags.has(Flags::CORKED);
@@ -61,7 +62,8 @@ pub(super) fn uncork(this: Stream<'_>) -> PyResult<()> {
     flush(this)
 }
 
-/// Sends held data, so that the caller sees the transport as if each write had left at once. Corked data stays.
+/// Sends held data, so that the caller finds the transport in the state that it would have if each write had been sent
+/// at once. Corked data stays.
 #[inline]
 pub(super) fn send_held(this: Stream<'_>) -> PyResult<()> {
     if this.flags.has(Flags::HELD) && !this.flags.has(Flags::CORKED) {
@@ -70,14 +72,15 @@ pub(super) fn send_held(this: Stream<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// The step that has written to the transport is over.
+/// Sends the held data at the end of the step that has written it.
 ///
 /// # Safety
-/// The loop calls this with a stream transport, whose reference it holds.
+/// The loop calls this with a stream transport, to which it holds a reference.
 unsafe fn end_hold(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: the caller's contract.
     let this: Stream<'_> = unsafe { This::new(py, object) };
-    // Still held meanwhile: what is written from inside (by the `fileno()` of an unusual socket object) comes behind.
+    // The flag stays set during the call: if code that runs inside it writes (the `fileno()` of an unusual socket
+    // object), the new data must go behind the old.
     let sent = uncork(this);
     this.flags.clear(Flags::HELD);
     sent
@@ -89,14 +92,15 @@ fn may_hold(this: Stream<'_>, len_bytes: usize) -> bool {
     len_bytes <= HOLD_LEN && this.outgoing.watermarks.may_hold(len_bytes) && this.reactor().may_hold()
 }
 
-/// What is in the out-buffer waits for the end of the running step.
+/// Keeps the content of the out-buffer until the end of the running step.
 #[inline]
 fn hold(this: Stream<'_>, len_bytes: usize) {
     this.flags.set(Flags::HELD);
     this.reactor().hold(this.to_bound(), len_bytes, end_hold);
 }
 
-/// Sends from the out-buffer until it is empty or the kernel takes no more; then waits for writability.
+/// Sends from the out-buffer until it is empty or the kernel takes no more. The rest then waits until the socket is
+/// writable.
 fn flush(this: Stream<'_>) -> PyResult<()> {
     match send_buffered(this) {
         Ok(()) => {}
@@ -108,13 +112,15 @@ fn flush(this: Stream<'_>) -> PyResult<()> {
     wait_writable(this)
 }
 
+/// Keeps the out-buffer until the socket is writable, and pauses the protocol if the buffer holds too much.
 fn wait_writable(this: Stream<'_>) -> PyResult<()> {
     this.flags.set(Flags::BLOCKED);
     sync_interest(this)?;
     maybe_pause(this)
 }
 
-/// One or more system calls; Ok with data left over means that the kernel's buffer is full.
+/// Sends from the out-buffer with one or more system calls. Ok with data left over means that the kernel's buffer is
+/// full.
 fn send_buffered(this: Stream<'_>) -> io::Result<()> {
     let fd = this.usable_fd(this.py())?;
     let counters = &this.reactor().counters;
@@ -138,7 +144,8 @@ fn note_sent(this: Stream<'_>, len_bytes: u64) {
     });
 }
 
-/// Sends several slices. Short ones are copied together, which takes the kernel less time.
+/// Sends several slices with one system call. Short ones are joined first, because the kernel handles a single buffer
+/// faster.
 fn send_many(fd: RawFd, slices: &[IoSlice<'_>]) -> io::Result<usize> {
     if slices.iter().map(|slice| slice.len()).sum::<usize>() > JOINED_LEN {
         return socket::send_vectored(fd, slices);
@@ -157,13 +164,13 @@ fn on_write_error(this: Stream<'_>, error: &io::Error) -> PyResult<()> {
     )
 }
 
-/// Discards what has not been sent.
+/// Discards the data that has not been sent.
 pub(super) fn drop_buffer(body: &StreamBody) {
     body.outgoing.clear();
     body.flags.clear(Flags::BLOCKED);
 }
 
-/// The descriptor takes data again.
+/// The socket is writable again.
 pub(super) fn on_writable(this: Stream<'_>) -> PyResult<()> {
     if let Err(error) = send_buffered(this) {
         return on_write_error(this, &error);
@@ -171,7 +178,7 @@ pub(super) fn on_writable(this: Stream<'_>) -> PyResult<()> {
     if this.outgoing.is_empty() {
         this.flags.clear(Flags::BLOCKED);
     }
-    // The protocol may write or close inside resume_writing; its writes are corked like in any other callback.
+    // The protocol may write or close inside resume_writing; its writes are corked as in any other callback.
     corked(this, || maybe_resume(this))??;
     if this.flags.has(Flags::BLOCKED) || this.lost_writes.get() != 0 {
         return Ok(());
@@ -188,8 +195,8 @@ pub(super) fn on_writable(this: Stream<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// Ends our side of the connection; a peer that is already gone shows on the read side. EBADF if the socket was closed
-/// behind our back.
+/// Ends our side of the connection. Errors of the call are ignored: if the peer is gone already, the read side finds
+/// out. EBADF if other code has closed the socket.
 pub(super) fn shutdown(this: Stream<'_>) -> io::Result<()> {
     let fd = this.usable_fd(this.py())?;
     let _ = socket::shutdown_write(fd);
@@ -202,7 +209,8 @@ pub(super) fn write(this: Stream<'_>, data: *mut ffi::PyObject) -> PyResult<()> 
     write_or_hold(this, data, true)
 }
 
-/// The same for native users that have collected data themselves. It is not held, and neither is what waits before it.
+/// `write(data)` for native callers that have collected data themselves. The data is not held, and held data before it
+/// is sent too.
 #[inline]
 pub(super) fn write_collected(this: Stream<'_>, data: *mut ffi::PyObject) -> PyResult<()> {
     write_or_hold(this, data, false)?;
@@ -231,7 +239,8 @@ fn write_or_hold(this: Stream<'_>, data: *mut ffi::PyObject, is_small: bool) -> 
     }
     let fd = this.usable_fd(py);
     if this.flags.has(Flags::BLOCKED) {
-        // The `fileno()` of an unusual socket object has written, more than was taken.
+        // Code that ran in `usable_fd` (the `fileno()` of an unusual socket object) has written more than the kernel
+        // took.
         this.outgoing.push(&source)?;
         return after_push(this, bytes.len());
     }
@@ -251,7 +260,7 @@ fn write_or_hold(this: Stream<'_>, data: *mut ffi::PyObject, is_small: bool) -> 
     Ok(())
 }
 
-/// `writelines(list_of_data)`: one system call for all of them.
+/// `writelines(list_of_data)`: sends all objects with one system call.
 pub(super) fn writelines(this: Stream<'_>, items: &Bound<'_, PyAny>) -> PyResult<()> {
     let items: Vec<_> = items.try_iter()?.collect::<PyResult<_>>()?;
     let sources: Vec<_> = items.iter().map(Data::new).collect::<PyResult<_>>()?;
@@ -280,8 +289,8 @@ pub(super) fn writelines(this: Stream<'_>, items: &Bound<'_, PyAny>) -> PyResult
     flush(this)
 }
 
-/// False if there is nothing to do: no data, or the connection is gone. RuntimeError after `write_eof`, and while
-/// `loop.sendfile` writes.
+/// Returns false if there is nothing to do, because there is no data or the connection is gone. RuntimeError after
+/// `write_eof`, and while `loop.sendfile` writes.
 #[inline]
 fn may_write(this: Stream<'_>, is_empty: bool, method: &str) -> PyResult<bool> {
     if this.flags.has(Flags::EOF_WRITTEN | Flags::SENDFILE) {
@@ -305,8 +314,8 @@ fn refused(this: Stream<'_>, method: &str) -> PyErr {
     PyRuntimeError::new_err(format!("unable to {method}; sendfile is in progress"))
 }
 
-/// After `new_len` bytes were put behind other data: corked and held data leaves once there is enough of it, blocked data
-/// may pause.
+/// To be called after `new_len` bytes were queued behind other data. Corked and held data is sent once there is enough
+/// of it; if the socket is blocked, the protocol may have to be paused.
 fn after_push(this: Stream<'_>, new_len: usize) -> PyResult<()> {
     if this.flags.has(Flags::BLOCKED) {
         return maybe_pause(this);
@@ -321,7 +330,7 @@ fn after_push(this: Stream<'_>, new_len: usize) -> PyResult<()> {
     if may_wait { Ok(()) } else { flush(this) }
 }
 
-/// Calls `pause_writing` if the unsent data has passed the high watermark.
+/// Calls `pause_writing` if the unsent data has risen above the high watermark.
 pub(super) fn maybe_pause(this: Stream<'_>) -> PyResult<()> {
     if this.outgoing.must_pause() {
         return flow::pause(&this.event_loop, &this.calls, &this.to_bound());
@@ -329,7 +338,7 @@ pub(super) fn maybe_pause(this: Stream<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// Calls `resume_writing` if the unsent data has sunk to the low watermark.
+/// Calls `resume_writing` if the unsent data has fallen to the low watermark.
 fn maybe_resume(this: Stream<'_>) -> PyResult<()> {
     if this.outgoing.must_resume() {
         return flow::resume(&this.event_loop, &this.calls, &this.to_bound());

@@ -107,7 +107,7 @@ def main() -> None:
     if options.futures:
         from grapeshot import coro
 
-        coro.install("futures")
+        coro.patch("futures")
     faulthandler.dump_traceback_later(LIMIT_S, exit=True)
     os.chdir(tempfile.mkdtemp(prefix="cpython-"))
     # The thread of the resolver is there from now on. Tests count threads.

@@ -14,7 +14,7 @@ import warnings
 
 from grapeshot import coro
 
-coro.install()
+coro.patch()
 
 import _thread  # noqa: E402
 import threading  # noqa: E402

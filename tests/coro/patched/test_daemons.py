@@ -14,7 +14,7 @@ HEAD = """
 import _thread, asyncio, sys, threading, time, warnings
 from grapeshot import coro
 import grapeshot
-coro.install()
+coro.patch()
 caught = []
 
 def swallow():  # as the service thread of python-engineio
@@ -158,6 +158,7 @@ def main():
 """
     show = "\n[(category, text)] = seen\nprint(category, text)"
     output = run_script(None, HEAD + run + way + show)
-    assert output.startswith("RuntimeWarning the end waits for coros that were cancelled and go on: 'stubborn' (")
+    text = "RuntimeWarning the program cannot end yet: these coros were cancelled but go on: 'stubborn' ("
+    assert output.startswith(text)
     line = (HEAD + run).split("\n").index("            time.sleep(0.01)  # the place") + 1
     assert f"(<string>:{line} in refuse). A coro ends when it lets CancelledError pass." in output

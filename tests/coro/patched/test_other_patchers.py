@@ -1,4 +1,4 @@
-"""gevent or eventlet in the same process as `coro.install()`: the second one to patch is refused at once.
+"""gevent or eventlet in the same process as `coro.patch()`: the second one to patch is refused at once.
 
 The rules are tested with packages of the same shape, and with the real ones where they are installed.
 """
@@ -67,7 +67,7 @@ def refused(action):
 def test_after_install_the_others_cannot_patch(head):
     code = """
 from grapeshot import coro
-coro.install()
+coro.patch()
 import gevent.monkey, eventlet, eventlet.patcher
 from gevent.monkey import patch_all
 refused(gevent.monkey.patch_all)
@@ -77,14 +77,14 @@ refused(eventlet.monkey_patch)
 refused(lambda: eventlet.monkey_patch(time=True))
 refused(lambda: gevent.monkey.get_original("time", "sleep"))
 print(gevent.monkey.saved, eventlet.patcher.already_patched)
-coro.install()
+coro.patch()
 print(coro.run(lambda: coro.sleep_relative(0)))
 """
     lines = run_script(None, head + code, flags=()).splitlines()
-    assert lines[0].startswith("RuntimeError gevent.monkey.patch_all() coro.install():")
-    assert lines[1].startswith("RuntimeError gevent.monkey.patch_time() coro.install():")
+    assert lines[0].startswith("RuntimeError gevent.monkey.patch_all() coro.patch():")
+    assert lines[1].startswith("RuntimeError gevent.monkey.patch_time() coro.patch():")
     assert lines[2] == lines[0]
-    assert lines[3].startswith("RuntimeError eventlet.monkey_patch() coro.install():")
+    assert lines[3].startswith("RuntimeError eventlet.monkey_patch() coro.patch():")
     assert lines[4:] == [lines[3], "done", "{} {}", "None"]
 
 
@@ -94,7 +94,7 @@ def test_those_that_were_imported_before_are_refused_too(head):
 import gevent.monkey, eventlet, eventlet.patcher
 from gevent.monkey import patch_all
 from grapeshot import coro
-coro.install("time")
+coro.patch("time")
 refused(patch_all)
 refused(gevent.monkey.patch_all)
 refused(eventlet.monkey_patch)
@@ -115,16 +115,16 @@ def test_after_the_others_there_are_no_coros(head, patch):
     line = run_script(None, f"{head}{patch}\n{code}", flags=()).splitlines()[-1]
     assert line.startswith("ImportError grapeshot.coro ")
     assert f" {call}:" in line
-    code = f"from grapeshot import coro\n{patch}\nrefused(coro.install)\nprint(coro.is_patched('time'))"
+    code = f"from grapeshot import coro\n{patch}\nrefused(coro.patch)\nprint(coro.is_patched('time'))"
     *_, line, is_patched = run_script(None, head + code, flags=()).splitlines()
-    assert line.startswith(f"RuntimeError coro.install() {call}:")
+    assert line.startswith(f"RuntimeError coro.patch() {call}:")
     assert is_patched == "False"
 
 
 def test_gevent_without_patching_is_nobodys_business(head):
     code = """
 from grapeshot import coro
-coro.install()
+coro.patch()
 import gevent.monkey, eventlet
 coro.run(lambda: print("ran"))
 """

@@ -1,4 +1,4 @@
-"""`coro.install()`: threads, locals, queues and sleep of unmodified code. Each script is a process of its own."""
+"""`coro.patch()`: threads, locals, queues and sleep of unmodified code. Each script is a process of its own."""
 
 from __future__ import annotations
 
@@ -337,7 +337,7 @@ def test_threads_that_run_already_can_be_joined_in_a_coro():
         thread = threading.Thread(target=stop.wait)
         thread.start()
         from grapeshot import coro
-        coro.install()
+        coro.patch()
         def main():
             thread.join(0.001)
             print(thread.is_alive())

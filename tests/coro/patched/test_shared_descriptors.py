@@ -274,7 +274,7 @@ SCRIPTS = {
 STALE = """
 import os, pty, tty
 from grapeshot import coro
-coro.install()
+coro.patch()
 coro.set_latency_warning(None)
 from grapeshot.coro import _at_once
 
@@ -321,7 +321,7 @@ def test_a_terminal_gets_nothing_of_one_that_had_its_number():
 RACE = """
 import socket, sys
 from grapeshot import coro
-coro.install()
+coro.patch()
 from grapeshot.coro._patching import _socket_numbers
 
 NUMBER = 900  # not that of the socket, as if it had been closed

@@ -304,7 +304,7 @@ def test_a_slow_reader_of_a_standard_stream(stream, options):
 
 INTERRUPTED = """
 from grapeshot import coro
-coro.install()
+coro.patch()
 coro.set_latency_warning(None)
 import asyncio, io, os, socket, sys, threading
 

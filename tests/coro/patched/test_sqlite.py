@@ -285,7 +285,7 @@ def test_sqlite(name, tmp_path):
 
 LOOP_RUNS = """
 from grapeshot import coro
-coro.install()
+coro.patch()
 coro.set_latency_warning(None)
 import sqlite3, threading
 

@@ -107,7 +107,7 @@ def main():
 lines = []
 CALL
 """
-LATE = "from grapeshot import coro; coro.install()"
+LATE = "from grapeshot import coro; coro.patch()"
 
 
 @pytest.mark.parametrize(("patch", "call"), [("", "main()"), (LATE, "coro.run(main)")], ids=["threads", "coros"])

@@ -1,11 +1,13 @@
-"""``coro.install()``: unmodified blocking code runs in coros.
+"""``coro.patch()``: patches the standard library, so that unmodified blocking code can run in coros.
 
-Each part has a module with a function ``patch()``, which replaces names through ``_originals.replace``. What is
-replaced works everywhere: in a coro it waits as a coro does, and where no coro runs it does what the original does.
-asyncio, the executors of concurrent.futures, the import system and grapeshot keep the originals (``_originals``).
+Each part has a module with a function ``patch()``, which replaces names through ``_originals.replace``. A replacement
+works everywhere: called in a coro, it waits as coros do; elsewhere, it does what the original does. asyncio, the
+executors of concurrent.futures, the import system and grapeshot itself keep the originals (``_originals``).
 """
 
 from __future__ import annotations
+
+import importlib
 
 import sys
 import warnings
@@ -19,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["PatchWarning", "get_original", "install", "install_thread_emulation", "is_patched"]
+__all__ = ["PatchWarning", "get_original", "patch", "install_thread_emulation", "is_patched"]
 
 # The parts, in the order in which they are patched.
 _PARTS = (
@@ -40,9 +42,9 @@ _PARTS = (
     "sqlite3",
     "futures",
 )
-# Those that have to be asked for.
+# Parts that are patched only if they are named.
 _BY_CHOICE = {"futures"}
-# What a part is built on.
+# The other parts that a part needs.
 _NEEDS = {
     "ssl": ("socket",),
     "subprocess": ("time", "select", "os"),
@@ -53,17 +55,20 @@ _NEEDS = {
     "sqlite3": ("time",),
     "futures": ("thread", "queue"),
 }
+# The modules that are not called as their part is.
+_MODULES = {"sqlite3": "_c_waits"}
+
 _patched: set[str] = set()
 
 
 class PatchWarning(RuntimeWarning):
-    """Modules that were imported before :func:`install` hold names that it replaces."""
+    """Modules that were imported before :func:`patch` hold originals of names that it replaces."""
 
 
 def _choose(parts: tuple[str, ...], switches: dict[str, bool]) -> list[str]:
     for name in (*parts, *switches):
         if name not in _PARTS:
-            raise ValueError(f"install() has no part {name!r}; the parts are: {', '.join(_PARTS)}")
+            raise ValueError(f"patch() has no part {name!r}; the parts are: {', '.join(_PARTS)}")
     chosen = {name for name in _PARTS if switches.get(name, name in parts if parts else name not in _BY_CHOICE)}
     for name in list(chosen):
         chosen.update(needed for needed in _NEEDS.get(name, ()) if switches.get(needed, True))
@@ -71,96 +76,43 @@ def _choose(parts: tuple[str, ...], switches: dict[str, bool]) -> list[str]:
 
 
 def _load(part: str) -> Any:
-    """Return the module of a part. They are imported only where they are used."""
-    if part == "thread":
-        from . import _thread
-
-        return _thread
-    if part == "queue":
-        from . import _queue
-
-        return _queue
-    if part == "time":
-        from . import _time
-
-        return _time
-    if part == "socket":
-        from . import _socket
-
-        return _socket
-    if part == "dns":
-        from . import _dns
-
-        return _dns
-    if part == "select":
-        from . import _select
-
-        return _select
-    if part == "ssl":
-        from . import _ssl
-
-        return _ssl
-    if part == "os":
-        from . import _os
-
-        return _os
-    if part == "open":
-        from . import _open
-
-        return _open
-    if part == "subprocess":
-        from . import _subprocess
-
-        return _subprocess
-    if part == "multiprocessing":
-        from . import _multiprocessing
-
-        return _multiprocessing
-    if part == "stdin":
-        from . import _stdin
-
-        return _stdin
-    if part == "stdout":
-        from . import _stdout
-
-        return _stdout
-    if part == "signal":
-        from . import _signal
-
-        return _signal
-    if part == "sqlite3":
-        from . import _c_waits
-
-        return _c_waits
-    from . import _futures
-
-    return _futures
+    """Return the module of a part. Modules are imported only when their part is patched."""
+    return importlib.import_module(f"{__name__}.{_MODULES.get(part, f'_{part}')}")
 
 
-def install(*parts: str, **switches: bool) -> None:
-    """Replace the blocking parts of the standard library by such that let other coros run while a coro waits.
+def patch(*parts: str, **switches: bool) -> None:
+    """Patch the standard library's blocking calls so that other coros can run while one waits.
 
-    Without arguments it patches all parts but ``futures``. With names (``install("thread", "time")``) it patches these
-    and what they need, and with keywords (``install(queue=False)``) it leaves parts out. ``install(futures=True)`` also
-    makes the threads of ``ThreadPoolExecutor`` coros. It belongs first in a program; a second call does nothing for the
-    parts that are patched already.
+    Call it at the very beginning of a program, before other imports::
+
+        from grapeshot import coro
+        coro.patch()
+
+    Without arguments it patches all parts except ``futures``. With names (``patch("thread", "time")``) it patches
+    only these parts and the parts that they need. A keyword switches one part off (``patch(queue=False)``) or on:
+    ``patch(futures=True)`` also makes the threads of ``ThreadPoolExecutor`` coros. Parts that are already patched are
+    skipped.
 
     The parts are ``thread queue time socket dns select ssl os open subprocess multiprocessing stdin stdout signal
     sqlite3 futures``.
 
+    Outside of coros, the patched functions do what the originals do, and block.
+
     Warns:
-        PatchWarning: modules that were imported earlier hold originals, such as ``from time import sleep``. Plain
-            names, and locks of modules that nobody holds, are replaced; classes that inherit from an original are not.
+        PatchWarning: modules that were imported earlier hold originals, for example by ``from time import sleep``.
+            Such names are replaced, and so are module-level locks that are not held at the moment. Classes that inherit
+            from an original cannot be changed. The warning lists both.
 
     Raises:
-        ValueError: there is no such part.
-        RuntimeError: gevent or eventlet has patched the standard library. After this function, theirs raise it.
+        ValueError: a name is not the name of a part.
+        RuntimeError: gevent or eventlet has already patched the standard library. Only one of them can do so: after
+            ``patch()``, their patching functions raise RuntimeError, too.
     """
     _install(parts, switches)
 
 
 def install_thread_emulation(*parts: str, **switches: bool) -> None:
-    """The same as :func:`install`, by its name in Shrapnel."""
+    """The same as :func:`patch`, under Shrapnel's name."""
     _install(parts, switches)
 
 
@@ -168,7 +120,7 @@ def _install(parts: tuple[str, ...], switches: dict[str, bool]) -> None:
     chosen = [part for part in _choose(parts, switches) if part not in _patched]
     if not chosen:
         return
-    _other_patchers.check("coro.install()", RuntimeError)
+    _other_patchers.check("coro.patch()", RuntimeError)
     before = set(_originals.originals)
     for part in chosen:
         _load(part).patch()
@@ -187,7 +139,7 @@ def _install(parts: tuple[str, ...], switches: dict[str, bool]) -> None:
 
 
 def is_patched(name: str) -> bool:
-    """Whether a part (``"thread"``), a module (``"threading"``) or a name (``"time.sleep"``) is patched."""
+    """Return True if a part (``"thread"``), a module (``"threading"``) or a name (``"time.sleep"``) is patched."""
     if name in _PARTS:
         return name in _patched
     if any(module == name for module, _ in _originals.originals):

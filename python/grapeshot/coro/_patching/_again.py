@@ -1,7 +1,8 @@
-"""Modules that are imported anew after patching, by ``importlib.reload`` or because they left ``sys.modules``.
+"""Patches modules again that are imported a second time.
 
-Their code puts the originals back. So each import of a module of which something was replaced ends with replacing it.
-The first import of a module is treated in the same way if something has to be changed in it.
+``importlib.reload`` runs a module's code again, and so does an import after the module was removed from
+``sys.modules``. This puts the originals back, so each import of a patched module is followed by patching it again.
+Modules can also be given a function to be called after each import (:func:`also`), the first one included.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-# module -> what is done after its names are replaced
+# module -> a function that patches it further, after its names were replaced
 _more: dict[str, Callable[[Any], None]] = {}
-# The modules that are being found.
+# The modules that _Finder is looking for now. It ignores these, so that the other finders find them.
 _finding: set[str] = set()
 
 
 class _Loader:
-    """The module's own loader, and the patching afterwards."""
+    """Calls the module's own loader, then patches the module."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -58,7 +59,7 @@ class _Finder:
 
 
 def also(module_name: str, patch: Callable[[Any], None]) -> None:
-    """Patch a module by a function after each import of it, and now if it is imported."""
+    """Call ``patch(module)`` after each import of a module, and now if it is already imported."""
     _more[module_name] = patch
     module = sys.modules.get(module_name)
     if module is not None:
@@ -66,10 +67,10 @@ def also(module_name: str, patch: Callable[[Any], None]) -> None:
 
 
 def is_watching() -> bool:
-    """Whether modules are patched again that are imported anew."""
+    """Whether :func:`watch` was called."""
     return any(isinstance(finder, _Finder) for finder in sys.meta_path)
 
 
 def watch() -> None:
-    """Patch modules again that are imported anew."""
+    """From now on, patch modules again when they are imported again."""
     sys.meta_path.insert(0, _Finder())

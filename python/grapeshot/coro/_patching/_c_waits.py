@@ -1,7 +1,7 @@
-"""Libraries that wait in C unless they are told not to.
+"""Changes libraries that wait in C code so that they wait in Python code instead, with a patched function.
 
-Such a library is changed when it is imported, or at once if it was imported before. What it then uses is its own other
-way, which is written in Python and waits by a patched function.
+A library is changed when it is imported, or at once if it was imported before. psycopg has a Python function of its own
+for that; for sqlite3, it is in ``_sqlite3``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def _change_psycopg(waiting: Any) -> None:
-    """Let psycopg 3 wait by ``select.poll``, unless its user has chosen a function."""
+    """Make psycopg 3 wait with ``select.poll``, unless its user has chosen another wait function."""
     if "PSYCOPG_WAIT_FUNC" not in os.environ and waiting.wait is getattr(waiting, "wait_c", None):
         waiting.wait = getattr(waiting, "wait_poll", waiting.wait_selector)
 
@@ -29,12 +29,12 @@ def _change_sqlite3(_: Any) -> None:
     _sqlite3.replace()
 
 
-# the module -> what changes it
+# module -> the function that changes it
 _CHANGES: dict[str, Callable[[Any], None]] = {}
 
 
 class _Finder:
-    """Stands first in ``sys.meta_path``. The other finders find the module; this one changes it after its import."""
+    """The first finder in ``sys.meta_path``. It lets the others find a module, and has it changed after its import."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
@@ -60,7 +60,7 @@ def _change_afterwards(loader: Any, change: Callable[[Any], None]) -> None:
 
 
 def _change(name: str, change: Callable[[Any], None]) -> None:
-    """Change a module if it is loaded, or when it will be."""
+    """Change a module now if it is loaded, and each time that it is loaded later."""
     _CHANGES[name] = change
     if _Finder not in sys.meta_path:
         sys.meta_path.insert(0, _Finder)
@@ -69,10 +69,10 @@ def _change(name: str, change: Callable[[Any], None]) -> None:
 
 
 def patch_clients() -> None:
-    """Let libraries that wait for sockets in C do so in Python."""
+    """Make libraries that wait for sockets in C wait in Python."""
     _change("psycopg.waiting", _change_psycopg)
 
 
 def patch() -> None:
-    """Let sqlite3 wait as coros do. It is the part ``sqlite3``."""
+    """The part ``sqlite3`` of ``install()``: make sqlite3 let other coros run while it waits."""
     _change("sqlite3", _change_sqlite3)

@@ -1,4 +1,4 @@
-"""The resolver of :func:`grapeshot.coro.install`: names are resolved in a thread while the coro waits."""
+"""The part ``dns`` of :func:`grapeshot.coro.patch`: a thread looks up host names while the coro waits."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import functools
 import socket
 
 from grapeshot import _core
-from grapeshot._dns import is_answered_at_once
-from grapeshot.coro.bridge import run_in_thread
+from grapeshot._loop.dns import is_answered_at_once
+from grapeshot.coro._bridge import run_in_thread
 
 from . import _originals
 
@@ -22,14 +22,14 @@ _can_wait = _core._coro_can_wait
 
 
 def getaddrinfo(host: Any, port: Any, family: int = 0, type: int = 0, proto: int = 0, flags: int = 0) -> list[Any]:  # noqa: A002
-    """Resolve host and port into a list of address info entries. Other coros run meanwhile."""
+    """Resolve host and port into a list of address info entries. Other coros run while it waits."""
     if not _can_wait() or is_answered_at_once(host, port, family):
         return _getaddrinfo(host, port, family, type, proto, flags)
     return run_in_thread(_getaddrinfo, host, port, family, type, proto, flags)
 
 
 def _is_number(name: object) -> bool:
-    """Whether a host is an IPv4 number, for which nobody is asked."""
+    """Whether a host is a literal IPv4 address, which needs no lookup."""
     try:
         _socket.inet_aton(name)  # type: ignore[arg-type]
     except (OSError, TypeError, ValueError):
@@ -48,7 +48,7 @@ def _off_thread(function: Callable[..., Any], is_quick: Callable[..., bool]) -> 
 
 
 def patch() -> None:
-    """Replace the names. What is built on them, such as ``getfqdn``, follows."""
+    """Replace the names. Functions that call them, such as ``getfqdn``, then use the replacements."""
     names = dict(vars(socket))
     _originals.replace("socket", "getaddrinfo", getaddrinfo)
     for name in ("gethostbyname", "gethostbyname_ex"):

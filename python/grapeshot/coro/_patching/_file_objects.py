@@ -1,6 +1,7 @@
-"""File objects over pipes, sockets and terminals, which several coros may use at the same time, as threads may.
+"""File objects for pipes, sockets and terminals, which several coros may use at the same time, as threads may.
 
-The classes derive from those of :mod:`io`, and call their methods one after the other (``_shared_reads``).
+The classes derive from those of :mod:`io`. They let one coro at a time into the methods of these (see
+``_shared_reads``).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, Self
 
-# Until then, TextIOWrapper.write() forgot what others wrote while it waited (gh-119506).
+# Before 3.12.4, TextIOWrapper.write() lost text that was written by others while it waited (gh-119506).
 WRITE_FORGETS = sys.version_info < (3, 12, 4)
 
 
@@ -28,7 +29,7 @@ def _name_as(call: Callable[..., Any], method: Any) -> Callable[..., Any]:
 
 def _read_alone(method: Any) -> Callable[..., Any]:
     def call(self: Any, *args: Any) -> Any:
-        # As SharedReads.read(), with one call less.
+        # This is SharedReads.read(), inlined to save a call.
         reads = self._reads
         lock = reads.lock
         if not lock.acquire(False):
@@ -62,7 +63,7 @@ def _alone(method: Any) -> Callable[..., Any]:
 
 
 class Reader(io.BufferedReader):
-    """An :class:`io.BufferedReader`. Its raw file has :class:`SharedReads` under the name ``_reads``."""
+    """An :class:`io.BufferedReader` over a raw file that has a :class:`SharedReads` object as ``_reads``."""
 
     _reads = SharedReads()
 
@@ -83,7 +84,7 @@ class Reader(io.BufferedReader):
 
 
 class Writer(io.BufferedWriter):
-    """An :class:`io.BufferedWriter`. Its raw file may write a part of the data."""
+    """An :class:`io.BufferedWriter`, which one coro at a time uses."""
 
     _lock: Any
 
@@ -101,10 +102,10 @@ class Writer(io.BufferedWriter):
 
 
 class Pair(io.BufferedRWPair):
-    """An :class:`io.BufferedRWPair`: one coro reads while another one writes."""
+    """An :class:`io.BufferedRWPair` on which one coro can read while another one writes."""
 
     def __init__(self, reader: Any, writer: Any, buffer_size: int = io.DEFAULT_BUFFER_SIZE, /) -> None:
-        # Its own buffers stay empty.
+        # The buffers of the base class are not used.
         super().__init__(reader, writer, 1)
         self._reader, self._writer = Reader(reader, buffer_size), Writer(writer, buffer_size)
 
@@ -143,7 +144,7 @@ class Pair(io.BufferedRWPair):
 
 
 class Text(io.TextIOWrapper):
-    """An :class:`io.TextIOWrapper`: one coro reads while another one writes."""
+    """An :class:`io.TextIOWrapper` on which one coro can read while another one writes."""
 
     _lock: Any
     _write_lock: Any
@@ -172,7 +173,7 @@ for _kind in (Reader, Writer, Pair, Text):
 
 
 def read_raw(raw: Any, size: int | None = -1, /) -> Any:
-    """``read`` of a raw file, by its ``readinto``."""
+    """Implements ``read`` of a raw file with its ``readinto``."""
     if size is None or size < 0:
         return raw.readall()
     buffer = bytearray(size)
@@ -181,7 +182,7 @@ def read_raw(raw: Any, size: int | None = -1, /) -> Any:
 
 
 def read_all_raw(raw: Any) -> Any:
-    """``readall`` of a raw file, by its ``read``."""
+    """Implements ``readall`` of a raw file with its ``read``."""
     parts: list[bytes] = []
     while part := raw.read(io.DEFAULT_BUFFER_SIZE * 8):
         parts.append(part)
@@ -189,9 +190,10 @@ def read_all_raw(raw: Any) -> Any:
 
 
 class PipeFile(io.FileIO):
-    """A file over a pipe, a socket or a terminal. A coro that reads or writes waits while others run."""
+    """The raw file of a pipe, a socket or a terminal. Other coros run while a coro waits for a read or a write."""
 
-    # A writer calls `write` again with what is left. Where none does, `write` writes everything.
+    # True if a BufferedWriter uses this file: it calls `write` again with the rest, so `write` may write a part of the
+    # data. Otherwise `write` writes everything.
     _writes_parts = False
 
     def __init__(self, *args: Any) -> None:
@@ -204,7 +206,7 @@ class PipeFile(io.FileIO):
     def _readinto(self, buffer: Any) -> Any:
         if self._may_wait() and self.readable():
             with memoryview(buffer) as view, view.cast("B") as octets:
-                # What is read-only is for the original to refuse, before anything is read.
+                # Leave read-only buffers to the original: it refuses them before it reads anything.
                 if octets.nbytes and not octets.readonly:
                     return _os.read_into_as_coro(self.fileno(), octets)
         return super().readinto(buffer)
@@ -225,7 +227,7 @@ class PipeFile(io.FileIO):
 
 
 class SocketFile(socket.SocketIO):
-    """What is below the files of ``socket.makefile()``."""
+    """The raw file below the file objects of ``socket.makefile()``."""
 
     def __init__(self, sock: Any, mode: Any) -> None:
         self._reads = SharedReads()

@@ -1,7 +1,7 @@
-"""The part ``futures`` of :func:`grapeshot.coro.install`, which has to be asked for: pools whose threads are coros.
+"""The part ``futures`` of :func:`grapeshot.coro.patch`: makes the threads of ``ThreadPoolExecutor`` coros.
 
-Without it ``ThreadPoolExecutor`` has real threads, for what computes or blocks. Coros can wait for its futures either
-way.
+This part is patched only if it is named. Without it, ``ThreadPoolExecutor`` keeps real threads, for code that computes
+or blocks. Coros can wait for its futures either way.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class _Log:
-    """The logger of the executor's workers, which the end of their loop ends as well. That is no error."""
+    """The logger of the executor's workers. It drops the report of a worker that was cancelled when its loop ended."""
 
     def __init__(self, logger: Any) -> None:
         self._logger = logger
@@ -41,7 +41,7 @@ def _make_class() -> type:
     base = types.ModuleType("_base")
     vars(base).update(vars(_module._base), LOGGER=_Log(_module._base.LOGGER))  # type: ignore[attr-defined]
     names = dict(vars(_module))
-    # The originals have their threads end when the interpreter exits. Coros end with their loop.
+    # The original's threads are registered so that they end when the interpreter exits. Coros end with their loop.
     names.update(threading=threading, queue=queue, _base=base, _threads_queues=weakref.WeakKeyDictionary())
     names["_global_shutdown_lock"] = threading.Lock()
     names["_worker"] = _originals.clone_function(names["_worker"], names)
@@ -50,19 +50,20 @@ def _make_class() -> type:
         for name, value in vars(real).items()
         if isinstance(value, types.FunctionType)
     }
-    members["__doc__"] = "A pool of threads, which are coros where a coro submits the work."
+    members["__doc__"] = "A pool of threads. Threads that it starts when a coro submits work are coros."
     members["__module__"] = real.__module__
     kind: type = type(real)(real.__name__, (real,), members)
     return kind
 
 
 def patch() -> None:
-    """Replace the class. asyncio, grapeshot and pools of interpreters keep the one with real threads."""
+    """Replace the class. asyncio, grapeshot and InterpreterPoolExecutor keep the original, with real threads."""
     with contextlib.suppress(ImportError):
-        # Its class (3.14 and later) derives from the one that it finds. A call of an interpreter blocks its thread.
+        # Import it (Python 3.14 and later) before the replacement, so that its class derives from the original: a call
+        # of another interpreter blocks the thread, so it needs a real one.
         importlib.import_module("concurrent.futures.interpreter")
     kind = _make_class()
-    concurrent.futures.ThreadPoolExecutor  # noqa: B018  # the package sets the name when somebody asks for it
+    concurrent.futures.ThreadPoolExecutor  # noqa: B018  # the package sets this name when it is first looked up
     _originals.replace("concurrent.futures.thread", "ThreadPoolExecutor", kind)
     _originals.replace("concurrent.futures", "ThreadPoolExecutor", kind)
     _originals.show("concurrent", "futures", _originals.view("concurrent.futures"))

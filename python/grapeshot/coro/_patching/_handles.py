@@ -1,7 +1,7 @@
-"""What stands for a thread and its end: handles (3.13 and later) and sentinel locks (before).
+"""The objects with which threading waits for the end of a thread: handles (Python 3.13 and later) or sentinel locks.
 
-A thread's lock is held from its start to its end. Whoever joins it takes the lock and releases it: a coro waits
-meanwhile, a real thread blocks.
+Each thread has a lock, which is held from the thread's start to its end. To join the thread, acquire the lock and
+release it again: a coro then waits, and a real thread blocks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 HAS_HANDLES = sys.version_info >= (3, 13)
-# Where a Thread has its handle.
+# The attribute of Thread that has its handle.
 HANDLE_NAME = "_os_thread_handle" if sys.version_info >= (3, 14) else "_handle"
 
 _Lock = _core.thread_lock
@@ -29,13 +29,16 @@ _start_real = _thread.start_new_thread
 
 
 def let_others_run() -> None:
-    """The thread that was asked for still runs. Code for threads asks again: after some calls other coros run."""
+    """Called when code has asked whether a thread has ended, and it has not.
+
+    Code for threads may ask again and again in a loop. After some calls, this lets other coros run.
+    """
     if _core._coro_can_wait():
         _core._coro_act()
 
 
 class Running:
-    """A thread that runs: its lock is held until the thread ends."""
+    """The lock of a thread, which is held until the thread ends."""
 
     __slots__ = ("_lock", "is_over")
 
@@ -45,29 +48,30 @@ class Running:
         self.is_over = False
 
     def finish(self) -> None:
-        """The thread has ended. Its lock goes from one that waits to the next."""
+        """Note that the thread has ended, and release the lock. Each waiter passes the lock on to the next one."""
         if not self.is_over:
             self.is_over = True
             self._lock.release()
 
     def wait(self, timeout: float = -1) -> bool:
-        """Wait for the end; return whether it came in time."""
+        """Wait until the thread has ended; return False if it has not ended in time."""
         if not self.is_over and self._lock.acquire(True, timeout):
             self._lock.release()
         return self.is_over
 
 
 def check_can_join(coro: Any, thread: int) -> None:
-    """Raise RuntimeError where the wait for the end of a coro could not end: in ``thread``, which runs it."""
+    """Raise RuntimeError if a wait for the end of ``coro`` would block ``thread``, the real thread that runs it."""
     if _core._coro_current_or_none() is None and thread == _real_ident() and not coro.done():
         raise RuntimeError(
             "a task or callback cannot join a thread that is a coro of its own loop: the wait would keep the coro from "
-            "running. Join it in a coro (await coro.run_sync(thread.join)), or start a real one with coro.threads"
+            "running. Join it in a coro (await coro.run_sync(thread.join)), or make it a coro.threads.Thread, which is "
+            "a real thread"
         )
 
 
 def run_in_real_thread(call: Callable[[], object]) -> None:
-    """Run ``call`` in a real thread of its own, and wait for it as a coro. For what is made of real locks."""
+    """Run ``call`` in a new real thread, and wait for it as a coro. It is for calls that wait for real locks."""
     finished = _Lock()
     finished.acquire()
 
@@ -82,7 +86,7 @@ def run_in_real_thread(call: Callable[[], object]) -> None:
 
 
 def call_in_real_thread(call: Callable[[], Any]) -> Any:
-    """The same, and return or raise what ``call`` has."""
+    """Like :func:`run_in_real_thread`; return the result of ``call`` or raise its exception."""
     outcome: list[Any] = []
 
     def run() -> None:
@@ -98,10 +102,10 @@ def call_in_real_thread(call: Callable[[], Any]) -> Any:
 
 
 class Sentinel:
-    """The lock that tells, up to 3.12, whether a thread runs. threading acquires it when the thread begins.
+    """The sentinel lock of a thread, up to Python 3.12. threading acquires it when the thread begins.
 
-    After that whoever acquires it waits for the end of the thread, and holds nothing. A thread that is a coro is not
-    among those that threading waits for at the exit: no loop runs there.
+    A later ``acquire`` only waits for the end of the thread; it does not hold the lock. threading does not wait for
+    threads that are coros when the interpreter exits, because no loop runs then.
     """
 
     def __init__(self, running: Running | None = None, coro: Any = None) -> None:
@@ -136,7 +140,10 @@ class Sentinel:
 
 
 def wait_for_tstate_lock(self: Any, block: bool = True, timeout: float = -1) -> None:
-    """``Thread._wait_for_tstate_lock``, up to 3.12. An interruption of a coro that waits does not end the thread."""
+    """Replaces ``Thread._wait_for_tstate_lock``, up to Python 3.12.
+
+    The original takes the thread for ended when an exception interrupts the wait. This one does not.
+    """
     lock = self._tstate_lock
     if lock is not None and lock.acquire(block, timeout):
         lock.release()
@@ -144,7 +151,7 @@ def wait_for_tstate_lock(self: Any, block: bool = True, timeout: float = -1) -> 
 
 
 class RealSentinel:
-    """The same of a real thread that was started before patching: its lock is a real one."""
+    """The sentinel of a real thread that was started before patching, whose lock is a real one."""
 
     def __init__(self, lock: Any) -> None:
         self._lock = lock
@@ -167,15 +174,15 @@ class RealSentinel:
 
 
 class ThreadHandle:
-    """``_thread._ThreadHandle`` of a real thread or of one that is a coro."""
+    """Replaces ``_thread._ThreadHandle``, for real threads and for threads that are coros."""
 
     def __init__(self) -> None:
         self._real: Any = None
         self._coro: Any = None
-        # None: it was not started, or the real handle is all there is.
+        # None: the thread was not started, or it was started before patching and has only the real handle.
         self.running: Running | None = None
         self._is_set = False
-        # Of a coro: its process and thread.
+        # For a coro: the process and the real thread in which it runs.
         self._pid = 0
         self._thread = 0
 
@@ -190,13 +197,13 @@ class ThreadHandle:
 
     @classmethod
     def around(cls, real: Any) -> ThreadHandle:
-        """Return the handle of a real thread that runs already."""
+        """Return a handle for a real thread that is already running."""
         self = cls()
         self._real = real
         return self
 
     def begin(self) -> Running:
-        """The thread is about to start. Raises RuntimeError if it was started before."""
+        """Note that the thread is about to start. Raises RuntimeError if it was started before."""
         if self._real is not None or self.running is not None:
             raise RuntimeError("thread already started")
         self.running = Running()
@@ -211,7 +218,7 @@ class ThreadHandle:
         self._real = real
 
     def fail(self) -> None:
-        """The thread could not be started."""
+        """Note that the thread could not be started."""
         self.running = self._real = None
 
     def is_done(self) -> bool:
@@ -224,7 +231,7 @@ class ThreadHandle:
             return True
         if self._coro is not None:
             if self._pid != os.getpid():
-                # Of the coros of a forked process only the one that has forked is there.
+                # In a forked child, only the coro that has forked goes on.
                 return _core._coro_current_or_none() is not self._coro
             return self.running is not None and self.running.is_over
         return self._real is not None and self._real.is_done()
@@ -256,7 +263,7 @@ class ThreadHandle:
         elif self.running is None or sys.is_finalizing():
             self._join_real(timeout)
         elif self.running.wait(timeout):
-            # Its function has returned; the rest takes no time.
+            # The thread's function has returned, so this takes no time.
             self._real.join()
 
     def _join_real(self, timeout: float) -> None:
@@ -268,7 +275,7 @@ class ThreadHandle:
 
 
 def watch_running_threads() -> None:
-    """Let coros join the real threads that were started before patching."""
+    """Give real threads that were started before patching handles or sentinels with which coros can join them."""
     for thread in threading.enumerate():
         watched: Any = thread
         if HAS_HANDLES:

@@ -1,4 +1,7 @@
-"""Who holds the originals already when :func:`grapeshot.coro.install` patches: names, locks and subclasses."""
+"""Finds modules that got originals before :func:`grapeshot.coro.patch`: in names, locks and base classes.
+
+Names and free locks are replaced; the rest is reported in a PatchWarning.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,14 @@ _RealRLock: Any = _thread.RLock
 
 
 class Holders:
-    """What was found, as texts by module."""
+    """The originals that were found, as texts by module: those that were replaced, and those that are left."""
 
     def __init__(self) -> None:
         self.repaired: dict[str, list[str]] = {}
         self.left: dict[str, list[str]] = {}
 
     def describe(self) -> str | None:
-        """Return the text of the warning, None if there is nothing to warn of."""
+        """Return the text of the PatchWarning, or None if there is nothing to warn of."""
         parts = []
         if self.left:
             parts.append(f"these still use the originals: {_list(self.left)}")
@@ -34,7 +37,7 @@ class Holders:
             parts.append(f"these held originals, which were replaced: {_list(self.repaired)}")
         if not parts:
             return None
-        return f"modules were imported before coro.install(), which belongs first in a program; {'; '.join(parts)}"
+        return f"modules were imported before coro.patch(), which should be called first; {'; '.join(parts)}"
 
 
 def _list(found: dict[str, list[str]]) -> str:
@@ -48,7 +51,7 @@ def _is_library(module_name: str) -> bool:
 def repair(news: dict[tuple[str, str], Any]) -> Holders:
     """Replace originals that modules hold as plain names, and find those that cannot be replaced.
 
-    ``news`` has what was put in the place of each name just now.
+    ``news`` has the names that were patched just now, each with its replacement.
     """
     by_original = {id(_originals.originals[key]): new for key, new in news.items()}
     holders = Holders()
@@ -61,12 +64,12 @@ def repair(news: dict[tuple[str, str], Any]) -> Holders:
 
 
 def _module_names() -> list[str]:
-    """Return one name of each module: multiprocessing gives ``__main__`` a second one."""
+    """Return one name per module. (multiprocessing gives ``__main__`` a second name.)"""
     return list({id(module): name for name, module in reversed(list(sys.modules.items()))}.values())
 
 
 def _repair_names(holders: Holders, module_name: str, by_original: dict[int, Any]) -> list[tuple[str, str]]:
-    """Replace what a module holds by plain names; return the names of its locks."""
+    """Replace the originals in a module's global names; return the names of its locks."""
     locks: list[tuple[str, str]] = []
     module = sys.modules.get(module_name)
     if type(module) is not types.ModuleType or _originals.is_keeper(module_name):
@@ -79,13 +82,13 @@ def _repair_names(holders: Holders, module_name: str, by_original: dict[int, Any
                 holders.repaired.setdefault(module_name, []).append(name)
         elif type(value) in (_RealLock, _RealRLock):
             locks.append((module_name, name))
-        elif not _is_library(module_name) and _is_heir(value, module_name, by_original):
+        elif not _is_library(module_name) and _is_derived(value, module_name, by_original):
             holders.left.setdefault(module_name, []).append(f"class {name}")
     return locks
 
 
-def _is_heir(value: object, module_name: str, by_original: dict[int, Any]) -> bool:
-    """Whether this is a class of the module that inherits from an original."""
+def _is_derived(value: object, module_name: str, by_original: dict[int, Any]) -> bool:
+    """Whether a value is a class that this module defines and that inherits from an original."""
     if not isinstance(value, type) or value.__module__ != module_name:
         return False
     return not by_original.keys().isdisjoint(map(id, value.__mro__[1:]))
@@ -95,7 +98,7 @@ def _is_free(lock: Any) -> bool:
     if not lock.acquire(False):
         return False
     lock.release()
-    # An RLock that this thread holds can be acquired, too.
+    # An RLock can be acquired even if this thread holds it already.
     return type(lock) is _RealLock or not lock._is_owned()
 
 
@@ -104,10 +107,10 @@ def _new_lock(lock: Any) -> Any:
 
 
 def _repair_lock(holders: Holders, module_name: str, name: str) -> None:
-    """Replace a lock that only the module's dict refers to, and that nobody holds."""
+    """Replace a lock that is not held, and to which nothing refers but the module's dict."""
     names = vars(sys.modules[module_name])
     lock = names[name]
-    # The dict, `lock`, and the argument of getrefcount.
+    # 3 references: the dict, `lock`, and the argument of getrefcount.
     if sys.getrefcount(lock) <= 3 and _is_free(lock):
         names[name] = _new_lock(lock)
     elif not _is_library(module_name):
@@ -115,7 +118,7 @@ def _repair_lock(holders: Holders, module_name: str, name: str) -> None:
 
 
 def _repair_logging() -> None:
-    """Replace the locks of logging and of its handlers."""
+    """Replace the locks of the logging module and of its handlers, if they are free."""
     logging: Any = sys.modules.get("logging")
     if logging is None:
         return

@@ -1,6 +1,7 @@
-"""What takes the ident of a thread and gives it to the C library, which believes it.
+"""Patches functions that pass the ident of a thread to the C library, which does not check it.
 
-``threading.get_ident()`` in a coro is the coro's id. It stands for the thread that runs the coro.
+In a coro ``threading.get_ident()`` returns the coro's id. These functions translate it to the ident of the real thread
+that runs the coro.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
     from typing import Any
 
 _real_ident = _thread.get_ident
-# Idents of real threads are addresses, which begin far above this. Ids of coros count from 1.
+# Idents of real threads are addresses, which are far above this. Ids of coros are counted from 1.
 _LEAST_REAL = 2**32
 
 
 def _real(ident: Any) -> Any:
-    """Return the ident of the real thread. Raises ProcessLookupError for a coro that is not in this one."""
+    """Return the ident of the real thread. Raises ProcessLookupError if the coro does not belong to this thread."""
     if not isinstance(ident, int) or not 0 < ident < _LEAST_REAL:
         return ident
     if any(coro.id == ident for coro in _core._coro_live()):
@@ -44,7 +45,7 @@ def _with_real(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def patch() -> None:
-    """Replace the names. A number that is no thread would crash the process."""
+    """Replace the names. The originals would crash the process if they got the id of a coro."""
     _originals.replace("signal", "pthread_kill", _with_real(signal.pthread_kill))
     if hasattr(time, "pthread_getcpuclockid"):
         _originals.replace("time", "pthread_getcpuclockid", _with_real(time.pthread_getcpuclockid))

@@ -1,13 +1,15 @@
-"""Import locks while coros run.
+"""Makes coros wait for each other's imports.
 
-The locks of the import system stay real, and are owned by real threads. To them two coros of a thread are one owner: if
-one waits for something in the middle of an import, another that imports the same module would take the lock once more,
-and see a module that is half initialized. So a coro waits here until the first one has finished, unless that one waits
-for it in turn: then, as in CPython where two threads wait for each other, it sees the module as it is.
+The locks of the import system stay real ones, whose owners are real threads. So they do not tell the coros of one
+thread apart: if a coro waits in the middle of an import, another coro that imports the same module could acquire the
+lock as well, and would see a half-initialized module. Therefore a coro waits here until the first one has finished. The
+exception is that the first one waits in turn for this coro. Then this coro gets the module as it is, as in CPython when
+two threads wait for each other.
 
-- A task or callback of the loop (no coro) cannot wait for a coro. It sees the module as it is.
-- A coro that needs a module which another real thread imports blocks its thread, and the loop, until that thread is
-  done. If that thread waits for the loop, both wait for ever: import in the loop's thread, or before.
+- A task or callback of the loop cannot wait for a coro, so it gets the module as it is.
+- If another real thread is importing the module, the coro blocks its own thread, and the loop, until that thread is
+  done. If that thread in turn waits for the loop, this is a deadlock. To avoid it, import the module in the loop's
+  thread, or earlier.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ _waiting: dict[int, Any] = {}
 
 
 def _waits_in_turn(me: int, owner: int) -> bool:
-    """Whether ``owner`` waits for ``me``, directly or by others."""
+    """Whether ``owner`` waits for ``me``, directly or through other coros."""
     seen = set()
     while owner not in seen:
         if owner == me:
@@ -63,7 +65,7 @@ def _wait_for_owner(lock: Any) -> None:
 
 
 def patch() -> None:
-    """Let coros wait for the imports of other coros."""
+    """Patch the import locks so that a coro waits for another one that imports the same module."""
     kind: Any = _bootstrap._ModuleLock  # type: ignore[attr-defined]
     if getattr(kind.acquire, "_is_grapeshot", False):
         return

@@ -1,4 +1,4 @@
-"""``threading.local`` of :func:`grapeshot.coro.install`: attributes of their own for each coro and each real thread."""
+"""``threading.local`` of :func:`grapeshot.coro.patch`: each coro and each real thread has its own attributes."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _MISSING = object()
 
 
 class _Spaces:
-    """The attributes of one ``local``, by coro and by real thread."""
+    """All attributes of one ``local`` object, by coro and by real thread."""
 
     __slots__ = ("__weakref__", "args", "by_coro", "kwargs", "of_thread")
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.args = args
         self.kwargs = kwargs
-        # A real thread's dict, which the interpreter frees with the thread.
+        # The attributes of each real thread. The interpreter frees them when the thread ends.
         self.of_thread = _real_local()
         self.by_coro: dict[int, dict[str, Any]] = {}
 
 
-# coro id -> the locals that it has used, until it ends
+# coro id -> the `local` objects that the coro has used, to clean up when it ends
 _used: dict[int, weakref.WeakValueDictionary[int, _Spaces]] = {}
 
 
@@ -50,7 +50,7 @@ def _note_use(coro: Any, spaces: _Spaces) -> None:
 
 
 class local:  # noqa: N801
-    """Attributes of which each coro, and each real thread, has its own."""
+    """An object whose attributes each coro and each real thread has for itself."""
 
     __slots__ = ("__weakref__", "_grapeshot_spaces")
 
@@ -59,7 +59,8 @@ class local:  # noqa: N801
             raise TypeError("Initialization arguments are not supported")
         self = object.__new__(cls)
         _set_spaces(self, _Spaces(args, kwargs))
-        # __init__ runs for the one who makes it by the call of the class, so its dict is made here.
+        # Make the dict of the caller now, so that _attributes() does not call __init__ for it: the call of the class
+        # is about to do that.
         _make(self, _get_spaces(self), _current_or_none())
         return self
 
@@ -106,7 +107,7 @@ def _make(self: Any, spaces: _Spaces, coro: Any) -> dict[str, Any]:
 
 
 def _attributes(self: Any) -> dict[str, Any]:
-    """Return the dict of the running coro or thread; ``__init__`` of a subclass fills a new one."""
+    """Return the dict of the running coro or thread. A new one is filled by ``__init__``, if a subclass has it."""
     spaces: _Spaces = _get_spaces(self)
     coro = _current_or_none()
     attributes: dict[str, Any] | None
@@ -130,7 +131,7 @@ def _attributes(self: Any) -> dict[str, Any]:
 
 
 def _has_descriptor(kind: type, name: str, method: str) -> bool:
-    """Whether the class decides about the attribute: a property or a slot."""
+    """Whether the class handles this attribute itself, with a property or a slot for instance."""
     for base in kind.__mro__:
         found = base.__dict__.get(name, _MISSING)
         if found is not _MISSING:

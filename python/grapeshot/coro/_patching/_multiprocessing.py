@@ -1,8 +1,8 @@
-"""``multiprocessing`` of :func:`grapeshot.coro.install`: connections and locks between processes.
+"""The part ``multiprocessing`` of :func:`grapeshot.coro.patch`: connections and locks between processes.
 
-Its pools and queues run threads, which are coros, and their connections read and write descriptors by the functions of
-``os``. The locks are semaphores of the system, which nothing tells of; so a coro asks again and again, less and less
-often. In a child that a coro has forked, threads are real.
+Pools and queues of multiprocessing use threads, which become coros, and connections, which read and write with the
+patched functions of ``os``. The locks are semaphores of the system. The system does not report when one becomes free,
+so a coro polls it, with growing pauses. In a child that a coro has forked, threads are real.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _open_connection = _Connection.__init__
 
 def _open(self: Any, handle: int, *args: Any, **kwargs: Any) -> None:
     _open_connection(self, handle, *args, **kwargs)
-    # A patched socket leaves its descriptor nonblocking when it is detached.
+    # The descriptor may come from a patched socket, which leaves it nonblocking when it is detached.
     os.set_blocking(self._handle, True)
 
 
 def _take(acquire: Callable[..., bool], timeout: float | None) -> bool:
-    """Acquire by a function that takes ``block`` and ``timeout``, while other coros run."""
+    """Acquire a semaphore with its function ``acquire(block)``. Other coros run while it waits."""
     if acquire(False):
         return True
     left_s = _waits.Countdown(None if timeout is None else max(timeout, 0.0))
@@ -65,7 +65,7 @@ def _make_methods(self: Any) -> None:
 
 
 def _make_rlock_methods(self: Any) -> None:
-    """A semaphore that belongs to its thread would let the other coros of the thread in."""
+    """Add a lock for the coros of this process: the semaphore's owner is a thread, so it does not tell coros apart."""
     semaphore = self._semlock
     within = _core.thread_rlock()
 
@@ -90,7 +90,7 @@ def _make_rlock_methods(self: Any) -> None:
         within.release()
 
     self.acquire, self.release = acquire, release
-    # A coro that holds the lock does not exist in the child of a fork.
+    # In the child of a fork, the coro that holds the lock does not exist.
     _util.register_after_fork(within, type(within)._at_fork_reinit)
 
 
@@ -103,16 +103,17 @@ def _exit(self: Any, *_: Any) -> None:
 
 
 def patch() -> None:
-    """Replace what blocks in the classes. Objects that exist already keep what they have."""
+    """Replace the methods that block. Locks that exist already keep the originals."""
     for function, replacement in ((_Connection._send, os.write), (_Connection._recv, os.read)):
-        # The functions of `os` are the defaults of an argument.
+        # The methods have the functions of `os` as default values of an argument.
         function.__defaults__ = (replacement,)
     _Connection.__init__ = _open
     _SemLock._make_methods = _make_methods
     _SemLock.__enter__, _SemLock.__exit__ = _enter, _exit
-    # It was made from the original. Proxies of managers have their connections in it.
+    # This class derives from the original threading.local. Proxies of managers keep their connections in it.
     names = {**vars(_util), _originals.get_original("threading", "local").__name__: threading.local}
     _originals.replace("multiprocessing.util", "ForkAwareLocal", _originals.clone_class(_ForkAwareLocal, names))
-    # The threads of ProcessPoolExecutor stay real. Coros hold its locks while they use a connection.
+    # The threads of ProcessPoolExecutor stay real, but its locks must work between coros, too, which hold them while
+    # they use a connection.
     _process.threading = _originals.other_view("threading", Lock=_core.thread_lock)  # type: ignore[attr-defined]
     _module.RLock._make_methods = _make_rlock_methods  # type: ignore[attr-defined]

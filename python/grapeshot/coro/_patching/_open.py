@@ -1,6 +1,6 @@
-"""``open`` of :func:`grapeshot.coro.install`: files over descriptors of pipes, sockets and terminals.
+"""``open`` of :func:`grapeshot.coro.patch`, for descriptors of pipes, sockets and terminals.
 
-Every other file is the original's.
+It passes everything else on to the original ``open``.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
 _open = io.open
 _fstat = os.fstat
-# mode -> direction, and whether it is binary. Files for both directions need a seekable one: the original reports it.
+# mode -> direction, and whether it is binary. Modes with "+" are left to the original: they need a seekable file, so
+# the original raises an error.
 _MODES = {mode: (way, "b" in kind) for way in "rwax" for kind in ("", "t", "b") for mode in (way + kind, kind + way)}
 
-# The largest blocks for which a buffer has their size.
+# The largest block size of a file that is used as the size of its buffer.
 _LARGEST = 8192 * 1024
 
 
@@ -31,7 +32,7 @@ def _may_wait(fd: int) -> bool:
     try:
         mode = _fstat(fd).st_mode
     except (OSError, OverflowError):
-        # The original reports it.
+        # The original raises the error.
         return False
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISCHR(mode)
 
@@ -46,7 +47,7 @@ def open_file(
     closefd: bool = True,
     opener: Any = None,
 ) -> Any:
-    """Open a file as :func:`io.open`. What reads or writes a pipe, a socket or a terminal lets other coros run."""
+    """Open a file like :func:`io.open`. Other coros run while a read or write of a pipe, socket or terminal waits."""
     if type(file) is int and opener is None and type(mode) is str and type(buffering) is int and mode in _MODES:
         way, is_binary = _MODES[mode]
         fits = encoding is errors is newline is None if is_binary else buffering != 0
@@ -56,13 +57,13 @@ def open_file(
 
 
 def _usual_size(raw: Any) -> int:
-    """The size of the buffer that the original chooses: that of the file's blocks."""
+    """Return the buffer size that the original would choose, which depends on the block size of the file."""
     size: int = raw._blksize
     return max(min(size, _LARGEST), io.DEFAULT_BUFFER_SIZE) if sys.version_info >= (3, 14) else size
 
 
 def _wrap(raw: PipeFile, mode: str, buffering: int, is_binary: bool, text: tuple[Any, Any, Any]) -> Any:
-    """Return what the original returns for such a raw file."""
+    """Return the file object that the original would return for such a raw file."""
     result: Any = raw
     try:
         if not buffering:
@@ -90,7 +91,7 @@ def _wrap(raw: PipeFile, mode: str, buffering: int, is_binary: bool, text: tuple
 
 
 class _Open:
-    """``open``. In a class it is no method, as the original."""
+    """``open``. An object of this class, like the builtin, does not become a method when it is a class attribute."""
 
     __module__ = "io"
     __name__ = __qualname__ = "open"
@@ -110,5 +111,5 @@ def patch() -> None:
     new = _Open()
     for module_name in ("builtins", "io"):
         _originals.replace(module_name, "open", new)
-    # Where pickle finds it.
+    # The module in which pickle finds it.
     new.__module__ = "io"

@@ -1,8 +1,9 @@
-"""What was there before: the originals of every name that :func:`grapeshot.coro.install` replaces.
+"""Keeps the originals of the names that :func:`grapeshot.coro.patch` replaces.
 
-A *view* of a module is a module object in which the replaced names have their originals, and every other name is the
-module's own at that moment. Modules that must not see replaced names get views in the place of the modules that they
-have imported (:func:`keep`): asyncio, the executors of concurrent.futures, the import system and grapeshot itself.
+Some modules must go on using the originals: asyncio, the executors of concurrent.futures, the import system and
+grapeshot itself. These are called keepers here. In a keeper, each imported module that is patched is replaced by a
+*view* of it (:func:`give_views`). A view is a module object that has the originals under the replaced names, and looks
+all other names up in the module.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ if TYPE_CHECKING:
 
 # (module, name) -> the original
 originals: dict[tuple[str, str], Any] = {}
-# module -> its replaced names, and what was put in their place
+# module -> its replaced names, each with its replacement
 _replacements: dict[str, dict[str, Any]] = {}
-# module -> the view that stands for it in modules that keep the originals
+# module -> its view
 _views: dict[str, types.ModuleType] = {}
 
-# Modules and packages that keep the originals.
+# The keepers: modules and packages that go on using the originals.
 _KEEPERS = ["asyncio", "grapeshot", "_frozen_importlib", "_frozen_importlib_external", "importlib"]
 _KEEPERS += ["concurrent.futures.thread", "concurrent.futures.process"]
-# Modules that are patched themselves: what they have from each other is theirs.
+# Modules that are patched themselves. The originals that they hold from each other are left alone.
 _PATCHED = {"threading", "_thread", "queue", "_queue", "time", "socket", "_socket", "select", "ssl", "os", "posix"}
 _PATCHED |= {"selectors", "signal", "_signal", "concurrent.futures"}
-# Of these no keeper uses a replaced name, and a view would cost them time: loops read the clock.
+# Modules of which no keeper uses a replaced name. A view would only cost time, because loops read the clock often.
 _NOT_VIEWED = {"time", "builtins"}
 
 
@@ -47,7 +48,7 @@ class _View(types.ModuleType):
 
 
 def replace(module_name: str, name: str, new: object) -> None:
-    """Put ``new`` in the place of an imported module's attribute, and remember the original. Repeating does nothing."""
+    """Replace an attribute of an imported module by ``new``, and keep the original. A second call does nothing."""
     module = sys.modules[module_name]
     if (module_name, name) not in originals:
         original = getattr(module, name)
@@ -59,23 +60,26 @@ def replace(module_name: str, name: str, new: object) -> None:
 
 
 def _name_as(new: Any, original: Any, module_name: str) -> None:
-    """Give what was replaced the name of the original: in reprs, in help, and in pickles, which refer to it."""
+    """Give a replacement the name of its original, for reprs and help, and for pickles, which refer to it by name."""
     if isinstance(new, types.FunctionType):
         new.__module__ = module_name
     elif callable(new) and isinstance(new, type) == isinstance(original, type):
         for name in ("__module__", "__name__", "__qualname__"):
-            # The name of a native function is fixed.
+            # Native functions do not let their name be changed.
             with contextlib.suppress(AttributeError, TypeError):
                 setattr(new, name, getattr(original, name))
 
 
 def replacements(module_name: str) -> list[tuple[str, Any]]:
-    """Return the replaced names of a module, each with what is in its place."""
+    """Return the replaced names of a module, each with its replacement."""
     return list(_replacements.get(module_name, {}).items())
 
 
 def get_original(module: str, name: str) -> Any:
-    """Return what ``module.name`` was before :func:`install`, or is, if that has not replaced it."""
+    """Return what ``module.name`` was before :func:`patch` replaced it, or what it is now if it was not replaced.
+
+    For example, ``get_original("time", "sleep")`` is the function that blocks the whole thread.
+    """
     try:
         return originals[module, name]
     except KeyError:
@@ -83,7 +87,7 @@ def get_original(module: str, name: str) -> Any:
 
 
 def view(module_name: str) -> types.ModuleType:
-    """Return the view of an imported module. There is one per module; it grows with each replaced name."""
+    """Return the view of an imported module. There is one per module, to which each replaced name is added."""
     found = _views.get(module_name)
     if found is None:
         found = _views[module_name] = _View(sys.modules[module_name])
@@ -91,31 +95,32 @@ def view(module_name: str) -> types.ModuleType:
 
 
 def other_view(module_name: str, **names: Any) -> types.ModuleType:
-    """Return a view of its own for one module, which has other values under some names."""
+    """Return an additional view of a module, which has the given values under the given names."""
     made = _View(sys.modules[module_name])
     made.__dict__.update({name: value for (module, name), value in originals.items() if module == module_name}, **names)
     return made
 
 
 def show(module_name: str, name: str, value: object) -> None:
-    """Set what a view shows under that name."""
+    """Set the value that the view of a module has under a name."""
     view(module_name).__dict__[name] = value
 
 
 def is_keeper(module_name: str) -> bool:
-    """Whether a module keeps the originals, or is one of those that are patched."""
+    """Whether a module is a keeper, or is itself patched."""
     if module_name in _PATCHED:
         return True
     return any(module_name == keeper or module_name.startswith(f"{keeper}.") for keeper in _KEEPERS)
 
 
 def _import_keepers() -> None:
-    """Import the modules that would be imported later, and would then find the replaced names."""
-    from grapeshot import _datagram, _measuring, _pipes, _sendfile, _subprocess, _unix  # noqa: F401
+    """Import keepers that are otherwise imported later, and would then get the replacements."""
+    from grapeshot._loop import datagram, pipes, sendfile, subprocess, unix
+    from grapeshot.insight import _measuring  # noqa: F401
 
 
 def give_views() -> None:
-    """Give the modules that keep the originals the views, for all modules that were imported."""
+    """Put views into all keepers that were imported, in place of the patched modules."""
     _import_keepers()
     for module_name, module in list(sys.modules.items()):
         if not is_keeper(module_name) or module_name in _PATCHED or module_name.startswith(__package__):
@@ -132,7 +137,7 @@ def give_views() -> None:
 
 
 def clone_function(function: Callable[..., Any], names: dict[str, Any]) -> Any:
-    """Return the same Python function with other global names."""
+    """Return a copy of a Python function that uses ``names`` as its globals."""
     clone = types.FunctionType(
         function.__code__,
         names,
@@ -147,7 +152,10 @@ def clone_function(function: Callable[..., Any], names: dict[str, Any]) -> Any:
 
 
 def clone_class(kind: type, names: dict[str, Any]) -> type:
-    """Return the same Python class with other global names; its bases are those that ``names`` has of that name."""
+    """Return a copy of a Python class whose methods use ``names`` as their globals, and put it into ``names``.
+
+    If ``names`` has a class under the name of a base, it becomes the base.
+    """
     members = {}
     for name, value in vars(kind).items():
         if name in ("__dict__", "__weakref__"):
@@ -155,6 +163,6 @@ def clone_class(kind: type, names: dict[str, Any]) -> type:
         members[name] = clone_function(value, names) if isinstance(value, types.FunctionType) else value
     bases = tuple(names.get(base.__name__, base) for base in kind.__bases__)
     made: type = type(kind)(kind.__name__, bases, members)
-    # In a class, `__enter__ = acquire` is the same function twice; nothing depends on that.
+    # A function that the class has under two names (`__enter__ = acquire`) is copied twice, which does no harm.
     names[kind.__name__] = made
     return made

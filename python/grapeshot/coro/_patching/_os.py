@@ -1,6 +1,6 @@
-"""``os`` of :func:`grapeshot.coro.install`: reads and writes of pipes, sockets and terminals, and waits for children.
+"""The part ``os`` of :func:`grapeshot.coro.patch`: I/O on pipes, sockets and terminals, and waits for children.
 
-A descriptor in nonblocking mode, and a regular file, is left to the original function.
+Calls for descriptors in nonblocking mode and for regular files are passed to the original functions.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _writev, _sendfile = os.writev, os.sendfile
 _system = os.system
 _waitpid, _wait3, _wait4, _waitid = os.waitpid, os.wait3, os.wait4, os.waitid
 _WNOWAIT, _WEXITED, _WSTOPPED, _WCONTINUED = os.WNOWAIT, os.WEXITED, os.WSTOPPED, os.WCONTINUED
-# The system takes so many buffers per call.
+# The largest number of buffers that the system accepts in one call.
 _MAX_BUFFERS = os.sysconf("SC_IOV_MAX")
 
 
 def _check(function: Callable[..., Any], *args: Any) -> None:
-    """Raise what the original raises for wrong arguments behind the descriptor."""
+    """Raise the original's error if an argument after the descriptor is wrong. Calls it with an invalid descriptor."""
     try:
         function(-1, *args)
     except OSError as error:
@@ -43,7 +43,10 @@ def _number(fd: Any) -> int:
 
 
 def _until_possible(call: Callable[..., Any], fd: int, mask: int, *args: Any) -> Any:
-    """Repeat the original where no coro runs. The descriptor of a patched socket does not block by itself."""
+    """Call the original, and wait in between if the descriptor is nonblocking only because its socket is patched.
+
+    This is for calls outside of coros, so the wait blocks the thread.
+    """
     while True:
         try:
             return call(fd, *args)
@@ -54,7 +57,7 @@ def _until_possible(call: Callable[..., Any], fd: int, mask: int, *args: Any) ->
 
 
 def read(fd: int, length: int, /) -> bytes:
-    """Read from a file descriptor. Other coros run while a pipe, a socket or a terminal has nothing."""
+    """Read from a file descriptor. Other coros run while it waits for data of a pipe, a socket or a terminal."""
     fd, length = _number(fd), _number(length)
     if length <= 0 or not _waits.can_wait() or not _waits.may_block(fd):
         return _until_possible(_read, fd, _waits.READABLE, length)  # type: ignore[no-any-return]
@@ -70,12 +73,12 @@ def read_as_coro(fd: int, length: int) -> bytes:
 
 
 def read_into_as_coro(fd: int, octets: memoryview) -> int:
-    """Fill the front of a buffer that is not empty, as :func:`read_as_coro`; return the number of bytes."""
+    """Like :func:`read_as_coro`, but read into a buffer, which must not be empty; return the number of bytes."""
     return _scatter(read_as_coro(fd, len(octets)), [octets])
 
 
 def readv(fd: int, buffers: Sequence[Any], /) -> int:
-    """Read from a file descriptor into a sequence of mutable bytes-like objects, as :func:`read`."""
+    """Read from a file descriptor into a sequence of mutable bytes-like objects. Other coros run while it waits."""
     fd = _number(fd)
     if _waits.can_wait() and _waits.may_block(fd):
         _check(_readv, buffers)
@@ -96,7 +99,7 @@ def _scatter(data: bytes, views: list[memoryview]) -> int:
 
 
 def readinto(fd: int, buffer: Any, /) -> int:
-    """Read into a buffer from a file descriptor, as :func:`read`."""
+    """Read into a buffer from a file descriptor. Other coros run while it waits."""
     fd = _number(fd)
     if _waits.can_wait() and _waits.may_block(fd):
         _check(_readinto, buffer)
@@ -107,7 +110,7 @@ def readinto(fd: int, buffer: Any, /) -> int:
 
 
 def write(fd: int, data: Any, /) -> int:
-    """Write all of the bytes to a file descriptor. Other coros run while a pipe, a socket or a terminal is full."""
+    """Write all of the bytes to a file descriptor. Other coros run while it waits for room."""
     fd = _number(fd)
     if not _waits.can_wait() or not _waits.may_block(fd):
         return _until_possible(_write, fd, _waits.WRITABLE, data)  # type: ignore[no-any-return]
@@ -117,7 +120,7 @@ def write(fd: int, data: Any, /) -> int:
 
 
 def writev(fd: int, buffers: Sequence[Any], /) -> int:
-    """Write the buffers to a file descriptor, as :func:`write`."""
+    """Write all of the buffers to a file descriptor. Other coros run while it waits for room."""
     fd = _number(fd)
     if not _waits.can_wait() or not _waits.may_block(fd):
         return _until_possible(_writev, fd, _waits.WRITABLE, buffers)  # type: ignore[no-any-return]
@@ -141,13 +144,13 @@ def _write_all(fd: int, data: memoryview) -> int:
         try:
             written += _at_once.write(fd, data[written:], wait)
         except OSError:
-            # The next call finds the error again.
+            # Report what was written. The program's next call gets the error.
             break
     return written
 
 
 def sendfile(out_fd: int, in_fd: int, offset: Any, count: int) -> int:
-    """Copy bytes from a file to a descriptor. Other coros run while a socket or a pipe is full."""
+    """Copy bytes from a file to a descriptor. Other coros run while it waits for room."""
     out_fd = _number(out_fd)
     if not _waits.can_wait() or not _waits.may_block(out_fd):
         return _until_possible(_sendfile, out_fd, _waits.WRITABLE, in_fd, offset, count)  # type: ignore[no-any-return]
@@ -155,7 +158,7 @@ def sendfile(out_fd: int, in_fd: int, offset: Any, count: int) -> int:
     _waits.act()
     while True:
         if os.get_blocking(out_fd):
-            # No flag of the call keeps it from blocking.
+            # sendfile() has no flag for a nonblocking call, so a real thread makes it.
             _waits.wait_for_descriptor(out_fd, _waits.WRITABLE, None)
             return _handles.call_in_real_thread(lambda: _sendfile(out_fd, in_fd, offset, count))  # type: ignore[no-any-return]
         try:
@@ -165,7 +168,7 @@ def sendfile(out_fd: int, in_fd: int, offset: Any, count: int) -> int:
 
 
 def write_some(fd: int, data: Any) -> int:
-    """Write what is possible to a descriptor that may block, as soon as that is more than nothing."""
+    """Write as much as there is room for to a descriptor that may block; wait until there is some room."""
     with memoryview(data) as view, view.cast("B") as octets:
         _waits.act()
         return _at_once.write(fd, octets, _waits.wait_to_write(fd)) if octets.nbytes else _write(fd, octets)
@@ -175,13 +178,13 @@ def write_some(fd: int, data: Any) -> int:
 
 
 def _wait_for_child(kind: int, ident: int, options: int) -> None:
-    """Wait until a child has a state that ``waitid`` would return; it stays to be fetched."""
+    """Wait until a child has a state that ``waitid`` would return, without fetching it."""
     states = options & (_WSTOPPED | _WCONTINUED | _WEXITED)
     if kind == os.P_PID and states == _WEXITED:
         try:
             pidfd = os.pidfd_open(ident)
         except OSError:
-            # An old kernel, or the child is gone, or somebody else's.
+            # The kernel is too old, or there is no such child any more.
             pass
         else:
             try:
@@ -191,7 +194,7 @@ def _wait_for_child(kind: int, ident: int, options: int) -> None:
             return
 
     def wait() -> None:
-        # It takes nothing. An error comes to the caller at its next call.
+        # WNOWAIT leaves the status to be fetched. Errors are ignored: the caller's next call gets them, too.
         try:
             _waitid(kind, ident, states | _WNOWAIT)
         except OSError:
@@ -200,7 +203,7 @@ def _wait_for_child(kind: int, ident: int, options: int) -> None:
     _handles.run_in_real_thread(wait)
 
 
-def _which(pid: int) -> tuple[int, int]:
+def _waitid_target(pid: int) -> tuple[int, int]:
     if pid > 0:
         return os.P_PID, pid
     if pid == -1:
@@ -209,7 +212,7 @@ def _which(pid: int) -> tuple[int, int]:
 
 
 def _until_there(call: Callable[[int], Any], pid: int, options: int) -> Any:
-    """Repeat a call of the family of ``waitpid`` until it returns a child."""
+    """Repeat a call of ``waitpid``, ``wait3`` or ``wait4`` until it returns a child."""
     while True:
         result = call(options | os.WNOHANG)
         if result[0]:
@@ -217,7 +220,7 @@ def _until_there(call: Callable[[int], Any], pid: int, options: int) -> Any:
         states = _WEXITED
         states |= _WSTOPPED if options & os.WUNTRACED else 0
         states |= _WCONTINUED if options & os.WCONTINUED else 0
-        _wait_for_child(*_which(pid), states)
+        _wait_for_child(*_waitid_target(pid), states)
 
 
 def _is_wait(options: object) -> bool:
@@ -225,33 +228,33 @@ def _is_wait(options: object) -> bool:
 
 
 def waitpid(pid: int, options: int, /) -> tuple[int, int]:
-    """Wait for completion of a given child process. Other coros run meanwhile."""
+    """Wait for completion of a given child process. Other coros run while it waits."""
     if not _is_wait(options) or not isinstance(pid, int):
         return _waitpid(pid, options)
     return _until_there(lambda options: _waitpid(pid, options), pid, options)  # type: ignore[no-any-return]
 
 
 def wait() -> tuple[int, int]:
-    """Wait for completion of a child process. Other coros run meanwhile."""
+    """Wait for completion of a child process. Other coros run while it waits."""
     return waitpid(-1, 0)
 
 
 def wait3(options: int) -> Any:
-    """Wait for completion of a child process. Other coros run meanwhile."""
+    """Wait for completion of a child process. Other coros run while it waits."""
     if not _is_wait(options):
         return _wait3(options)
     return _until_there(_wait3, -1, options)
 
 
 def wait4(pid: int, options: int) -> Any:
-    """Wait for completion of a specific child process. Other coros run meanwhile."""
+    """Wait for completion of a specific child process. Other coros run while it waits."""
     if not _is_wait(options) or not isinstance(pid, int):
         return _wait4(pid, options)
     return _until_there(lambda options: _wait4(pid, options), pid, options)
 
 
 def waitid(idtype: int, ident: int, options: int, /) -> Any:
-    """Wait for the status of one or more child processes. Other coros run meanwhile."""
+    """Wait for the status of one or more child processes. Other coros run while it waits."""
     if not _is_wait(options):
         return _waitid(idtype, ident, options)
     while True:
@@ -262,14 +265,14 @@ def waitid(idtype: int, ident: int, options: int, /) -> Any:
 
 
 def system(command: Any) -> int:
-    """Execute the command in a subshell. Other coros run meanwhile."""
+    """Execute the command in a subshell. Other coros run while it waits."""
     if not _waits.can_wait():
         return _system(command)
     return _handles.call_in_real_thread(lambda: _system(command))  # type: ignore[no-any-return]
 
 
 def patch() -> None:
-    """Replace the names. ``posix`` stays as it is."""
+    """Replace the names in ``os``. The module ``posix`` is not patched."""
     for function in (read, readv, readinto, write, writev, sendfile, waitpid, wait, wait3, wait4, waitid, system):
         if hasattr(os, function.__name__):
             _originals.replace("os", function.__name__, function)

@@ -1,7 +1,8 @@
-"""``queue.SimpleQueue`` of :func:`grapeshot.coro.install`.
+"""The part ``queue`` of :func:`grapeshot.coro.patch`.
 
-The other queues are Python code on :mod:`threading`, so they wait as its locks do. Code that asks them again and again
-without waiting relies on being preempted: these calls are acts, and after too many in a row the coro yields.
+``SimpleQueue`` is replaced. The other queues are Python code that waits with the patched locks of :mod:`threading`.
+Programs may also poll these in a loop without waiting, which works with threads because they are preempted. So such
+calls are counted like I/O that was ready at once: after a few of them in a row the coro yields.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-def _yield_in_vain(module: Any, name: str) -> None:
-    """Let a method that has found the queue empty or full be an act."""
+def _yield_after_failure(module: Any, name: str) -> None:
+    """Patch a method of Queue: when it fails because the queue is empty or full, the coro may yield."""
     method, errors = getattr(module.Queue, name), (module.Empty, module.Full)
 
     @functools.wraps(method)
@@ -35,7 +36,7 @@ def _yield_in_vain(module: Any, name: str) -> None:
 
 
 def _yield_after(module: Any, name: str) -> None:
-    """Let a method that only asks be an act."""
+    """Patch a method of Queue that never waits: after each call, the coro may yield."""
     method = getattr(module.Queue, name)
 
     @functools.wraps(method)
@@ -49,7 +50,7 @@ def _yield_after(module: Any, name: str) -> None:
 
 def _patch_queues(module: Any) -> None:
     for name in ("get", "put"):
-        _yield_in_vain(module, name)
+        _yield_after_failure(module, name)
     for name in ("empty", "full", "qsize"):
         _yield_after(module, name)
 
@@ -62,6 +63,6 @@ def patch() -> None:
         _originals.show("queue", name, _originals.clone_class(getattr(queue, name), names))
     _originals.replace("_queue", "SimpleQueue", _core.thread_queue)
     _originals.replace("queue", "SimpleQueue", _core.thread_queue)
-    # What the queue raises stays what programs know.
+    # After a reload too, the module must have the Empty that the queues raise and that programs have imported.
     _again.also("_queue", lambda module: setattr(module, "Empty", Empty))
     _again.also("queue", _patch_queues)

@@ -1,7 +1,7 @@
-"""``select`` and ``selectors`` of :func:`grapeshot.coro.install`: a coro that selects waits while others run.
+"""The part ``select`` of :func:`grapeshot.coro.patch`: other coros run while one waits in a ``select`` or ``poll``.
 
-What is reported comes from the original calls with a timeout of 0, so it is level-triggered and in their format. The
-wait between two of them is that of ``_waits``.
+The results come from the original calls with a timeout of 0, so they are level-triggered and have the same format.
+Between two such calls the coro waits with ``_waits``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _is_limit(timeout: Any) -> bool:
 
 
 def _limit_of(timeout: Any, unit_s: float) -> float | None:
-    """Return a timeout in seconds, None for no limit. The errors are those of ``poll``."""
+    """Return a timeout in seconds, or None for no limit. Raises the same errors as ``poll``."""
     if timeout is None:
         return None
     if not _is_limit(timeout):
@@ -43,7 +43,7 @@ def _fd_of(file: Any) -> Any:
 
 
 class _Files:
-    """One of the lists that ``select`` is given. It is read once, and so are the descriptors of its files."""
+    """One of the three lists for ``select``. The list is read only once, and so is the descriptor of each file."""
 
     def __init__(self, files: Any) -> None:
         if not hasattr(type(files), "__iter__") and not hasattr(type(files), "__getitem__"):
@@ -57,11 +57,11 @@ class _Files:
     def _fd_of(file: Any) -> Any:
         fd = _fd_of(file) if isinstance(file, int) or hasattr(file, "fileno") else None
         if not isinstance(fd, int):
-            _select([file], [], [], 0)  # the same
+            _select([file], [], [], 0)  # raises TypeError, with the interpreter's own text
         return fd
 
     def of(self, fds: list[int]) -> list[Any]:
-        """Return the files that have one of the descriptors."""
+        """Return the files whose descriptors are in ``fds``."""
         return [file for file, fd in self._files if fd in fds] if fds else []
 
 
@@ -78,14 +78,17 @@ def _look(files: tuple[_Files, _Files, _Files]) -> tuple[list[Any], list[Any], l
 
 
 def _look_past_closed(files: tuple[_Files, _Files, _Files]) -> Any:
-    """Look where one was closed meanwhile. The original goes on waiting for the others, and then reports it, too."""
+    """Like :func:`_look`, after descriptors were closed during the wait.
+
+    The original goes on waiting for the others; when one is ready, it reports the closed ones as well.
+    """
     closed = {fd for each in files for fd in each.fds if not _is_open(fd)}
     found = _select(*([fd for fd in each.fds if fd not in closed] for each in files), 0)  # type: ignore[call-arg,arg-type]
     return [[*fds, *closed] if fds else [] for fds in found] if any(found) else found
 
 
 def select(rlist: Any, wlist: Any, xlist: Any, timeout: Any = None, /) -> tuple[list[Any], list[Any], list[Any]]:
-    """Wait until one or more file descriptors are ready for some kind of I/O. Other coros run meanwhile."""
+    """Wait until one or more file descriptors are ready for some kind of I/O. Other coros run while it waits."""
     if not _waits.can_wait():
         return _select(rlist, wlist, xlist, timeout)
     if not _is_limit(timeout):
@@ -123,7 +126,7 @@ def _select_as_coro(files: tuple[_Files, _Files, _Files], left_s: Countdown) -> 
 
 
 class _Polling:
-    """What ``select.poll()`` returns: descriptors and the events to wait for."""
+    """The object that ``select.poll()`` returns: descriptors, each with the events to wait for."""
 
     _poll: Any
     _masks: dict[int, int]
@@ -145,7 +148,7 @@ class _Polling:
         del self._masks[_fd_of(fd)]
 
     def poll(self, timeout: Any = None, /) -> list[tuple[int, int]]:
-        """Wait for events; ``timeout`` is in milliseconds. Other coros run meanwhile."""
+        """Wait for events; ``timeout`` is in milliseconds. Other coros run while it waits."""
         if self._is_polling:
             raise RuntimeError("concurrent poll() invocation")
         self._is_polling = True
@@ -168,7 +171,7 @@ class _Polling:
         if not self._masks:
             _waits.sleep(left_s())
             return found
-        # What is registered meanwhile counts from the next call on.
+        # Work on copies: descriptors that are registered during the wait count from the next call on.
         masks, asked = dict(self._masks), _Poll()
         for fd, mask in masks.items():
             asked.register(fd, mask)
@@ -185,7 +188,7 @@ _Polling.__module__ = "select"
 
 
 def poll() -> _Polling:
-    """Return a new polling object, which has the methods of the original's. Its ``poll`` lets other coros run."""
+    """Return a new polling object with the methods of the original. Its ``poll`` lets other coros run."""
     self = object.__new__(_Polling)
     self._poll = _Poll()
     self._masks = {}
@@ -236,7 +239,7 @@ class epoll:  # noqa: N801
         self.close()
 
     def poll(self, timeout: Any = None, maxevents: int = -1) -> list[tuple[int, int]]:
-        """Wait for events; ``timeout`` is in seconds. Other coros run meanwhile."""
+        """Wait for events; ``timeout`` is in seconds. Other coros run while it waits."""
         own = self._epoll
         if not _waits.can_wait():
             return own.poll(timeout, maxevents)  # type: ignore[no-any-return]
@@ -248,7 +251,7 @@ class epoll:  # noqa: N801
             found: list[tuple[int, int]] = own.poll(0, maxevents)
             if found or is_last:
                 return found
-            # An epoll object is readable while it has events.
+            # The descriptor of an epoll object is readable while there are events.
             _waits.wait_for_descriptor(own.fileno(), _waits.READABLE, left_s())
 
 
@@ -270,7 +273,10 @@ for _kept in (_KeptSelectSelector, _KeptPollSelector, _KeptEpollSelector):
 
 
 def patch() -> None:
-    """Replace the names. The classes of ``selectors`` stay, and what they select with is replaced."""
+    """Replace the names in ``select``. The classes of ``selectors`` stay, but call the replacements.
+
+    Modules that keep the originals get subclasses of these, which call the originals.
+    """
     kept: dict[str, Any] = {
         "SelectSelector": _KeptSelectSelector,
         "PollSelector": _KeptPollSelector,

@@ -1,11 +1,14 @@
-"""Reads of a buffered file that several coros share: those of one thread wait for each other.
+"""Lets several coros read from the same buffered file, one at a time.
 
-The buffers of :mod:`io` have locks, which belong to real threads: a second coro of the thread would get "reentrant
-call". So a coro takes a lock of coros before it calls the buffer. The raw file below waits while others run.
+The buffers of :mod:`io` have locks that belong to real threads: a second coro of the same thread would get the error
+"reentrant call". So a coro acquires a lock for coros before it calls the buffer. Other coros run while the raw file
+below the buffer waits for data.
 
-An exception that ends such a wait must not lose what the buffer has read for this call. So the raw file keeps it back
-and reports that nothing is there yet, for which the buffer returns what it has. That is unread, and then the exception
-is raised.
+If an exception interrupts such a wait, data that the buffer has already read for this call must not be lost:
+
+1. The raw file stores the exception, and tells the buffer that no data is there yet.
+2. The buffer then returns the data that it has so far.
+3. That data is stored as unread, for the next read, and the exception is raised.
 """
 
 from __future__ import annotations
@@ -24,17 +27,20 @@ new_lock = _core.thread_rlock
 
 
 def wait_for(lock: Any, file: object) -> None:
-    """Take the lock of a file when somebody else has it."""
+    """Wait for the lock of a file, which a coro or thread holds."""
     if not _waits.can_wait() and _is_among_coros():
-        # The loop's thread. A coro that has the lock could not go on, and this could not return.
-        raise RuntimeError(f"a coro uses {file!r}; only another coro or another thread can wait for it")
+        # This is a task or callback in the loop's thread: if it blocked, the coro that holds the lock could not go on.
+        raise RuntimeError(
+            f"a coro is using {file!r}: tasks and callbacks of the loop cannot wait for that; use the file in a coro or"
+            " in another thread"
+        )
     lock.acquire()
 
 
 class SharedReads:
-    """Who reads a file now, and what interrupted reads have left. One object per raw file.
+    """The lock of a raw file, and the data that interrupted reads have left. There is one object per raw file.
 
-    The running coro has the lock if it calls the raw file by its buffer.
+    A coro holds the lock while it calls the raw file through its buffer.
     """
 
     __slots__ = ("_unread", "interruption", "lock")
@@ -45,7 +51,7 @@ class SharedReads:
         self._unread = b""
 
     def read(self, method: Callable[..., Any], *args: Any) -> Any:
-        """Call a method of the buffer, which calls :meth:`fill` and nothing else that waits."""
+        """Call a method of the buffer. The only call in it that waits must be :meth:`fill`."""
         lock = self.lock
         if not lock.acquire(False):
             wait_for(lock, args[0] if args else method)
@@ -64,7 +70,7 @@ class SharedReads:
     def unread_all(self, result: Any, args: Any) -> None:
         interruption, self.interruption = self.interruption, None
         if isinstance(result, int):
-            # Of readinto: a file for bytes returns no other numbers.
+            # The method is readinto: no other method of a binary file that reads returns a number.
             with memoryview(args[-1]) as view, view.cast("B") as octets:
                 result = bytes(octets[:result])
         self._unread = (result or b"") + self._unread
@@ -72,7 +78,7 @@ class SharedReads:
             raise interruption
 
     def fill(self, readinto: Callable[[Any], int | None], buffer: Any) -> int | None:
-        """Read into a buffer by a function that may wait: what was unread first."""
+        """Read into a buffer with ``readinto``, which may wait. Unread data comes first."""
         if self._unread:
             return self._take(buffer)
         if self.interruption is not None and self.lock._is_owned():

@@ -1,9 +1,11 @@
-"""``signal`` of :func:`grapeshot.coro.install`.
+"""The part ``signal`` of :func:`grapeshot.coro.patch`.
 
-Handlers run in the main thread between two instructions, as always: in the coro that runs then, or in the loop. Plain
-code relies on one thing more: an exception that a handler raises interrupts what the program is waiting for. So such an
-exception is raised in the coro that has set the handler, where it waits, if that is not the one that runs. ``sigwait``
-and its relatives let other coros run; as nothing tells of a signal that is blocked, they look again and again.
+As always, signal handlers run in the main thread between two instructions, whichever coro or part of the loop is
+running there. Plain programs expect an exception that a handler raises to interrupt whatever the program is waiting
+for. So if another coro is running, the exception is raised in the coro that set the handler, where it waits.
+
+``sigwait`` and similar functions let other coros run. The system does not report a blocked signal through a descriptor,
+so they poll for it.
 """
 
 from __future__ import annotations
@@ -23,17 +25,17 @@ _signal, _getsignal = _module.signal, _module.getsignal
 _pause, _sigtimedwait = _module.pause, _module.sigtimedwait
 _current_or_none = _core._coro_current_or_none
 
-# The pauses between two looks at blocked signals, in seconds.
+# The first and the longest pause between two polls for blocked signals, in seconds.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
 
-# signal -> the program's handler, and the coro that has set it (None: no coro)
+# signal -> the program's handler, and the coro that has set it (None: set outside of coros)
 _handlers: dict[int, tuple[Any, Any]] = {}
-# Locks that coros in pause() wait for.
+# The locks for which the coros in pause() wait.
 _pausing: list[Any] = []
 
 
 def _deliver(number: int, frame: Any) -> None:
-    """The handler that Python knows: calls the program's."""
+    """The handler that Python calls. It calls the program's handler."""
     handler, owner = _handlers.get(number, (None, None))
     if handler is None:
         return
@@ -45,12 +47,15 @@ def _deliver(number: int, frame: Any) -> None:
     except BaseException as exc:
         if owner is None or owner.done() or owner is _current_or_none():
             raise
-        # It would end the loop, or hit whoever runs just now.
+        # Raised here, it would end the loop, or interrupt a coro that has nothing to do with it.
         owner.raise_exception(exc)
 
 
 def signal(signalnum: Any, handler: Any, /) -> Any:
-    """Set the action for the given signal. An exception of the handler is raised in this coro, where it waits."""
+    """Set the action for the given signal.
+
+    If the handler raises an exception, that is raised in the coro that has called this function, where it waits.
+    """
     if not callable(handler) or handler in (_module.SIG_IGN, _module.SIG_DFL):
         before = _signal(signalnum, handler)
         known = _handlers.pop(int(signalnum), None)
@@ -68,7 +73,7 @@ def getsignal(signalnum: Any, /) -> Any:
 
 
 def pause() -> None:
-    """Wait until a signal handler has run. Other coros run meanwhile."""
+    """Wait until a signal handler has run. Other coros run while it waits."""
     if not _waits.can_wait():
         _pause()
         return
@@ -96,7 +101,7 @@ def _look_for(sigset: Any, limit_s: float | None) -> Any:
 
 
 def sigtimedwait(sigset: Any, timeout: Any, /) -> Any:
-    """Wait for one of the signals, for at most ``timeout`` seconds. Other coros run meanwhile."""
+    """Wait for one of the signals, for at most ``timeout`` seconds. Other coros run while it waits."""
     if not _waits.can_wait() or not isinstance(timeout, (int, float)) or not timeout >= 0:
         return _sigtimedwait(sigset, timeout)
     return _look_for(sigset, timeout)
@@ -117,7 +122,7 @@ def _without_limit(name: str) -> Any:
 
 
 def patch() -> None:
-    """Replace the names. Handlers that are set already stay as they are."""
+    """Replace the names. Handlers that were set before stay as they are."""
     for name, new in (("signal", signal), ("getsignal", getsignal), ("pause", pause), ("sigtimedwait", sigtimedwait)):
         _originals.replace("signal", name, new)
     for name in ("sigwait", "sigwaitinfo"):

@@ -1,8 +1,8 @@
-"""``socket`` of :func:`grapeshot.coro.install`: sockets whose calls let other coros run while they wait.
+"""The part ``socket`` of :func:`grapeshot.coro.patch`: sockets whose calls let other coros run while they wait.
 
-The class derives from ``socket.socket``, so objects of either are sockets to everybody. Other than for
-:class:`grapeshot.coro.sock`, several coros may wait for the same on one socket, as threads may: the second one waits by
-itself (``_waits``), and when both are woken, who comes first gets the data.
+The class derives from the original ``socket.socket``, so ``isinstance`` works with both. Unlike with
+:class:`grapeshot.coro.sock`, several coros may wait to read (or to write) on one socket, as threads may. The second one
+waits with ``_waits``. When both are woken, the one that runs first gets the data.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _recvmsg, _recvmsg_into = CoroSocket.recvmsg, CoroSocket.recvmsg_into
 _send, _sendto, _sendmsg = CoroSocket.send, CoroSocket.sendto, CoroSocket.sendmsg
 _wait, _setblocking = CoroSocket._wait, CoroSocket.setblocking
 _fileno, _detach = CoroSocket.fileno, CoroSocket.detach
-# Its methods never wait, as the descriptor does not block.
+# The class below socket.socket. Its methods never wait on a patched socket, because the descriptor is nonblocking.
 _plain = _socket.socket
 _AT_ONCE = _module.MSG_DONTWAIT
-# What makefile() makes.
+# The module `io` as makefile() sees it, with our file classes.
 _files = types.ModuleType("io", io.__doc__)
 vars(_files).update(vars(io), BufferedReader=Reader, BufferedWriter=Writer, BufferedRWPair=Pair, TextIOWrapper=Text)
 
@@ -42,8 +42,11 @@ def _is_at_once(flags: Any) -> bool:
     return isinstance(flags, int) and bool(flags & _AT_ONCE)
 
 
-def _taken_in(items: Any) -> Any:
-    """Return an iterable as it is for all attempts. What is no iterable is for the original to refuse."""
+def _as_tuple(items: Any) -> Any:
+    """Return an iterable as a tuple, so that several attempts can use it.
+
+    Anything else is returned unchanged: the original method will refuse it.
+    """
     try:
         iterator = iter(items)
     except TypeError:
@@ -52,7 +55,7 @@ def _taken_in(items: Any) -> Any:
 
 
 class SharedWaits(CoroSocket):
-    """Sockets for which several coros may wait, in the same direction."""
+    """A socket on which several coros may wait to read, and several to write."""
 
     __slots__ = ()
 
@@ -63,7 +66,7 @@ class SharedWaits(CoroSocket):
             self._wait_beside(direction, timeout)
 
     def _wait_beside(self, direction: int, timeout: float | None) -> None:
-        """Wait beside another coro, which is in the fd table."""
+        """Wait while another coro has the socket's entry in the fd table."""
         fd = self.fileno()
         if fd < 0:
             raise ClosedError("the socket is closed")
@@ -72,7 +75,7 @@ class SharedWaits(CoroSocket):
             raise TimeoutError("timed out")
 
     def _share(self, call: Callable[..., Any], direction: int, args: Any, kwargs: Any = {}) -> Any:  # noqa: B006
-        """Repeat a call that finds another coro waiting. None of them has taken anything."""
+        """Repeat a call that raised SimultaneousError, which it does before it has received or sent anything."""
         left_s = Countdown(self.gettimeout())
         while True:
             self._wait_beside(direction, left_s())
@@ -82,7 +85,7 @@ class SharedWaits(CoroSocket):
                 continue
 
     def setblocking(self, flag: Any, /) -> None:
-        # Raises EBADF, as the original does, if the descriptor was closed behind its back.
+        # Raises EBADF, as the original does, if other code has closed the descriptor.
         _plain.setblocking(self, False)
         _setblocking(self, flag)
 
@@ -150,7 +153,7 @@ class SharedWaits(CoroSocket):
 
     def recvmsg_into(self, *args: Any) -> Any:
         if args:
-            args = (_taken_in(args[0]), *args[1:])
+            args = (_as_tuple(args[0]), *args[1:])
         if len(args) > 2 and _is_at_once(args[2]):
             return _plain.recvmsg_into(self, *args)
         try:
@@ -175,7 +178,7 @@ class SharedWaits(CoroSocket):
             return self._share(_sendto, WRITE, args)  # type: ignore[no-any-return]
 
     def sendmsg(self, *args: Any) -> int:
-        args = (*map(_taken_in, args[:2]), *args[2:])
+        args = (*map(_as_tuple, args[:2]), *args[2:])
         if len(args) > 2 and _is_at_once(args[2]):
             return _plain.sendmsg(self, *args)
         try:
@@ -184,7 +187,7 @@ class SharedWaits(CoroSocket):
             return self._share(_sendmsg, WRITE, args)  # type: ignore[no-any-return]
 
     def sendall(self, data: Any, flags: int = 0, /) -> None:
-        # Not the native method: what it has sent is not known after an error, so it could not be repeated.
+        # This does not call the native sendall: after SimultaneousError it would not be known how much it has sent.
         left_s: Countdown | None = None
         try:
             sent = self.send(data, flags) if flags else _send(self, data)
@@ -204,7 +207,7 @@ class SharedWaits(CoroSocket):
 
 
 class socket(SharedWaits):  # noqa: N801
-    """A socket. Where a coro calls, others run while it waits; elsewhere it blocks the thread, as usual."""
+    """A socket. If a coro calls its methods, other coros run while it waits. Elsewhere they block the thread."""
 
     __slots__ = ()
 
@@ -212,12 +215,13 @@ class socket(SharedWaits):  # noqa: N801
 socket.__module__ = "socket"
 socket._accepted_class = socket
 
-# Functions that make sockets. The originals find the class under its name, so those that keep it need their own.
+# Functions that make sockets. They look up the class by its name, so modules that keep the originals get copies of
+# these functions, which use the original class.
 _MAKERS = ("create_connection", "create_server", "fromfd", "has_dualstack_ipv6", "socketpair")
 
 
 def patch() -> None:
-    """Replace the names. ``_socket`` stays as it is."""
+    """Replace the names in ``socket``. The module ``_socket`` is not patched."""
     names = dict(vars(_module))
     for name in _MAKERS:
         if hasattr(_module, name):

@@ -1,7 +1,8 @@
-"""Patched sockets by the numbers of their descriptors.
+"""Finds the patched socket that belongs to a descriptor number.
 
-The descriptor of a patched socket is in nonblocking mode, also where the program believes that it blocks. So functions
-that get its number have to know whose it is. A program has the number from ``fileno`` or ``detach``, which note it.
+The descriptor of a patched socket is nonblocking, even if the program has not set a timeout and expects calls to block.
+So functions that get a number, such as ``os.read``, have to know whether it belongs to such a socket. A program gets
+the number from ``fileno`` or ``detach``, which note it here.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ if TYPE_CHECKING:
 
 _fstat, _set_blocking = os.fstat, os.set_blocking
 _number_of = socket.socket.fileno
-# number -> the socket, or the inode of one that has given its descriptor away
+# number -> the socket, or if the socket was detached, the inode
 _known: dict[int, weakref.ref[socket.socket] | int] = {}
 
 
 def note(sock: socket.socket, number: int) -> None:
-    """The program gets to know the number of a socket."""
+    """Note the number of a socket. Called when the program gets it from ``fileno``."""
     known = _known.get(number)
     if isinstance(known, weakref.ref) and known() is sock:
         return
@@ -30,24 +31,24 @@ def note(sock: socket.socket, number: int) -> None:
 
 
 def note_detached(number: int) -> None:
-    """A socket without a timeout has given its descriptor away."""
+    """Note the number of a descriptor that was detached from a socket without a timeout."""
     if number >= 0:
         _known[number] = _fstat(number).st_ino
 
 
 def _forget(number: int, known: object) -> None:
-    # Real threads may come here at the same time, and another one may have noted another socket.
+    # Another real thread may have noted another socket under this number in between.
     if _known.get(number) is known:
         _known.pop(number, None)
 
 
 def is_blocking(number: int) -> bool:
-    """Whether the descriptor is that of a patched socket without a timeout."""
+    """Whether the descriptor belongs to a patched socket without a timeout, so that calls are expected to block."""
     known = _known.get(number)
     if known is None:
         return False
     if isinstance(known, int):
-        # The inode of a socket is not used again.
+        # The system does not reuse the inode numbers of sockets.
         if _fstat(number).st_ino == known:
             return True
         _forget(number, known)
@@ -60,17 +61,17 @@ def is_blocking(number: int) -> bool:
 
 
 def lend(file: Any) -> None:
-    """A child process gets a descriptor, and expects its mode to be what the program believes it is.
+    """Put a socket without a timeout into blocking mode, before a child process inherits it and expects that.
 
-    Parent and child have the mode in common. The calls of a patched socket do not depend on it, as they say that they
-    must not wait; only ``accept`` cannot say so. So a listening socket stays nonblocking.
+    Parent and child share the mode. The calls of a patched socket in the parent still work, because each call tells the
+    system not to wait. ``accept`` cannot do so, so listening sockets stay nonblocking.
     """
     try:
         number = file if isinstance(file, int) else file.fileno()
         if number >= 0 and is_blocking(number) and not _listens(number):
             _set_blocking(number, True)
     except (OSError, AttributeError, TypeError, ValueError):
-        # It has no descriptor, or none that is open: the caller says so.
+        # It has no open descriptor. The caller reports that.
         pass
 
 

@@ -1,18 +1,23 @@
-"""``sqlite3`` of :func:`grapeshot.coro.install`: a coro that finds the database locked waits while others run.
+"""The part ``sqlite3`` of :func:`grapeshot.coro.patch`: other coros run while one waits for a locked database.
 
-SQLite waits in C, in the timeout of the connection. Here it has a timeout of one millisecond, and the coro repeats the
-call until the connection's own timeout is over. That is sound where a call that finds the database locked has done
-nothing:
+SQLite itself waits in C code, for up to the connection's timeout. Here SQLite gets a timeout of one millisecond, and
+the coro repeats the call, with pauses, until the connection's own timeout is over. A call may only be repeated if it
+has changed nothing when it finds the database locked. This is so in these cases:
 
-- A statement takes its locks before it does anything. So it is repeated if it began or is in a transaction.
-- A statement outside of a transaction also commits. If it cannot, SQLite undoes it, so it is repeated as a whole. Where
-  it has called functions of the program, or has returned rows (``RETURNING``), that would not do. There the coro waits
-  until it can lock the database, frees it, and executes the statement at once, with the connection's own timeout.
-- ``executemany`` goes on with the parameters that it could not use, a script with the statement that did nothing.
-- A commit that finds the database locked leaves the transaction open.
+- In a transaction, or if it begins one, a statement takes its locks before it does anything. So it can be repeated.
+- Outside of a transaction, a statement also commits. If the commit fails, SQLite undoes the statement, so it can be
+  repeated as a whole.
+- ``executemany`` is continued with the first parameters that were not used yet, and a script with the first statement
+  that was not executed.
+- A commit that finds the database locked leaves the transaction open, so it can be repeated.
 
-SQLite does not wait where that would be a deadlock: a transaction that has read wants to write, while another one waits
-for the readers to end. Then the call has not taken the millisecond, and the error is raised at once, as always.
+It is not so if a statement outside of a transaction calls functions of the program or returns rows (``RETURNING``): a
+repetition would call or return them a second time. In this case the coro waits until it can lock the database, unlocks
+it, and executes the statement at once, with the connection's own timeout.
+
+If waiting would be a deadlock, SQLite does not wait. (A transaction that has read wants to write, while another one
+waits for all readers to end.) Such a call takes less than the millisecond, and its error is raised at once, as without
+patching.
 """
 
 from __future__ import annotations
@@ -41,14 +46,14 @@ _connect: Any = sqlite3.connect
 _Connection: Any = sqlite3.Connection
 _Cursor: Any = sqlite3.Cursor
 
-# The timeout that SQLite has where a coro waits. It tells whether SQLite would wait at all.
+# The timeout that SQLite gets while a coro repeats calls. It is not 0, so that it shows whether SQLite would wait.
 _PROBE_MS = 1
 _PROBE_S = _PROBE_MS / 1000
-# A call in which SQLite has waited takes as long.
+# If a call took at least this long, SQLite has waited in it.
 _LEAST_S = 0.9 * _PROBE_S
 # SQLite's own pauses between two attempts, in seconds. The last one is repeated.
 _PAUSES_S = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.025)
-# The place of `factory` in the arguments of connect().
+# The position of `factory` among the arguments of connect().
 _FACTORY_INDEX = 5
 _LEGACY = getattr(sqlite3, "LEGACY_TRANSACTION_CONTROL", -1)
 _HAS_AUTOCOMMIT = sys.version_info >= (3, 12)
@@ -57,9 +62,9 @@ _SPACE = r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*"
 _TOKEN = re.compile(r"""'(?:[^']|'')*'|"(?:[^"]|"")*"|`(?:[^`]|``)*`|\[[^\]]*\]|--[^\n]*|/\*.*?\*/|;""", re.DOTALL)
 _FIRST_WORD = re.compile(_SPACE + r"(\w+)", re.DOTALL)
 _ASKS_TIMEOUT = re.compile(_SPACE + r"pragma\s+(?:\w+\s*\.\s*)?busy_timeout\s*;?\s*$", re.DOTALL | re.IGNORECASE)
-# For these the module begins a transaction first.
+# Before these statements, the module sqlite3 begins a transaction.
 _BEGINNING = frozenset(("insert", "update", "delete", "replace"))
-# These neither write nor call functions that the program would miss.
+# These statements can always be repeated: they do not write, and find a locked database before they call functions.
 _HARMLESS = frozenset(("select", "pragma", "begin", "commit", "end", "rollback", "savepoint", "release"))
 
 
@@ -73,7 +78,7 @@ def _first_word(sql: Any) -> str:
 
 
 class _Parameters:
-    """What ``executemany`` is given. Each attempt begins with the first of them."""
+    """The parameters of ``executemany``. Each attempt begins with the first ones again; it notes if more were used."""
 
     def __init__(self, parameters: Any) -> None:
         self._rest = iter(parameters)
@@ -91,7 +96,7 @@ class _Parameters:
 class Cursor(sqlite3.Cursor):
     """A cursor whose calls let other coros run while the database is locked."""
 
-    # Rows that executemany() has changed before its last parameters, where each is a transaction of its own.
+    # For executemany() outside of a transaction: the number of rows changed before the last parameters.
     _changed = 0
 
     @property
@@ -128,7 +133,7 @@ class Cursor(sqlite3.Cursor):
             except sqlite3.OperationalError as error:
                 if not given.is_past_first:
                     raise
-                # The first one has taken the locks, so this was no wait for them.
+                # The first parameters were used, so the locks were taken: the call must not be repeated.
                 return error
 
         outcome = owner._repeat(attempt)
@@ -137,7 +142,7 @@ class Cursor(sqlite3.Cursor):
         return outcome
 
     def _execute_each(self, owner: Connection, sql: str, parameters: Iterator[Any]) -> Any:
-        """``executemany`` where each statement is a transaction of its own."""
+        """Implements ``executemany`` outside of a transaction, where each statement commits by itself."""
         calls = owner._call_alone if owner._must_block(sql) else owner._repeat
         calls(_Cursor.executemany, self, sql, tuple(itertools.islice(parameters, 1)))
         for each in parameters:
@@ -155,7 +160,7 @@ class Cursor(sqlite3.Cursor):
 
 
 class _Fetching:
-    """A cursor with rows of a statement that also commits, with the last one. Then SQLite waits itself."""
+    """A cursor over the rows of a statement that commits with its last row. SQLite itself waits for this commit."""
 
     __slots__ = ()
 
@@ -183,7 +188,7 @@ class _Fetching:
 
 @functools.cache
 def _fetching(kind: type) -> type:
-    """The class that a cursor of this one gets for such a statement. Both have the same objects."""
+    """Return the ``_Fetching`` version of a cursor class. A cursor's class can be changed to it."""
     members = {
         "__slots__": (),
         "__module__": kind.__module__,
@@ -197,13 +202,13 @@ def _owner_of(cursor: Cursor) -> Connection | None:
     try:
         connection: Any = cursor.connection
     except sqlite3.ProgrammingError:
-        # The original reports it.
+        # The original raises the error.
         return None
     return connection if isinstance(connection, Connection) else None
 
 
 def _statements(script: str) -> Iterator[str]:
-    """The statements of a script, each as it stands there."""
+    """Split a script into its statements, with their text unchanged."""
     begin = 0
     for found in _TOKEN.finditer(script):
         end = found.end()
@@ -216,7 +221,7 @@ def _statements(script: str) -> Iterator[str]:
 
 @functools.cache
 def _has_short_sleeps() -> bool:
-    """Whether SQLite sleeps for a millisecond. If it was built without that, it sleeps for whole seconds."""
+    """Whether SQLite can sleep for a millisecond. Some builds can sleep only for whole seconds."""
     with tempfile.TemporaryDirectory() as directory:
         path = os.path.join(directory, "locked")
         with (
@@ -231,14 +236,14 @@ def _has_short_sleeps() -> bool:
 
 
 class _Callbacks:
-    """The program's callbacks of a connection are not called for the statements that are not the program's."""
+    """Wraps the program's callbacks of a connection, so that they are not called for statements of this module."""
 
     def __init__(self) -> None:
-        # The thread or coro that executes such statements now. Others go on being told of theirs.
+        # The thread or coro that is executing such a statement now. Callbacks are called for statements of others.
         self.off_for: int | None = None
 
     def wrap(self, callback: Any, result: Any) -> Any:
-        """Return a callback that calls the program's, or returns ``result`` where that is off."""
+        """Return a callback that calls the program's, or returns ``result`` while callbacks are off."""
         if not callable(callback):
             return callback
 
@@ -251,10 +256,10 @@ class _Callbacks:
 class Connection(sqlite3.Connection):
     """A connection whose calls let other coros run while the database is locked."""
 
-    # The program's timeout, and the one that SQLite has now.
+    # The timeout that the program has set, and the one that SQLite has now.
     _limit_ms = 0
     _now_ms = 0
-    # Something may commit that cannot be repeated: SQLite waits for the lock itself.
+    # True once calls may commit in a way that cannot be repeated: SQLite then waits for locks itself.
     _blocks = False
     _has_functions = False
     _callbacks: _Callbacks | None = None
@@ -275,15 +280,15 @@ class Connection(sqlite3.Connection):
         return self._limit_ms > _PROBE_MS and not self._blocks and _waits.can_wait()
 
     def _set_now(self, limit_ms: int) -> None:
-        """Set the timeout that SQLite has."""
+        """Set SQLite's own timeout."""
         if self._now_ms != limit_ms:
-            with self._unnoticed():
+            with self._callbacks_off():
                 _Cursor.execute(_Connection.cursor(self), f"PRAGMA busy_timeout={limit_ms}").close()
             self._now_ms = limit_ms
 
     @contextlib.contextmanager
-    def _unnoticed(self) -> Iterator[None]:
-        """Execute statements of which the program's callbacks are not told."""
+    def _callbacks_off(self) -> Iterator[None]:
+        """In this block, the program's callbacks are not called."""
         callbacks = self._callbacks
         if callbacks is None:
             yield
@@ -299,23 +304,23 @@ class Connection(sqlite3.Connection):
         return call(*args)
 
     def _call_alone(self, call: Callable[..., Any], *args: Any) -> Any:
-        """Wait until nobody uses the database, then call what cannot be repeated."""
+        """Make a call that cannot be repeated: first wait until the database is not in use."""
         self._attempt(self._look_for_lock)
         return self._call_blocking(call, *args)
 
     def _look_for_lock(self) -> None:
         plain = _Connection.cursor(self)
         try:
-            with self._unnoticed():
+            with self._callbacks_off():
                 _Cursor.execute(plain, "BEGIN EXCLUSIVE")
                 _Cursor.execute(plain, "ROLLBACK")
         except sqlite3.OperationalError as error:
             if _is_busy(error):
                 raise
-            # The database is read-only, for example. The call itself reports it.
+            # The database is read-only, for example. The call itself will raise the error.
 
     def _repeat(self, call: Callable[..., Any], *args: Any) -> Any:
-        """Call until the database is not locked, or the time is over. A call that finds it locked has done nothing."""
+        """Repeat a call until it finds the database unlocked, or the connection's timeout is over."""
         return (self._call_blocking if self._blocks else self._attempt)(call, *args)
 
     def _attempt(self, call: Callable[..., Any], *args: Any) -> Any:
@@ -332,7 +337,7 @@ class Connection(sqlite3.Connection):
                 if not _is_busy(error) or left_s.is_over():
                     raise
                 if _monotonic() - began_s < _LEAST_S and _has_short_sleeps():
-                    # SQLite did not want to wait.
+                    # SQLite has not waited, because that would be a deadlock.
                     raise
             if not _has_short_sleeps():
                 self._blocks = True
@@ -340,21 +345,21 @@ class Connection(sqlite3.Connection):
             _waits.sleep(min(next(pauses_s), left_s() or 0.0))
 
     def _commits_itself(self, word: str) -> bool:
-        """Whether a statement with this first word is a transaction of its own."""
+        """Whether a statement with this first word would be executed outside of a transaction, and commit by itself."""
         if self.in_transaction:
             return False
         has_level = self.isolation_level is not None and self._is_legacy()
         return not (has_level and word in _BEGINNING)
 
     def _must_block(self, sql: Any) -> bool:
-        """Whether this statement cannot be repeated after an attempt that has found the database locked."""
+        """Whether this statement must not be repeated after it has found the database locked."""
         if not self._has_functions and not (isinstance(sql, str) and "returning" in sql.lower()):
             return False
         word = _first_word(sql)
         return word not in _HARMLESS and self._commits_itself(word)
 
     def _set_timeout(self, cursor: Cursor, sql: str, parameters: Any) -> Any:
-        """Execute what contains ``PRAGMA busy_timeout``, and note the program's timeout."""
+        """Execute a statement that contains ``PRAGMA busy_timeout``, and note the timeout that it has set."""
         self._set_now(self._limit_ms)
         if _ASKS_TIMEOUT.match(sql):
             return _Cursor.execute(cursor, sql, *parameters)
@@ -366,7 +371,7 @@ class Connection(sqlite3.Connection):
     def _note_timeout(self) -> None:
         plain = _Connection.cursor(self)
         plain.row_factory = None
-        with self._unnoticed():
+        with self._callbacks_off():
             self._limit_ms = self._now_ms = _Cursor.execute(plain, "PRAGMA busy_timeout").fetchone()[0]
         plain.close()
 
@@ -387,7 +392,7 @@ class Connection(sqlite3.Connection):
         if "\0" in script or self._has_functions or "busy_timeout" in script.lower():
             return self._run_script(cursor, script)
         if self._is_legacy() and self.in_transaction:
-            # The original begins so.
+            # The original also commits first.
             Connection.commit(self)
         for statement in _statements(script):
             self._repeat(self._run_statement, cursor, statement)
@@ -397,7 +402,7 @@ class Connection(sqlite3.Connection):
         if not self.in_transaction:
             _Cursor.executescript(cursor, statement)
             return
-        # executescript() would commit what the script has begun.
+        # executescript() would commit the transaction that the script has begun.
         plain = _Connection.cursor(self)
         _Cursor.execute(plain, statement)
         plain.close()
@@ -407,12 +412,13 @@ class Connection(sqlite3.Connection):
     def cursor(self, factory: Any = Cursor) -> Any:
         made = super().cursor(Cursor if factory is _Cursor else factory)
         if not isinstance(made, Cursor):
-            # Its methods are the originals.
+            # This cursor class has the original methods, so SQLite has to wait itself.
             self._blocks = True
             self._set_now(self._limit_ms)
         return made
 
-    # The originals do not call the `cursor` of a derived class either, which may call these.
+    # These use Connection.cursor(self), not self.cursor(): the originals do not call an overridden `cursor` either, and
+    # one may call these methods.
 
     def execute(self, *args: Any) -> Any:
         return Connection.cursor(self).execute(*args)
@@ -435,14 +441,14 @@ class Connection(sqlite3.Connection):
         try:
             Connection.commit(self)
         except BaseException:
-            # So that others can use the database.
+            # Unlock the database for others.
             Connection.rollback(self)
             raise
         return False
 
     def _set_isolation_level(self, level: Any) -> None:
         if level is None and self._is_legacy() and self.in_transaction:
-            # The original commits.
+            # The original commits here.
             Connection.commit(self)
         _Connection.isolation_level.__set__(self, level)
 
@@ -452,7 +458,7 @@ class Connection(sqlite3.Connection):
 
         def _set_autocommit(self, value: Any) -> None:
             if value is True and self.autocommit is False:
-                # The original commits.
+                # The original commits here.
                 Connection.commit(self)
             _Connection.autocommit.__set__(self, value)
 
@@ -460,7 +466,7 @@ class Connection(sqlite3.Connection):
 
     def blobopen(self, *args: Any, readonly: bool = False, **kwargs: Any) -> Any:
         if not readonly and not self.in_transaction:
-            # Closing the blob commits.
+            # Closing the blob commits, which cannot be repeated.
             self._blocks = True
             return self._call_alone(functools.partial(_Connection.blobopen, self, *args, readonly=readonly, **kwargs))
         return self._repeat(functools.partial(_Connection.blobopen, self, *args, readonly=readonly, **kwargs))
@@ -513,7 +519,7 @@ class Connection(sqlite3.Connection):
 
 
 def connect(*args: Any, **kwargs: Any) -> Any:
-    """Open a connection to a database. Calls of coros that find it locked let others run."""
+    """Open a connection to a database. Other coros run while one waits for a locked database."""
     if len(args) > _FACTORY_INDEX:
         factory = args[_FACTORY_INDEX]
         args = (*args[:_FACTORY_INDEX], Connection if factory is _Connection else factory, *args[_FACTORY_INDEX + 1 :])

@@ -1,6 +1,6 @@
-"""``ssl`` of :func:`grapeshot.coro.install`: the sockets that an ``SSLContext`` wraps wait as coros do.
+"""The part ``ssl`` of :func:`grapeshot.coro.patch`: sockets of an ``SSLContext`` let other coros run while they wait.
 
-``ssl.SSLSocket`` keeps its name, because the module itself uses that; the class here derives from it.
+The name ``ssl.SSLSocket`` is not replaced, because the module ``ssl`` uses it; the class here derives from that class.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class SSLSocket(TlsSocket, socket):
     _accepted_class = socket
 
     def accept(self) -> tuple[ssl.SSLSocket, Any]:  # type: ignore[override]
-        """Accept a connection and shake hands with its client, unless the handshake is left to the program."""
+        """Accept a connection, and do the TLS handshake with its client, unless the program is to do that."""
         plain, address = socket.accept(self)
         secure = self.context.wrap_socket(
             plain,
@@ -47,5 +47,5 @@ SSLSocket.__module__ = "ssl"
 
 
 def patch() -> None:
-    """Let contexts make sockets of this class."""
+    """Make contexts use this class for their sockets."""
     ssl.SSLContext.sslsocket_class = SSLSocket

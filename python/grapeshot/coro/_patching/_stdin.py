@@ -1,6 +1,7 @@
-"""``sys.stdin`` and ``input()`` of :func:`grapeshot.coro.install`: other coros run while a coro waits for input.
+"""The part ``stdin`` of :func:`grapeshot.coro.patch`: other coros run while one waits for input.
 
-The objects stay the interpreter's own, with what they have read already. The methods that wait are put on the objects.
+It patches ``sys.stdin`` and ``input()``. The interpreter's own stream objects stay, because they may have data in their
+buffers. Their methods that wait are replaced by attributes of these objects.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ _input = builtins.input
 
 
 def read_line(prompt: object = "", /) -> str:
-    """Read a line from standard input, as the original. A terminal's line is edited by the system, not by readline."""
+    """Read a line from standard input, like the original, but without readline: the terminal itself edits the line."""
     stdin: Any = getattr(sys, "stdin", None)
     if not _waits.can_wait() or not _is_patched(stdin) or not stdin.isatty():
-        # The original reads a terminal by itself, and lines of anything else from `sys.stdin`.
+        # The original reads only terminals in C code. For anything else it calls the patched sys.stdin.readline().
         return _input(prompt)
     sys.audit("builtins.input", prompt)
     if sys.stderr is not None:
@@ -44,7 +45,7 @@ def read_line(prompt: object = "", /) -> str:
 
 
 def _raw_of(stdin: Any) -> Any:
-    """Return the file below ``sys.stdin`` if that is the interpreter's own; otherwise None."""
+    """Return the raw file of ``sys.stdin``, or None if that was replaced by an object of another class."""
     buffer = stdin.buffer if type(stdin) is io.TextIOWrapper else None
     raw = buffer.raw if type(buffer) is io.BufferedReader else None
     return raw if type(raw) is io.FileIO else None
@@ -75,13 +76,13 @@ def _read_text_alone(file: Any, name: str, lock: Any) -> None:
 
 
 def _patch_raw(raw: Any, reads: SharedReads) -> None:
-    """Let the method wait that makes one system call, and the others use it."""
+    """Patch ``readinto``, which makes one system call, so that other coros run; make the other methods use it."""
     original: Callable[[Any], int | None] = raw.readinto
 
     def wait_and_read(buffer: Any) -> int | None:
         if _waits.can_wait() and not raw.closed and _waits.may_block(raw.fileno()):
             with memoryview(buffer) as view, view.cast("B") as octets:
-                # What is read-only is for the original to refuse, before anything is read.
+                # Leave read-only buffers to the original: it refuses them before it reads anything.
                 if octets.nbytes and not octets.readonly:
                     return _os.read_into_as_coro(raw.fileno(), octets)
         return original(buffer)
@@ -109,7 +110,7 @@ def _patch_stdin() -> None:
 
 
 def patch() -> None:
-    """Replace ``input``, and patch what ``sys.stdin`` is now."""
+    """Replace ``input``, and patch the object that ``sys.stdin`` is now."""
     _patch_stdin()
     read_line.__name__ = read_line.__qualname__ = "input"
     _originals.replace("builtins", "input", read_line)

@@ -1,8 +1,11 @@
-"""``sys.stdout`` and ``sys.stderr`` of :func:`grapeshot.coro.install`: other coros run while their reader is slow.
+"""The part ``stdout`` of :func:`grapeshot.coro.patch`: other coros run while one waits for the reader of its output.
 
-The objects stay the interpreter's own, with what they have not written yet. The methods that wait are put on the
-objects. Callbacks of the loop and finalizers may print while a coro waits. So no coro waits inside of the buffer, which
-has a lock of the thread. The raw file writes what it can at once, and the coro waits between two calls of the buffer.
+It patches ``sys.stdout`` and ``sys.stderr``. The interpreter's own stream objects stay, because they may have data in
+their buffers. Their methods that wait are replaced by attributes of these objects.
+
+Callbacks of the loop and finalizers may print while a coro waits. So a coro must not wait inside of the buffer, which
+has a lock that belongs to the thread. Instead, the raw file writes as much as it can without waiting, and the coro
+waits between two calls of the buffer.
 """
 
 from __future__ import annotations
@@ -29,8 +32,11 @@ _is_among_coros = _core._coro_begins_thread
 
 @contextlib.contextmanager
 def _hold_in_thread(lock: Any) -> Iterator[None]:
-    """Hold the lock in what is no coro. A callback cannot wait for a coro of its own thread: it does without."""
-    # At the end of the interpreter, a thread that has stopped may have the lock.
+    """Hold the lock in code outside of coros.
+
+    A callback or task cannot wait for a coro of its own thread, so if one has the lock, it goes on without it.
+    """
+    # While the interpreter exits, a thread that was stopped may have the lock: do not wait for it then.
     taken = lock.acquire(False) or (not sys.is_finalizing() and not _is_among_coros() and lock.acquire())
     try:
         yield
@@ -40,16 +46,17 @@ def _hold_in_thread(lock: Any) -> Iterator[None]:
 
 
 class _Outlet:
-    """A binary stream of the interpreter, whose raw file may block."""
+    """Replaces the methods of a binary stream of the interpreter whose raw file may block."""
 
     def __init__(self, buffer: io.BufferedWriter, raw: io.FileIO) -> None:
         self._lock = _core.thread_rlock()
         self._raw = raw
         self._write, self._flush, self._write_raw = buffer.write, buffer.flush, raw.write
-        # Who writes by the buffer now, and whether the raw file was full.
+        # The coro that calls the buffer now, and whether the raw file had no room.
         self._writer: Any = None
         self._is_full = False
-        # What interrupted writes have left. Text streams forget what they have given to a write, so it is kept here.
+        # Data that interrupted writes have left. It is kept here, because text streams drop data once they have passed
+        # it to a write.
         self._left: list[bytes] = []
         changed: Any = buffer
         changed.write, changed.flush = self.write, self.flush
@@ -70,7 +77,7 @@ class _Outlet:
             return None
 
     def write(self, data: Any, /) -> int:
-        """Write; an exception that ends a wait leaves the rest of the data to the next call."""
+        """Write all of the data. If an exception interrupts a wait, the next call writes the rest."""
         if not _waits.can_wait():
             with _hold_in_thread(self._lock):
                 self._write_left(self._write)
@@ -131,7 +138,7 @@ class _Outlet:
                     return
 
     def _call(self, method: Callable[..., Any], *args: Any) -> None:
-        """Call a method of the buffer, which does not wait."""
+        """Call a method of the buffer. In this call, the raw file does not wait."""
         self._writer, self._is_full = _current_or_none(), False
         try:
             method(*args)
@@ -143,7 +150,7 @@ class _Outlet:
 
 
 def _write_alone(text: Any) -> None:
-    """Let a stream for text write for one coro after the other."""
+    """Let one coro at a time into ``write`` of a text stream."""
     method, lock = text.write, _core.thread_rlock()
     os.register_at_fork(after_in_child=lock._at_fork_reinit)
 
@@ -155,7 +162,7 @@ def _write_alone(text: Any) -> None:
 
 
 def _wait_before_writes(raw: Any) -> None:
-    """Let a raw file that has no buffer (``python -u``) write everything while others run."""
+    """Patch a raw file without a buffer (``python -u``): its ``write`` writes everything, while other coros run."""
     original = raw.write
 
     def write(data: Any, /) -> Any:
@@ -167,7 +174,7 @@ def _wait_before_writes(raw: Any) -> None:
 
 
 def patch() -> None:
-    """Patch what ``sys.stdout`` and ``sys.stderr`` are now, if that is the interpreter's own."""
+    """Patch the objects that ``sys.stdout`` and ``sys.stderr`` are now, if they are of the interpreter's classes."""
     for stream in (sys.stdout, sys.stderr):
         buffer: Any = stream.buffer if type(stream) is io.TextIOWrapper else None
         raw = buffer.raw if type(buffer) is io.BufferedWriter else buffer

@@ -1,7 +1,7 @@
-"""``subprocess`` of :func:`grapeshot.coro.install`.
+"""The part ``subprocess`` of :func:`grapeshot.coro.patch`.
 
-``Popen`` waits with ``os.waitpid``, ``selectors``, ``os.read`` and ``time.sleep``, which other parts replace. What is
-left are its pipes: file objects, whose reads and writes are C code.
+``Popen`` waits with ``os.waitpid``, ``selectors``, ``os.read`` and ``time.sleep``, which other parts patch. This part
+patches its pipes, which are file objects that read and write in C code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def _lend_before(method: Callable[..., Any], files: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a method of ``Popen`` hand over the descriptors of patched sockets as a child expects them."""
+    """Patch a method of ``Popen``: first put patched sockets that the child inherits into the mode that it expects."""
 
     @functools.wraps(method)
     def lend(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -33,17 +33,17 @@ def _lend_before(method: Callable[..., Any], files: Callable[..., Any]) -> Calla
 
 
 def _streams(*args: Any, **kwargs: Any) -> list[Any]:
-    """The arguments of ``_get_handles``, as far as they are files. Its negative numbers are none."""
+    """Return the arguments of ``_get_handles`` other than None. (Negative numbers among them are not descriptors.)"""
     return [file for file in (*args, *kwargs.values()) if file is not None]
 
 
 def _passed(*args: Any, **kwargs: Any) -> list[Any]:
-    """The ``pass_fds`` of ``_execute_child(args, executable, preexec_fn, close_fds, pass_fds, ...)``."""
+    """Return ``pass_fds`` of ``_execute_child(args, executable, preexec_fn, close_fds, pass_fds, ...)``."""
     return list(args[4] if len(args) > 4 else kwargs.get("pass_fds", ()))
 
 
 def patch() -> None:
-    """Let Popen open its pipes so."""
+    """Make Popen open its pipes with the patched classes."""
     names = types.ModuleType("io", io.__doc__)
     vars(names).update(vars(io), open=_open.open_file, TextIOWrapper=Text)
     subprocess.io = names  # type: ignore[attr-defined]

@@ -1,7 +1,7 @@
-"""``_thread`` and ``threading`` of :func:`grapeshot.coro.install`.
+"""The part ``thread`` of :func:`grapeshot.coro.patch`: the modules ``_thread`` and ``threading``.
 
-A thread that a coro starts is a coro, and so is one that a task or a callback starts while coros of its loop run.
-Everywhere else, and in what keeps the originals, a thread is a real one. Locks are true between all of them.
+If a coro starts a thread, the new thread is a coro. The same holds for a task or callback whose loop has live coros.
+Everywhere else, and in modules that keep the originals, threads are real. Locks work between all of these.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _make_real_handle: Any = getattr(_thread, "_make_thread_handle", None)
 _set_real_name: Any = getattr(_thread, "set_name", None)
 _excepthook = threading.excepthook
 
-# What tells of the end of real threads, up to 3.12, by ident.
+# Up to Python 3.12: ident of a real thread -> the sentinel that reports its end.
 _sentinels: dict[int, Sentinel] = {}
 
 
 # The threads that are coros and have not ended.
 _running: set[Any] = set()
-# Those in which Ctrl-C was raised, and its exception.
+# Threads that are coros and got a KeyboardInterrupt, each with that exception.
 _interrupted: dict[Any, BaseException] = {}
 _count_real = _thread._count
 # The handle of the main thread while a coro stands for it.
@@ -52,17 +52,17 @@ _main_handle: list[Any] = []
 
 
 def count() -> int:
-    """Return the number of threads that run: real ones, without the main thread, and coros."""
+    """Return the number of running threads: coros, and real threads without the main thread."""
     return _count_real() + len(_running)
 
 
 def join_all() -> None:
-    """Wait in a coro until all threads have ended that are no daemons, as the interpreter does at its exit."""
+    """Wait in a coro until all threads that are not daemons have ended, as the interpreter does when it exits."""
     me = threading.current_thread()
     while True:
         left = [thread for thread in threading.enumerate() if not thread.daemon and thread is not me]
         left = [thread for thread in left if thread is not threading.main_thread() and thread.is_alive()]
-        # Those of executors end when the interpreter tells them, later.
+        # Leave out threads of executors: the interpreter ends them later.
         left = [thread for thread in left if thread not in concurrent.futures.thread._threads_queues]
         if not left:
             return
@@ -71,9 +71,9 @@ def join_all() -> None:
 
 
 def begin_main() -> None:
-    """Let the running coro stand for the main thread from now on: the first coro of a program.
+    """Make the running coro, the first one of a program, the main thread to ``threading`` from now on.
 
-    Threads that it starts are then no daemons, unless the program says so.
+    Threads that it starts are then not daemons by default.
     """
     coro = _core._coro_current()
     main: Any = threading.main_thread()
@@ -86,7 +86,7 @@ def begin_main() -> None:
 
 
 def end_main() -> None:
-    """Undo that. The main thread is itself again."""
+    """Undo :func:`begin_main`."""
     main: Any = threading.main_thread()
     threading._active.pop(main._ident, None)  # type: ignore[attr-defined]
     main._ident = _real_ident()
@@ -98,7 +98,7 @@ def end_main() -> None:
 def enumerate_threads() -> list[threading.Thread]:
     """Return all Thread objects that are alive.
 
-    The main thread has two idents while a coro stands for it: the coro's and its own, for code of the loop.
+    While a coro stands for the main thread, that has two idents: the coro's, and its real one for code of the loop.
     """
     module: Any = threading
     with module._active_limbo_lock:
@@ -118,12 +118,12 @@ def _is_real(function: object) -> bool:
 
 
 def begins_coro(function: object) -> bool:
-    """Whether a thread that is started here with this function is a coro."""
+    """Whether a thread that is started here with this function will be a coro."""
     return not _is_real(function) and _core._coro_begins_thread()
 
 
 def _report(function: object, exc: BaseException) -> None:
-    """Report an exception of a thread's function that is no Thread."""
+    """Report an exception of a function that runs in a thread without a Thread object."""
     if not isinstance(exc, (SystemExit, CancelledError)):
         _core._coro_report_error_of_thread(exc, function)
 
@@ -144,31 +144,32 @@ def _run(function: Callable[..., object], args: Any, kwargs: Any, running: Runni
 
 
 def _spawn(function: Callable[..., object], args: Any, kwargs: Any, running: Running, *, is_daemon: bool = True) -> Any:
-    """Start a thread that is a coro. ``is_daemon`` is not for Thread objects, which know it themselves."""
+    """Start a thread that is a coro. ``is_daemon`` is used if there is no Thread object, which would know it itself."""
     thread = getattr(function, "__self__", None)
     name = getattr(thread, "name", None) if isinstance(thread, threading.Thread) else None
-    # As a thread, it begins with an empty context. threading runs the function in another one from 3.14 on.
-    # In a thread, asyncio sees no running loop.
+    # Like a thread, it begins with an empty context (from Python 3.14 on, threading itself sets one), and asyncio sees
+    # no running loop in it.
     coro = spawn_hiding(_run, function, args, kwargs, running, name=name, context=contextvars.Context())
     if thread.daemon if isinstance(thread, threading.Thread) else is_daemon:
         coro._make_daemon()
     _running.add(coro)
-    # A coro whose loop is closed before it has run does not call its function.
-    coro.add_done_callback(lambda _: _end_unborn(coro, running), context=contextvars.Context())
+    # If the loop is closed before the coro has run, _run() is never called: its end is noted here.
+    coro.add_done_callback(lambda _: _note_end(coro, running), context=contextvars.Context())
     if isinstance(thread, threading.Thread) and _current_or_none() is None:
-        # Thread.start() waits until the thread runs, and here nothing runs until the caller returns.
+        # Thread.start() waits until the new thread is running. A coro cannot run before this task or callback returns,
+        # so say now that it is.
         thread._ident = coro.id  # type: ignore[attr-defined]
         thread._started.set()  # type: ignore[attr-defined]
     return coro
 
 
-def _end_unborn(coro: Any, running: Running) -> None:
+def _note_end(coro: Any, running: Running) -> None:
     _running.discard(coro)
     running.finish()
 
 
 def start_new_thread(function: Callable[..., object], args: Any, kwargs: Any = None, /) -> int:
-    """Start a new thread, which is a coro where coros run, and return its identifier."""
+    """Start a new thread, which is a coro if a coro starts it, and return its identifier."""
     if not callable(function):
         raise TypeError("first arg must be callable")
     if not isinstance(args, tuple):
@@ -183,7 +184,7 @@ def start_new_thread(function: Callable[..., object], args: Any, kwargs: Any = N
     coro = _spawn(function, args, kwargs, running)
     thread: Any = getattr(function, "__self__", None)
     if not HAS_HANDLES and isinstance(thread, threading.Thread):
-        # So it is alive from now on, and stays out of what threading waits for at the exit.
+        # This makes is_alive() true from now on, and keeps threading from waiting for the thread at exit.
         thread._tstate_lock = Sentinel(running, coro)  # type: ignore[attr-defined]
         thread._set_tstate_lock = _do_nothing  # type: ignore[attr-defined]
     ident: int = coro.id
@@ -206,13 +207,13 @@ def _run_real(function: Callable[..., object], args: Any, kwargs: Any) -> None:
 
 
 def set_sentinel() -> Sentinel:
-    """Return what tells threading when the thread ends."""
+    """Return the sentinel lock that tells threading when the current thread ends."""
     sentinel = _sentinels[_real_ident()] = Sentinel()
     return sentinel
 
 
 def start_joinable_thread(function: Callable[[], object], handle: Any = None, daemon: bool = True) -> Any:
-    """Start a new thread, which is a coro where coros run, and return its handle."""
+    """Start a new thread, which is a coro if a coro starts it, and return its handle."""
     if not callable(function):
         raise TypeError("thread function must be callable")
     if handle is None:
@@ -236,7 +237,7 @@ def start_joinable_thread(function: Callable[[], object], handle: Any = None, da
 
 
 def make_thread_handle(ident: int) -> ThreadHandle:
-    """Return a handle of a thread that runs already, for the main thread and for those that threading has not made."""
+    """Return a handle for a running thread: for the main thread, or for a thread that threading has not started."""
     coro = _current_or_none()
     if coro is None or coro.id != ident:
         return ThreadHandle.around(_make_real_handle(ident))
@@ -248,7 +249,7 @@ def make_thread_handle(ident: int) -> ThreadHandle:
 
 
 def set_name(name: str) -> None:
-    """Set the name of a real thread. The name of a coro is not its thread's."""
+    """Set the system's name of a real thread. A coro must not change the name of the thread that runs it."""
     if _current_or_none() is None:
         _set_real_name(name)
 
@@ -256,7 +257,8 @@ def set_name(name: str) -> None:
 def excepthook(args: Any, /) -> None:
     """Report an exception of ``Thread.run``.
 
-    That a coro was shut down or cancelled is none. Ctrl-C, which real threads never see, goes on to the loop.
+    If a coro was shut down or cancelled, nothing is reported. A KeyboardInterrupt, which real threads never get, is
+    passed on to the loop.
     """
     coro = _current_or_none()
     if coro is not None and issubclass(args.exc_type, CancelledError):
@@ -265,7 +267,7 @@ def excepthook(args: Any, /) -> None:
         _interrupted[coro] = args.exc_value or args.exc_type()
         return
     if coro is not None and args.thread is None:
-        # The original would name the real thread.
+        # Without a thread, the original would print the name of the real one.
         thread = types.SimpleNamespace(name=str(coro.id))
         args = threading.ExceptHookArgs((args.exc_type, args.exc_value, args.exc_traceback, thread))
     _excepthook(args)
@@ -279,9 +281,9 @@ for _kind in ("Condition", "Semaphore", "BoundedSemaphore", "Event", "Barrier"):
 
 
 def _start_really(self: Any) -> None:
-    """Start a thread that is a real one wherever this is called.
+    """Start a real thread, even if a coro calls this.
 
-    Nothing in here is a wait of a coro: those who start such threads hold real locks.
+    This must not let other coros run, because callers may hold real locks.
     """
     if not self._started.is_set():
         self._started = _real_names["Event"]()
@@ -289,7 +291,7 @@ def _start_really(self: Any) -> None:
 
 
 class RealThread(threading.Thread):
-    """A thread that is a real one, whoever starts it. Coros may join it."""
+    """A thread that is always a real one, even if a coro starts it. Coros may join it."""
 
     _grapeshot_is_real = True
     start = _start_really
@@ -299,7 +301,7 @@ RealThread.__name__ = RealThread.__qualname__ = "Thread"
 
 
 def _current_real_thread() -> threading.Thread:
-    """``threading.current_thread()`` for what keeps the originals: of the thread, whatever coro runs in it."""
+    """``threading.current_thread()`` for modules that keep the originals: returns the real thread, even in a coro."""
     return threading._active.get(_real_ident()) or threading.current_thread()  # type: ignore[attr-defined]
 
 
@@ -312,10 +314,13 @@ def _show_real_threads() -> None:
 
 
 def _forget_dummies() -> None:
-    """Let threading forget the object that stands for a coro which is no Thread, when the coro ends."""
+    """Make threading drop a coro's dummy Thread object when the coro ends.
+
+    threading makes such an object if ``current_thread`` is called in a coro that was not started as a Thread.
+    """
     module: Any = threading
     if hasattr(module, "_thread_local_info"):
-        # Deletes it when the data of its thread is freed.
+        # In these versions, the dummy is deleted when this local data is freed: make that the local data of the coro.
         module._thread_local_info = local()
         return
     kind = module._DummyThread
@@ -334,18 +339,18 @@ def _forget_dummy(coro: Any) -> None:
     threading._active.pop(coro.id, None)  # type: ignore[attr-defined]
 
 
-def _know_who_forks() -> None:
-    """Before a fork: have threading know the coro, also one that is no Thread.
+def _ensure_thread_object() -> None:
+    """Before a fork, make threading create a Thread object for the running coro, if it has none.
 
-    Otherwise threading takes it, in the child, for the main thread of the system, finds that its number is another
-    one, and stops before it has forgotten the threads of the parent.
+    Otherwise threading takes the coro for the system's main thread in the child, finds that the idents differ, and
+    stops with an error before it has dropped the threads of the parent.
     """
     if _current_or_none() is not None:
         threading.current_thread()
 
 
 def _keep_process_pools_real() -> None:
-    """Let the thread that manages a pool of processes be a real one: it waits for pipes."""
+    """Make the thread that manages a ProcessPoolExecutor a real one, because it waits on pipes."""
     module = sys.modules.get("concurrent.futures.process")
     manager: Any = getattr(module, "_ExecutorManagerThread", None)
     if manager is not None:
@@ -356,8 +361,8 @@ def _keep_process_pools_real() -> None:
 # ---------------------------------------------------------------- polling
 
 
-def _yield_in_vain(kind: Any, name: str) -> None:
-    """Let a method that has returned False be an act."""
+def _yield_after_failure(kind: Any, name: str) -> None:
+    """Patch a method: when it returns False, the coro may yield."""
     method = getattr(kind, name)
 
     @functools.wraps(method)
@@ -371,16 +376,16 @@ def _yield_in_vain(kind: Any, name: str) -> None:
 
 
 def _patch_polls(module: Any) -> None:
-    """Let others run where code asks again and again. Events ask their conditions, and so do barriers.
+    """Let other coros run when code polls in a loop. This covers events and barriers too, which use conditions.
 
-    All of these are waits, which an interruption of the coro may end.
+    Only methods that wait are patched, because callers of these expect that the coro can be interrupted in them.
     """
-    _yield_in_vain(module.Condition, "wait")
-    _yield_in_vain(module.Semaphore, "acquire")
+    _yield_after_failure(module.Condition, "wait")
+    _yield_after_failure(module.Semaphore, "acquire")
 
 
 class _AllocateLock:
-    """``_thread.allocate_lock`` up to 3.12: pickle refers to it by its name, and in a class it is no method."""
+    """``_thread.allocate_lock`` up to 3.12. pickle refers to it by name. As a class attribute it is not a method."""
 
     __module__ = "_thread"
     __name__ = "allocate_lock"
@@ -435,7 +440,7 @@ def _replacements() -> dict[str, dict[str, Any]]:
         low["set_name"] = high["_set_name"] = set_name
     if threading.excepthook is _excepthook:
         high["excepthook"] = excepthook
-    # What programs restore.
+    # Programs assign this to threading.excepthook to restore the default.
     high["__excepthook__"] = excepthook
     return {"_thread": low, "threading": high}
 
@@ -443,8 +448,9 @@ def _replacements() -> dict[str, dict[str, Any]]:
 def patch() -> None:
     """Replace the names.
 
-    ``_active_limbo_lock`` and ``_shutdown_locks_lock`` of threading stay real. No coro can be suspended while it holds
-    one, so nobody waits long for them; and the start of a real thread, which takes the first, is no wait of a coro.
+    ``_active_limbo_lock`` and ``_shutdown_locks_lock`` of threading stay real locks. A coro cannot be suspended while
+    it holds one, so no thread waits for them for long. And starting a real thread, which takes the first one, must not
+    let other coros run.
     """
     import concurrent.futures.process  # noqa: F401
 
@@ -458,7 +464,7 @@ def patch() -> None:
     _again.also("threading", _patch_polls)
     _forget_dummies()
     if HAS_HANDLES:
-        os.register_at_fork(before=_know_who_forks)
+        os.register_at_fork(before=_ensure_thread_object)
     _show_real_threads()
     _keep_process_pools_real()
     _imports.patch()

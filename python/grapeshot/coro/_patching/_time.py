@@ -1,4 +1,4 @@
-"""``time.sleep`` of :func:`grapeshot.coro.install`: a coro sleeps while others run."""
+"""The part ``time`` of :func:`grapeshot.coro.patch`: other coros run while one sleeps in ``time.sleep``."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _can_wait = _core._coro_can_wait
 _sleep_for = _core._coro_sleep_relative
 _yield_slice = _core._coro_yield_slice
 
-# CPython's limit, which is that of its clock.
+# The longest sleep that CPython allows, which is the limit of its clock.
 _LONGEST_S = 9223372036.0
 
 
 def sleep(seconds: Any, /) -> None:
-    """Delay execution for the given number of seconds. Other coros run meanwhile."""
+    """Delay execution for the given number of seconds. Other coros run while it sleeps."""
     if not _can_wait():
         return _sleep(seconds)
     if not isinstance(seconds, float):
         if not hasattr(type(seconds), "__index__"):
-            return _sleep(seconds)  # raises TypeError: it takes no strings and no decimals
+            return _sleep(seconds)  # raises TypeError: neither strings nor Decimals are allowed
         seconds = seconds.__index__()
     if seconds != seconds:
         raise ValueError("Invalid value NaN (not a number)")

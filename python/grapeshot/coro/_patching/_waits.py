@@ -1,8 +1,9 @@
-"""Waits of coros for descriptors that others may wait for, too.
+"""Lets several coros wait on the same descriptor.
 
-A descriptor has one entry per direction in the fd table of the loop. Blocking code knows no such limit: two threads may
-read one pipe, or select what a third one receives from. Here a wait registers its descriptors with an epoll object of
-its own, and waits for that. The caller repeats its own system call afterwards, so what it reports is level-triggered.
+In the fd table of the loop, a descriptor has only one entry per direction. Blocking code has no such limit: two threads
+may read from one pipe, or one may select a socket from which another one receives. So a wait here registers its
+descriptors with an epoll object of its own, and waits on that. Afterwards the caller repeats its own system call, so
+the events that it reports are level-triggered.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ act = _core._coro_act
 _wait_for_read = _core._coro_wait_for_read
 _wait_for_write = _core._coro_wait_for_write
 _sleep = _core._coro_sleep_relative
-# Programs may replace that of `time`, as tests do.
+# Not time.monotonic, because programs may replace that, as tests do.
 _monotonic = _core._coro_monotonic
 _Epoll = select.epoll
 _poll = select.poll
@@ -35,22 +36,22 @@ _fstat, _get_blocking = os.fstat, os.get_blocking
 
 _EDGE = select.EPOLLET
 _USED_UP = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC))
-# The pauses between two looks at descriptors for which no epoll object can be made, in seconds.
+# The first and the longest pause between two polls when no epoll object can be made, in seconds.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
 
 READABLE, WRITABLE = select.POLLIN, select.POLLOUT
-# How long a coro sleeps at most in one piece where nothing can wake it, in seconds: a day.
+# A sleep without a limit is made of sleeps of this length, in seconds: a day.
 _LONGEST_S = 86400.0
 
 
 def note_poll() -> None:
-    """Note that the running coro has asked for something that is not there: after too many in a row it yields."""
+    """Count a failed non-blocking attempt. After a few in a row the coro yields, so a polling loop lets others run."""
     if can_wait():
         act()
 
 
 class Countdown:
-    """What is left of a limit in seconds; None: no limit."""
+    """A callable that returns how many seconds are left of a limit, or None if there is no limit."""
 
     __slots__ = ("_end_s",)
 
@@ -65,10 +66,11 @@ class Countdown:
 
 
 class Interests:
-    """Descriptors with the events (``POLLIN`` ...) that a coro waits for, again and again.
+    """Descriptors with the events (``POLLIN`` ...) for which a coro waits, usually several times.
 
-    The events may be gone after a wait. A state that lasts, such as a hang-up, ends one wait only: the kernel reports
-    it whether somebody asks for it or not. A descriptor that is closed meanwhile has no more events.
+    When a wait returns, the event may already be gone. The kernel reports some states even if the caller does not wait
+    for them, such as a hang-up. These end only one wait, because the registration is edge-triggered. A descriptor that
+    is closed during the wait has no more events.
     """
 
     __slots__ = ("_masks", "_own", "_pause_s")
@@ -90,7 +92,7 @@ class Interests:
         try:
             self._own.register(fd, mask | _EDGE)
         except PermissionError:
-            # A regular file. It is always ready, so nobody waits for it.
+            # A regular file, which epoll does not accept. It is always ready, so it never has to be waited for.
             pass
 
     def __enter__(self) -> Self:
@@ -105,16 +107,16 @@ class Interests:
             self._own = None
 
     def wait(self, limit_s: float | None) -> bool:
-        """Wait for one of the events; return False if the time is over."""
+        """Wait for one of the events; return False if none came in time."""
         if self._own is None:
-            return self._ask_again(limit_s)
-        if not _waits_out(self._own.fileno(), limit_s):
+            return self._poll_with_pauses(limit_s)
+        if not _wait_until_readable(self._own.fileno(), limit_s):
             return False
         self._own.poll(0)
         return True
 
-    def _ask_again(self, limit_s: float | None) -> bool:
-        """Without a descriptor of its own, which the system has refused, the coro asks again and again."""
+    def _poll_with_pauses(self, limit_s: float | None) -> bool:
+        """Poll the descriptors with pauses. This is used when the system has no descriptor for an epoll object left."""
         left_s = Countdown(limit_s)
         asked = _poll()
         for fd, mask in self._masks.items():
@@ -129,13 +131,13 @@ class Interests:
 
 
 def wait_for_events(fd: int, mask: int, limit_s: float | None) -> bool:
-    """Wait until a descriptor has one of the events; return False if the time is over."""
+    """Wait until a descriptor has one of the events; return False if none came in time."""
     with Interests({fd: mask}) as interests:
         return interests.wait(limit_s)
 
 
 def wait_for_descriptor(fd: int, mask: int, limit_s: float | None) -> bool:
-    """The same for one descriptor, which costs less if nobody else waits for it."""
+    """Like :func:`wait_for_events`, but faster if no other coro waits on the descriptor in this direction."""
     try:
         (_wait_for_write if mask == WRITABLE else _wait_for_read)(fd, limit_s)
     except SimultaneousError:
@@ -147,7 +149,7 @@ def wait_for_descriptor(fd: int, mask: int, limit_s: float | None) -> bool:
     return True
 
 
-def _waits_out(fd: int, limit_s: float | None) -> bool:
+def _wait_until_readable(fd: int, limit_s: float | None) -> bool:
     try:
         _wait_for_read(fd, limit_s)
     except TimeoutError:
@@ -156,7 +158,7 @@ def _waits_out(fd: int, limit_s: float | None) -> bool:
 
 
 def sleep(limit_s: float | None) -> None:
-    """Sleep as a coro; None: until something interrupts it."""
+    """Let the coro sleep for ``limit_s`` seconds; None means until it is interrupted."""
     left_s = Countdown(limit_s)
     while not left_s.is_over():
         rest_s = left_s()
@@ -164,33 +166,36 @@ def sleep(limit_s: float | None) -> None:
 
 
 def is_blocking_socket(fd: int) -> bool:
-    """Whether a descriptor in nonblocking mode is that of a patched socket without a timeout."""
+    """Whether a nonblocking descriptor belongs to a patched socket without a timeout."""
     return _socket_numbers.is_blocking(fd)
 
 
 def block_thread(fd: int, mask: int) -> None:
-    """Block the thread until the descriptor is ready, where no coro runs."""
+    """Block the thread until the descriptor is ready. This is for calls outside of coros."""
     poll = _poll()
     poll.register(fd, mask)
     poll.poll()
 
 
 def wait_to_read(fd: int) -> Callable[[], object]:
-    """Return a function that waits until the descriptor is ready to be read."""
+    """Return a function that waits until the descriptor is readable."""
     return lambda: wait_for_descriptor(fd, READABLE, None)
 
 
 def wait_to_write(fd: int) -> Callable[[], object]:
-    """Return a function that waits until there is room for a write."""
+    """Return a function that waits until the descriptor is writable."""
     return lambda: wait_for_descriptor(fd, WRITABLE, None)
 
 
 def may_block(fd: int) -> bool:
-    """Whether calls on this descriptor can block: pipes, sockets and terminals that the program believes to block."""
+    """Whether calls on this descriptor can block: it is a pipe, socket or terminal, in blocking mode to the program.
+
+    A patched socket without a timeout is in blocking mode to the program, although its descriptor is nonblocking.
+    """
     try:
         mode = _fstat(fd).st_mode
         is_kind = stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or stat.S_ISCHR(mode)
         return is_kind and (_get_blocking(fd) or is_blocking_socket(fd))
     except (OSError, OverflowError):
-        # The call itself reports it.
+        # The caller's own call will raise the error.
         return False

@@ -1,4 +1,4 @@
-"""A server for blocking-style WSGI applications (PEP 3333), with a coro for each connection: :func:`serve`.
+"""A server for blocking-style WSGI applications (PEP 3333), with one coro per connection: :func:`serve`.
 
     >>> from grapeshot import coro
     >>> from grapeshot.coro import wsgi
@@ -9,8 +9,9 @@
     ...     with wsgi.serve(application, "localhost", 8000) as server:
     ...         server.wait_closed()
 
-``python -m grapeshot.coro.wsgi module:application`` does it from the command line, after ``coro.install()``. httptools
-parses the requests (``pip install 'grapeshot[wsgi]'``). asyncio's functions see no running loop in the application.
+``python -m grapeshot.coro.wsgi module:application`` does the same from the command line, after ``coro.patch()``. The
+server needs httptools, which parses the requests: ``pip install 'grapeshot[wsgi]'``. The application sees no running
+asyncio loop.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ __all__ = ["Server", "serve"]
 
 
 class Server:
-    """An application that is served. Made by :func:`serve`. As a context manager it ends with the block: see stop()."""
+    """A running WSGI server. :func:`serve` makes servers.
+
+    As a context manager it calls :meth:`stop` at the end of the block.
+    """
 
     def __init__(self, settings: Settings, is_secure: bool) -> None:
         self._settings = settings
@@ -55,29 +59,31 @@ class Server:
 
     @property
     def connections(self) -> int:
-        """How many connections are open."""
+        """The number of open connections."""
         return self._server.connections
 
     def close(self) -> None:
-        """Stop accepting, and end connections that are idle. The others end with the answer to their last request."""
+        """Stop accepting, and end idle connections. The others end after the response to the request in progress."""
         self._is_closed = True
         self._server.close()
         for connection in list(self._connections):
             connection.end()
 
     def wait_closed(self, timeout: float | None = None) -> bool:
-        """Wait until the server is closed and its last connection has ended; return whether that was in time.
+        """Wait until the server is closed and its last connection has ended.
+
+        Returns False if that takes longer than ``timeout`` seconds, else True.
 
         Raises:
-            RuntimeError: in the coro of one of its connections.
-            YieldFromMain: not in a coro.
+            RuntimeError: called in the coro of one of its connections.
+            YieldFromMain: not called in a coro.
         """
         return self._server.wait_closed(timeout)
 
     def stop(self, timeout: float | None = 30.0) -> None:
-        """Close the server, wait up to ``timeout`` seconds for requests that are under way, and shut down what is left.
+        """Close the server, and give requests in progress ``timeout`` seconds to end before they are shut down.
 
-        None waits as long as it takes. Raises: as :meth:`wait_closed`.
+        With None, it waits as long as they take. Raises the same exceptions as :meth:`wait_closed`.
         """
         self.close()
         self._server.stop(timeout)
@@ -92,7 +98,7 @@ class Server:
         try:
             connection = Connection(self._settings, _core._coro_current(), sock, address, self._is_secure)
         except OSError:
-            return  # the client has gone already
+            return  # the client has already closed the connection
         self._connections.add(connection)
         connection.is_ending = self._is_closed
         try:
@@ -124,25 +130,29 @@ def serve(
 ) -> Server:
     """Listen, and call a WSGI application for each request, in the coro of its connection; return the :class:`Server`.
 
-    The environ of a request that asks for an upgrade (RFC 9110, 7.8) has its socket as ``werkzeug.socket``, for
-    libraries such as simple-websocket. Whoever uses it goes on with the connection until the application returns.
+    If a request asks for an upgrade (RFC 9110, 7.8), its environ has the socket as ``werkzeug.socket``, for libraries
+    such as simple-websocket. When the application uses this socket, it takes over the connection until it returns.
 
     Args:
-        host, port, path, sock, limit, ssl, backlog, reuse_port: as of ``coro.serve``.
-        timeout: how many seconds a client may take for the head of a request, for the next part of a body, and to take
-            the next part of an answer. It gets 408, or the connection ends.
-        keepalive_timeout: how many seconds a connection may wait for its next request.
-        max_target_size, max_headers, max_header_size, max_head_size, max_body: limits of a request: the bytes of its
-            target, how many fields it has, the bytes of one and of all of them, the bytes of its body (None: no
-            limit). Beyond them it is answered with 414, 431 or 413. max_head_size also limits the trailers of a body.
-        access_log: gets a line for each answer, in the combined format, with the time in seconds at its end.
-        error_log: gets errors of the application, and at level DEBUG requests that were refused. By default it is the
+        host, port, path, sock, limit, ssl, backlog, reuse_port: the same as for ``coro.serve``.
+        timeout: how many seconds a client may take to send the head of a request, to send the next part of a body, and
+            to receive the next part of a response. If it takes longer, it gets 408, or the connection is closed.
+        keepalive_timeout: how many seconds a connection may be idle between two requests.
+        max_target_size: the greatest length of a request's target in bytes; a longer one gets 414.
+        max_headers: how many header fields a request may have; with more it gets 431.
+        max_header_size: the greatest length of one header field in bytes; a longer one gets 431.
+        max_head_size: the greatest length of all header fields together, and also of the trailers of a body, in bytes;
+            longer ones get 431.
+        max_body: the greatest length of a request's body in bytes (None: no limit); a longer one gets 413.
+        access_log: this logger gets a line for each response, in the combined format followed by the duration in
+            seconds.
+        error_log: this logger gets errors of the application, and at level DEBUG refused requests. The default is the
             logger ``grapeshot.wsgi``.
 
     Raises:
         OSError: an address cannot be bound.
         socket.gaierror: a host does not resolve.
-        ValueError, TypeError: arguments that contradict each other, or of a wrong kind.
+        ValueError, TypeError: arguments contradict each other, or have a wrong type.
     """
     settings = Settings(
         application,
@@ -157,7 +167,7 @@ def serve(
         error_log,
     )
     if not callable(application):
-        raise TypeError(f"a WSGI application is called, and {application!r} cannot be")
+        raise TypeError(f"a WSGI application must be callable, got {application!r}")
     server = Server(settings, ssl is not None)
     server._server = _serve.serve(
         server._handle,

@@ -1,4 +1,4 @@
-"""``python -m grapeshot.coro.wsgi module:application``: serve a WSGI application after ``coro.install()``."""
+"""``python -m grapeshot.coro.wsgi module:application``: serve a WSGI application after ``coro.patch()``."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class _UsageError(Exception):
-    """Something is wrong with the command line: the text says what, and nobody needs a traceback."""
+    """An error of the user, such as a wrong argument. Its text is printed without a traceback."""
 
 
 @contextlib.contextmanager
 def _naming(what: str) -> Iterator[None]:
-    """Report errors of this block without a traceback, those of the system with what they are about."""
+    """Turn errors of this block into _UsageError. Errors of the system get ``what`` in front, to say what failed."""
     try:
         yield
     except (OSError, OverflowError) as error:
@@ -39,31 +39,31 @@ def _naming(what: str) -> Iterator[None]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m grapeshot.coro.wsgi",
-        description="Serves a blocking-style WSGI application: a coro for each connection, and everything patched.",
-        epilog="GRAPESHOT_BACKDOOR=PATH in the environment opens a back door at PATH for python -m grapeshot attach, "
-        "in a directory one for each process.",
+        description="Serves a blocking-style WSGI application, with one coro per connection, after coro.patch().",
+        epilog="GRAPESHOT_BACKDOOR=PATH in the environment opens a back door at PATH for python -m grapeshot attach. "
+        "If PATH is a directory, each process opens a back door of its own in it.",
     )
-    parser.add_argument("application", help="MODULE[:NAME], NAME is 'application' by default; NAME() calls a factory")
+    parser.add_argument("application", help="MODULE[:NAME]; NAME defaults to 'application'; NAME() calls a factory")
     parser.add_argument("--host", help="address or name to listen on (127.0.0.1)")
     parser.add_argument("--port", type=int, help="port to listen on (8000)")
-    parser.add_argument("--bind", action="append", default=[], help="HOST:PORT, unix:PATH or fd:N, several times")
+    parser.add_argument("--bind", action="append", default=[], help="HOST:PORT, unix:PATH or fd:N; may be repeated")
     parser.add_argument("--unix", action="append", default=[], metavar="PATH", help="unix socket to listen on")
     parser.add_argument("--chdir", help="change to this directory before the application is imported")
     parser.add_argument("--certfile", help="certificate for TLS")
-    parser.add_argument("--keyfile", help="its key, if that is in another file")
-    parser.add_argument("--limit", type=int, default=1000, help="connections per address at the same time (1000)")
+    parser.add_argument("--keyfile", help="the certificate's key, if it is in another file")
+    parser.add_argument("--limit", type=int, default=1000, help="open connections per address (1000)")
     parser.add_argument("--backlog", type=int, default=2048, help="length of the system's queue of clients (2048)")
-    parser.add_argument("--timeout", type=float, default=60.0, help="seconds that a client may take (60)")
-    parser.add_argument("--keepalive-timeout", type=float, default=60.0, help="seconds between two requests (60)")
-    parser.add_argument("--grace", type=float, default=30.0, help="seconds for requests under way at the end (30)")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds for each step of a client (60)")
+    parser.add_argument("--keepalive-timeout", type=float, default=60.0, help="idle seconds between requests (60)")
+    parser.add_argument("--grace", type=float, default=30.0, help="seconds for requests in progress at the end (30)")
     parser.add_argument("--max-target-size", type=int, default=8190, help="bytes of a request's path and query (8190)")
     parser.add_argument("--max-headers", type=int, default=100, help="header fields of a request (100)")
     parser.add_argument("--max-header-size", type=int, default=8190, help="bytes of one header field (8190)")
     parser.add_argument("--max-head-size", type=int, default=65536, help="bytes of all header fields together (65536)")
     parser.add_argument("--max-body", type=int, default=1 << 30, help="bytes of a request's body; 0: no limit (1 GiB)")
-    parser.add_argument("--access-log", metavar="FILE", help="where requests are logged; -: stdout (nowhere)")
-    parser.add_argument("--error-log", metavar="FILE", default="-", help="where errors are logged; -: stderr (-)")
-    parser.add_argument("--log-level", default="INFO", help="of the error log (INFO); DEBUG shows refused requests")
+    parser.add_argument("--access-log", metavar="FILE", help="file for the access log; - is stdout (no log)")
+    parser.add_argument("--error-log", metavar="FILE", default="-", help="file for the error log; - is stderr (-)")
+    parser.add_argument("--log-level", default="INFO", help="of the error log; DEBUG shows refused requests (INFO)")
     return parser
 
 
@@ -104,12 +104,12 @@ def _load(name: str) -> Any:
     if not callable(found):
         raise _UsageError(f"{name!r} cannot be called")
     if inspect.iscoroutinefunction(found) or inspect.iscoroutinefunction(type(found).__call__):
-        raise _UsageError(f"{name!r} is async, an ASGI application; this server is for WSGI")
+        raise _UsageError(f"{name!r} is async, like an ASGI application: this server needs a WSGI application")
     return found
 
 
 def _addresses(options: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
-    """Return where to listen, each with its arguments of ``serve``."""
+    """Return the addresses to listen on, each with its text and its arguments for ``serve``."""
     binds = [*options.bind, *(f"unix:{path}" for path in options.unix)]
     found = [(bind, _address(bind)) for bind in binds]
     if options.host is not None or options.port is not None or not binds:
@@ -127,7 +127,7 @@ def _address(bind: str) -> dict[str, Any]:
             return {"sock": socket.socket(fileno=int(rest))}
     host, _, port = bind.rpartition(":")
     if not port.isdigit():
-        raise _UsageError(f"{bind!r} is neither HOST:PORT nor unix:PATH nor fd:N")
+        raise _UsageError(f"expected HOST:PORT, unix:PATH or fd:N, got {bind!r}")
     return {"host": host.strip("[]"), "port": int(port)}
 
 
@@ -173,7 +173,7 @@ def _serve(options: argparse.Namespace) -> None:
     for signum in (signal.SIGTERM, signal.SIGINT):
         coro.signal_handler.register(signum, lambda _: ending.set())
     ending.wait()
-    error_log.info("Ending: up to %g seconds for requests under way", options.grace)
+    error_log.info("Ending: waiting up to %g seconds for requests in progress", options.grace)
     # A second signal ends the program at once.
     for signum in (signal.SIGTERM, signal.SIGINT):
         coro.signal_handler.unregister(signum)
@@ -198,7 +198,7 @@ def main() -> None:
             with _naming("--chdir"):
                 os.chdir(options.chdir)
             sys.path[0] = os.getcwd()
-        coro.install()
+        coro.patch()
         _command.open_back_door_if_asked()
         coro.run(_serve, options, name="server")
     except _UsageError as error:

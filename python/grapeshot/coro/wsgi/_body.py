@@ -1,4 +1,4 @@
-"""``wsgi.input``: the body of a request, which arrives while the application reads it."""
+"""``wsgi.input``: the body of a request, which is received while the application reads it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Body:
-    """The body of one request. It ends where the request ends, also without a Content-Length."""
+    """The body of one request. Reads stop at the end of the request, even if there is no Content-Length."""
 
     __slots__ = (
         "_length",
@@ -24,26 +24,26 @@ class Body:
     )
 
     def __init__(self, pull: Callable[[Body], None], length: int, expects_continue: bool) -> None:
-        # Waits for the next part of the request, which comes into `buffer`.
+        # A function that waits for the next part of the request, and appends it to `buffer`.
         self._pull = pull
-        # -1 if it comes in chunks.
+        # Content-Length, or -1 if the body comes in chunks.
         self._length = length
-        # Whether the client waits to be told that it may send the body.
+        # Whether the client waits for 100 Continue before it sends the body.
         self.expects_continue = expects_continue
-        # Whether it can still be told: not once the answer has begun.
+        # Whether 100 Continue may still be sent: not after the response has begun.
         self.may_continue = True
         self.buffer = bytearray()
         self.is_complete = False
         self.received = 0
-        # What came between the chunks, and behind the last one.
+        # The number of bytes that came between the chunks and after the last one: sizes, extensions, trailers.
         self.framing_len = 0
 
     def left(self) -> int:
-        """Return how many bytes have not arrived yet, negative if nobody knows."""
+        """Return how many bytes have not arrived yet; negative if that is not known."""
         return self._length - self.received
 
     def read(self, size: int | None = -1) -> bytes:
-        """Return ``size`` bytes, or fewer at the end; all that is left if it is negative or None."""
+        """Return ``size`` bytes, or fewer at the end of the body. If it is negative or None, return all the rest."""
         if size is None or size < 0:
             while not self.is_complete:
                 self._pull(self)
@@ -53,7 +53,7 @@ class Body:
         return self._take(size)
 
     def readline(self, size: int | None = -1) -> bytes:
-        """Return bytes up to the next newline, the end, or ``size`` of them."""
+        """Return the bytes up to and including the next newline or up to the end of the body, but at most ``size``."""
         limit = sys.maxsize if size is None or size < 0 else size
         searched = 0
         while True:
@@ -64,7 +64,7 @@ class Body:
             self._pull(self)
 
     def readlines(self, hint: int | None = None) -> list[bytes]:
-        """Return the lines that are left, or about ``hint`` bytes of them."""
+        """Return the lines that are left. With ``hint``, stop after the line that reaches this number of bytes."""
         lines, total = [], 0
         for line in self:
             lines.append(line)
@@ -90,7 +90,7 @@ class Body:
 
 
 class _NoBody:
-    """The input of requests without a body. It has no state, and all of them share it."""
+    """The input of requests without a body. It has no state, so all of these requests share one object."""
 
     __slots__ = ()
 

@@ -1,11 +1,11 @@
-"""One connection: requests one after the other, each answered before the next one is looked at.
+"""One connection. It serves its requests one after the other: each is answered before the next one is handled.
 
-    wait (idle) ---> head arrives ---> application runs, and reads the body ---> answer ---> wait, or
-         |                |                    |            |                                 |
-         '- closed, late -'------- 4xx, 5xx ---|------------'---> say so, stop sending, drain, close
-                                               '---> takes the socket over (Upgrade), and returns: close
+    wait (idle) ---> head arrives ---> application runs, and reads the body ---> response ---> wait, or
+         |                |                    |            |                                   |
+         '- closed, late -'------- 4xx, 5xx ---|------------'---> send it, stop sending, drain, close
+                                               '---> takes over the socket (Upgrade), and returns: close
 
-It runs in a coro of its own, which hides the loop.
+Each connection runs in a coro of its own, which hides the loop.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ if TYPE_CHECKING:
 
     from ._settings import Settings
 
-# Programs may replace that of `time`, as tests do.
+# Not time.monotonic, because programs may replace that, as tests do.
 _monotonic = _core._coro_monotonic
 _READ_LEN = 64 * 1024
-# How much of a body that nobody has read is read to keep a connection, and how much before one ends, so that the
-# client gets the answer before it is told that nobody reads. And how long that may take, in seconds.
+# Data of a request that the application has not read must be drained. To keep the connection, up to _MOST_UNREAD bytes
+# are drained. Before it is closed, up to _MOST_LINGERING bytes, for at most _LINGERING_S seconds: closing a socket with
+# unread data resets the connection, and the client might lose the response.
 _MOST_UNREAD = 64 * 1024
 _MOST_LINGERING = 1024 * 1024
 _LINGERING_S = 2.0
-# SO_LINGER: close with a reset.
+# The value of SO_LINGER that makes close() reset the connection.
 _RESET = struct.pack("ii", 1, 0)
 
 
 class GoneError(ConnectionError):
-    """The client has gone, or takes nothing."""
+    """The client has closed the connection, or does not receive the response in time."""
 
 
 class Connection:
@@ -58,13 +59,13 @@ class Connection:
         self._peer = address[0] if isinstance(address, tuple) else ""
         self._parser = RequestParser(_template(sock, address, is_secure), settings, self._pull)
         self._timeout_s = settings.keepalive_timeout_s
-        # It waits for a request of which nothing has arrived.
+        # The connection waits for a request of which nothing has arrived yet.
         self.is_idle = False
-        # No further request is served: an answer that begins now says that it is the last one.
+        # No further request is served. A response that begins now says so (Connection: close).
         self.is_ending = False
-        # A part of the answer was not sent: nothing can follow it.
+        # A part of the response was not sent, so nothing may be sent after it.
         self.is_cut = False
-        # The application goes on with the socket itself.
+        # The application has taken over the socket.
         self.is_taken = False
         sock.settimeout(self._timeout_s)
 
@@ -82,27 +83,30 @@ class Connection:
             self._parser.close()
 
     def end(self) -> None:
-        """Serve no further request. If the connection is idle, it ends now. Who has taken it over reads its end."""
+        """Serve no further request. An idle connection ends now.
+
+        If the application has taken over the socket, it reads the end of the stream.
+        """
         self.is_ending = True
         if self.is_taken:
             self._end_receiving()
         elif self.is_idle:
             if self._is_secure:
-                self._coro.raise_exception(GoneError("the server ends"))
+                self._coro.raise_exception(GoneError("the server is closing"))
                 return
-            self._end_receiving()  # a request that has arrived by now is still answered
+            self._end_receiving()  # a request that is already in the socket's buffer is still read and answered
 
     def _end_receiving(self) -> None:
         try:
-            # Not the method of TLS sockets, which go on without TLS.
+            # Not the method of TLS sockets, which would drop the TLS state.
             CoroSocket.shutdown(self._sock, socket.SHUT_RD)
         except OSError:
-            pass  # the client was faster
+            pass  # the client has closed the connection first
 
     # ------------------------------------------------------------------ receiving
 
     def _next(self) -> Request | None:
-        """Return the next request, None if there is none."""
+        """Return the next request, or None if the connection has ended."""
         parser = self._parser
         request = parser.take()
         if request is not None:
@@ -115,7 +119,7 @@ class Connection:
             try:
                 data = self._sock.recv(_READ_LEN)
             except OSError:
-                return None  # also: nothing came in time
+                return None  # an error, or no request came in time
             finally:
                 self.is_idle = False
             if not data:
@@ -126,7 +130,7 @@ class Connection:
         return self._rest_of_head()
 
     def _rest_of_head(self) -> Request | None:
-        """Receive the rest of a head, which has a limit of time of its own: it may come byte by byte."""
+        """Receive the rest of a head. The timeout is for the whole head, because it may come byte by byte."""
         parser = self._parser
         end_s = _monotonic() + self._settings.timeout_s
         while not parser.requests:
@@ -147,7 +151,7 @@ class Connection:
         return parser.requests.popleft()
 
     def _pull(self, body: Body) -> None:
-        """Receive more of a body. Raises OSError if it does not come."""
+        """Receive the next part of a body. Raises OSError if that is not possible."""
         parser = self._parser
         if parser.error is not None:
             raise parser.error
@@ -168,10 +172,10 @@ class Connection:
                 if data:
                     parser.feed(data)
                 else:
-                    parser.error = GoneError("the client has closed the connection within the body of a request")
+                    parser.error = GoneError("the client closed the connection before the end of the request's body")
             if parser.error is not None:
                 break
-            # Chunk extensions and trailers gain no time.
+            # Only data of the body restarts the timeout. Chunk extensions and trailers do not.
             now_s = _monotonic()
             end_s = end_s or now_s + timeout_s
             timeout_s = max(end_s - now_s, 0.001)
@@ -186,7 +190,7 @@ class Connection:
     # ------------------------------------------------------------------ sending
 
     def send(self, data: Any) -> None:
-        """Send everything. Each part that the client takes gives it time for the next one."""
+        """Send all of the data. The timeout begins again with each part that the client receives."""
         self._begin_sending()
         try:
             sent = self._sock.send(data)
@@ -209,17 +213,18 @@ class Connection:
 
     def _begin_sending(self) -> None:
         if self.is_taken:
-            raise GoneError("the application has taken the connection over")
-        # An application may catch what interrupts a write, and go on. The client would take what follows for the rest.
+            raise GoneError("the application has taken over the connection")
+        # If a write was interrupted, and the application caught the exception, it must not send more: the client would
+        # take that for the missing rest.
         if self.is_cut:
-            raise GoneError("a part of the answer was not sent")
+            raise GoneError("a part of the response was not sent")
         self.is_cut = True
         self._set_timeout(self._settings.timeout_s)
 
     # ------------------------------------------------------------------ a request
 
     def _answer(self, request: Request) -> bool:
-        """Call the application and send what it returns; return whether the connection can go on."""
+        """Call the application and send its response; return whether the connection can go on."""
         begin_s = _monotonic() if self._settings.access_log is not None else 0.0
         response = Response(request, self)
         offer = self._offer(request, response) if request.asks_upgrade else None
@@ -257,19 +262,23 @@ class Connection:
         return response.keep_alive
 
     def _cut(self, response: Response) -> None:
-        """End the connection so that the client sees that the answer is not complete."""
+        """Close the connection in a way that shows the client that the response is not complete."""
         if self.is_taken or not response.has_begun:
             return
         try:
             if response.ends_with_connection:
-                # The end of the stream would say that it is complete. On unix sockets there is no other way to end it.
+                # The body of this response ends with the connection, so a normal close would make it look complete:
+                # reset the connection. (On unix sockets this has no effect, and there is no other way.)
                 self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
             self._sock.close()
         except OSError:
-            pass  # it is closed
+            pass  # it is already closed
 
     def _is_told_to_end(self, error: BaseException) -> bool:
-        """Whether this is no error of the application. It may raise a CancelledError of its own."""
+        """Whether an exception ends this coro, rather than being an error of the application.
+
+        A CancelledError may also be an error of the application, if nothing has cancelled this coro.
+        """
         if isinstance(error, CancelledError):
             return isinstance(error, Interrupted) or self._coro.cancelling() > 0
         return isinstance(error, KeyboardInterrupt)
@@ -301,12 +310,13 @@ class Connection:
                 break
 
     def _fail(self, request: Request, response: Response, error: BaseException) -> None:
-        """Answer for an application that has raised, if its answer has not begun; else the connection is cut."""
+        """Send an error response after the application has raised. If its response has begun, cut the connection."""
         log = self._settings.error_log
         refusal = self._parser.error if self._parser.error is error else None
         response.keep_alive = False
         if self.is_taken and isinstance(error, (OSError, StopIteration)):
-            # The other protocol ends with the connection. These exceptions tell servers that nothing is to be answered.
+            # The other protocol has ended with the connection. With these exceptions libraries tell the server that it
+            # must not send a response.
             log.debug("%s: %r after an upgrade", _name(request), error)
             return
         if isinstance(refusal, RequestError):
@@ -314,7 +324,7 @@ class Connection:
             status = refusal.status
         else:
             status = "500 Internal Server Error"
-            log.error("Error in the answer to %s", _name(request), exc_info=error)
+            log.error("Error in the application while it handled %s", _name(request), exc_info=error)
         if response.has_begun:
             self.is_cut = True
         elif not self.is_taken:
@@ -325,8 +335,8 @@ class Connection:
                 log.debug("%s: %s", _name(request), gone)
 
     def _refuse(self, error: RequestError) -> None:
-        """Answer a request that was not understood."""
-        self._settings.error_log.debug("Refused a request of %s: %s", self._peer or "a client", error)
+        """Send an error response to a request that was refused by the parser."""
+        self._settings.error_log.debug("Refused a request from %s: %s", self._peer or "a client", error)
         if self._settings.access_log is not None:
             self._settings.access_log.info("%s", line_of_refusal(self._peer, error.status))
         try:
@@ -338,7 +348,7 @@ class Connection:
     # ------------------------------------------------------------------ the end of a request
 
     def _skip_body(self, request: Request, keep_alive: bool) -> bool:
-        """Read what the application has left of a body, if that is little and on its way."""
+        """Drain the rest of a body that the application has not read, if it is short. Return whether that was done."""
         body = request.body
         if body is None or not keep_alive or body.expects_continue or self._parser.error is not None:
             self._end_sending()
@@ -356,10 +366,10 @@ class Connection:
         return body.is_complete
 
     def _end_sending(self) -> None:
-        """End the connection so that the client gets all of the answer: unread data would reset it."""
+        """End the connection, but drain unread data first: else closing would reset it, and lose the response."""
         sock, skipped = self._sock, 0
         if self._is_secure:
-            return  # the end of a TLS stream is said when the handler returns
+            return  # coro.serve ends the TLS stream when the handler returns
         end_s = _monotonic() + _LINGERING_S
         try:
             sock.shutdown(socket.SHUT_WR)
@@ -370,19 +380,19 @@ class Connection:
                     return
                 skipped += len(data)
         except (OSError, SimultaneousError):
-            pass  # SimultaneousError: an application that has taken the socket over still reads
+            pass  # SimultaneousError: a coro of an application that has taken over the socket still reads from it
 
     # ------------------------------------------------------------------ another protocol
 
     def _offer(self, request: Request, response: Response) -> UpgradeSocket:
-        """Put the socket into the environ."""
+        """Put an UpgradeSocket into the environ, and return it."""
         offer = request.environ[KEY] = UpgradeSocket(self, response, self._sock)
         return offer
 
     def hand_over(self, response: Response) -> None:
-        """Leave the socket to the application, with what the client has sent behind the request."""
+        """Hand the socket over to the application, with the data that the client has sent after the request."""
         if response.has_begun:
-            raise RuntimeError("the answer to this request has begun: its socket cannot be taken over any more")
+            raise RuntimeError("the response to this request has begun, so its socket cannot be taken over any more")
         self.is_taken = True
         self._sock.settimeout(None)
         if rest := self._parser.take_rest():
@@ -404,7 +414,7 @@ def _head_only(status: str) -> bytes:
 
 
 def _template(sock: Any, address: Any, is_secure: bool) -> dict[str, Any]:
-    """Return what the environs of all requests of a connection begin with."""
+    """Return the entries that the environs of all requests of a connection have in common."""
     here = sock.getsockname()
     template: dict[str, Any] = {
         "SCRIPT_NAME": "",

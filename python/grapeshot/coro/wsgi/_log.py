@@ -1,4 +1,4 @@
-"""Lines of the access log, in the combined format that web servers share, with the time in seconds at the end."""
+"""Lines of the access log, in the combined format of other web servers, followed by the duration in seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def line(request: Request, response: Response, elapsed_s: float) -> str:
-    """Return the line of one answer."""
+    """Return the line for a response."""
     environ: dict[str, Any] = request.environ
     return _combined(
         _escaped(environ.get("REMOTE_ADDR")).replace(" ", "\\x20") or "-",
@@ -27,7 +27,7 @@ def line(request: Request, response: Response, elapsed_s: float) -> str:
 
 
 def line_of_refusal(peer: str, status: str) -> str:
-    """Return the line of a request that was not understood."""
+    """Return the line for a request that the parser has refused."""
     return _combined(peer or "-", "-", status, 0, "-", "-", 0.0)
 
 
@@ -40,12 +40,12 @@ def _combined(peer: str, what: str, status: str, sent_len: int, referrer: Any, a
 
 
 def _escaped(value: Any) -> str:
-    """Return a value that a client, a proxy or the application has chosen so that it ends neither quotes nor the line.
+    """Escape a value that a client, a proxy or the application has chosen.
 
-    It says nothing to a terminal either.
+    It then has no quotes, line ends or control characters of terminals.
     """
     if value is None:
         return ""
-    # What middleware has put there may be anything, also a string that shows itself differently.
+    # Middleware may have put any object there, even one of a str subclass with its own __str__.
     text = str.__str__(value) if isinstance(value, str) else object.__repr__(value)
     return text.encode("unicode_escape").decode().replace('"', '\\"')

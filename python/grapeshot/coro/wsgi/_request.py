@@ -1,14 +1,14 @@
-"""Requests out of bytes: httptools parses, and this module makes environs of it and refuses what is not safe to serve.
+"""Parses requests with httptools, makes their environs, and refuses requests that are not safe to serve.
 
-One parser belongs to one connection. It never waits: it is fed what was received, and ``requests`` fills up.
+Each connection has one parser. It never waits: received bytes are passed to ``feed``, which appends to ``requests``.
 
     feed(bytes) ---> llhttp ---> on_header ... on_headers_complete ---> requests ---> on_body ... on_message_complete
                        |                |
-                       '---- error <----'     looked at once the requests before it are answered
+                       '---- error <----'     handled after the requests before it are answered
 
-llhttp is strict where smuggling begins: bare LF, folded lines, spaces before a colon, Content-Length with
-Transfer-Encoding or twice, chunk sizes. What it leaves to its user is checked here: it has no limits, and it takes
-request lines of RTSP for such of HTTP.
+llhttp, the parser in httptools, is strict about everything that request smuggling uses: bare LF, folded lines, spaces
+before a colon, Content-Length twice or together with Transfer-Encoding, chunk sizes. This module adds two checks that
+llhttp does not make: it limits sizes, and it refuses RTSP requests, which llhttp also accepts.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ if TYPE_CHECKING:
 
     from ._settings import Settings
 
-# What llhttp knows and what is not of HTTP: RTSP's, and that of Icecast.
+# Methods that llhttp knows but that do not belong to HTTP: those of RTSP, and SOURCE of Icecast.
 _NOT_HTTP = {"ANNOUNCE", "DESCRIBE", "FLUSH", "GET_PARAMETER", "PAUSE", "PLAY", "RECORD", "REDIRECT", "SET_PARAMETER"}
 _NOT_HTTP |= {"SETUP", "SOURCE", "TEARDOWN"}
-# Fields that have one value. A second one would be read differently by others on the way.
+# Fields that may appear only once. With a second one, a proxy might use the one and the application the other.
 _SINGLE = {"HTTP_HOST", "CONTENT_TYPE", "CONTENT_LENGTH", "HTTP_TRANSFER_ENCODING"}
-# Fields that change how a message is read, or who sent it, have no place behind it.
+# Fields that must not be trailers, because they change how the message is read, or say who sent it.
 _NO_TRAILERS = {b"authorization", b"content-length", b"host", b"te", b"trailer", b"transfer-encoding"}
-# RFC 3986, 3.2.2 and 3.2.3: a host (or nothing), perhaps with a port.
+# A host (or nothing), perhaps with a port. Source: RFC 3986, 3.2.2 and 3.2.3.
 _HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*)(?::[0-9]*)?")
 _ABSOLUTE = re.compile(r"(?i:https?)://([^/?#]+)(.*)", re.DOTALL)
-# The names of fields that were seen, and their keys in an environ. Clients choose the names, so it has an end.
+# A cache: names of fields -> their keys in an environ. Its size is limited, because clients choose the names.
 _keys: dict[bytes, str] = {b"Content-Type": "CONTENT_TYPE", b"Content-Length": "CONTENT_LENGTH"}
 _MOST_KEYS = 1000
 _methods: dict[bytes, str] = {}
-# How much is parsed at once, unless it is a body: it limits how many small requests are kept.
+# Except for bodies, only this many bytes are parsed at once. This limits how many small requests are kept in memory.
 _PIECE_LEN = 4096
-# How many bytes of chunk sizes and extensions may come with each byte of a body, beside max_head_size of them.
+# How many bytes of chunk sizes and extensions are allowed per byte of a body, in addition to max_head_size.
 _MOST_FRAMING = 16
-# llhttp knows the protocol of cameras, too, and does not tell which one it has read.
+# llhttp accepts request lines of RTSP (the protocol of cameras), and does not tell which protocol it has read.
 _RTSP = re.compile(rb"[A-Z_-]+ +[^ ]+ +RTSP/")
 
 
 class RequestError(OSError):
-    """A request that is answered with an error of HTTP. Applications see it where they read a body."""
+    """A request is refused with an HTTP error. An application gets this exception when it reads the body."""
 
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)
@@ -62,7 +62,7 @@ class RequestError(OSError):
 
 
 class Request:
-    """A request whose head has arrived. Applications change the environ; the rest is what the client has sent."""
+    """A request whose head has arrived. Applications may change the environ; the other attributes stay as received."""
 
     __slots__ = ("asks_upgrade", "body", "environ", "is_http11", "keep_alive", "method", "target")
 
@@ -72,51 +72,52 @@ class Request:
         self.environ = environ
         self.method = method
         self.target = target
-        # None if it has none: its wsgi.input is empty.
+        # None if the request has no body; its wsgi.input is then empty.
         self.body = body
         self.is_http11 = is_http11
         self.keep_alive = keep_alive
-        # Whether the client offers to go on with another protocol on this connection, behind this request.
+        # Whether the client asks to switch to another protocol on this connection after this request.
         self.asks_upgrade = False
 
 
 class RequestParser:
-    """Makes requests of what a connection receives. ``template`` is the environ that they begin with."""
+    """Parses the bytes that a connection receives. ``template`` has the entries that all environs begin with."""
 
     def __init__(self, template: dict[str, Any], settings: Settings, pull: Callable[[Body], None]) -> None:
         self._template = template
         self._settings = settings
         self._pull: Any = pull
         self._parser: Any = httptools.HttpRequestParser(self)
-        # Heads that have arrived, in order. The body of the last one may be on its way.
+        # The requests whose heads have arrived, in order. The body of the last one may not be complete yet.
         self.requests: deque[Request] = deque()
         self.error: BaseException | None = None
-        # What was received and not parsed: it follows the last request of `requests`.
+        # Bytes after the last request of `requests` that were received but not parsed.
         self.rest = b""
-        # What a callback has raised.
+        # The exception that a callback has raised.
         self._raised: BaseException | None = None
         self._environ: dict[str, Any] = {}
         self._url = b""
         self._current: Request | None = None
-        # A message has begun, and its head is not complete.
+        # A message has begun, but its head is not complete yet.
         self.is_in_head = False
         self._is_replaying = False
         self._fields = 0
         self._head_len = 0
-        # How much was parsed since the last part of a body or the last request, and its limit.
+        # How many bytes were parsed since the last part of a body or the last request, and the limit for that.
         self._fed_len = 0
         self._most_fed = settings.max_target_size + settings.max_head_size + 4 * settings.max_headers
-        # The part of a request line that has arrived; None if none is on its way.
+        # The beginning of a request line that is not complete yet; else None.
         self._line: bytearray | None = None
-        # How much of that may belong to the body before it.
+        # How many of its bytes may belong to the body before it.
         self._glued_len = 0
         self._checked_host: str | None = None
 
     def feed(self, data: bytes) -> None:
-        """Parse. An error is kept in ``error``, because requests before it have to be answered first.
+        """Parse received bytes. An error is stored in ``error``, because requests before it have to be answered first.
 
-        Of small requests at once only some are parsed, because environs take far more memory than their bytes. What
-        follows a request that asks for another protocol is not parsed before the answer to that. It waits in ``rest``.
+        If many small requests come at once, only some are parsed, because environs take far more memory than the bytes.
+        Bytes after a request that asks for an upgrade are not parsed before that request is answered. Bytes that are
+        not parsed wait in ``rest``.
         """
         left = len(data)
         if left <= _PIECE_LEN:
@@ -132,19 +133,19 @@ class RequestParser:
             left += self._parse(piece) - len(piece)
 
     def take(self) -> Request | None:
-        """Return the next request that has arrived, None if there is none."""
+        """Return the next request that has arrived, or None."""
         while self.rest and not self.requests and self.error is None:
             rest, self.rest = self.rest, b""
             self.feed(rest)
         return self.requests.popleft() if self.requests else None
 
     def take_rest(self) -> bytes:
-        """Return what follows the request that :meth:`take` has returned last. It is not parsed any more."""
+        """Return the bytes after the last request of :meth:`take`, which are then not parsed any more."""
         rest, self.rest = self.rest, b""
         return rest
 
     def close(self) -> None:
-        """Let go of what holds this object: llhttp by its callbacks, the connection, and the body of a request."""
+        """Break the reference cycles with llhttp's callbacks, the connection, and the body of a request."""
         self._parser = self._pull = self._current = self.error = None
         self._environ = {}
         self.requests.clear()
@@ -152,12 +153,12 @@ class RequestParser:
     # ------------------------------------------------------------------ in pieces
 
     def _is_body(self, length: int) -> bool:
-        """Whether that many bytes belong to the body of a request with Content-Length."""
+        """Whether the next ``length`` bytes all belong to the body of a request with Content-Length."""
         request = self._current
         return request is not None and request.body is not None and request.body.left() >= length
 
     def _parse(self, data: bytes) -> int:
-        """Parse, and return how much of it was not parsed, because it follows a request that asks for an upgrade."""
+        """Parse; return how many bytes were not parsed, because they follow a request that asks for an upgrade."""
         if self._line is not None:
             end = data.find(b"\n") + 1 or len(data)
             self._line += data[:end]
@@ -178,7 +179,7 @@ class RequestParser:
         return left
 
     def _parse_lines(self, data: bytes) -> int:
-        """Parse line by line, to know where requests begin, and refuse those of RTSP."""
+        """Parse line by line, to find the beginnings of requests, and refuse RTSP requests."""
         start = 0
         while start < len(data) and self.error is None:
             end = data.find(b"\n", start) + 1 or len(data)
@@ -198,9 +199,10 @@ class RequestParser:
         return 0
 
     def _keep_line(self, data: bytes) -> None:
-        """Keep the line that is not complete. It may be the first one of a request, behind the body of another one.
+        """Store an incomplete line. It may be the first line of a request, after the body of the request before it.
 
-        It may also be a field, but none of RTSP's request lines is one: their method is followed by a space.
+        It may also be a header field, which does no harm: a field cannot look like a request line of RTSP, which has a
+        space after the method.
         """
         line = bytearray(data[data.rfind(b"\n") + 1 :].lstrip(b"\r"))
         self._glued_len = 0
@@ -213,13 +215,13 @@ class RequestParser:
 
     def _refuse_rtsp(self) -> None:
         if self.error is None:
-            self.error = RequestError("400 Bad Request", "the request is of RTSP, not of HTTP")
+            self.error = RequestError("400 Bad Request", "this is an RTSP request, not an HTTP request")
 
     def _is_of_rtsp(self, line: bytearray) -> bool:
         return _RTSP.match(line) is not None or _RTSP.match(line, self._glued_len) is not None
 
     def _execute(self, data: bytes) -> int:
-        """Have llhttp parse, and return how much of it follows a request that asks for an upgrade."""
+        """Let llhttp parse; return how many bytes follow a request that asks for an upgrade."""
         request = self._current
         body = None if request is None else request.body
         received_len = 0 if body is None else body.received
@@ -238,7 +240,7 @@ class RequestParser:
             self._ignore_upgrade()
         elif request is None:
             if self._current is None and not self.requests:
-                # llhttp skips empty lines before a request, and keeps what is not complete.
+                # llhttp accepts any number of empty lines before a request, and stores incomplete parts: limit both.
                 self._fed_len += parsed_len
                 if self._fed_len > self._most_fed:
                     self.error = _too_long()
@@ -249,7 +251,7 @@ class RequestParser:
         return len(data) - parsed_len
 
     def _count_framing(self, body: Body, count: int, is_with_body: bool) -> None:
-        """Limit sizes and extensions of chunks, and trailers, which llhttp keeps until they are complete."""
+        """Limit chunk sizes, chunk extensions and trailers. llhttp stores these until they are complete."""
         body.framing_len += count
         self._fed_len = count if is_with_body else self._fed_len + count
         most = self._most_fed + _MOST_FRAMING * body.received
@@ -257,12 +259,16 @@ class RequestParser:
             self.error = _too_long()
 
     def _refused(self, error: BaseException) -> BaseException:
-        """Note what a callback raises. The error of httptools does not tell where another one is being handled."""
+        """Note an exception that a callback is about to raise, and return it.
+
+        httptools raises its own error for it. Its ``__context__`` is not always this exception: not while another one
+        is being handled.
+        """
         self._raised = error
         return error
 
     def _refuse(self, error: Exception) -> None:
-        """Keep what a request is refused for."""
+        """Store the reason for which a request is refused in ``error``."""
         raised, self._raised = self._raised, None
         if isinstance(raised, Exception) and not isinstance(raised, RequestError):
             refusal = RequestError("400 Bad Request", f"{type(raised).__name__}: {raised}")
@@ -272,7 +278,7 @@ class RequestParser:
             raised = error.__context__
         self.error = raised or _refusal(error)
 
-    # ------------------------------------------------------------------ called by httptools
+    # ------------------------------------------------------------------ callbacks, which httptools calls
 
     def on_message_begin(self) -> None:
         if self._is_replaying:
@@ -293,7 +299,7 @@ class RequestParser:
         if self._is_replaying:
             return
         self._fields += 1
-        settings, field_len = self._settings, len(name) + len(value) + 4  # with the colon and the ends
+        settings, field_len = self._settings, len(name) + len(value) + 4  # 4: colon, space, CR and LF
         self._head_len += field_len
         if (
             self._fields > settings.max_headers
@@ -302,9 +308,9 @@ class RequestParser:
         ):
             raise self._refused(_too_long())
         if not self.is_in_head:
-            # A trailer. It is not part of the environ.
+            # This is a trailer. Trailers are not put into the environ.
             if name.lower() in _NO_TRAILERS:
-                raise self._refused(RequestError("400 Bad Request", f"a trailer named {name.decode()}"))
+                raise self._refused(RequestError("400 Bad Request", f"the field {name.decode()} must not be a trailer"))
             return
         key = _keys.get(name)
         if key is None:
@@ -315,7 +321,7 @@ class RequestParser:
         environ = self._environ
         if key in environ:
             if key in _SINGLE:
-                raise self._refused(RequestError("400 Bad Request", f"{name.decode()} twice"))
+                raise self._refused(RequestError("400 Bad Request", f"the field {name.decode()} appears twice"))
             text = f"{environ[key]}{'; ' if key == 'HTTP_COOKIE' else ','}{text}"
         environ[key] = text
 
@@ -330,7 +336,7 @@ class RequestParser:
             elif version == "1.0":
                 is_http11 = False
             else:
-                raise RequestError("505 HTTP Version Not Supported", f"HTTP/{version}")
+                raise RequestError("505 HTTP Version Not Supported", f"HTTP/{version} is not supported")
             environ["SERVER_PROTOCOL"] = "HTTP/1.1" if is_http11 else "HTTP/1.0"
             raw_method = parser.get_method()
             method = _methods.get(raw_method)
@@ -366,7 +372,7 @@ class RequestParser:
     def on_message_complete(self) -> None:
         request = self._current
         if request is None or (request.body is not None and self._parser.should_upgrade()):
-            return  # its body follows, which llhttp takes for the other protocol
+            return  # llhttp takes the body that follows for the other protocol; see _ignore_upgrade()
         if request.body is not None:
             request.body.is_complete = True
             self._fed_len = 0
@@ -381,14 +387,14 @@ class RequestParser:
         if path[0] != "/":
             if path == "*":
                 if method != "OPTIONS":
-                    raise RequestError("400 Bad Request", "the target * belongs to OPTIONS")
+                    raise RequestError("400 Bad Request", "the target * is allowed only with OPTIONS")
                 path = ""
             else:
                 match = _ABSOLUTE.fullmatch(path)
                 if match is None:
-                    raise RequestError("400 Bad Request", "a target of an unknown form")
+                    raise RequestError("400 Bad Request", "the target of the request has an unknown form")
                 authority, path = match.groups()
-                # RFC 9112, 3.2.2: it counts instead of the field.
+                # The host of the target replaces that of the field Host. Source: RFC 9112, 3.2.2.
                 if "HTTP_HOST" in environ:
                     self._check_host(environ, True)
                 environ["HTTP_HOST"] = authority
@@ -405,22 +411,22 @@ class RequestParser:
         host = environ.get("HTTP_HOST")
         if host is None:
             if is_http11:
-                raise RequestError("400 Bad Request", "a request of HTTP/1.1 without Host")
+                raise RequestError("400 Bad Request", "an HTTP/1.1 request needs the field Host")
         elif host != self._checked_host:
             if _HOST.fullmatch(host) is None:
-                raise RequestError("400 Bad Request", "Host is no host")
+                raise RequestError("400 Bad Request", "the field Host is not a valid host")
             self._checked_host = host
 
     def _set_body(self, request: Request, environ: dict[str, Any]) -> None:
         coding = environ.get("HTTP_TRANSFER_ENCODING")
         if coding is not None:
             if not request.is_http11:
-                raise RequestError("400 Bad Request", "Transfer-Encoding in a request of HTTP/1.0")
+                raise RequestError("400 Bad Request", "Transfer-Encoding is not allowed in an HTTP/1.0 request")
             if coding.lower() != "chunked":
-                raise RequestError("501 Not Implemented", "a Transfer-Encoding that is not chunked")
+                raise RequestError("501 Not Implemented", "the only supported Transfer-Encoding is chunked")
             length = -1
         else:
-            # llhttp has checked it. Python, and so the application, would not take any number of zeros.
+            # llhttp has checked the digits. Strip leading zeros, because int() refuses strings of very many digits.
             digits = environ["CONTENT_LENGTH"] = environ["CONTENT_LENGTH"].lstrip("0") or "0"
             length = int(digits)
             if length > self._settings.max_body:
@@ -433,10 +439,11 @@ class RequestParser:
     # ------------------------------------------------------------------ Upgrade
 
     def _ignore_upgrade(self) -> None:
-        """Go on after a request that asks for another protocol, which RFC 9110 (7.8) lets a server ignore.
+        """Go on parsing HTTP after a request that asks for an upgrade, which a server may ignore (RFC 9110, 7.8).
 
-        llhttp takes what follows for the other protocol. It is the body if the request has one, and a proxy in front
-        may see it so, too. A second parser gets a head with the same framing and no Upgrade.
+        llhttp takes the bytes that follow for the other protocol. But if the request has a body, they are this body,
+        and a proxy in front of this server may read them so, too. So a new parser takes over. It is first fed a head
+        with the same framing, but without Upgrade.
         """
         request = self._current
         self._parser = httptools.HttpRequestParser(self)
@@ -453,10 +460,10 @@ class RequestParser:
 
 
 def _remember(name: bytes) -> str:
-    """Return the key of a field in an environ; "" for names that look like others there."""
+    """Return the key of a field in an environ, or "" for a name that would get the same key as another one."""
     text = name.decode("ascii").upper()
     if "_" in text:
-        # X_Forwarded_For would be X-Forwarded-For, which a proxy has checked.
+        # X_Forwarded_For would get the key of X-Forwarded-For. A proxy may check only the name with hyphens.
         key = ""
     elif text in ("CONTENT-TYPE", "CONTENT-LENGTH"):
         key = text.replace("-", "_")
@@ -470,7 +477,7 @@ def _remember(name: bytes) -> str:
 def _method(raw: bytes) -> str:
     method = raw.decode("ascii")
     if method in _NOT_HTTP or method == "CONNECT":
-        raise RequestError("501 Not Implemented", f"the method {method}")
+        raise RequestError("501 Not Implemented", f"the method {method} is not supported")
     _methods[raw] = method
     return method
 
@@ -478,7 +485,7 @@ def _method(raw: bytes) -> str:
 def _expects_continue(environ: dict[str, Any]) -> bool:
     expected = environ.get("HTTP_EXPECT")
     if expected is not None and expected.lower() != "100-continue":
-        raise RequestError("417 Expectation Failed", "an expectation that is not 100-continue")
+        raise RequestError("417 Expectation Failed", "the only supported expectation is 100-continue")
     return expected is not None
 
 
@@ -491,7 +498,7 @@ def _too_large() -> RequestError:
 
 
 def _refusal(error: Exception) -> RequestError:
-    """Return what is answered to an error of llhttp, which says in words what is wrong."""
+    """Return the error response for an error of llhttp. The words of its text tell what is wrong."""
     words = str(error)
     if isinstance(error, httptools.HttpParserInvalidMethodError):
         return RequestError("501 Not Implemented", words)

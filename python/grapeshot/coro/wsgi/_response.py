@@ -1,6 +1,6 @@
-"""Answers: ``start_response``, ``write`` and what PEP 3333 asks of a server about lengths and errors.
+"""Responses: ``start_response``, ``write``, and the rules of PEP 3333 for lengths and errors.
 
-The head leaves with the first part of the body, in one call of the system.
+The head is sent together with the first part of the body, in one system call.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 _STATUS = re.compile(r"[1-9][0-9]{2} [\t\x20-\x7e\x80-\xff]*")
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _BAD_VALUE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
-# About the connection and not the answer: PEP 3333 keeps them from applications.
+# Fields that concern the connection and not the response. PEP 3333 does not allow applications to set them.
 _HOP_BY_HOP = {"keep-alive", "proxy-authenticate", "proxy-authorization", "te", "trailers", "trailer"}
 _HOP_BY_HOP |= {"transfer-encoding", "upgrade"}
-# The names of fields that were checked, in lower case. Applications choose the names, so it has an end.
+# A cache: names of fields that were checked -> the name in lower case. Its size is limited, because applications choose
+# the names.
 _names: dict[str, str] = {}
 _MOST_NAMES = 1000
-# A body up to this size is joined with the head, which is cheaper than a second call.
+# A body up to this size is copied behind the head, which is cheaper than a second system call.
 _JOIN_LEN = 64 * 1024
 
 _date = b""
@@ -36,7 +37,7 @@ _date_s = 0
 
 
 def date() -> bytes:
-    """Return the field Date of now and the end of a head."""
+    """Return the field Date with the current time, and the empty line that ends a head."""
     global _date, _date_s
     now_s = int(time.time())
     if now_s != _date_s:
@@ -46,7 +47,10 @@ def date() -> bytes:
 
 
 class FileWrapper:
-    """``wsgi.file_wrapper``: a file in parts. If an application returns it as it is, the system sends the file."""
+    """``wsgi.file_wrapper``: iterates over a file in blocks.
+
+    If an application returns this object itself, the file is sent with the system call sendfile.
+    """
 
     def __init__(self, filelike: Any, blksize: int = 65536) -> None:
         self.filelike = filelike
@@ -64,8 +68,8 @@ class FileWrapper:
         return data
 
     def rest(self) -> tuple[int, int] | None:
-        """Return where a regular file is read next and how many bytes follow; None if it is something else."""
-        # Others have a fileno(), too, and read something else than what is in that file: gzip's.
+        """Return the position in a regular file and how many bytes follow it; None if this is not a regular file."""
+        # Other objects may have a fileno(), too, but return other data than that file has: gzip.GzipFile, for example.
         if not isinstance(getattr(self.filelike, "raw", self.filelike), io.FileIO):
             return None
         try:
@@ -77,7 +81,7 @@ class FileWrapper:
 
 
 class Response:
-    """The answer to one request."""
+    """The response to one request."""
 
     __slots__ = (
         "_connection",
@@ -105,7 +109,7 @@ class Response:
         self.keep_alive = request.keep_alive
         # Whether the head was sent.
         self.has_begun = False
-        # What the application did wrong, where the answer could not say so any more.
+        # An error of the application that was found after the head was sent; it is logged.
         self.problem: str | None = None
         self.sent_len = 0
         self._fields = b""
@@ -113,9 +117,9 @@ class Response:
         self._has_date = False
         self._is_chunked = False
         self._is_finished = False
-        # How many bytes of Content-Length are still to come; -1 if nobody knows.
+        # How many bytes of Content-Length were not sent yet; -1 if the length is not known.
         self._left = -1
-        # The application's own Content-Length, as it is sent.
+        # The line of the application's own Content-Length, as it is sent.
         self._length_field = b""
 
     # ------------------------------------------------------------------ for applications
@@ -123,7 +127,10 @@ class Response:
     def start_response(
         self, status: str, headers: list[tuple[str, str]], exc_info: Any = None, /
     ) -> Callable[[bytes], None]:
-        """What PEP 3333 calls so. It checks what it is given, because a line end in a field would begin another."""
+        """The callable ``start_response`` of PEP 3333.
+
+        It checks its arguments, because a line end in a field would begin another field.
+        """
         if exc_info:
             try:
                 if self.has_begun:
@@ -131,12 +138,12 @@ class Response:
             finally:
                 exc_info = None
         elif self.status:
-            raise AssertionError("start_response() was called before, and this call has no exc_info")
+            raise AssertionError("start_response() was already called: a second call needs exc_info")
         self._set_head(status, headers)
         return self.write
 
     def write(self, data: bytes, /) -> None:
-        """Send a part of the body now."""
+        """Send a part of the body at once."""
         if type(data) is not bytes:
             data = _exact_bytes(data)
         if data:
@@ -146,22 +153,22 @@ class Response:
 
     @property
     def ends_with_connection(self) -> bool:
-        """Whether only the end of the connection tells the client where the body ends, and it has not ended yet."""
+        """Whether the body is not complete yet, and the client finds its end only by the end of the connection."""
         return self._has_body and not self._is_chunked and self._left < 0 and not self._is_finished
 
     @property
     def is_full(self) -> bool:
-        """Whether everything that Content-Length has announced was sent."""
+        """Whether as many bytes were sent as Content-Length says."""
         return self._left == 0 and self.has_begun
 
     def write_whole(self, data: bytes) -> None:
-        """Send the only part of the body."""
+        """Send a body that has only this one part."""
         if type(data) is not bytes:
             data = _exact_bytes(data)
         self._write(data, -1 if self.has_begun else len(data))
 
     def write_file(self, wrapper: FileWrapper) -> bool:
-        """Have the system send a file; return whether it can send this kind of file."""
+        """Send a file with sendfile; return False if that is not possible."""
         rest = wrapper.rest()
         if rest is None or self.has_begun:
             return False
@@ -185,7 +192,7 @@ class Response:
             self._connection.send(b"0\r\n\r\n")
         elif self._left > 0 and self._has_body:
             self._fail(f"the body ended {self._left} bytes before its Content-Length")
-        # An application may have caught what interrupted a write.
+        # If a write was interrupted, and the application caught the exception, the response is not complete.
         self._is_finished = not self._connection.is_cut
 
     # ------------------------------------------------------------------ the head
@@ -193,7 +200,7 @@ class Response:
     def _set_head(self, status: Any, headers: Any) -> None:
         status = _exact(status, "the status")
         if _STATUS.fullmatch(status) is None:
-            raise ValueError(f"{status!r} is no status")
+            raise ValueError(f"the status must look like '200 OK', got {status!r}")
         lines = [f"HTTP/1.1 {status}\r\n"]
         self.keep_alive = self._request.keep_alive
         self._left = -1
@@ -211,7 +218,7 @@ class Response:
                 raise ValueError(f"the field {name} has a control character in its value: {value!r}")
             if lower == "content-length":
                 if not (value.isascii() and value.isdigit()) or self._left >= 0:
-                    raise ValueError(f"{value!r} is no Content-Length, or not the only one")
+                    raise ValueError(f"Content-Length must be a number, and given only once, got {value!r}")
                 self._left = int(value)
                 self._length_field = f"{name}: {value}\r\n".encode()
                 continue
@@ -222,14 +229,14 @@ class Response:
                     self.keep_alive = False
                 continue
             elif lower in _HOP_BY_HOP:
-                raise ValueError(f"the field {name} belongs to the server")
+                raise ValueError(f"the field {name} concerns the connection: only the server may set it")
             lines.append(f"{name}: {value}\r\n")
         self.status = status
         self.headers = headers
         self._fields = "".join(lines).encode("latin-1")
 
     def _begin(self, data: bytes, length: int) -> None:
-        """Send the head, and the first part of a body, whose length is ``length`` if that is not negative."""
+        """Send the head and the first part of the body. ``length`` is the length of the whole body, or negative."""
         if not self.status and not self._connection.is_taken:
             raise AssertionError("the application has not called start_response()")
         request, code = self._request, self.status[:3]
@@ -237,14 +244,14 @@ class Response:
         if request.method == "HEAD":
             self._has_body = False
         if code[0] == "1" or code == "204":
-            # RFC 9110, 8.6: without Content-Length.
+            # These must not have a Content-Length. Source: RFC 9110, 8.6.
             self._has_body = False
         elif code == "304":
             self._has_body = False
             fields += self._length_field
         elif self._left < 0:
             if length >= 0:
-                # An application may leave the body out of its answer to HEAD, so zero says nothing.
+                # An application may omit the body in its response to HEAD, so 0 may not be the real length.
                 if length or self._has_body:
                     self._left = length
                     fields += b"Content-Length: %d\r\n" % length
@@ -266,7 +273,7 @@ class Response:
         raw = fields + (b"\r\n" if self._has_date else date())
         self.has_begun = True
         if request.body is not None:
-            # Nothing may come into the answer, and a client that waits learns from it that it need not.
+            # 100 Continue must not be sent in the middle of the response. A client that waits for it sees the response.
             request.body.may_continue = False
         if data and self._has_body:
             data = self._framed(data)
@@ -289,7 +296,7 @@ class Response:
                 self._connection.send(framed)
 
     def _framed(self, data: bytes) -> bytes:
-        """Return a part of the body as it is sent, and count it."""
+        """Return a part of the body in the form in which it is sent, and count its bytes."""
         if self._is_chunked:
             self.sent_len += len(data)
             return b"%x\r\n%b\r\n" % (len(data), data)
@@ -307,7 +314,7 @@ class Response:
 
 
 def _exact(value: Any, what: str) -> str:
-    """Return the characters of a string, whatever its class makes of them: what is checked is what is sent."""
+    """Return a plain str. Methods of a str subclass could otherwise make the sent text differ from the checked one."""
     if not isinstance(value, str):
         raise TypeError(f"{what} must be a str, got {value!r}")
     return str.__str__(value)
@@ -315,14 +322,14 @@ def _exact(value: Any, what: str) -> str:
 
 def _exact_bytes(data: Any) -> bytes:
     if not isinstance(data, bytes):
-        raise TypeError(f"the body of a response consists of bytes, not of {type(data).__name__}")
+        raise TypeError(f"the body of a response must consist of bytes, got {type(data).__name__}")
     with memoryview(data) as view:
         return bytes(view)
 
 
 def _check_name(name: str) -> str:
     if _NAME.fullmatch(name) is None:
-        raise ValueError(f"{name!r} is no name of a field")
+        raise ValueError(f"{name!r} is not a valid name of a header field")
     lower = name.lower()
     if len(_names) < _MOST_NAMES:
         _names[name] = lower
@@ -330,7 +337,7 @@ def _check_name(name: str) -> str:
 
 
 def plain(status: str, text: str) -> bytes:
-    """Return a whole answer of the server itself, after which the connection ends."""
+    """Return a complete response of the server itself, after which the connection is closed."""
     body = f"{text}\n".encode()
     fields = f"Content-Type: text/plain\r\nContent-Length: {len(body)}\r\nConnection: close\r\n"
     return f"HTTP/1.1 {status}\r\n{fields}".encode("latin-1") + date() + body

@@ -1,4 +1,4 @@
-"""What a server is told: limits, timeouts and where it logs."""
+"""The settings of a server: limits, timeouts and loggers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Settings:
-    """The settings of a server. The arguments of ``serve()`` say what they mean."""
+    """The settings of a server. ``serve()`` describes them."""
 
     __slots__ = (
         "access_log",
@@ -41,7 +41,7 @@ class Settings:
     ) -> None:
         for name, value in (("timeout", timeout_s), ("keepalive_timeout", keepalive_timeout_s)):
             if not value > 0:
-                raise ValueError(f"{name} is a number of seconds, not {value!r}")
+                raise ValueError(f"{name} must be a number of seconds above 0, got {value!r}")
         self.application = application
         self.timeout_s = timeout_s
         self.keepalive_timeout_s = keepalive_timeout_s

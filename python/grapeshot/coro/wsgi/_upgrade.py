@@ -1,7 +1,8 @@
-"""The socket of a connection, for applications that go on with another protocol there, such as WebSockets.
+"""The socket of a connection, for applications that switch to another protocol on it, such as WebSocket.
 
-A request that asks for an upgrade has one in its environ, under the name by which libraries look for it. Its first use
-takes the connection over. The server then neither answers nor reads, and closes it when the application returns.
+If a request asks for an upgrade, its environ has such a socket, under the key that libraries expect. With its first use
+the application takes over the connection. The server then neither reads nor sends anything, and closes the connection
+when the application returns.
 """
 
 from __future__ import annotations
@@ -16,22 +17,23 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# Werkzeug's own server has it there, and simple-websocket looks for it: flask-sock and Flask-SocketIO use that.
+# The key of Werkzeug's own server. simple-websocket looks for it, which flask-sock and Flask-SocketIO use.
 KEY = "werkzeug.socket"
 
 
 class UpgradeSocket:
-    """Behaves as the blocking socket of a server with threads. What only asks does not take the connection over.
+    """Behaves like the blocking socket of a server with threads.
 
-    Bytes that the client has sent right behind its request are received first; ``select`` does not know of them.
-    Several coros or threads may send at the same time: what one call sends stays together.
+    Calls that only ask for something, such as ``getpeername``, do not take over the connection. Bytes that the client
+    has sent directly after its request are received first; ``select`` does not see them. Several coros or threads may
+    send at the same time: the bytes of one call stay together.
     """
 
     def __init__(self, connection: Any, response: Any, sock: Any) -> None:
-        # None once the application has taken the socket, or the request is over.
+        # None once the application has taken over the socket, or the request is over.
         self._connection = connection
         self._response = response
-        # None once the request is over and nobody has taken it.
+        # None once the request is over and the application has not taken over the socket.
         self._sock = sock
         self._sending = _core.thread_lock()
         self._io_refs = 0
@@ -49,7 +51,7 @@ class UpgradeSocket:
         return found
 
     def expire(self) -> None:
-        """End the offer, if nobody has used it: the server goes on with the connection."""
+        """Invalidate this socket if the application has not used it: the server goes on with the connection."""
         if self._connection is not None:
             self._connection = self._response = self._sock = None
 
@@ -84,7 +86,7 @@ class UpgradeSocket:
         return count
 
     def send(self, data: Any, flags: int = 0, /) -> int:
-        """Send everything, as a blocking socket does and libraries expect. With a timeout, send what goes at once."""
+        """Send all of the data, as libraries expect of a blocking socket. With a timeout, send a part of it."""
         sock = self._take()
         if sock.gettimeout() is None:
             self.sendall(data, flags)
@@ -121,7 +123,7 @@ class UpgradeSocket:
         self.close()
 
 
-# Other methods that change what the server relies on.
+# The other methods that take over the connection, because they change a state on which the server relies.
 _TAKING = {"detach", "dup", "recv_exact", "recvfrom", "recvfrom_into", "recvmsg", "recvmsg_into", "readv", "sendfile"}
 _TAKING |= {"sendmsg", "sendto", "setblocking", "settimeout", "shutdown", "read", "write", "writev", "unwrap"}
 

@@ -1,0 +1,161 @@
+"""The Loop class, composed of the native core, asyncio's abstract class and the method modules.
+
+A method module contains plain functions whose first parameter is the loop. Assigned to the class here, they become its
+methods. Modules that few programs need are imported on first use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import warnings
+
+from . import hooks
+from . import connect, dns, lifecycle, limits, serve, signals, sock, tls
+from grapeshot import _core
+from .base import BaseLoop
+from .lazy import LazyModule
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from grapeshot.insight import _charges, _measuring, _statistics
+    from . import datagram, pipes, sendfile as _sendfile, subprocess, unix
+else:
+    datagram, pipes, _sendfile = LazyModule("grapeshot._loop.datagram"), LazyModule("grapeshot._loop.pipes"), LazyModule("grapeshot._loop.sendfile")
+    subprocess, unix, _charges = LazyModule("grapeshot._loop.subprocess"), LazyModule("grapeshot._loop.unix"), LazyModule("grapeshot.insight._charges")
+    _measuring, _statistics = LazyModule("grapeshot.insight._measuring"), LazyModule("grapeshot.insight._statistics")
+
+
+def _is_debug_mode() -> bool:
+    """Whether a new loop starts in debug mode: ``-X dev``, or PYTHONASYNCIODEBUG in the environment (unless -E)."""
+    if sys.flags.dev_mode:
+        return True
+    return not sys.flags.ignore_environment and bool(os.environ.get("PYTHONASYNCIODEBUG"))
+
+
+class Loop(BaseLoop):
+    """An asyncio event loop with a native core. Make one with :func:`grapeshot.new_event_loop`.
+
+    A loop belongs to the thread that runs it. Other threads may use only :meth:`call_soon_threadsafe` and functions
+    built on it, such as :func:`asyncio.run_coroutine_threadsafe`. Times are in seconds of ``time.monotonic()``.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        if _is_debug_mode():
+            self.set_debug(True)
+        if "GRAPESHOT_DEBUG" in os.environ and not sys.flags.ignore_environment:
+            from grapeshot.insight import _debug_log
+
+            _debug_log.begin(self)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} running={self.is_running()} closed={self.is_closed()} debug={self.get_debug()}>"
+
+    def __del__(self, _warn: Any = warnings.warn, _is_finalizing: Any = sys.is_finalizing) -> None:
+        if self.is_closed():
+            return
+        _warn(f"unclosed event loop {self!r}", ResourceWarning, source=self)
+        if self.is_running():
+            return
+        try:
+            self.close()
+        except Exception:
+            if not _is_finalizing():
+                raise
+            # If the loop is still the current one when the interpreter exits, it is freed after the modules that
+            # close() needs. Then only the native part can be closed.
+            self._close()
+
+    # running, closing, executor, asynchronous generators, errors
+    run_forever = lifecycle.run_forever
+    run_until_complete = lifecycle.run_until_complete
+    close = lifecycle.close
+    set_debug = lifecycle.set_debug
+    shutdown_asyncgens = lifecycle.shutdown_asyncgens
+    run_in_executor = lifecycle.run_in_executor
+    set_default_executor = lifecycle.set_default_executor
+    shutdown_default_executor = lifecycle.shutdown_default_executor
+    get_exception_handler = lifecycle.get_exception_handler
+    set_exception_handler = lifecycle.set_exception_handler
+    default_exception_handler = lifecycle.default_exception_handler
+    call_exception_handler = lifecycle.call_exception_handler
+
+    # insight
+    statistics = _statistics.statistics
+    measure_callbacks = _measuring.measure_callbacks
+    add_slow_listener = _measuring.add_slow_listener
+    remove_slow_listener = _measuring.remove_slow_listener
+    _on_slow = _measuring.on_slow
+    set_cpu_accounting = _charges.set_cpu_accounting
+
+    # limits
+    set_limits = limits.set_limits
+    get_limits = limits.get_limits
+
+    # names and signals
+    _resolve = dns.getaddrinfo
+    getaddrinfo = _core._coroutine_method(dns.getaddrinfo)
+    getnameinfo = dns.getnameinfo
+    add_signal_handler = signals.add_signal_handler
+    remove_signal_handler = signals.remove_signal_handler
+    _signals_arrived = signals.signals_arrived
+
+    # TCP
+    create_connection = connect.create_connection
+    connect_accepted_socket = connect.connect_accepted_socket
+    create_server = serve.create_server
+    start_tls = tls.start_tls
+
+    # Unix sockets
+    create_unix_connection = unix.create_unix_connection
+    create_unix_server = unix.create_unix_server
+
+    # pipes
+    connect_read_pipe = pipes.connect_read_pipe
+    connect_write_pipe = pipes.connect_write_pipe
+
+    # datagrams
+    create_datagram_endpoint = datagram.create_datagram_endpoint  # type: ignore[assignment]  # no reuse_address: 3.11
+
+    # subprocesses
+    subprocess_exec = subprocess.subprocess_exec
+    subprocess_shell = subprocess.subprocess_shell
+    _make_subprocess_transport = subprocess.make_transport
+    _log_subprocess: Any = asyncio.base_events.BaseEventLoop._log_subprocess  # type: ignore[attr-defined]
+
+    # plain sockets
+    sock_connect = sock.sock_connect
+    sock_recv = _core._coroutine_method(sock.sock_recv)
+    sock_recv_into = _core._coroutine_method(sock.sock_recv_into)
+    sock_recvfrom = _core._coroutine_method(sock.sock_recvfrom)
+    sock_recvfrom_into = _core._coroutine_method(sock.sock_recvfrom_into)
+    sock_sendall = _core._coroutine_method(sock.sock_sendall)
+    sock_sendto = _core._coroutine_method(sock.sock_sendto)
+    sock_accept = _core._coroutine_method(sock.sock_accept)
+
+    # files
+    sendfile = _sendfile.sendfile
+    sock_sendfile = _sendfile.sock_sendfile
+    _sendfile_native = _sendfile.sendfile_native
+    _sock_sendfile_native = _sendfile.sock_sendfile_native
+
+
+# CPython makes calls of native methods faster (it specializes them) only if they are found on the exact type.
+_core._bind_methods(Loop)
+
+
+def new_event_loop() -> Loop:
+    """Return a new, open grapeshot event loop. It is not set as the current loop of any thread.
+
+    Close it with :meth:`Loop.close`. A loop that was not closed causes a :class:`ResourceWarning` when it is freed.
+
+    Raises:
+        OSError: the system has no descriptor left for the poller (``EMFILE``, ``ENFILE``).
+    """
+    if hooks.borrow is not None and (borrowed := hooks.borrow(None)) is not None:
+        return borrowed  # type: ignore[no-any-return]  # in a coro that hides its loop, which this one runs on
+    return Loop()

@@ -1,0 +1,116 @@
+"""Handles programs that choose another event loop themselves, in a process that is meant to run on grapeshot.
+
+``python -m grapeshot`` and GRAPESHOT_INSTALL only affect programs that ask asyncio for a loop. Some servers use uvloop
+instead if it is installed. Where an environment variable tells a server to ask asyncio, this module sets it, unless the
+user has set it already. For other cases, :func:`watch` writes one line to stderr for each kind of loop that starts;
+with GRAPESHOT_QUIET=1 it writes nothing.
+
+Any thread may use this module. Importing the package does not import it: :func:`grapeshot.install` neither sets
+variables nor watches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import types
+
+from . import run
+from grapeshot._loop import Loop
+
+# Environment variables that make the commands of servers ask asyncio for a loop. A child process may inherit them but
+# run where grapeshot is not installed. There they select asyncio's own loop, which works, too.
+_SETTINGS = {"GRANIAN_LOOP": "asyncio", "SANIC_USE_UVLOOP": "false", "UVICORN_LOOP": "none"}
+
+_OURS = "grapeshot:new_event_loop"
+# Advice to the user, by the package that has started the loop.
+_ADVICE = {
+    "fastapi_cli": f"use `uvicorn --loop {_OURS}` instead of fastapi's command",
+    "granian": "use `granian --loop asyncio`",
+    "gunicorn": "use `gunicorn --asgi-loop asyncio`",
+    "robyn": "robyn has no setting for its loop",
+    "sanic": "set `app.config.USE_UVLOOP = False`",
+    "uvicorn": f"give uvicorn `loop='{_OURS}'`",
+    "uvicorn_worker": "use `gunicorn -k grapeshot.gunicorn.UvicornWorker`",
+}
+_ADVICE_TO_OTHERS = "remove the install(), policy or loop factory that chooses it"
+
+_is_watching = False
+_reported: set[type] = set()
+
+
+def install_everywhere() -> None:
+    """Install the loop, set the servers' variables, and watch. GRAPESHOT_INSTALL does this in each process."""
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+    install_here()
+
+
+def install_here() -> None:
+    """Install the loop and watch. ``python -m grapeshot`` does this."""
+    run.install()
+    watch()
+
+
+def tell_uvicorn(arguments: list[str]) -> None:
+    """If these arguments of ``python -m grapeshot`` run uvicorn's command, make it and its workers use the loop."""
+    if arguments[:2] == ["-m", "uvicorn"] or os.path.basename(arguments[0]) == "uvicorn":
+        os.environ.setdefault("UVICORN_LOOP", _OURS)
+
+
+def watch() -> None:
+    """From now on, write a line to stderr when the first loop of each other kind starts to run, in any thread.
+
+    Every asyncio loop calls ``_set_running_loop`` when it starts and when it stops, so that function is replaced. Loops
+    whose modules are imported later use the replacement, too.
+    """
+    global _is_watching
+    if _is_watching:
+        return
+    _is_watching = True
+    original = asyncio._set_running_loop
+
+    def _set_running_loop(loop: asyncio.AbstractEventLoop | None, /) -> None:
+        if loop is not None and not isinstance(loop, Loop) and type(loop) not in _reported:
+            _report(loop, sys._getframe(1))
+        original(loop)
+
+    asyncio._set_running_loop = asyncio.events._set_running_loop = _set_running_loop
+
+
+def _report(loop: asyncio.AbstractEventLoop, frame: types.FrameType) -> None:
+    if not run.is_installed() or os.environ.get("GRAPESHOT_QUIET", "0") not in ("", "0") or sys.stderr is None:
+        return
+    kind = type(loop)
+    _reported.add(kind)
+    starters = _starters(frame, _package(kind.__module__))
+    places = ", called from ".join(place for _, place in starters) or f"the thread {threading.current_thread().name!r}"
+    names = [name for name, _ in starters]
+    # If uvicorn was started by another package, that package's setting is the one to change.
+    advisers = reversed(names) if names[:1] == ["uvicorn"] else names[:1]
+    advice = next((_ADVICE[name] for name in advisers if name in _ADVICE), _ADVICE_TO_OTHERS)
+    try:
+        sys.stderr.write(
+            f"grapeshot: {places} runs {kind.__module__}.{kind.__qualname__}, which is not grapeshot's loop: {advice} "
+            "(GRAPESHOT_QUIET=1 silences this line)\n"
+        )
+    except (OSError, ValueError):
+        pass  # stderr is closed
+
+
+def _starters(frame: types.FrameType | None, of_loop: str) -> list[tuple[str, str]]:
+    """Return name and place of the package that starts the loop, and of the package that called that one, if any."""
+    found: dict[str, str] = {}
+    while frame is not None:
+        package = _package(str(frame.f_globals.get("__name__")))
+        if package not in ("asyncio", "grapeshot", "multiprocessing", "runpy", "threading", of_loop):
+            path = frame.f_code.co_filename.rpartition("/site-packages/")[2]
+            found.setdefault(package, f"{path}:{frame.f_lineno}")
+        frame = frame.f_back
+    return list(found.items())[:2]
+
+
+def _package(module: str) -> str:
+    return module.partition(".")[0]

@@ -1,0 +1,146 @@
+"""asyncio's Runner, extended so that Ctrl-C also reaches a coro that does not yield.
+
+In asyncio, the first Ctrl-C cancels the main task. That has no effect while a coro computes, because nothing else can
+run. So if the coro has still not yielded a little later, this module sends the signal once more and raises
+KeyboardInterrupt in the coro, as in any Python code. A coro that yields in time is not affected.
+
+A runner is used in the main thread. For each Ctrl-C, a helper thread waits and sends the signal. Closing the runner
+ends these threads: on CPython 3.11, a thread that starts while the interpreter exits uses freed memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from _thread import allocate_lock, start_new_thread
+
+from grapeshot._loop import Loop, hooks
+from grapeshot import _core
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
+    from types import FrameType
+    from typing import Any
+
+# How long a coro may run after Ctrl-C before it is interrupted. The same as the default of coro.set_latency_warning().
+_GRACE_S = 0.2
+# How long close() waits for a helper thread. It normally ends at once, but the machine may be busy.
+_END_S = 5
+
+
+class _InterruptedRun:
+    """The coro that was running when Ctrl-C was pressed, and the number of that run."""
+
+    def __init__(self, coro: Any, *, is_cancelled: bool) -> None:
+        self.coro = coro
+        self.run = _core._coro_run_number()
+        # Whether this Ctrl-C has cancelled the coro itself.
+        self.is_cancelled = is_cancelled
+
+    def goes_on(self) -> bool:
+        return _core._coro_current_or_none() is self.coro and _core._coro_run_number() == self.run
+
+
+class _Reminder:
+    """A helper thread that sends the signal once more if the coro has not yielded in time."""
+
+    def __init__(self, runner: Runner, late: _InterruptedRun, signum: int) -> None:
+        self._runner, self._late = runner, late
+        self._signum, self._handler = signum, signal.getsignal(signum)
+        # `_stop` is locked until the thread is told to stop, and `_end` until it has ended.
+        self._stop, self._end = allocate_lock(), allocate_lock()
+        self._stop.acquire()
+        self._end.acquire()
+        self._pid = os.getpid()
+        start_new_thread(self._run, ())
+
+    def has_ended(self) -> bool:
+        return not self._end.locked()
+
+    def stop(self) -> None:
+        """Tell the thread to end, and wait until it has."""
+        self._stop.release()
+        if self._pid == os.getpid():  # the child of a fork does not have this thread
+            self._end.acquire(timeout=_END_S)
+
+    def _run(self) -> None:
+        try:
+            if not self._stop.acquire(timeout=_GRACE_S):
+                self._remind()
+        finally:
+            self._end.release()
+
+    def _remind(self) -> None:
+        runner, late = self._runner, self._late
+        if runner._late is late and late.coro._status == "running":
+            runner._is_reminder = True
+            # It is not sent if the loop's run is over, or if the program has set another handler.
+            if not _core._coro_send_signal(self._signum, self._handler):
+                runner._is_reminder = False
+
+
+class Runner(asyncio.Runner):  # type: ignore[misc]  # final to type checkers only
+    """Like :class:`asyncio.Runner`, but Ctrl-C also interrupts a coro that does not yield."""
+
+    _late: _InterruptedRun | None = None
+    # Whether the next signal is the one that the helper thread sends.
+    _is_reminder = False
+    # Helper threads that may not have ended yet.
+    _reminders: Collection[_Reminder] = ()
+    # An attribute of the base class.
+    _loop: Any
+
+    def _on_sigint(self, signum: int, frame: FrameType | None, main_task: asyncio.Task[Any]) -> None:
+        late = self._late
+        if self._is_reminder and late is not None:
+            self._is_reminder, self._late = False, None
+            if late.goes_on() and not _is_in_finalizer(frame):
+                _interrupt(late)
+            return
+        self._late = None
+        coro = _core._coro_current_or_none()
+        was_cancelled = coro is None or coro._must_cancel
+        super()._on_sigint(signum, frame, main_task)  # type: ignore[misc]
+        if coro is not None:
+            self._late = _InterruptedRun(coro, is_cancelled=coro._must_cancel and not was_cancelled)
+            try:
+                reminder = _Reminder(self, self._late, signum)
+                self._reminders = [reminder, *(other for other in self._reminders if not other.has_ended())]
+            except RuntimeError:
+                pass  # no thread can be started; a second Ctrl-C raises at once, as in asyncio
+
+    def close(self) -> None:
+        """Like :meth:`asyncio.Runner.close`, but issue a warning that names the coros which delay the end."""
+        loop = self._loop
+        watch = hooks.watch_end(loop) if hooks.watch_end is not None and isinstance(loop, Loop) else None
+        try:
+            super().close()
+        finally:
+            if watch is not None:
+                watch.cancel()
+            reminders, self._reminders = self._reminders, ()
+            for reminder in reminders:
+                reminder.stop()
+
+
+def _is_in_finalizer(frame: FrameType | None) -> bool:
+    """Whether a ``__del__`` is running. An exception raised there is lost; the coro is then cancelled when it waits."""
+    while frame is not None:
+        if frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _interrupt(late: _InterruptedRun) -> None:
+    """Raise KeyboardInterrupt in the coro, and withdraw the cancellation by the first Ctrl-C.
+
+    Without that, the first wait in the coro's cleanup would raise CancelledError.
+    """
+    if late.is_cancelled:
+        late.coro.uncancel()
+        if late.coro._must_cancel:
+            late.coro._throw_later(None)
+    raise KeyboardInterrupt

@@ -1,0 +1,79 @@
+"""Look inside a running program: its tasks and coros, descriptors, memory, CPU time and durations.
+
+==========================  =========================================================================================
+:func:`tree`                tasks, coros, timers, sockets and threads at this moment, and what waits for what
+:func:`accounting`          open descriptors, memory and CPU time, by what they belong to
+:mod:`backdoor <.backdoor>`  a Python prompt in a running process
+:mod:`profiler <.profiler>`  where the CPU time goes, and what tasks and coros wait for
+:mod:`otel <.otel>`          the loop's counters as OpenTelemetry metrics
+==========================  =========================================================================================
+
+The loop's own methods are :meth:`Loop.statistics() <grapeshot.Loop.statistics>`,
+:meth:`~grapeshot.Loop.measure_callbacks`, :meth:`~grapeshot.Loop.add_slow_listener` and
+:meth:`~grapeshot.Loop.set_cpu_accounting`; the classes here are what they return. From a shell: ``python -m grapeshot
+attach``, ``top`` and ``profile``.
+"""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from . import backdoor as backdoor
+    from . import profiler as profiler
+    from ._accounting import Accounting as Accounting
+    from ._accounting import Memory as Memory
+    from ._accounting import accounting as accounting
+    from ._charges import Cpu as Cpu
+    from ._charges import CpuTally as CpuTally
+    from ._descriptors import Descriptor as Descriptor
+    from ._measuring import SlowCallback as SlowCallback
+    from ._statistics import Histogram as Histogram
+    from ._statistics import Statistics as Statistics
+    from ._subjects import Subject as Subject
+    from ._tally import Tally as Tally
+    from ._tree import Socket as Socket
+    from ._tree import Thread as Thread
+    from ._tree import Timer as Timer
+    from ._tree import Tree as Tree
+    from ._tree import tree as tree
+    from ._waits import Node as Node
+
+# Imported when a name is first used: loops use some of these modules, and few programs use the others.
+_MODULE_OF = {
+    "Accounting": "_accounting",
+    "Cpu": "_charges",
+    "CpuTally": "_charges",
+    "Descriptor": "_descriptors",
+    "Histogram": "_statistics",
+    "Memory": "_accounting",
+    "Node": "_waits",
+    "SlowCallback": "_measuring",
+    "Socket": "_tree",
+    "Statistics": "_statistics",
+    "Subject": "_subjects",
+    "Tally": "_tally",
+    "Thread": "_tree",
+    "Timer": "_tree",
+    "Tree": "_tree",
+    "accounting": "_accounting",
+    "backdoor": "backdoor",
+    "profiler": "profiler",
+    "tree": "_tree",
+}
+
+__all__ = [  # noqa: PLE0604
+    *_MODULE_OF
+]
+
+if not TYPE_CHECKING:  # a type checker sees the names above, and still reports any other name
+
+    def __getattr__(name):
+        from importlib import import_module
+
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = import_module(f"{__name__}.{_MODULE_OF[name]}")
+        value = module if _MODULE_OF[name] == name else getattr(module, name)
+        globals()[name] = value
+        return value
+
+    def __dir__():
+        return sorted({*globals(), *_MODULE_OF})
