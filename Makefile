@@ -1,40 +1,41 @@
-# grapeshot: every command that the project has. `make help` lists them.
+# The commands of the project. `make help` lists them.
 #
-#   PYTHON=python3.13 make test     another interpreter for .venv (`make clean` first)
-#   make build FAST=1               a build for editing: seconds after a change in Rust, with assertions, slow at run time
-#   make test NEWEST=1              with the newest release of every package instead of the locked ones
+#   PYTHON=python3.13 make test     uses another interpreter for .venv (run `make clean` first)
+#   make build FAST=1               a build for use while you edit: compiles in seconds, has assertions, runs slowly
+#   make test NEWEST=1              uses the newest release of every package instead of the locked ones
 #
-# Nothing but Rust (with rustfmt and clippy), CPython 3.11+ and a C compiler needs to be installed; the rest goes into
-# .venv, in the versions that requirements/*.txt lock. Every step leaves a stamp there, so that a second run does only
-# what has changed.
+# Only Rust (with rustfmt and clippy), CPython 3.11+ and a C compiler must be installed. Everything else is installed
+# into .venv, in the versions that requirements/*.txt lock. Every step leaves a stamp file there, so that a second run
+# repeats only the steps whose inputs have changed.
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 CARGO  ?= cargo
 PYTEST := $(BIN)/python -m pytest
-# Test files that run side by side: one more than there are processors, since tests wait a lot.
+# How many test files run in parallel: one more than there are processors, because tests spend much of their time
+# waiting.
 JOBS   ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
-# Extra arguments: make test-python ARGS="tests/tcp -k half_close"; ARGS="-n 0" runs one test at a time, in this process
+# Extra arguments: make test-python ARGS="tests/tcp -k half_close". ARGS="-n 0" runs one test at a time, in one process.
 ARGS   ?=
 # The cargo profile of the extension
 PROFILE := $(if $(FAST),quick,release)
-# For each fuzzer
+# How long each fuzzer runs
 SECONDS ?= 60
 
 RUST_SOURCES := Cargo.toml Cargo.lock build.rs build_offsets.rs $(shell find src core -name '*.rs' -o -name '*.s' -o -name Cargo.toml)
 LOADGEN      := benchmarks/loadgen/Cargo.toml
 BRIDGE       := examples/tokio_bridge/Cargo.toml
-# The stable ABI asks no interpreter, and so does not build anew for each.
+# With the stable ABI pyo3 does not ask an interpreter for its version, so one build serves all of them.
 BRIDGE_ENV   := PYO3_NO_PYTHON=1 PYO3_BUILD_EXTENSION_MODULE=1 CARGO_TARGET_DIR=target/examples/abi3
 RUST_FUZZ    := core/fuzz/Cargo.toml
-# Only checked, so libFuzzer itself is not compiled.
+# The fuzzers are only checked here, so libFuzzer itself need not be compiled.
 FUZZ_ENV     := CUSTOM_LIBFUZZER_PATH=/none/libfuzzer.a CARGO_TARGET_DIR=target/fuzz/check
-# Comparisons that docs/speed.md leaves out have tables of their own.
+# These comparisons are not in docs/speed.md, so each has its own table.
 TABLED       := $(addprefix benchmarks/results/,comparison-3.13.json two-loops.json rpc.json pgo.json)
 LINTED       := python tests benchmarks examples docs/site
 
-# pyo3 asks an interpreter for its version; the same one for every command, so that nothing is built twice.
+# pyo3 asks this interpreter for its version. All commands use the same one, so that nothing is built twice.
 export PYO3_PYTHON := $(abspath $(BIN)/python)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -48,7 +49,7 @@ help: ## list the targets
 
 # ---------------------------------------------------------------- set up
 
-venv: $(VENV)/.dev ## make .venv with all that the targets below need
+venv: $(VENV)/.dev ## make .venv with everything that the targets below need
 
 build: $(VENV)/.native-$(PROFILE) ## build the extension into .venv (FAST=1: in seconds, not for measuring)
 
@@ -62,27 +63,27 @@ demo: $(VENV)/.demo build loadgen ## serve an aiohttp application, load it, comp
 
 # ---------------------------------------------------------------- check
 
-test: lint test-rust test-python ## everything that must pass: lint, Rust tests, Python tests, CPython's own tests
+test: lint test-rust test-python ## all checks: lint, Rust tests, Python tests, CPython's own tests
 
-test-rust: ## the Rust tests (grapeshot-core, no Python involved; the load generator of the benchmarks)
+test-rust: ## the Rust tests: grapeshot-core, which does not need Python, and the load generator
 	$(CARGO) test --quiet -p grapeshot-core
 	$(CARGO) test --quiet --manifest-path $(LOADGEN)
 
-test-python: $(VENV)/.dev build ## the Python tests, CPython's own among them (ARGS= goes to pytest)
+test-python: $(VENV)/.dev build ## the Python tests, including CPython's own (ARGS= goes to pytest)
 	$(PYTEST) -n $(JOBS) --dist loadfile $(ARGS)
 
 conformance: $(VENV)/.dev build ## only CPython's own asyncio tests
 	$(PYTEST) tests/conformance $(ARGS)
 
-soak: ## coros and fuzzers on a debug build of CPython, under AddressSanitizer and in development mode (ARGS=asan: one)
+soak: ## coros on a debug build, under AddressSanitizer and in development mode; the fuzzers (ARGS=asan: only one)
 	.ci/soak $(ARGS)
 
-fuzz: fuzz-rust fuzz-python ## every fuzzer for SECONDS (60) with new random numbers
+fuzz: fuzz-rust fuzz-python ## every fuzzer for SECONDS (60), with new random numbers
 
-fuzz-rust: ## the fuzzers of grapeshot-core (ARGS=timers: one)
+fuzz-rust: ## the fuzzers of grapeshot-core (ARGS=timers: only one)
 	core/fuzz/run $(SECONDS) $(ARGS)
 
-fuzz-python: $(VENV)/.dev build ## the fuzzers of the extension (ARGS=arguments: one)
+fuzz-python: $(VENV)/.dev build ## the fuzzers of the extension (ARGS=arguments: only one)
 	$(BIN)/python tests/fuzz/run.py --seconds $(SECONDS) $(ARGS)
 
 lint: $(VENV)/.dev ## rustfmt, clippy, rustdoc, ruff, import-linter and mypy; changes nothing
@@ -108,13 +109,13 @@ format: $(VENV)/.dev ## rewrite Rust and Python to the project's format
 	$(BIN)/ruff check --quiet --fix --exit-zero $(LINTED)
 	$(BIN)/ruff format $(LINTED)
 
-lock: | $(VENV)/pyvenv.cfg ## renew requirements/*.txt with uv: the newest versions, with hashes (ARGS=--keep: only what *.in has changed)
+lock: | $(VENV)/pyvenv.cfg ## lock the newest versions in requirements/*.txt (ARGS=--keep: keep versions that still fit *.in)
 	$(BIN)/python -m pip install --quiet --upgrade uv
 	PATH="$(abspath $(BIN)):$$PATH" requirements/lock $(ARGS)
 
 # ---------------------------------------------------------------- measure
 
-bench: $(VENV)/.dev build loadgen ## compare with every loop that installs; JSON, tables and a page (60 to 90 min; ARGS=--quick: 15 to 20)
+bench: $(VENV)/.dev build loadgen ## compare with every loop that can be installed (60 to 90 min; ARGS=--quick: 15 to 20)
 	$(BIN)/python -m benchmarks $(ARGS)
 
 tables: $(VENV)/.dev build ## write all tables (README, docs, benchmarks/results) from the committed JSON
@@ -122,7 +123,7 @@ tables: $(VENV)/.dev build ## write all tables (README, docs, benchmarks/results
 	$(BIN)/python -m benchmarks.feature_table
 	for json in $(wildcard $(TABLED)); do $(BIN)/python -m benchmarks.tables $$json --write $${json%json}md || exit 1; done
 
-churn: $(VENV)/.dev build loadgen ## connections come and go under load; RSS and open fds must stay flat
+churn: $(VENV)/.dev build loadgen ## open and close connections under load; RSS and the number of fds must not grow
 	$(BIN)/python -m benchmarks.churn $(ARGS)
 
 callgrind: $(VENV)/.dev build ## instructions per echo and per call_soon (needs valgrind)
@@ -130,17 +131,17 @@ callgrind: $(VENV)/.dev build ## instructions per echo and per call_soon (needs 
 
 # ---------------------------------------------------------------- publish
 
-docs: $(VENV)/.dev build ## the site, in build/docs/html: the pages, and the reference from the docstrings; warnings are errors
+docs: $(VENV)/.dev build ## build the site in build/docs/html: pages, and the reference from docstrings; warnings are errors
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c docs/site -d build/docs/doctrees . build/docs/html
 
-wheel: ## the sdist and a wheel for each CPython that is here, audited and tested, in dist/ (ARGS=3.13: for one)
+wheel: ## build, audit and test the sdist, and a wheel for each CPython that is found, in dist/ (ARGS=3.13: only one)
 	.ci/wheel $(ARGS)
 
-pgo: venv ## a profile-guided release build into .venv, from a profile of the benchmark's own cases
+pgo: venv ## a profile-guided release build in .venv, with a profile of the benchmark's cases
 	.ci/pgo profile $(BIN)/python
 	.ci/pgo build $(BIN)/python python/grapeshot
 
-audit: ## licences and advisories of all dependencies, and the workflow files
+audit: ## check the licences and advisories of all dependencies, and the workflow files
 	.ci/audit
 
 # ---------------------------------------------------------------- clean up
@@ -157,12 +158,12 @@ $(VENV)/pyvenv.cfg:
 	@$(PYTHON) -c 'import ensurepip, venv' || { echo "this Python cannot make virtual environments (Debian: apt-get install python3-venv)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# What a target needs, with the versions and hashes of its lock file.
+# The packages that a target needs, with the versions and hashes of its lock file.
 $(VENV)/.%: requirements/%.txt | $(VENV)/pyvenv.cfg
 	$(BIN)/python -m pip install --quiet $(if $(NEWEST),--upgrade --requirement requirements/$*.in,--require-hashes --requirement $<)
 	@touch $@
 
-# The last build is the one that is installed, so the other profile's stamp goes.
+# Only one build can be installed, so the stamp of the other profile is removed.
 $(VENV)/.native-$(PROFILE): $(VENV)/.build $(RUST_SOURCES)
 	@rm -f $(VENV)/.native-*
 	PIP_QUIET=1 VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --profile $(PROFILE) --quiet

@@ -1,5 +1,5 @@
-//! Exposes pyo3's version and build flags (`Py_3_12`, `Py_GIL_DISABLED`, ...) to this crate's `cfg`, and has the C compiler
-//! compare the offsets of `src/coro/pystate` with the headers of the interpreter that is built for.
+//! Exposes pyo3's version and build flags (`Py_3_12`, `Py_GIL_DISABLED`, ...) to this crate's `cfg`. It also has the C
+//! compiler compare the offsets in `src/coro/pystate` with the headers of the interpreter that this build is for.
 
 #[path = "build_offsets.rs"]
 mod offsets;

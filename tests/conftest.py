@@ -1,9 +1,8 @@
-"""Fixtures of all tests: a time limit, an audit of what a test leaves behind, and for behaviour tests one loop per
-test, on each kind of loop.
+"""Fixtures for all tests: a time limit, an audit of what a test leaves behind, and a new loop for each behaviour test.
 
-A test that asks for `loop` (or `new_loop`) runs once per kind: on asyncio's own loop (which checks the test itself),
-on uvloop where it is installed (known deviations are marked) and on grapeshot. No test skips grapeshot: if it cannot
-be imported, its tests fail. `TEST_LOOPS="grapeshot"` in the environment restricts the tests to that kind.
+A test that uses the fixture `loop` (or `new_loop`) runs once per kind of loop: on asyncio's own loop (which checks the
+test itself), on uvloop if it is installed (known deviations are marked), and on grapeshot. No test skips grapeshot: if
+it cannot be imported, its tests fail. `TEST_LOOPS="grapeshot"` in the environment restricts the tests to that kind.
 """
 
 from __future__ import annotations
@@ -27,13 +26,15 @@ import pytest
 from leftovers import Leftovers
 from support import coro_is_available, expect_failure, has_uvloop, loop_factory
 
-# How long a phase of a test may take: its setup, its body or its teardown. A test that runs once per kind of loop does
-# nothing that takes long; others start programs, compile, and build the site.
+# How long a phase of a test may take: its setup, its body or its teardown. Tests that run once per kind of loop are
+# short; other tests start programs, compile, or build the site.
 LOOP_TEST_S = float(os.environ.get("TEST_WATCHDOG_S", "30"))
 OTHER_TEST_S = 300.0
-# After the first time, what still hangs in the same phase (a handler, the next fixture) is interrupted this often.
+# After the first interruption, the same phase is interrupted again at this interval: a handler or the next fixture may
+# hang too.
 AGAIN_S = 5.0
-# Then the process ends, since a signal does not reach what hangs in native code. pytest-xdist replaces it and goes on.
+# If the phase still has not ended this long after the limit, the process is ended, because a signal does not interrupt
+# native code that hangs. pytest-xdist starts a new process and continues.
 GRACE_S = float(os.environ.get("TEST_GRACE_S", "60"))
 
 _stderr_fd = -1
@@ -41,17 +42,17 @@ _stderr_fd = -1
 
 def pytest_configure(config: pytest.Config) -> None:
     global _stderr_fd
-    _stderr_fd = os.dup(2)  # the real stderr: capturing has not begun yet
+    _stderr_fd = os.dup(2)  # the real stderr, because capturing has not begun yet
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        # A shell that starts it in the background ignores Ctrl-C, and the programs of the tests would inherit that.
+        # A shell makes background processes ignore Ctrl-C, and programs that the tests start would inherit that.
         signal.signal(signal.SIGINT, signal.default_int_handler)
     for line in (
         "xfail_on(when=True, **reasons): the named kinds of loop behave differently here (strict xfail)",
         "skip_on(when=True, **reasons): the named kinds of loop cannot run this test (skip)",
         "leaks_on(**reasons): the named kinds of loop leak resources here (no audit)",
-        "no_audit(reason): this test may leave threads, descriptors and children to the next one",
-        "slow: .ci/run runs it on two versions of CPython only, .ci/matrix on all",
-        "watchdog(seconds): the time that each phase of this test may take before it fails",
+        "no_audit(reason): this test may leave threads, descriptors and children behind",
+        "slow: .ci/run runs this test on only two versions of CPython, .ci/matrix on all",
+        "watchdog(seconds): how long each phase of this test may take before it fails",
     ):
         config.addinivalue_line("markers", line)
 
@@ -84,17 +85,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    coro_is_available()  # imported now, since it replaces functions of asyncio
+    coro_is_available()  # imports grapeshot.coro, which replaces functions of asyncio
     if has_uvloop():
-        loop_factory("uvloop")().close()  # libuv opens a pipe for signals with its first loop and keeps it
-    # The collections after each test need not scan what exists now.
+        loop_factory("uvloop")().close()  # libuv opens a pipe for signals with its first loop, and keeps it open
+    # Objects that exist now need not be scanned by the collections after each test.
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def imports_stay() -> Iterator[None]:
-    """Excludes what a test module has imported from later collections."""
+    """Excludes the objects that a test module has imported from later collections."""
     yield
     gc.collect()
     gc.freeze()
@@ -107,7 +108,7 @@ def _kind(item: pytest.Item) -> str | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """An `async def` test that asks for `loop` runs on it."""
+    """Runs an `async def` test on its `loop` fixture."""
     function = pyfuncitem.obj
     loop = pyfuncitem.funcargs.get("loop")
     if loop is None or not inspect.iscoroutinefunction(function):
@@ -155,7 +156,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 
 
 def _in_time(item: pytest.Item) -> Iterator[None]:
-    """Interrupts a phase of the test that takes too long. The run goes on with the next fixture, or the next test."""
+    """Interrupts a phase of the test that takes too long. The run continues with the next fixture, or the next test."""
     seconds = _watchdog_s(item)
     before = signal.signal(signal.SIGALRM, _end_phase)
     signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)
@@ -182,7 +183,10 @@ def _watchdog_s(item: pytest.Item) -> float:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadfile`: a test that has ended its process is not run again in the next one, and the next, ..."""
+    """With `--dist loadfile`: does not run a test again whose process has ended during the test.
+
+    pytest-xdist's own scheduler would run it in a new process, which would probably end too, and so on.
+    """
     if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
@@ -208,7 +212,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def _leftovers(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The test leaves the process with the threads, descriptors, children and settings that it found."""
+    """Checks that the test leaves the process with the same threads, descriptors, children and settings as before."""
     before = Leftovers()
     yield
     if request.node.get_closest_marker("no_audit"):
@@ -217,7 +221,7 @@ def _leftovers(request: pytest.FixtureRequest) -> Iterator[None]:
         before.restore()
         return
     if _kind(request.node) is None:
-        gc.collect()  # what garbage logs belongs to this test; `_audit` collects for the others
+        gc.collect()  # so that messages of destructors come in this test; for tests on a loop `_audit` collects
     found = before.found()
     assert not found, f"left behind by the test: {found}"
 
@@ -241,7 +245,7 @@ def _loop_objects() -> dict[int, object]:
 
 
 def _left_objects(before: set[int]) -> list[str]:
-    """Loop objects that are not in `before`. A thread may release one a moment late, so this waits."""
+    """Loop objects that are not in `before`. This waits a moment for threads that have not released one yet."""
     deadline = time.monotonic() + 2
     while True:
         left = [repr(thing)[:300] for key, thing in _loop_objects().items() if key not in before]
@@ -263,7 +267,7 @@ def _audit(loop_kind: str, _leftovers: None, request: pytest.FixtureRequest) -> 
     sys.unraisablehook = on_unraisable
     threading.excepthook = lambda args: in_threads.append(repr(args.exc_value))
     gc.collect()
-    unraisable.clear()  # left by a failed test before this one, whose report keeps its frames
+    unraisable.clear()  # these come from an earlier test that failed, because its report has kept its frames alive
     objects = set(_loop_objects())
     try:
         yield
@@ -284,7 +288,7 @@ def _audit(loop_kind: str, _leftovers: None, request: pytest.FixtureRequest) -> 
 
 
 class Contexts(list[dict[str, Any]]):
-    """What the loop reported to its exception handler."""
+    """The contexts that the loop has passed to its exception handler."""
 
     expected = False
 
@@ -333,7 +337,7 @@ def _finish(loop: asyncio.AbstractEventLoop) -> None:
 
 @pytest.fixture
 def new_loop(loop_kind: str, _audit: None) -> Iterator[Callable[[], asyncio.AbstractEventLoop]]:
-    """A factory of loops as the library makes them. The fixture closes those that are still open."""
+    """A factory of loops with their default settings. The fixture closes loops that are still open after the test."""
     factory = loop_factory(loop_kind)
     made: list[asyncio.AbstractEventLoop] = []
 
@@ -351,7 +355,7 @@ def new_loop(loop_kind: str, _audit: None) -> Iterator[Callable[[], asyncio.Abst
 def loop(
     new_loop: Callable[[], asyncio.AbstractEventLoop], _contexts: Contexts, request: pytest.FixtureRequest
 ) -> Iterator[asyncio.AbstractEventLoop]:
-    """A loop with an exception handler that records; see `reported`."""
+    """A loop whose exception handler records its contexts; see `reported`."""
     loop = new_loop()
 
     def record(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -367,7 +371,7 @@ def loop(
 
 @pytest.fixture
 def serve(loop: asyncio.AbstractEventLoop) -> Iterator[Callable[..., Any]]:
-    """create_server. The fixture closes the servers when the test ends, even if it fails."""
+    """`loop.create_server`. The fixture closes the servers when the test has ended, even if it has failed."""
     servers: list[Any] = []
 
     async def create(*args: Any, **kwargs: Any) -> Any:

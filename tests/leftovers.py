@@ -1,5 +1,6 @@
-"""What a test may not leave behind in the process: threads, child processes, descriptors, replaced functions of the
-standard library, and settings of the interpreter. A later test would meet them, and depend on the order of tests.
+"""Finds what a test has left behind in the process: threads, child processes, descriptors, replaced functions of the
+standard library, and changed settings. Such things could affect later tests, whose results would then depend on the
+order of the tests.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 
 from support import CAP_S
 
-# Patches replace attributes of these modules, and so may tests.
+# The modules whose attributes the patches of grapeshot.coro and tests replace.
 PATCHED = (
     _thread,
     asyncio,
@@ -43,7 +44,7 @@ PATCHED = (
     threading,
     time,
 )
-# Attributes that the modules themselves change, or the first coro that hides the loop, for good.
+# Attributes that the modules change themselves, or that the first coro that hides the loop replaces permanently.
 CHANGING = {
     "all_tasks",
     "_shutdown_locks",
@@ -54,10 +55,12 @@ CHANGING = {
     "_cleanup",
 }
 LOGGERS = ("asyncio", "grapeshot", "concurrent.futures")
-# Threads that stay until the process ends: a child may ask for a signal when the thread ends that has started it.
+# Threads with this prefix run until the process ends. They start child processes, and a child can ask for a signal when
+# the thread that has started it ends (PR_SET_PDEATHSIG).
 STAYING = "grapeshot-preexec"
-# Libraries that keep files of theirs open, and that follow the collector.
+# A library that keeps its files open.
 CACHES = "/site-packages/matplotlib/"
+# A library that installs callbacks of the collector.
 FOLLOWERS = "hypothesis."
 _ABSENT = object()
 
@@ -68,14 +71,14 @@ def open_descriptors() -> set[str]:
         try:
             target = os.readlink(f"/dev/fd/{fd}")
         except OSError:
-            continue  # the descriptor of the listing itself
+            continue  # the descriptor with which the directory was listed
         if CACHES not in target and int(fd) != _tracker()[1]:
             fds.add(f"{fd} -> {target}")
     return fds
 
 
 def _tracker() -> tuple[int | None, int | None]:
-    """The process and the descriptor of multiprocessing's resource tracker, which stays once it is there."""
+    """The process and the descriptor of multiprocessing's resource tracker, which stays once it was started."""
     tracker = resource_tracker._resource_tracker
     return tracker._pid, tracker._fd
 
@@ -85,7 +88,7 @@ def _threads() -> set[threading.Thread]:
 
 
 def children() -> set[int]:
-    """The child processes of this one, ended ones that nobody has waited for among them (on Linux; elsewhere none)."""
+    """The child processes of this process, including ended ones that were not waited for (only on Linux)."""
     found = set()
     for thread in os.listdir("/proc/self/task") if os.path.isdir("/proc/self/task") else ():
         try:
@@ -115,7 +118,7 @@ def _collector_callbacks() -> list[Any]:
     return [callback for callback in gc.callbacks if not str(callback.__module__).startswith(FOLLOWERS)]
 
 
-# What a setting is, and how to read it. Each value is compared with the one before the test.
+# The settings, and how to read them. The value after a test must equal the value before it.
 SETTINGS: dict[str, Callable[[], Any]] = {
     "the current directory": os.getcwd,
     "the environment": _environment,
@@ -147,7 +150,7 @@ def _replaced(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 
 class Leftovers:
-    """The state of the process before a test, and what is different after it."""
+    """The state of the process before a test, to compare it with the state after the test."""
 
     def __init__(self) -> None:
         self.threads = _threads()
@@ -157,7 +160,7 @@ class Leftovers:
         self.settings = {name: read() for name, read in SETTINGS.items()}
 
     def _changed(self) -> dict[str, Any]:
-        """What does not change by itself."""
+        """Replaced functions and changed settings, which stay until they are restored."""
         found: dict[str, Any] = {}
         for module, before in zip(PATCHED, self.modules, strict=True):
             if names := _replaced(before, vars(module)):
@@ -169,7 +172,7 @@ class Leftovers:
         return found
 
     def _unfinished(self) -> dict[str, Any]:
-        """What may need a moment to end."""
+        """Threads, child processes and descriptors, which may just be about to end."""
         found = {
             "threads": sorted(thread.name for thread in _threads() - self.threads),
             "child processes": sorted(children() - self.children),
@@ -178,13 +181,13 @@ class Leftovers:
         return {name: what for name, what in found.items() if what}
 
     def restore(self) -> None:
-        """Give later tests the signal handlers back that a test which has failed has not."""
+        """Restores the signal handlers, which a failed test may not have done."""
         for number, handler in self.settings["the handlers of signals"].items():
             if signal.getsignal(number) is not handler and number not in (signal.SIGKILL, signal.SIGSTOP):
                 signal.signal(number, handler)
 
     def found(self) -> dict[str, Any]:
-        """What a test has left behind; waits for what is still on its way to its end."""
+        """What the test has left behind. This waits a while for threads and processes that are still ending."""
         give_up = time.monotonic() + CAP_S
         while unfinished := self._unfinished():
             if time.monotonic() > give_up:

@@ -1,4 +1,4 @@
-"""Helpers of the behaviour tests: kinds of loop, waiting on conditions, recording protocols, raw peers, scripts."""
+"""Helpers for the behaviour tests: kinds of loop, waits for conditions, recording protocols, raw peers, scripts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def coro_is_available() -> bool:
 
 
 def together(function: Callable[[int], Any], count: int = 10, **options: Any) -> list[Any]:
-    """Runs function(number) in `count` coros at once. Returns their results. The options are those of `coro.spawn`."""
+    """Runs function(number) in `count` concurrent coros and returns their results. The options go to `coro.spawn`."""
     from grapeshot import coro
 
     def main() -> list[Any]:
@@ -51,7 +51,7 @@ def spawn_blocked(function: Callable[..., Any], *args: Any, **kwargs: Any) -> An
 
 
 def until_waiting(*coros: Any) -> None:
-    """Lets coros run until these wait."""
+    """Lets coros run until all of the given ones wait."""
     from grapeshot import coro
 
     while not all(co._status == "waiting" for co in coros):
@@ -59,12 +59,13 @@ def until_waiting(*coros: Any) -> None:
 
 
 def gil_is_enabled() -> bool:
-    """Whether this build has a GIL, or is free-threaded and runs with it."""
+    """Whether the GIL is enabled. A free-threaded build can run with the GIL too."""
     return getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
+# The longest wait for a condition, in seconds.
 CAP_S = float(os.environ.get("TEST_CAP_S", "10"))
-# For a whole interpreter.
+# The longest run of a script in a new interpreter.
 PROCESS_CAP_S = 3 * CAP_S
 HOST = "127.0.0.1"
 
@@ -97,8 +98,8 @@ _SCRIPT_HEAD = {
 
 
 def run_script(kind: str | None, code: str, *, flags: tuple[str, ...] = ("-W", "error")) -> str:
-    """Runs `code` in a new interpreter with `new_event_loop` imported. Returns its output; fails if
-    the script fails.
+    """Runs `code` in a new interpreter and returns its output. Fails if the script fails. If `kind` is given,
+    `new_event_loop` of that kind of loop is imported first.
     """
     head = _SCRIPT_HEAD[kind] if kind is not None else ""
     done = subprocess.run(
@@ -113,7 +114,7 @@ def run_script(kind: str | None, code: str, *, flags: tuple[str, ...] = ("-W", "
 
 
 def wait_blocked(pid: int) -> None:
-    """Waits until the main thread of a process sleeps in a system call (on Linux; elsewhere this returns at once)."""
+    """Waits until the main thread of a process sleeps in a system call (on Linux; elsewhere this does not wait)."""
     path = f"/proc/{pid}/stat"
     if not os.path.exists(path):
         return
@@ -126,7 +127,7 @@ def wait_blocked(pid: int) -> None:
 
 
 class Script:
-    """A script in a new interpreter. The test talks to it while it runs."""
+    """A script that runs in a new interpreter while the test communicates with it."""
 
     def __init__(self, kind: str, code: str) -> None:
         self.process = subprocess.Popen(
@@ -159,7 +160,7 @@ class Script:
         wait_blocked(self.process.pid)
 
     def finish(self) -> str:
-        """Waits for the end and returns the rest of the output. Fails if the script failed."""
+        """Waits until the script has ended and returns the rest of its output. Fails if the script failed."""
         out, err = self.process.communicate(timeout=PROCESS_CAP_S)
         assert self.process.returncode == 0, f"exit status {self.process.returncode}\n{out}\n{err}"
         return out
@@ -177,7 +178,7 @@ _default_cap_s = CAP_S
 
 
 def expect_failure(expected: bool) -> None:
-    """While a failure is expected, a wait for what does not come is short."""
+    """Shortens the waits of `until` while the test is expected to fail, because such a wait often runs to its end."""
     global _default_cap_s
     _default_cap_s = min(1.0, CAP_S) if expected else CAP_S
 
@@ -194,7 +195,9 @@ async def until(condition: Callable[[], Any], what: str = "a condition", cap_s: 
 
 
 def in_thread(function: Callable[..., Any], *args: Any) -> Any:
-    """Calls the function in a new thread, to the end of that thread. Returns or raises what the function does."""
+    """Calls the function in a new thread and waits until the thread has ended. Returns or raises what the function
+    returns or raises.
+    """
     outcome: list[tuple[bool, Any]] = []
 
     def run() -> None:
@@ -213,11 +216,11 @@ def in_thread(function: Callable[..., Any], *args: Any) -> Any:
     try:
         raise value
     finally:
-        del value  # the traceback has this frame
+        del value  # its traceback refers to this frame, which would make a reference cycle
 
 
 async def blocked_task(loop: asyncio.AbstractEventLoop, coroutine: Any, count: int = 3) -> asyncio.Task[Any]:
-    """A task of the coroutine that has run for some iterations and waits."""
+    """Starts the coroutine as a task, runs it for `count` iterations, and checks that it waits then."""
     task = loop.create_task(coroutine)
     await iterations(count)
     assert not task.done()
@@ -225,20 +228,20 @@ async def blocked_task(loop: asyncio.AbstractEventLoop, coroutine: Any, count: i
 
 
 async def sleep_zero(count: int) -> None:
-    """Awaits `asyncio.sleep(0)` that many times: nothing else, also under a clock that stands still."""
+    """Awaits `asyncio.sleep(0)` `count` times. Unlike `iterations`, this works with a clock that does not advance."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
 def run_iterations(loop: asyncio.AbstractEventLoop, count: int = 1) -> None:
-    """Runs a loop from outside for that many iterations."""
+    """Runs a loop that is not running for `count` iterations."""
     for _ in range(count):
         loop.call_soon(loop.stop)
         loop.run_forever()
 
 
 async def iterations(count: int) -> None:
-    """Runs iterations of the loop, for what must *not* happen. The last one polls the sockets in any case."""
+    """Runs iterations of the loop, to show that something does *not* happen. The last one always polls the sockets."""
     for _ in range(count):
         await asyncio.sleep(0)
     await asyncio.sleep(0.0002)
@@ -248,7 +251,7 @@ async def iterations(count: int) -> None:
 
 
 class Recorder(asyncio.Protocol):
-    """Records its callbacks in order. Consecutive calls of data_received appear once."""
+    """Records its callbacks in order. Consecutive calls of data_received are recorded as one."""
 
     def __init__(self) -> None:
         self.transport: Any = None
@@ -348,7 +351,7 @@ class Peer:
         self.sock = sock
         sock.setblocking(False)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what it sends is there at once
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # so that its data arrives at once
 
     async def send(self, data: bytes) -> None:
         view = memoryview(data)
@@ -402,7 +405,7 @@ class Peer:
         self.sock.shutdown(socket.SHUT_WR)
 
     def reset(self) -> None:
-        """Closes with a RST."""
+        """Closes the connection with a RST."""
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         self.sock.close()
 
@@ -417,7 +420,7 @@ class Peer:
 
 
 class ForeignSocket:
-    """A foreign socket that gets the number `fd`. At its exit it checks that the loop has not touched it."""
+    """A socket of other code that has the descriptor `fd`. On exit this checks that the loop has not touched it."""
 
     def __init__(self, fd: int, kind: int = socket.SOCK_STREAM) -> None:
         ours, self.theirs = socket.socketpair(socket.AF_UNIX, kind)
@@ -460,14 +463,14 @@ def is_closed_error(error: BaseException | None) -> bool:
 
 def listening(family: int = socket.AF_INET, host: str = HOST) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.settimeout(CAP_S)  # for accept(); what it accepts is blocking
+    sock.settimeout(CAP_S)  # for accept(); accepted sockets are blocking
     sock.bind((host, 0))
     sock.listen(128)
     return sock
 
 
 def free_port() -> int:
-    """A TCP port of the loopback that nothing listens on."""
+    """A TCP port of the loopback interface on which no socket listens."""
     with socket.socket() as sock:
         sock.bind((HOST, 0))
         port: int = sock.getsockname()[1]
@@ -475,7 +478,7 @@ def free_port() -> int:
 
 
 def raw_pair(small: bool = False) -> tuple[socket.socket, socket.socket]:
-    """Two connected TCP sockets over the loopback; `small` shrinks the kernel's buffers."""
+    """Two TCP sockets that are connected over the loopback interface. `small` shrinks the kernel's buffers."""
     with listening() as listener:
         client = socket.socket()
         if small:
@@ -485,14 +488,14 @@ def raw_pair(small: bool = False) -> tuple[socket.socket, socket.socket]:
         client.connect(listener.getsockname())
         accepted, _ = listener.accept()
     for sock in (client, accepted):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what is sent is there at once
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # so that data arrives at once
     return client, accepted
 
 
 async def connected(
     loop: asyncio.AbstractEventLoop, factory: Callable[[], Any] = Recorder, how: str = "accepted", small: bool = False
 ) -> tuple[Any, Any, Peer]:
-    """A transport and its protocol, made in one of three ways, and the raw other end."""
+    """A transport and its protocol, made in one of the three `WAYS`, and the other end as a raw peer."""
     if how == "accepted":
         sock, other = raw_pair(small)
         sock.setblocking(False)
@@ -535,14 +538,14 @@ def has_ipv6() -> bool:
 
 
 def link_local_address() -> tuple[str, int] | None:
-    """A link-local IPv6 address of this machine and the index of its interface, or None."""
+    """A link-local IPv6 address of this machine and the index of its interface, or None if there is none."""
     try:
         with open("/proc/net/if_inet6", encoding="ascii") as file:
             rows = [line.split() for line in file]
     except OSError:
         return None
     for digits, index, _length, scope, flags, _name in rows:
-        if scope == "20" and not int(flags, 16) & 0x40:  # not tentative
+        if scope == "20" and not int(flags, 16) & 0x40:  # link-local, and not tentative
             return socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)), int(index, 16)
     return None
 
@@ -551,7 +554,7 @@ def link_local_address() -> tuple[str, int] | None:
 
 
 class Ends:
-    """A pipe file object for the loop, and the other end as a non-blocking descriptor of the test."""
+    """A pipe: one end is a file object for the loop, the other a non-blocking descriptor for the test."""
 
     def __init__(self, file: Any, other: int) -> None:
         self.file = file
@@ -563,17 +566,17 @@ class Ends:
         assert os.write(self.other, data) == len(data)
 
     async def recv(self, limit: int = 1 << 20) -> bytes:
-        """Returns what can be read, after a wait if necessary; b"" at the end."""
+        """Returns the data that can be read, after a wait if necessary; b"" at the end of the stream."""
         got: list[bytes] = []
 
-        def has_come() -> bool:
+        def has_data() -> bool:
             try:
                 got.append(os.read(self.other, limit))
             except BlockingIOError:
                 return False
             return True
 
-        await until(has_come, "data in the pipe")
+        await until(has_data, "data in the pipe")
         return got[0]
 
     async def read_exactly(self, count: int) -> bytes:
@@ -610,7 +613,7 @@ class Ends:
 
 
 def pipe_ends(kind: str, direction: str) -> Ends:
-    """Ends for `connect_read_pipe` or `connect_write_pipe`: kind is pipe, fifo, socket or tty."""
+    """The ends for a test of `connect_read_pipe` or `connect_write_pipe`. The kind is pipe, fifo, socket or tty."""
     mode = "rb" if direction == "read" else "wb"
     if kind == "pipe":
         reader, writer = os.pipe()
@@ -623,7 +626,7 @@ def pipe_ends(kind: str, direction: str) -> Ends:
     elif kind == "socket":
         reader, writer = (sock.detach() for sock in socket.socketpair())
     else:
-        # Reading from the side that is told with EIO when the other one hangs up.
+        # The loop's end is the master, whose reads fail with EIO when the other side hangs up.
         reader, writer = pty.openpty()
         tty.setraw(writer)
     mine, other = (reader, writer) if direction == "read" else (writer, reader)

@@ -1,20 +1,19 @@
-//! The part of grapeshot that needs no Python. It is built, tested and fuzzed without an interpreter.
+//! The part of grapeshot that does not need Python. It is built, tested and fuzzed without an interpreter.
 //!
-//! | module | what it has | uses |
+//! | module | contents | uses |
 //! |---|---|---|
-//! | [`sys`] | the operating system: poller, sockets, signals, child processes ... | |
-//! | [`queue`] | the containers of a loop: ready callbacks, timers, descriptors, what waits to be written ... | `sys` |
+//! | [`sys`] | the interface to the operating system: poller, sockets, signals, child processes ... | |
+//! | [`queue`] | the loop's containers: ready callbacks, timers, descriptors, data still to be written ... | `sys` |
 //! | [`arch`] | the switch between two stacks of one thread | |
-//! | [`stack`] | the memory that coros run on, and the copies of it | `sys` |
-//! | [`msgpack`] | the shape of a packet, before anything is made of it | `probing` |
-//! | [`probing`] | what integers cost that are keys of a dict | |
+//! | [`stack`] | the memory that coros run on, and the copies of evicted stacks | `sys` |
+//! | [`msgpack`] | checks a packet before it is decoded | `probing` |
+//! | [`probing`] | counts how many steps a dict takes to insert integer keys | |
 //!
-//! The extension, `grapeshot` in the folder above, wraps this for CPython. Nothing here knows about callbacks,
-//! transports or Python: the manifest has no pyo3, and cargo refuses what it does not list. `docs/architecture.md`
-//! draws the rooms of both crates.
+//! The extension, `grapeshot` in the parent folder, wraps this crate for CPython. This crate cannot use Python, because
+//! its manifest does not list pyo3. `docs/architecture.md` has a diagram of the modules of both crates.
 
 #![warn(missing_docs)]
-// A test build also contains the fallbacks for other systems, which are not exported.
+// A test build also compiles the fallbacks for other systems, which are not exported.
 #![cfg_attr(not(test), warn(unreachable_pub))]
 
 pub mod arch;

@@ -1,60 +1,68 @@
-//! Looks at the shape of a msgpack packet before anything is made of it.
+//! Checks a msgpack packet for keys that would make a Python dict slow, before the packet is decoded.
 //!
-//! Decoders of Python make tuples of arrays that are keys of a map. The hash of a tuple of integers is known to
-//! everybody, so a peer can choose keys that all have the same one, and a dict needs time that grows with the square of
-//! their number: a packet of 240 KB takes seconds. Strings and bytes are hashed with a secret. So a packet may have only
-//! some arrays as keys. Nor are numbers and dates hashed with a secret: see [`probing`](crate::probing).
+//! Python randomizes the hashes of strings and bytes, but not of numbers, dates and tuples of numbers. A peer can
+//! therefore choose map keys whose hashes collide. Inserting them into a dict takes time that grows with the square of
+//! their number, so a small packet can stop the process for seconds:
+//!
+//! - Python decoders turn an array that is a map key into a tuple. A packet of 240 KB whose keys are tuples with the
+//!   same hash takes seconds. So a packet may have only a limited number of arrays and maps as keys.
+//! - Integers as keys are inserted into a model of the dict that counts the steps: see [`probing`](crate::probing).
+//! - Floats and dates as keys are only counted.
 //!
 //! Source: <https://github.com/msgpack/msgpack/blob/master/spec.md>
 
 use crate::probing::Probing;
 
-/// Containers inside of each other. CPython's recursion limit is lower, or not much higher.
+/// The most containers that may be nested in each other. CPython's recursion limit is lower, or not much higher.
 const MAX_DEPTH: usize = 1024;
 
-/// Arrays that are keys of maps, and the values in them, in all of a packet: a thousand pairs. If all have the same
-/// hash, a dict of them takes some 20 ms.
+/// The limit for containers that are keys: how many of them a whole packet may have, counted together with the values
+/// inside them. It allows a thousand keys that are pairs. If all of them have the same hash, a dict takes about 20 ms.
 const MAX_KEY_VALUES: usize = 3000;
 
-/// Floats and dates that are keys, in all of a packet. The worst ones take some 0.2 s.
+/// How many floats and dates a whole packet may have as keys. The worst choice of them takes about 0.2 s.
 const MAX_OTHER_KEYS: u32 = 20_000;
 
-/// The keys of a map from which on its integers are looked at: the worst map with fewer takes half a millisecond.
+/// The integer keys of a map are probed only if the map has more keys than this. The worst map with fewer keys takes
+/// half a millisecond.
 const MIN_PROBED: u32 = 1000;
 
-/// Keys that are no integers, beside more than `MIN_PROBED` of them in a map. Nobody knows where these strings come.
+/// How many other keys a map may have if it has more than `MIN_PROBED` integers as keys. The hashes of strings are
+/// secret, so the model of the dict cannot know which slots they take.
 const MAX_MIXED: u32 = 1000;
 
-/// How many slots of dicts may be looked at in vain, for each byte of a packet: 0.1 s for a MiB. Integers that nobody has
-/// chosen for that take less than three for each key, or thirty if their low bits are the same.
+/// How many occupied slots dicts may pass while they search for a free one, per byte of the packet. For a packet of one
+/// MiB that is 0.1 s. Integers that were not chosen to collide take fewer than three such steps per key, or thirty if
+/// their low bits are equal.
 const STEPS_PER_BYTE: u64 = 16;
 
 /// Why a packet must not be decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// More than `MAX_KEY_VALUES` in keys that are containers.
+    /// Containers that are keys have more than `MAX_KEY_VALUES` values in total.
     ContainersAsKeys,
-    /// Numbers or dates as keys that a dict would take very long for, or too many of them to know.
+    /// Keys are numbers or dates for which a dict would be very slow, or there are too many of them to rule that out.
     NumbersAsKeys,
-    /// More containers inside of each other than `MAX_DEPTH`.
+    /// Containers are nested more than `MAX_DEPTH` deep.
     TooDeep,
 }
 
-/// The next value of a packet: how many bytes it has behind its first one, or how many values it contains.
+/// The first value of some bytes: the number of bytes after its header, or the number of entries that it contains.
 enum Value {
     Scalar { len_bytes: usize },
     Array { count: u32 },
     Map { count: u32 },
 }
 
-/// A container whose values are not all seen yet.
+/// A container that the scan is in.
 #[derive(Clone, Copy)]
 struct Frame {
+    /// How many entries have not been seen completely. An entry of a map is a key with its value.
     left: u32,
     kind: Kind,
 }
 
-/// What comes next in a container.
+/// What comes next in a container: an item of an array, a key of a map, or the value of the last key.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Item,
@@ -63,7 +71,7 @@ enum Kind {
 }
 
 impl Frame {
-    /// Notes that the next value is seen. Returns whether it is a key.
+    /// Records that the scan has reached the next value of this container. Returns whether that value is a key.
     fn take(&mut self) -> bool {
         let is_key = self.kind == Kind::Key;
         if is_key {
@@ -78,35 +86,38 @@ impl Frame {
     }
 }
 
-/// What a key of a map costs in a dict.
+/// The kinds of keys, by what a peer can do with them.
 enum Key {
-    Integer {
-        is_negative: bool,
-        magnitude: u64,
-    },
-    /// A float or a date: everybody knows its hash, and nobody counts its steps here.
+    /// A peer can predict its hash. Its steps are counted.
+    Integer { is_negative: bool, magnitude: u64 },
+    /// A float or a date: a peer can predict its hash. Such keys are only counted.
     Number,
-    /// Its hash has a secret, or there are few such.
+    /// A string or bytes, whose hash a peer cannot predict; nil or a boolean, of which there are only three; or a
+    /// container, whose values are counted elsewhere.
     Other,
 }
 
-/// The keys of a map that has more than `MIN_PROBED`.
-struct Probed {
-    /// That of its frame.
+/// The keys seen so far of a map that has more than `MIN_PROBED` keys.
+struct ProbedMap {
+    /// The index of the map's frame.
     depth: usize,
     probing: Probing,
+    /// How many keys are not integers.
     mixed: u32,
 }
 
-/// The keys that are no containers, in all of a packet.
+/// The keys of a whole packet, except the keys of maps that are themselves part of a key.
 struct Keys {
-    maps: Vec<Probed>,
+    /// The maps that the scan is in, if they are probed.
+    maps: Vec<ProbedMap>,
+    /// How many floats and dates there were.
     others: u32,
+    /// How many steps dicts may still take.
     steps_left: u64,
 }
 
 impl Keys {
-    /// Takes a key of the map whose frame is at `depth`. Returns whether it is one too many.
+    /// Adds a key of the map whose frame is at `depth`. Returns true if it exceeds a limit.
     fn take(&mut self, depth: usize, key: &Key) -> bool {
         if matches!(key, Key::Number) {
             self.others += 1;
@@ -131,11 +142,11 @@ impl Keys {
     }
 }
 
-/// Finds out why a packet must not be decoded. `None` says nothing about whether it is well-formed: the decoder
-/// itself refuses what is cut off or has bytes behind its end.
+/// Returns the reason why a packet must not be decoded, or `None` if no limit is exceeded. `None` does not mean that
+/// the packet is well-formed: the decoder itself rejects a packet that is truncated or has bytes after its end.
 ///
-/// Takes time in proportion to the number of values, and none for the content of strings. Allocates some 50 bytes for
-/// each integer that is a key of a map with more than a thousand, and nothing else.
+/// The time is proportional to the number of values; the content of strings is skipped. The only memory that is
+/// allocated is about 50 bytes for each integer that is a key of a map with more than a thousand keys.
 #[must_use]
 pub fn find_fault(packet: &[u8]) -> Option<Fault> {
     let mut frames = [Frame {
@@ -144,7 +155,7 @@ pub fn find_fault(packet: &[u8]) -> Option<Fault> {
     }; MAX_DEPTH];
     let mut depth = 0;
     let mut key_values = 0;
-    // How deep the key is that contains the next value, if it is in one.
+    // The depth of the outermost key that contains the next value, or `usize::MAX` if that value is not inside a key.
     let mut key_depth = usize::MAX;
     let mut keys = Keys {
         maps: Vec::new(),
@@ -178,7 +189,7 @@ pub fn find_fault(packet: &[u8]) -> Option<Fault> {
             }
             frames[depth] = Frame { left, kind };
             if kind == Kind::Key && left > MIN_PROBED {
-                keys.maps.push(Probed {
+                keys.maps.push(ProbedMap {
                     depth,
                     probing: Probing::default(),
                     mixed: 0,
@@ -200,7 +211,7 @@ pub fn find_fault(packet: &[u8]) -> Option<Fault> {
     None
 }
 
-/// Tells what a whole value is as a key.
+/// The kind of key that a complete value would be.
 fn key_of(value: &[u8]) -> Key {
     let Some((&first, rest)) = value.split_first() else {
         return Key::Other;
@@ -231,7 +242,8 @@ fn key_of(value: &[u8]) -> Key {
     }
 }
 
-/// Takes one value off the front. `None` if it is cut off, or has a first byte that msgpack does not use.
+/// Takes one value off the front, or only the header of a container. `None` if the value is truncated, or begins with a
+/// byte that msgpack does not use.
 fn take_value(packet: &[u8]) -> Option<(Value, &[u8])> {
     let (&first, rest) = packet.split_first()?;
     let scalar = |len_bytes| Some((Value::Scalar { len_bytes }, rest));
@@ -275,7 +287,7 @@ fn take_value(packet: &[u8]) -> Option<(Value, &[u8])> {
     Some((value, rest))
 }
 
-/// Takes a number of one, two or four bytes, the most significant first.
+/// Takes a big-endian number of one, two or four bytes off the front.
 fn take_number(bytes: &[u8], len_bytes: usize) -> Option<(u32, &[u8])> {
     let (number, rest) = bytes.split_at_checked(len_bytes)?;
     let value = number.iter().fold(0, |value, &byte| value << 8 | u32::from(byte));
@@ -286,8 +298,9 @@ fn take_number(bytes: &[u8], len_bytes: usize) -> Option<(u32, &[u8])> {
 mod tests {
     use super::*;
 
-    /// A list of `packet` and of a map with as many values in keys as are allowed, or three `more`.
-    fn behind(packet: &[u8], more: u8) -> Vec<u8> {
+    /// An array of two values: `packet`, and a map whose keys contain exactly as many values as are allowed, or three
+    /// too many if `more` is 1.
+    fn followed_by_keys(packet: &[u8], more: u8) -> Vec<u8> {
         let keys = [
             &b"\xde\x03"[..],
             &[0xe8 + more],
@@ -297,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn containers_as_keys_are_counted_behind_any_value() {
+    fn containers_as_keys_are_counted_after_any_value() {
         let long = [&b"\xda\x01\x00"[..], &[0x90; 256]].concat();
         for value in [
             &b"\xc0"[..],
@@ -341,9 +354,9 @@ mod tests {
             b"\xde\x00\x01\x01\x90",
             b"\xdf\x00\x00\x00\x01\x01\x90",
         ] {
-            assert_eq!(find_fault(&behind(value, 0)), None, "{value:x?}");
+            assert_eq!(find_fault(&followed_by_keys(value, 0)), None, "{value:x?}");
             assert_eq!(
-                find_fault(&behind(value, 1)),
+                find_fault(&followed_by_keys(value, 1)),
                 Some(Fault::ContainersAsKeys),
                 "{value:x?}"
             );
@@ -351,8 +364,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_or_behind_the_end_is_for_the_decoder() {
-        let keys = behind(b"\xc0", 1);
+    fn malformed_packets_are_left_to_the_decoder() {
+        let keys = followed_by_keys(b"\xc0", 1);
         for first in [
             &b""[..],
             b"\x01",
@@ -377,8 +390,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_a_key_counts() {
-        // one key: a list of 2,999 values, then one more in a list in it, then as the next key
+    fn values_inside_keys_count() {
+        // One key that is an array of 2,999 values is just allowed. One value more is too much, whether it is in an
+        // array inside that key, or is a second key.
         let long = [&b"\x81\xdc\x0b\xb7"[..], &[1; 2998]].concat();
         assert_eq!(find_fault(&[&long[..], b"\x01\xc0"].concat()), None);
         assert_eq!(
@@ -401,8 +415,10 @@ mod tests {
         [&b"\xce"[..], &value.to_be_bytes()].concat()
     }
 
-    /// Keys for 16,384 slots: half of the slots in the order of a walk, then keys that begin it anew.
-    fn walks(count: usize) -> impl Iterator<Item = u32> {
+    /// Keys for a dict of 16,384 slots. The first 8,192 take half of the slots, in the order in which a dict probes
+    /// them. After these come `count` keys whose own probes all hit taken slots, so that each has to follow that
+    /// order.
+    fn colliding_keys(count: usize) -> impl Iterator<Item = u32> {
         let order = std::iter::successors(Some(1_u32), |at| Some((at * 5 + 1) % 16384)).take(8192);
         let mut probing = Probing::default();
         let mut taken = [false; 16384];
@@ -422,15 +438,15 @@ mod tests {
     }
 
     #[test]
-    fn integers_that_a_dict_walks_far_for_are_refused() {
-        assert_eq!(find_fault(&map_of(walks(10).map(integer))), None);
-        let bad = map_of(walks(2000).map(integer));
+    fn integers_that_collide_often_are_refused() {
+        assert_eq!(find_fault(&map_of(colliding_keys(10).map(integer))), None);
+        let bad = map_of(colliding_keys(2000).map(integer));
         assert_eq!(find_fault(&bad), Some(Fault::NumbersAsKeys));
-        // In any place: as a value, behind a map, with others before them.
+        // They are found in other places too: in a map that is a value, after another map, or after other keys.
         let inner = [&b"\x82\xa1a"[..], &map_of((0..2000).map(integer)), b"\xa1b", &bad].concat();
         assert_eq!(find_fault(&inner), Some(Fault::NumbersAsKeys));
         let texts = (0..900_u32).map(|text| [&b"\xa4"[..], &text.to_be_bytes()].concat());
-        let mixed = map_of(texts.chain(walks(2000).map(integer)));
+        let mixed = map_of(texts.chain(colliding_keys(2000).map(integer)));
         assert_eq!(find_fault(&mixed), Some(Fault::NumbersAsKeys));
     }
 
@@ -460,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn many_integers_and_many_other_keys_are_not_mixed() {
+    fn a_map_with_many_integers_and_many_other_keys_is_refused() {
         let mixed = |integers: u32, texts: u32| {
             let texts = (0..texts).map(|text| [&b"\xa4"[..], &text.to_be_bytes()].concat());
             find_fault(&map_of((0..integers).map(integer).chain(texts)))
@@ -471,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn integers_are_read_as_they_are() {
+    fn integers_are_decoded() {
         for (packet, negative, expected) in [
             (&b"\x7f"[..], false, 127),
             (b"\xff", true, 1),
@@ -501,7 +517,7 @@ mod tests {
         let nested = |depth: usize| [vec![0x91; depth], vec![0x01]].concat();
         assert_eq!(find_fault(&nested(MAX_DEPTH)), None);
         assert_eq!(find_fault(&nested(MAX_DEPTH + 1)), Some(Fault::TooDeep));
-        // containers that are over do not count
+        // Containers that have ended do not count.
         let row = [&b"\xdd\x00\x00\x10\x00"[..], &[0x91, 0x90].repeat(4096)].concat();
         assert_eq!(find_fault(&row), None);
     }

@@ -1,21 +1,21 @@
 //! Counts the steps that a dict of `CPython` takes to insert integers.
 //!
-//! The hash of an integer is known to everybody, and so is the order in which a dict looks at its slots. A peer can
-//! choose integers that all come to slots that are taken, and then walk along them: 90,000 keys need seconds and not
-//! milliseconds. Which keys do that depends on the size of the table and on the keys before them, so a copy of the table
-//! is filled here, with nothing in it but the hashes.
+//! The hash of an integer is not secret, and neither is the order in which a dict probes its slots. A peer can
+//! therefore choose integers whose probes hit one taken slot after another, and a dict of 90,000 such keys takes
+//! seconds instead of milliseconds. Which keys collide depends on the size of the table and on the keys before them.
+//! So this module fills a model of the dict's table, which holds only the hashes.
 //!
-//! Source: `Objects/dictobject.c` (`perturb`, `GROWTH_RATE`) and `Python/pyhash.c` (`_PyHASH_MODULUS`) of `CPython` 3.11 to
-//! 3.15.
+//! Source: `Objects/dictobject.c` (`perturb`, `GROWTH_RATE`) and `Python/pyhash.c` (`_PyHASH_MODULUS`) of `CPython`
+//! 3.11 to 3.15.
 
-/// Integers are hashed modulo this prime.
+/// The hash of an integer is the integer modulo this prime.
 const MODULUS: u64 = (1 << 61) - 1;
 const SHIFT: u32 = 5;
 const MIN_SLOTS: usize = 8;
-/// No hash: all of them are less than `MODULUS` away from zero.
+/// Marks an empty slot. It cannot be a hash, because every hash is less than `MODULUS` away from zero.
 const EMPTY: u64 = 1 << 62;
 
-/// The slots of a dict, and the hashes in the order in which they came.
+/// The slots of a dict, and the hashes in the order in which they were inserted.
 #[derive(Debug)]
 pub struct Probing {
     slots: Vec<u64>,
@@ -32,16 +32,17 @@ impl Default for Probing {
 }
 
 impl Probing {
-    /// How many integers were inserted.
+    /// How many different hashes were inserted.
     #[must_use]
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.hashes.len()
     }
 
-    /// Inserts an integer. Returns how many slots were looked at in vain, those of a larger table included.
+    /// Inserts an integer. Returns how many taken slots the dict passes before it finds the place, including the slots
+    /// that it passes when the table has to grow and all earlier hashes are inserted into the larger one.
     ///
-    /// Another integer of the same hash is taken for the same one: no more than a dozen of 64 bits share one.
+    /// Integers with the same hash are treated as the same integer. At most about a dozen 64-bit integers share a hash.
     pub fn insert(&mut self, is_negative: bool, magnitude: u64) -> u64 {
         let hash = hash_of(is_negative, magnitude);
         let (slot, mut steps) = find_slot(&self.slots, hash);
@@ -68,7 +69,7 @@ impl Probing {
     }
 }
 
-/// What `hash()` returns, as the bits of a number without a sign.
+/// The value that `hash()` returns, with its bits reinterpreted as an unsigned number.
 fn hash_of(is_negative: bool, magnitude: u64) -> u64 {
     let hash = magnitude % MODULUS;
     match (is_negative, hash) {
@@ -78,13 +79,13 @@ fn hash_of(is_negative: bool, magnitude: u64) -> u64 {
     }
 }
 
-/// Finds the slot with this hash, or else the first one that is empty, and how many others come before it. A third of
-/// the slots is empty, and each is looked at in the end, so that there is one.
+/// Finds the slot that has this hash, or else the first empty one. Returns its index, and how many other slots were
+/// probed before it. The search always ends: a third of the slots is empty, and the probes reach every slot.
 fn find_slot(slots: &[u64], hash: u64) -> (usize, u64) {
     let mask = slots.len() as u64 - 1;
     let (mut at, mut perturb, mut steps) = (hash & mask, hash, 0);
     loop {
-        // The mask keeps it below the length, which is a usize.
+        // The mask keeps the value below the length, which is a usize.
         #[allow(clippy::cast_possible_truncation)]
         let slot = at as usize;
         if slots[slot] == EMPTY || slots[slot] == hash {
@@ -101,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hashes_are_those_of_python() {
+    fn hashes_equal_python_hashes() {
         assert_eq!(hash_of(false, 5), 5);
         assert_eq!(hash_of(false, MODULUS), 0);
         assert_eq!(hash_of(false, u64::MAX), 7);
@@ -111,10 +112,10 @@ mod tests {
     }
 
     #[test]
-    fn integers_in_a_row_take_no_steps() {
+    fn consecutive_integers_take_no_steps() {
         let mut probing = Probing::default();
         assert_eq!((0..100_000).map(|key| probing.insert(false, key)).sum::<u64>(), 0);
-        // Once more: each is found where it is.
+        // A second time: each is found at once in its own slot.
         assert_eq!((0..100_000).map(|key| probing.insert(false, key)).sum::<u64>(), 0);
         assert_eq!(probing.hashes.len(), 100_000);
         assert_eq!(probing.slots.len(), 1 << 18);
@@ -130,9 +131,9 @@ mod tests {
     }
 
     #[test]
-    fn a_walk_along_slots_that_are_taken_is_counted() {
-        // Where a key comes that has no bits left, the next slot is 5 * slot + 1. Half of 4096 slots are taken in that
-        // order, and then come keys that find all of their own slots taken.
+    fn probes_of_taken_slots_are_counted() {
+        // Once all bits of a hash are shifted out, the slot after `slot` is 5 * slot + 1. The first keys take half of
+        // 4096 slots in that order. The keys after them find all slots taken that their own bits lead to.
         let (size, taken) = (4096_u64, 2048);
         let mut probing = Probing::default();
         let mut slots = vec![EMPTY; 4096];

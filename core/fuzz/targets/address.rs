@@ -1,4 +1,4 @@
-//! Addresses of sockets beside the standard library's.
+//! Compares socket addresses with those of the standard library.
 #![no_main]
 
 use std::net::Ipv6Addr;
@@ -13,7 +13,7 @@ use libfuzzer_sys::fuzz_target;
 enum Input<'a> {
     V4([u8; 4], u16),
     V6([u8; 16], u16, u32, u32),
-    /// Mostly zeros, where the text is shortened.
+    /// An IPv6 address that is mostly zeros, because the text of such addresses is shortened.
     Sparse(u16, u8, u16, u8),
     Unix(&'a [u8]),
 }

@@ -1,4 +1,4 @@
-//! The fd table beside a map, with tokens of registrations that have ended.
+//! Compares the fd table with a map, and checks that tokens of ended registrations find nothing.
 #![no_main]
 
 use std::collections::BTreeMap;
@@ -32,7 +32,7 @@ fuzz_target!(|steps: Vec<Step>| {
                     _ => 0,
                 };
                 let token = table.insert(fd, value);
-                assert!(!tokens.contains(&(token, fd)), "a token twice");
+                assert!(!tokens.contains(&(token, fd)), "the token was used before");
                 assert_eq!(token.0 & 1 << 31, 0);
                 tokens.push((token, fd));
                 model.insert(fd, (token, value));

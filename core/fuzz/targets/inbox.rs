@@ -1,5 +1,5 @@
-//! The inbox beside a deque and a flag: a sleeping consumer is woken exactly once, and never sleeps on an item. One
-//! thread does it; the unit tests have several.
+//! Compares the inbox with a deque and a flag: exactly one push wakes a sleeping consumer, and the consumer never
+//! sleeps while there is an item. All steps run in one thread; the unit tests use several.
 #![no_main]
 
 use std::collections::VecDeque;

@@ -1,4 +1,4 @@
-//! The out-buffer beside a list of chunks, and what it offers to `writev`.
+//! Compares the out-buffer, and the slices that it offers to `writev`, with a list of chunks.
 #![no_main]
 
 use std::collections::VecDeque;
@@ -13,7 +13,7 @@ use libfuzzer_sys::fuzz_target;
 enum Step {
     Push(Vec<u8>),
     PushMany(u8, u8),
-    /// Only if nothing in front is written in part, as the owner promises.
+    /// Left out if the front chunk is partly written, because `push_front` must not be called then.
     PushFront(Vec<u8>, u8),
     Advance(u16),
     AdvanceAll,
@@ -21,7 +21,7 @@ enum Step {
     Offer(u8, u8),
 }
 
-/// The chunks, and how many bytes of the first are written.
+/// The chunks, and how many bytes of the first one are written.
 struct Model(VecDeque<Vec<u8>>, usize);
 
 impl Model {
@@ -29,7 +29,8 @@ impl Model {
         self.0.iter().flatten().copied().skip(self.1).collect()
     }
 
-    /// The chunks that `count` bytes complete, and empty ones behind them if all is written.
+    /// Removes and returns the chunks that are completely written after `count` more bytes. If these are all bytes,
+    /// empty chunks at the end are removed too.
     fn advance(&mut self, mut count: usize) -> Vec<Vec<u8>> {
         let all = count >= self.unsent().len();
         let mut dropped = Vec::new();

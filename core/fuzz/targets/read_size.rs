@@ -1,4 +1,4 @@
-//! The sizes of reads: what is proposed holds a read of the usual size and leaves space.
+//! Checks the size that is proposed for the next read: it has space for a read of the usual size, and for more.
 #![no_main]
 
 use grapeshot_core::queue::read_size::ReadSize;

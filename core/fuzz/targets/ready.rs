@@ -1,4 +1,4 @@
-//! The ready queue beside a deque, through growth and shrinking.
+//! Compares the ready queue with a deque while it grows and shrinks.
 #![no_main]
 
 use std::collections::VecDeque;

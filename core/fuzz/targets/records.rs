@@ -1,4 +1,5 @@
-//! The counter of TLS records: the same for bytes that are cut anywhere, and right for whole ones.
+//! Checks the counter of TLS records: the result must not depend on where the bytes are cut, and must equal that of a
+//! simple parser that has all bytes at once.
 #![no_main]
 
 use grapeshot_core::queue::records::{Counted, Framing};
@@ -33,8 +34,8 @@ fn stream(pieces: &[Piece]) -> Vec<u8> {
     bytes
 }
 
-/// What a reader with all bytes at hand counts, and the bytes of the last record that are there; `None` from the first
-/// header on that is none.
+/// The result of a simple parser that has all bytes at once: the records, and the number of bytes of the last,
+/// incomplete one. `None` if there is a header that is not valid.
 fn expected(mut bytes: &[u8], overhead_len: usize) -> Option<(Counted, usize)> {
     let mut counted = Counted::default();
     while let Some((header, rest)) = bytes.split_first_chunk::<5>() {
@@ -42,7 +43,6 @@ fn expected(mut bytes: &[u8], overhead_len: usize) -> Option<(Counted, usize)> {
         if !(20..=24).contains(&header[0]) || header[1] != 3 || len > (1 << 14) + 2048 {
             return None;
         }
-        // A body of no bytes is there once the next byte is looked at, or at once.
         let Some(next) = rest.get(len..) else {
             return Some((counted, bytes.len()));
         };

@@ -1,4 +1,4 @@
-//! The timers beside a map ordered by deadline and sequence number.
+//! Compares the timers with a map that is ordered by deadline and sequence number.
 #![no_main]
 
 use std::collections::BTreeMap;
@@ -9,10 +9,10 @@ use libfuzzer_sys::fuzz_target;
 
 #[derive(Arbitrary, Debug)]
 enum Step {
-    /// Near deadlines are often equal.
+    /// The range is small, so many deadlines are equal.
     Push(u8),
     PushFar(u64),
-    /// Deadlines that rise, or fall.
+    /// Pushes several timers, each with a deadline that is later or earlier than the one before by the same amount.
     PushMany(u8, i8),
     Pop,
     PopDue(u8),

@@ -1,11 +1,13 @@
 //! AArch64, AAPCS64 (Linux, the BSDs, macOS).
 //!
-//! The project is tested on x86-64 only. An emulator of AArch64 Linux (`tests/project/test_arch.py`) runs the
-//! instructions of `switch` and `start`, which lie in separate files for that, on stacks laid out as by `prepare`.
-//! **Never run**: this file as compiled by rustc (which assembles the instructions for Linux, Apple and FreeBSD),
-//! Python on it, real hardware.
+//! The project's machines are x86-64, so this file is tested in an emulator of AArch64 Linux:
+//! - `tests/project/test_arch.py` runs the instructions of `switch` and `start` on stacks with the layout that
+//!   `prepare` gives them. The instructions are in separate files to make that possible.
+//! - `.ci/aarch64` runs the tests of coros on a whole CPython.
 //!
-//! A stack that is switched away from, growing down:
+//! rustc also assembles the instructions for Apple systems and FreeBSD, where they were **never run**.
+//!
+//! A suspended stack, growing down:
 //!
 //! ```text
 //!        higher addresses
@@ -24,44 +26,46 @@
 //!   +----------------------+  <- stack pointer kept in `*from` (16 bytes aligned)
 //! ```
 //!
-//! x18 belongs to the platform and is not touched. The code returns by a `br` through another register than x30, so
-//! that the processor does not use its return address prediction.
+//! x18 is reserved for the platform and is not touched. `switch` returns with a `br` through x9 instead of a `ret`, so
+//! that the processor does not use its return address prediction, which would be wrong.
 //!
-//! A new stack has the same frame with `start` in lr, `entry` in x19 and its argument in x20.
+//! A new stack has the same frame, with `start` in lr, `entry` in x19 and its argument in x20.
 
 use std::arch::{asm, naked_asm};
 use std::ffi::c_void;
 
 use super::Entry;
 
-/// Whether there is a switch for this target.
+/// Whether this target has a switch.
 pub const IS_SUPPORTED: bool = true;
 
-/// What `prepare` lays out, in words from the stack pointer up (the test reads these lines). All others are zero, which
-/// for FPCR is the state at a thread's start.
+/// The frame that `prepare` lays out: its length, and the indices of the words that it sets, counted upwards from the
+/// stack pointer. All other words are zero, which for FPCR is the state at a thread's start. `test_arch.py` parses
+/// these four lines.
 const FRAME_WORDS: usize = 22;
 const ENTRY: usize = 0; // x19
 const ARGUMENT: usize = 1; // x20
 const RETURN_ADDRESS: usize = 11; // x30
 
-/// See the module above. On entry: x0 = `from`, x1 = `to`.
+/// See [`super`]. On entry: x0 = `from`, x1 = `to`.
 ///
 /// # Safety
-/// `to` is a stack pointer that `switch` has stored or `prepare` has made, used once; its stack is mapped and belongs
-/// to this thread. `from` is writable, and whoever reads it does so while this stack is not running.
+/// `to` is a stack pointer that `switch` has stored or `prepare` has returned, and it has not been switched to since.
+/// Its stack is mapped and belongs to this thread. `from` is writable, and it is read only while this stack is not
+/// running.
 #[unsafe(naked)]
 pub unsafe extern "C" fn switch(from: *mut usize, to: usize) {
     naked_asm!(include_str!("aarch64_switch.s"))
 }
 
-/// The first code that runs on a new stack. On entry: x19 = `entry`, x20 = its argument. The undefined return address
-/// ends the chain for unwinders and debuggers.
+/// The first code that runs on a new stack. On entry: x19 = `entry`, x20 = its argument. The return address is declared
+/// as undefined, which tells unwinders and debuggers that the chain of frames ends here.
 #[unsafe(naked)]
 unsafe extern "C" fn start() -> ! {
     naked_asm!(include_str!("aarch64_start.s"))
 }
 
-/// See the module above.
+/// See [`super`].
 ///
 /// # Safety
 /// The 256 bytes below `top` are writable and unused.
@@ -72,14 +76,14 @@ pub unsafe fn prepare(top: usize, entry: Entry, argument: *mut c_void) -> usize 
     frame[ARGUMENT] = argument as u64;
     frame[RETURN_ADDRESS] = start as *const () as u64;
     let sp = top - size_of_val(&frame);
-    // SAFETY: within the 256 bytes that the caller gives.
+    // SAFETY: the frame lies within the 256 bytes that the caller guarantees.
     unsafe { (sp as *mut [u64; FRAME_WORDS]).write(frame) };
     sp
 }
 
-/// Brings a cache line near.
+/// Asks the processor to load the cache line at `address`.
 #[inline(always)]
 pub fn prefetch(address: *const u8) {
-    // SAFETY: the instruction ignores addresses that are not mapped.
+    // SAFETY: the instruction has no effect for addresses that are not mapped.
     unsafe { asm!("prfm pldl1keep, [{}]", in(reg) address, options(nostack, preserves_flags, readonly)) };
 }

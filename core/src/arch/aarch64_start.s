@@ -1,4 +1,4 @@
-// The body of `start`, see aarch64.rs.
+// The body of `start`; see aarch64.rs.
 // x19 = entry, x20 = its argument
     .cfi_startproc
     .cfi_undefined x30

@@ -1,4 +1,4 @@
-// The body of `switch`, see aarch64.rs. A file of its own, so that the project's x86-64 machines can run it in an emulator.
+// The body of `switch`; see aarch64.rs. It is in a separate file so that a test can also run it in an emulator.
 // x0 = from, x1 = to
     sub sp, sp, #176
     stp x19, x20, [sp]

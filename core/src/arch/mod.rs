@@ -1,15 +1,16 @@
-//! The switch between two stacks of one thread: registers only, no memory is copied here.
+//! The switch between two stacks of one thread. It saves and restores registers only, and copies no other memory.
 //!
-//! What the file of an architecture must provide:
-//! - `unsafe extern "C" fn switch(from: *mut usize, to: usize)`: saves the callee-saved registers and the floating
-//!   point control words on the running stack, stores the stack pointer in `*from`, makes `to` the stack pointer and
-//!   restores the same from there. It returns when somebody switches back to the pointer in `*from`.
+//! There is one file per architecture, and each provides:
+//! - `unsafe extern "C" fn switch(from: *mut usize, to: usize)`: pushes the callee-saved registers and the floating
+//!   point control words onto the running stack, stores the stack pointer in `*from`, sets the stack pointer to `to`
+//!   and restores the registers and control words that were saved there. It returns when some later call switches back
+//!   to the pointer in `*from`.
 //! - `unsafe fn prepare(top: usize, entry: Entry, argument: *mut c_void) -> usize`: lays out a new stack below `top`
-//!   (16 bytes aligned) such that the first switch to the result calls `entry(argument)`. The unwind chain ends there.
-//! - `fn prefetch(address: *const u8)`: asks the processor to bring the cache line of an address near. It never faults,
-//!   whatever the address; a hint only.
-//!
-//! It must not know what runs on the stacks. `IS_SUPPORTED` says whether there is such a file for this target.
+//!   (16 bytes aligned), so that the first switch to the returned stack pointer calls `entry(argument)`. The chain of
+//!   frames that an unwinder follows ends there.
+//! - `fn prefetch(address: *const u8)`: asks the processor to load the cache line of an address. This is only a hint.
+//!   It does not fault, whatever the address is.
+//! - `IS_SUPPORTED`: whether this target has a switch. It is false only in `none.rs`.
 
 use std::ffi::c_void;
 

@@ -1,4 +1,5 @@
-//! An architecture without a switch: the package builds and works, `coro` refuses to be imported.
+//! The stand-in for architectures that have no switch yet. The package builds and works there, except that importing
+//! `grapeshot.coro` fails.
 
 use std::ffi::c_void;
 
@@ -7,18 +8,18 @@ use super::Entry;
 /// Whether there is a switch for this target.
 pub const IS_SUPPORTED: bool = false;
 
-/// Not there.
+/// Aborts the process.
 ///
 /// # Safety
-/// Never called: `IS_SUPPORTED` is false.
+/// Never called, because `IS_SUPPORTED` is false.
 pub unsafe extern "C" fn switch(_from: *mut usize, _to: usize) {
     std::process::abort()
 }
 
-/// Not there.
+/// Aborts the process.
 ///
 /// # Safety
-/// Never called: `IS_SUPPORTED` is false.
+/// Never called, because `IS_SUPPORTED` is false.
 pub unsafe fn prepare(_top: usize, _entry: Entry, _argument: *mut c_void) -> usize {
     std::process::abort()
 }

@@ -1,4 +1,4 @@
-//! The switch alone: no Python involved, two stacks made of plain memory.
+//! Tests of the switch alone: between the thread's own stack and one made of plain memory, without Python.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -8,7 +8,7 @@ use super::{prefetch, prepare, switch};
 
 const STACK_LEN: usize = 256 * 1024;
 
-/// A stack beside the thread's own, and the two stack pointers.
+/// A second stack for the thread, and the pointers of both stacks while they are suspended.
 struct Pair {
     memory: Vec<u128>,
     main_sp: Cell<usize>,
@@ -17,7 +17,7 @@ struct Pair {
 }
 
 impl Pair {
-    #[allow(clippy::unnecessary_box_returns)] // its address is given to the stack
+    #[allow(clippy::unnecessary_box_returns)] // the new stack keeps its address, so it must not move
     fn new(entry: unsafe extern "C" fn(*mut c_void) -> !) -> Box<Self> {
         let mut pair = Box::new(Self {
             memory: vec![0; STACK_LEN / 16],
@@ -33,18 +33,18 @@ impl Pair {
     }
 
     fn resume(&self) {
-        // SAFETY: `other_sp` was made by `prepare` or stored by the last switch in `back`.
+        // SAFETY: `other_sp` was returned by `prepare` or stored by the last switch in `back`.
         unsafe { switch(self.main_sp.as_ptr(), self.other_sp.get()) }
     }
 
     fn back(&self) {
-        // SAFETY: the thread's stack was left by `resume`.
+        // SAFETY: `resume` stored `main_sp` when it left the thread's own stack.
         unsafe { switch(self.other_sp.as_ptr(), self.main_sp.get()) }
     }
 }
 
 unsafe extern "C" fn count(argument: *mut c_void) -> ! {
-    // SAFETY: the argument is the pair that the test keeps for as long as it switches.
+    // SAFETY: the argument is the `Pair` of the test, which outlives all switches.
     let pair = unsafe { &*argument.cast::<Pair>() };
     let mut local = 0;
     loop {
@@ -55,7 +55,7 @@ unsafe extern "C" fn count(argument: *mut c_void) -> ! {
 }
 
 #[test]
-fn each_side_goes_on_where_it_was() {
+fn each_side_continues_where_it_stopped() {
     let pair = Pair::new(count);
     for round in 1..=1000 {
         pair.resume();
@@ -105,7 +105,8 @@ mod control_words {
     }
 
     fn set_mxcsr(word: u32) {
-        // SAFETY: a valid value (rounding bits over the default); the compiler is told by nothing being computed here.
+        // SAFETY: a valid value (the default with other rounding bits). No floating point operation of this function
+        // could be affected.
         unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const word, options(nostack)) };
     }
 
@@ -116,7 +117,7 @@ mod control_words {
         word
     }
 
-    /// Rounds down while it runs.
+    /// Checks that it starts with the default control words, and sets its own rounding mode to "down".
     unsafe extern "C" fn round_down(argument: *mut c_void) -> ! {
         // SAFETY: as in `count`.
         let pair = unsafe { &*argument.cast::<Pair>() };
@@ -129,7 +130,7 @@ mod control_words {
     }
 
     #[test]
-    fn each_side_keeps_its_own() {
+    fn each_side_keeps_its_control_words() {
         let pair = Pair::new(round_down);
         let own = (mxcsr(), x87());
         for _ in 0..3 {
@@ -177,7 +178,7 @@ fn the_unwind_chain_ends_at_the_start() {
 }
 
 #[test]
-fn any_address_may_be_asked_for() {
+fn any_address_can_be_prefetched() {
     let here = 0_u8;
     for address in [
         &raw const here,

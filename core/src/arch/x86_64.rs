@@ -1,6 +1,6 @@
 //! x86-64, System V ABI (Linux, the BSDs, macOS).
 //!
-//! A stack that is switched away from, growing down:
+//! A suspended stack, growing down:
 //!
 //! ```text
 //!        higher addresses
@@ -16,11 +16,12 @@
 //!   +----------------------+  <- stack pointer kept in `*from`
 //! ```
 //!
-//! The code pops the return address and jumps to it instead of returning. The processor would predict the wrong return
-//! address each time (30 ns per switch instead of 10). The control words are nearly always the same on both stacks, and
-//! loading them is slow, so they are compared first. The exception flags in MXCSR are not callee-saved.
+//! `switch` pops the return address and jumps to it instead of executing `ret`. With a `ret` the processor would
+//! predict the wrong return address each time, and a switch would take 30 ns instead of 10. The control words are
+//! nearly always the same on both stacks and are slow to load, so they are compared first and loaded only if they
+//! differ. The exception flags in MXCSR are not callee-saved, so that comparison leaves them out.
 //!
-//! A new stack has the same frame with `start` as the return address, `entry` in r12 and its argument in r13.
+//! A new stack has the same frame, with `start` as the return address, `entry` in r12 and its argument in r13.
 
 use std::arch::naked_asm;
 use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
@@ -28,14 +29,15 @@ use std::ffi::c_void;
 
 use super::Entry;
 
-/// Whether there is a switch for this target.
+/// Whether this target has a switch.
 pub const IS_SUPPORTED: bool = true;
 
-/// See the module above. On entry: rdi = `from`, rsi = `to`; the direction flag is clear, as the ABI wants it.
+/// See [`super`]. On entry: rdi = `from`, rsi = `to`, and the direction flag is clear, as the ABI requires.
 ///
 /// # Safety
-/// `to` is a stack pointer that `switch` has stored or `prepare` has made, used once; its stack is mapped and belongs
-/// to this thread. `from` is writable, and whoever reads it does so while this stack is not running.
+/// `to` is a stack pointer that `switch` has stored or `prepare` has returned, and it has not been switched to since.
+/// Its stack is mapped and belongs to this thread. `from` is writable, and it is read only while this stack is not
+/// running.
 #[unsafe(naked)]
 pub unsafe extern "C" fn switch(from: *mut usize, to: usize) {
     naked_asm!(
@@ -77,8 +79,8 @@ pub unsafe extern "C" fn switch(from: *mut usize, to: usize) {
     )
 }
 
-/// The first code that runs on a new stack. On entry: r12 = `entry`, r13 = its argument, rsp 16 bytes aligned. The
-/// undefined return address ends the chain for unwinders and debuggers.
+/// The first code that runs on a new stack. On entry: r12 = `entry`, r13 = its argument, rsp is 16 bytes aligned. The
+/// return address is declared as undefined, which tells unwinders and debuggers that the chain of frames ends here.
 #[unsafe(naked)]
 unsafe extern "C" fn start() -> ! {
     naked_asm!(
@@ -92,12 +94,12 @@ unsafe extern "C" fn start() -> ! {
     )
 }
 
-/// See the module above.
+/// See [`super`].
 ///
 /// # Safety
 /// The 128 bytes below `top` are writable and unused.
 pub unsafe fn prepare(top: usize, entry: Entry, argument: *mut c_void) -> usize {
-    /// The control words of a thread at its start: all exceptions masked, round to nearest, x87 in full precision.
+    /// The control words with which a thread starts: all exceptions masked, round to nearest, x87 in full precision.
     const MXCSR: u64 = 0x1f80;
     const X87_CONTROL: u64 = 0x037f;
     debug_assert!(top.is_multiple_of(16));
@@ -111,16 +113,17 @@ pub unsafe fn prepare(top: usize, entry: Entry, argument: *mut c_void) -> usize 
         0,                         // rbp
         start as *const () as u64, // return address
     ];
-    // Popping the frame must leave rsp aligned to 16 bytes, as `start` needs it for its call.
+    // After the frame is popped, rsp must be aligned to 16 bytes, because `start` makes a call.
     let sp = top - 16 - size_of_val(&frame);
-    // SAFETY: within the 128 bytes that the caller gives.
+    // SAFETY: the frame lies within the 128 bytes that the caller guarantees.
     unsafe { (sp as *mut [u64; 8]).write(frame) };
     sp
 }
 
-/// Brings a cache line near.
+/// Asks the processor to load the cache line at `address`.
 #[inline(always)]
 pub fn prefetch(address: *const u8) {
-    // SAFETY: part of SSE, which every x86-64 has; the instruction ignores addresses that are not mapped.
+    // SAFETY: the instruction is part of SSE, which every x86-64 processor has, and has no effect for addresses that
+    // are not mapped.
     unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
 }

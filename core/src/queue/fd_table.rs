@@ -1,30 +1,29 @@
 //! The fd table: the registration of each fd, with a generation.
 //!
-//! Purpose: finds the registration that belongs to an event's token with one indexed load, and finds nothing if the fd
-//! was closed and reused meanwhile. The kernel assigns the lowest free number to a new fd, so the length of the table
-//! is about the number of open fds. A caller may pass a much larger number, although no such fd is open. The
-//! registration then goes to a sparse map, so that the table does not allocate gigabytes.
+//! The table finds the registration that belongs to an event's token with one indexed load. It finds nothing if the fd
+//! was closed and reused since the event. The kernel assigns the lowest free number to a new fd, so the length of the
+//! table is about the number of open fds. A caller may still pass a much larger number that is not an open fd. Such a
+//! registration goes to a sparse map, so that the table does not allocate gigabytes.
 //!
 //! ```text
 //!   token   63 ........ 32 31 ......... 0       generation: counts the insertions into this table,
 //!           generation     fd                   from 1 on; 0 is never used
 //! ```
 //!
-//! Since an fd is never negative, a token never has bit 31 set. `Token(u64::MAX)` and the like, and all tokens of
-//! generation 0, are free for fds that are not in the table.
+//! Since an fd is never negative, a token of this table never has bit 31 set. So `Token(u64::MAX)`, other tokens with
+//! that bit, and all tokens of generation 0 can be used for fds that are not in the table.
 //!
-//! Owner: the loop's thread. It must not know what a registration stands for. When the owner drops the table, it must
-//! release the remaining registrations.
+//! The table belongs to the loop's thread. Whoever drops the table must first release the remaining registrations.
 
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
 
 use crate::sys::poller::Token;
 
-/// Registrations of this fd and above lie in the sparse map. The limit is the usual maximum of open fds (`fs.nr_open`).
-/// A wrong number below it costs some tens of megabytes at worst.
+/// Registrations of this fd and above are in the sparse map. The limit is the usual maximum of open fds (`fs.nr_open`).
+/// A number below the limit that is not an open fd costs some tens of megabytes at worst.
 const DENSE_LIMIT: usize = 1 << 20;
-/// The dense table begins with space for so many fds.
+/// How many fds the dense table has space for at first.
 const FIRST_LEN: usize = 64;
 
 #[derive(Clone, Copy)]
@@ -38,8 +37,8 @@ pub struct FdTable<T: Copy> {
     dense: Vec<Option<FdEntry<T>>>,
     sparse: BTreeMap<usize, FdEntry<T>>,
     len: usize,
-    /// The generation of the last registration. There is one counter for all fds. A token can equal an older one only
-    /// after 2^32 registrations, and an event waits for only one iteration of the loop.
+    /// The generation of the last registration. There is one counter for all fds, so a token can equal an older one
+    /// only after 2^32 registrations. That is safe, because an event is handled within one iteration of the loop.
     generation: u32,
 }
 
@@ -69,8 +68,8 @@ impl<T: Copy> FdTable<T> {
         self.len == 0
     }
 
-    /// Registers `value` for `fd` under a new token. The table forgets an earlier registration and its token. If that
-    /// must be released, call [`Self::remove`] first.
+    /// Registers `value` for `fd` under a new token. The table forgets an earlier registration of `fd` and its token.
+    /// If the earlier value must be released, call [`Self::remove`] first.
     ///
     /// # Panics
     /// If `fd` is negative.
@@ -174,13 +173,13 @@ fn token(index: usize, generation: u32) -> Token {
     Token(u64::from(generation) << 32 | index as u64)
 }
 
-/// The index and the generation of a token. The index is not an fd if the token is not from this table.
+/// The index and the generation of a token. If the token is not from this table, the index may not be a valid fd.
 #[inline]
 fn parts(token: Token) -> (usize, u32) {
     (token.0 as u32 as usize, (token.0 >> 32) as u32)
 }
 
-/// Every index is a former fd, so it fits.
+/// Every index in the table was made from an fd, so it fits.
 #[inline]
 fn fd_of(index: usize) -> RawFd {
     index as RawFd
@@ -215,7 +214,7 @@ mod tests {
         assert_eq!((table.remove_token(second), table.len()), (Some((5, 'b')), 0));
         let second = table.insert(5, 'b');
         assert_eq!((table.get(first), table.get(second)), (None, Some('b')));
-        // Inserting over a registration ends it too.
+        // Inserting over a registration also ends it.
         let third = table.insert(5, 'c');
         assert_eq!(
             (table.get(second), table.get(third), table.len()),
@@ -244,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_far_out_allocates_no_table() {
+    fn a_huge_fd_does_not_enlarge_the_table() {
         let mut table = FdTable::new();
         let near = table.insert(1, 'n');
         let far = table.insert(i32::MAX, 'f');
@@ -287,7 +286,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against an ordered map, and no token of an ended registration ever leads anywhere again.
+        /// Compares the table with an ordered map, and checks that no token of an ended registration finds anything.
         #[test]
         fn behaves_like_a_map_with_generations(steps in prop::collection::vec(step(), 0..120)) {
             let mut table = FdTable::new();

@@ -3,20 +3,19 @@
 //! ```text
 //!   0 1 2 ... 7 | 8 9 ... 15 | 16 18 ... 30 | 32 36 ... 60 | ...     lower bounds: 8 buckets for each power of two
 //! ```
-//! So a bucket is at most an eighth as wide as its values are large. One thread adds, any thread may read.
-//!
-//! It must not know what is measured.
+//! So a bucket is at most an eighth as wide as its smallest value, except that the first 16 buckets have a width of 1.
+//! One thread adds values, and any thread may read them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// log2 of the number of buckets for each power of two.
+/// The base-2 logarithm of the number of buckets for each power of two.
 const FINE_BITS: u32 = 3;
 const FINE: u64 = 1 << FINE_BITS;
-/// Values from 2 to this power on, 18 minutes of nanoseconds, are all in the last bucket.
+/// Values of 2 to this power and above, which is 18 minutes in nanoseconds, are all in the last bucket.
 const MAX_BITS: u32 = 40;
 const BUCKETS: usize = ((MAX_BITS - FINE_BITS + 1) << FINE_BITS) as usize;
 
-/// The histogram. It has 2.4 KB.
+/// The histogram. Its size is 2.4 KB.
 pub struct Histogram {
     counts: [AtomicU64; BUCKETS],
     sum: AtomicU64,
@@ -33,7 +32,7 @@ fn bucket_of(value: u64) -> usize {
     (index as usize).min(BUCKETS - 1)
 }
 
-/// The least value that is above those of a bucket.
+/// The smallest value that is too large for a bucket.
 fn end_of(index: usize) -> u64 {
     let next = index as u64 + 1;
     if next < FINE {
@@ -61,7 +60,7 @@ impl Histogram {
         }
     }
 
-    /// Counts a value. By one thread at a time.
+    /// Counts a value. Only one thread at a time may call this.
     pub fn add(&self, value: u64) {
         add(&self.counts[bucket_of(value)], 1);
         add(&self.sum, value);
@@ -75,12 +74,12 @@ impl Histogram {
         self.sum.load(Ordering::Relaxed)
     }
 
-    /// The largest value, 0 if there is none.
+    /// The largest value, or 0 if the histogram is empty.
     pub fn max(&self) -> u64 {
         self.max.load(Ordering::Relaxed)
     }
 
-    /// The buckets that are not empty, in order: the least value above the bucket, and how many values it has.
+    /// The buckets that are not empty, in ascending order: the exclusive upper bound of each, and its number of values.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, u64)> {
         let counts = self.counts.iter().enumerate();
         counts
@@ -115,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_what_is_added() {
+    fn counts_added_values() {
         let histogram = Histogram::new();
         assert_eq!(
             (histogram.sum(), histogram.max(), histogram.buckets().count()),

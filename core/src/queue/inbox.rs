@@ -1,22 +1,24 @@
 //! The inbox: other threads pass items to the loop, and one of them wakes it.
 //!
-//! Purpose: `call_soon_threadsafe` without a lock, and with one system call per sleep of the loop instead of one per
-//! call. Producers push from any thread; the loop pops. Before the loop blocks, it calls [`Inbox::begin_sleep`]. Then
-//! [`Inbox::push`] tells exactly one producer per sleep to wake the loop.
+//! It makes `call_soon_threadsafe` possible without a lock, and with one system call per sleep of the loop instead of
+//! one per call. Producers push from any thread, and the loop pops. Before the loop blocks, it calls
+//! [`Inbox::begin_sleep`]. After that, [`Inbox::push`] tells exactly one producer per sleep to wake the loop.
 //!
 //! ```text
 //!   producer (any thread)                loop
 //!   P1  push the item                    L1  sleeping = true
 //!       --- fence SeqCst ---                 --- fence SeqCst ---
-//!   P2  sleeping? then swap it to        L2  anything in the queue?
-//!       false; who got true wakes            then sleeping = false, do not block
+//!   P2  if sleeping, swap it to          L2  if the queue has an item:
+//!       false; if the swap returned          sleeping = false, do not block
+//!       true, wake the loop
 //! ```
 //!
-//! No item is lost: all `SeqCst` fences have a single order, so one of the two comes first. If the producer's fence is
-//! first, L2 sees the item of P1. If the loop's fence is first, P2 sees the flag of L1. Without the fences both sides
-//! may read before the other's write arrives, and the loop would sleep although the queue has an item.
+//! No item is lost: all `SeqCst` fences are in a single order, so one of the two comes first. If the producer's fence
+//! comes first, L2 sees the item of P1. If the loop's fence comes first, P2 sees the flag of L1. Without the fences,
+//! each side could read before the other's write arrives, and the loop would sleep although the queue has an item.
 //!
-//! Owner: the loop's thread pops and sleeps, and any thread pushes. It must not know how a producer wakes the loop.
+//! Only the loop's thread may pop and sleep. Any thread may push. The inbox only decides which producer must wake the
+//! loop; how it does that is left to the producer.
 
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
@@ -39,27 +41,31 @@ impl<T: Send> Inbox<T> {
         }
     }
 
-    /// Passes an item to the consumer, from any thread. Returns true if the consumer sleeps and nobody has woken it
-    /// yet. Then the caller must wake it.
+    /// Passes an item to the consumer, from any thread. Returns true if the caller must wake the consumer: it is
+    /// asleep, and no other producer was told to wake it.
     #[inline]
-    #[must_use = "if it returns true, the consumer has to be woken"]
+    #[must_use = "if it returns true, the caller must wake the consumer"]
     pub fn push(&self, item: T) -> bool {
         self.items.push(item);
         fence(Ordering::SeqCst);
         self.claim_wake()
     }
 
-    /// True if the consumer sleeps and nobody has woken it yet. Then the caller must wake it. This is for a producer
-    /// that passes its item without the inbox: under a lock that the consumer holds whenever it checks its work, and
-    /// that it releases only after [`Inbox::begin_locked_sleep`].
+    /// Returns true if the caller must wake the consumer: it is asleep, and no other producer was told to wake it.
+    ///
+    /// This is for a producer that passes its item in another way than the inbox, under a lock. The consumer must hold
+    /// the same lock when it checks for such items, and must not release it before it has called
+    /// [`Inbox::begin_locked_sleep`].
     #[inline]
-    #[must_use = "if it returns true, the consumer has to be woken"]
+    #[must_use = "if it returns true, the caller must wake the consumer"]
     pub fn claim_wake(&self) -> bool {
-        // The load keeps the cache line shared while the consumer is awake, which is the common case.
+        // Usually the consumer is awake, and the load alone is enough. It leaves the cache line shared between
+        // processors, which a swap would not.
         self.is_sleeping.load(Ordering::Relaxed) && self.is_sleeping.swap(false, Ordering::Relaxed)
     }
 
-    /// Takes out an item. The items of one producer come in the order in which it pushed them. For the consumer.
+    /// Takes out an item. The items of one producer come out in the order in which it pushed them. Only the consumer
+    /// may call this.
     #[inline]
     pub fn pop(&self) -> Option<T> {
         self.items.pop()
@@ -78,8 +84,9 @@ impl<T: Send> Inbox<T> {
         self.items.len()
     }
 
-    /// Announces that the consumer is about to block. Returns true if it may block; then the next push will wake it.
-    /// Returns false if it must not block, because an item has arrived. For the consumer.
+    /// Announces that the consumer is about to block. Returns true if it may block; then the next push tells its
+    /// producer to wake it. Returns false if it must not block, because an item has arrived. Only the consumer may
+    /// call this.
     #[inline]
     #[must_use = "if it returns false, the consumer must not block"]
     pub fn begin_sleep(&self) -> bool {
@@ -88,20 +95,21 @@ impl<T: Send> Inbox<T> {
         if self.items.is_empty() {
             return true;
         }
-        // A producer may have cleared the flag in between. It will wake a consumer that is awake, which does no harm.
+        // A producer may have cleared the flag in between. It will then wake a consumer that is awake already, which
+        // does no harm.
         self.end_sleep();
         false
     }
 
-    /// Announces that the consumer is about to block, where all producers use [`Inbox::claim_wake`]: the consumer has
-    /// checked its work under their lock, and releases it after this call. So nothing can have arrived, and the lock
-    /// orders what a fence orders otherwise. For the consumer.
+    /// Announces that the consumer is about to block, for an inbox whose producers all use [`Inbox::claim_wake`]. The
+    /// consumer holds their lock, has found no item, and releases the lock after this call. So no item can have
+    /// arrived in between, and the lock takes the place of the fences. Only the consumer may call this.
     #[inline]
     pub fn begin_locked_sleep(&self) {
         self.is_sleeping.store(true, Ordering::Relaxed);
     }
 
-    /// Announces that the consumer is awake again, for whatever reason. For the consumer.
+    /// Announces that the consumer is awake again, for whatever reason. Only the consumer may call this.
     #[inline]
     pub fn end_sleep(&self) {
         self.is_sleeping.store(false, Ordering::Relaxed);
@@ -127,7 +135,7 @@ mod tests {
     fn tells_exactly_one_producer_per_sleep() {
         let inbox = Inbox::new();
         assert!(!inbox.push(1), "the consumer is awake");
-        assert!(!inbox.begin_sleep(), "something is there");
+        assert!(!inbox.begin_sleep(), "the inbox has an item");
         assert!(!inbox.push(2), "the consumer did not sleep");
         assert_eq!(
             (inbox.len(), inbox.pop(), inbox.pop(), inbox.pop()),
@@ -142,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn one_producer_with_the_lock_wakes_the_consumer() {
+    fn one_producer_claims_the_wake_after_a_locked_sleep() {
         let inbox = Inbox::<()>::new();
         assert!(!inbox.claim_wake(), "the consumer is awake");
         inbox.begin_locked_sleep();
@@ -154,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_consumer_that_woke_by_itself_is_not_woken() {
+    fn a_consumer_that_is_awake_again_is_not_woken() {
         let inbox = Inbox::new();
         assert!(inbox.begin_sleep());
         inbox.end_sleep();
@@ -162,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn drops_what_nobody_took() {
+    fn drops_items_that_were_not_taken() {
         let item = Arc::new(());
         let inbox = Inbox::new();
         for _ in 0..100 {
@@ -173,11 +181,11 @@ mod tests {
         assert_eq!(Arc::strong_count(&item), 1);
     }
 
-    /// Far longer than any wait on a loaded machine. If a park lasts so long, its wake was lost.
-    const LOST: Duration = Duration::from_secs(60);
+    /// Far longer than any wait on a loaded machine. If a park lasts this long, its wake was lost.
+    const CAP: Duration = Duration::from_secs(60);
 
-    /// Takes `total` items, and blocks whenever the inbox allows it. Each item is (producer, number), and each
-    /// producer's numbers must come in order, without a gap.
+    /// Takes `total` items, and blocks whenever the inbox allows it. Each item is (producer, number). The numbers of
+    /// each producer must come in order, without a gap.
     fn consume(inbox: &Inbox<(usize, usize)>, wakes: &AtomicUsize, producers: usize, total: usize) {
         let mut next = vec![0; producers];
         let mut taken = 0;
@@ -189,10 +197,10 @@ mod tests {
                 taken += 1;
             }
             if taken < total && inbox.begin_sleep() {
-                let deadline = std::time::Instant::now() + LOST;
+                let deadline = std::time::Instant::now() + CAP;
                 while wakes.load(Ordering::Acquire) == woken {
-                    assert!(std::time::Instant::now() < deadline, "nobody woke the consumer");
-                    thread::park_timeout(LOST);
+                    assert!(std::time::Instant::now() < deadline, "the consumer was not woken");
+                    thread::park_timeout(CAP);
                 }
                 inbox.end_sleep();
             }
@@ -203,7 +211,7 @@ mod tests {
 
     fn run(producers: usize, each: usize, pause: impl Fn(usize) + Sync) {
         let inbox = Inbox::new();
-        // Each wake increments a number. So the test itself does not lose a wake that comes before the park.
+        // Each wake increments this number, so that the test itself does not lose a wake that comes before the park.
         let wakes = AtomicUsize::new(0);
         let consumer = thread::current();
         thread::scope(|scope| {
@@ -230,8 +238,8 @@ mod tests {
 
     #[test]
     fn loses_nothing_around_the_moment_of_falling_asleep() {
-        // One producer that pauses for a varying number of spins meets the consumer at every point of its
-        // way to sleep.
+        // The producer pauses for a varying number of spins, so that its pushes come at every point of the consumer's
+        // transition to sleep.
         run(1, 20_000, |number| {
             for _ in 0..number % 257 {
                 std::hint::spin_loop();

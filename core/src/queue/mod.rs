@@ -1,18 +1,19 @@
-//! The containers of an event loop, without Python and without system calls.
+//! The containers of an event loop. They do not use Python and make no system calls.
 //!
 //! | module | what it holds | shape |
 //! |---|---|---|
 //! | [`ready`] | callbacks to run next | FIFO ring |
 //! | [`timers`] | callbacks with a deadline | heap ordered by (deadline, sequence number) |
 //! | [`inbox`] | items from other threads | lock-free queue and a sleep flag |
-//! | [`outbuf`] | chunks waiting to be written | inline slot, then a deque |
+//! | [`outbuf`] | chunks of a stream that are still to be written | inline slot, then a deque |
 //! | [`fd_table`] | the registration of each fd | table by fd, with generations |
-//! | [`read_size`] | how much a socket's reads return | two bytes |
-//! | [`histogram`] | durations | counts in buckets that widen |
-//! | [`records`] | where TLS records end in received bytes | a header of five bytes and a count |
+//! | [`read_size`] | how much the last reads of a socket returned | two bytes |
+//! | [`histogram`] | durations | counts in buckets that get wider |
+//! | [`records`] | the position in a stream of TLS records | a header of five bytes and a count |
 //!
-//! Owner: the thread of the loop, except [`inbox::Inbox::push`]. Elements are opaque. A `Copy` element is usually a
-//! pointer; the modules that use the container count its references.
+//! All of them belong to the loop's thread, except that any thread may call [`inbox::Inbox::push`] and read a
+//! [`histogram`]. Elements are opaque. A `Copy` element is usually a pointer to a reference-counted object; the module
+//! that uses the container owns that reference.
 
 pub mod fd_table;
 pub mod histogram;

@@ -1,28 +1,30 @@
 //! The chunks of a stream that are still to be written.
 //!
-//! Purpose: keeps the data that a transport could not send at once, or that it corks, and offers it to `writev`. It
-//! keeps the chunks that it was given and copies nothing. One chunk lies inline, so the usual single write allocates
-//! nothing. A connection without data to write takes three words and an empty chunk.
+//! An `OutBuf` holds the data that a transport could not send at once, or that it holds back to send it with later
+//! data, and offers it to `writev`. It keeps the chunks that it was given and does not copy bytes. The first chunk is
+//! stored inline, so the usual single write does not allocate. Without data an `OutBuf` takes three words and the size
+//! of one chunk.
 //!
 //! ```text
 //!   front [ sent | to be sent ]   then   rest [ chunk ] [ chunk ] ...
 //!         '-----' sent_bytes             boxed, allocated for the second chunk
 //! ```
 //!
-//! Owner: the loop's thread. It must know only the bytes of a chunk. It drops no chunk while it is borrowed: it passes
-//! written chunks to the caller, who releases them where foreign code may run.
+//! It belongs to the loop's thread. Dropping a chunk may run foreign code, such as a Python destructor, so the buffer
+//! does not drop chunks while it is borrowed. It passes written chunks to the caller, who drops them at a point where
+//! foreign code may run.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::ptr;
 
-/// The buffer keeps a deque of up to this capacity for later use.
+/// An empty buffer keeps its deque for later use if the capacity is at most this.
 const KEPT_CAPACITY: usize = 8;
 
 /// Chunks of bytes in the order in which they are to be written.
 pub struct OutBuf<C: AsRef<[u8]>> {
-    /// The oldest chunk. If there is none, `rest` is empty, too.
+    /// The oldest chunk. If it is `None`, `rest` is empty too.
     front: Option<C>,
     #[expect(
         clippy::box_collection,
@@ -54,7 +56,7 @@ impl<C: AsRef<[u8]>> OutBuf<C> {
         self.len_bytes
     }
 
-    /// Whether there is no chunk. An empty chunk counts as a chunk; the next [`Self::advance`] removes it.
+    /// Whether there is no chunk. A chunk of zero bytes counts as a chunk; the next [`Self::advance`] removes it.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -78,10 +80,10 @@ impl<C: AsRef<[u8]>> OutBuf<C> {
         }
     }
 
-    /// Puts a chunk in front. Its first `sent_bytes` bytes are already written, and at least one is not. Nothing of the
-    /// other chunks may be written yet.
+    /// Inserts a chunk before all others. Its first `sent_bytes` bytes are already written, and at least one byte is
+    /// not. No byte of the other chunks may be written yet.
     pub fn push_front(&mut self, chunk: C, sent_bytes: usize) {
-        debug_assert!(self.sent_bytes == 0, "the front chunk is written in part");
+        debug_assert!(self.sent_bytes == 0, "the front chunk is partly written");
         debug_assert!(sent_bytes < chunk.as_ref().len(), "the chunk is written");
         self.len_bytes += chunk.as_ref().len() - sent_bytes;
         self.sent_bytes = sent_bytes;
@@ -90,18 +92,18 @@ impl<C: AsRef<[u8]>> OutBuf<C> {
         }
     }
 
-    /// Fills `out` as [`Self::slices`] does, and returns how many of its first elements are then initialised.
+    /// Fills `out` like [`Self::slices`], and returns how many of its elements are initialised then.
     #[cfg(test)]
     pub fn fill_slices<'a>(&'a self, out: &mut [MaybeUninit<IoSlice<'a>>]) -> usize {
         self.slices(out).len()
     }
 
-    /// The bytes that are to be written, from the front on: one slice per chunk, and at most as many slices as `out`
-    /// can hold. Empty chunks are left out.
+    /// The bytes that are to be written, oldest first: one slice per chunk, and at most as many slices as `out` can
+    /// hold. Empty chunks are left out.
     #[inline]
     pub fn slices<'a, 'b>(&'a self, out: &'b mut [MaybeUninit<IoSlice<'a>>]) -> &'b [IoSlice<'a>] {
         let mut filled = 0;
-        // False if there is no place for it.
+        // Returns false if `out` is full.
         let mut offer = |bytes: &'a [u8]| {
             if bytes.is_empty() {
                 return true;
@@ -117,7 +119,7 @@ impl<C: AsRef<[u8]>> OutBuf<C> {
             offer(&front.as_ref()[self.sent_bytes..]);
         }
         if let Some(rest) = &self.rest {
-            // The two parts apart: an iterator over both takes twice the instructions.
+            // One loop for each half of the deque, because an iterator over both takes twice the instructions.
             let (first, second) = rest.as_slices();
             for part in [first, second] {
                 for chunk in part {
@@ -127,13 +129,13 @@ impl<C: AsRef<[u8]>> OutBuf<C> {
                 }
             }
         }
-        // SAFETY: `offer` has initialised the first `filled` elements of `out`, whose lifetime the
-        // result takes over.
+        // SAFETY: `offer` has initialised the first `filled` elements of `out`, and the result borrows `out`.
         unsafe { std::slice::from_raw_parts(out.as_ptr().cast(), filled) }
     }
 
-    /// Notes that the first `n_bytes` bytes are written, at most [`Self::len_bytes`]. Passes each chunk that is
-    /// completely written to `dropped`. `dropped` must only keep it, because this buffer is borrowed during the call.
+    /// Records that the first `n_bytes` bytes are written, at most [`Self::len_bytes`]. Passes each chunk that is
+    /// completely written to `dropped`. `dropped` must store the chunk and not drop it, because this buffer is borrowed
+    /// during the call.
     #[inline]
     pub fn advance(&mut self, n_bytes: usize, dropped: &mut impl FnMut(C)) {
         debug_assert!(n_bytes <= self.len_bytes, "more was written than there is");
@@ -156,7 +158,7 @@ impl<C: AsRef<[u8]>> OutBuf<C> {
         }
     }
 
-    /// Takes out the oldest chunk, whether a part of it is written or not. In this way a closing transport drops its
+    /// Takes out the oldest chunk, whether a part of it is written or not. A closing transport uses this to discard its
     /// unwritten data.
     #[inline]
     pub fn pop(&mut self) -> Option<C> {
@@ -165,14 +167,14 @@ impl<C: AsRef<[u8]>> OutBuf<C> {
         self.take_front()
     }
 
-    /// The whole chunks, from the oldest to the newest.
+    /// The chunks, from the oldest to the newest, each with the bytes of it that are already written.
     pub fn iter(&self) -> impl Iterator<Item = &C> + '_ {
         self.front
             .iter()
             .chain(self.rest.iter().flat_map(|rest| rest.iter()))
     }
 
-    /// Empties the buffer, as `advance` does when everything is written.
+    /// Empties the buffer, for `advance` when everything is written.
     #[inline]
     fn take_all(&mut self, dropped: &mut impl FnMut(C)) {
         self.sent_bytes = 0;
@@ -212,18 +214,18 @@ impl<C: AsRef<[u8]>> Default for OutBuf<C> {
     }
 }
 
-/// Copies the slices one behind the other into `place`, as much of them as it can hold, and returns the copy.
+/// Copies the slices one after another into `place`, as far as they fit, and returns the bytes that were copied.
 #[inline]
 pub fn join<'a>(slices: &[IoSlice<'_>], place: &'a mut [MaybeUninit<u8>]) -> &'a [u8] {
     let mut filled = 0;
     for slice in slices {
         let target = &mut place[filled..];
         let count = slice.len().min(target.len());
-        // SAFETY: both have at least `count` bytes, and a mutable slice overlaps with no other.
+        // SAFETY: both have at least `count` bytes, and they cannot overlap, because `target` is a mutable slice.
         unsafe { ptr::copy_nonoverlapping(slice.as_ptr(), target.as_mut_ptr().cast(), count) };
         filled += count;
     }
-    // SAFETY: the loop has initialised the first `filled` bytes, whose lifetime the result takes over.
+    // SAFETY: the loop has initialised the first `filled` bytes of `place`, and the result borrows `place`.
     unsafe { std::slice::from_raw_parts(place.as_ptr().cast(), filled) }
 }
 
@@ -252,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn joins_what_there_is_space_for() {
+    fn joins_as_much_as_fits() {
         let slices = [IoSlice::new(b"ab"), IoSlice::new(b""), IoSlice::new(b"cde")];
         for space in 0..8 {
             let mut place = vec![MaybeUninit::uninit(); space];
@@ -263,13 +265,14 @@ mod tests {
 
     #[test]
     fn is_small() {
-        // Like a Python object with a range, a `Vec` has three words, and a spare value for `None`.
+        // A `Vec` has the size of the chunks that transports use (a Python object with a range): three words, and a
+        // spare value for `None`.
         assert!(size_of::<OutBuf<Box<[u8]>>>() <= 48);
         assert!(size_of::<OutBuf<Vec<u8>>>() <= 48);
     }
 
     #[test]
-    fn what_is_written_in_part_comes_before_what_was_appended_meanwhile() {
+    fn a_partly_written_chunk_is_inserted_before_newer_chunks() {
         let mut buffer = OutBuf::new();
         buffer.push_front(b"hello".to_vec(), 2);
         assert_eq!(
@@ -336,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn pop_gives_up_a_chunk_that_was_written_in_part() {
+    fn pop_takes_out_a_partly_written_chunk() {
         let mut buffer = OutBuf::new();
         buffer.push(b"abc".to_vec());
         buffer.push(b"de".to_vec());
@@ -377,8 +380,8 @@ mod tests {
     }
 
     proptest! {
-        /// Compares the bytes with one flat vector, and the chunks with those that went in: every chunk comes out once,
-        /// in order.
+        /// Compares the bytes with one flat vector, and checks that every chunk that was pushed comes out once, in
+        /// order.
         #[test]
         fn behaves_like_flat_bytes(steps in prop::collection::vec(step(), 0..80), slots in 0_usize..6) {
             let mut buffer = OutBuf::new();

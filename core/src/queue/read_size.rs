@@ -1,34 +1,35 @@
-//! How much a socket's reads return. That decides where the next read puts its data.
+//! Remembers how much the last reads of a socket returned, and decides from that where the next read puts its data.
 //!
-//! Purpose: small and irregular reads go through a scratch buffer into an object of exactly their size. Reads of 8 to
-//! 256 KiB that always have the same size go directly into an object of that size. This begins only after several reads
-//! in a row have suited the same size. If a single odd read chose the size, its object would cut the next message into
-//! pieces.
+//! A small or irregular read goes into a scratch buffer, and is then copied into an object of exactly its size. Reads
+//! of 8 to 256 KiB that always have about the same size go directly into an object of that size, which saves the copy.
+//! That begins only after several reads in a row for which the same size of object is suitable. If a single unusual
+//! read could choose the size, the next message could get an object that is too small, and arrive in pieces.
 //!
-//! Owner: the thread of the loop. It must not know what is read, nor from where.
+//! It belongs to the loop's thread.
 
 use std::cell::Cell;
 
-/// Reads of at least this size may go without the scratch buffer.
+/// Reads that return less than this always go through the scratch buffer.
 const MIN_DIRECT_LEN: usize = 8 * 1024;
-/// The most that a read puts directly into an object.
+/// The largest object that a read goes into directly.
 const MAX_DIRECT_LEN: usize = 256 * 1024;
-/// The sizes of the objects that reads go into are multiples of this.
+/// The size of an object that a read goes into directly is a multiple of this.
 const UNIT: usize = 4 * 1024;
-/// After so many reads of one size the next one goes directly into an object.
+/// If this many reads in a row repeat the size of the read before them, the next read goes directly into an object.
 const STEADY_READS: u8 = 4;
 
-/// The history of one socket. It takes two bytes, because every open connection has one.
+/// The history of one socket. It takes only two bytes, because every open connection has one.
 #[derive(Debug)]
 pub struct ReadSize {
-    /// The size, in units, of the object that would have suited the last read; 0 if it was small or very large.
+    /// The size of the object that would have suited the last read, in multiples of `UNIT`; 0 if the read was small or
+    /// very large.
     units: Cell<u8>,
-    /// How many reads in a row it has suited (saturating).
+    /// How many reads in a row have repeated that size (saturating).
     steady: Cell<u8>,
 }
 
 impl ReadSize {
-    /// The history of a socket from which nothing was read yet.
+    /// The history of a socket that was not read yet.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -48,8 +49,8 @@ impl ReadSize {
         }
     }
 
-    /// Whether a read of at most `len_bytes` may go directly into an object of that length: the last read would have
-    /// filled at least about half of it.
+    /// Whether a read of at most `len_bytes` may go directly into an object of that length. It may if the last read
+    /// would have filled at least about half of the object.
     #[inline]
     #[must_use]
     pub fn suits(&self, len_bytes: usize) -> bool {
@@ -57,8 +58,8 @@ impl ReadSize {
             && usize::from(self.units.get()) * UNIT * 2 >= len_bytes.max(MIN_DIRECT_LEN)
     }
 
-    /// Notes a read of `len_bytes` into `capacity` bytes. If the buffer is full, there may be more to read, so the next
-    /// read goes through the scratch buffer.
+    /// Records that a read into `capacity` bytes has returned `len_bytes`. If it filled the buffer, there may be more
+    /// to read, so the next read goes through the scratch buffer.
     #[inline]
     pub fn note(&self, len_bytes: usize, capacity: usize) {
         let suitable = if len_bytes == capacity {
@@ -74,7 +75,7 @@ impl ReadSize {
         });
     }
 
-    /// Forgets everything.
+    /// Forgets all reads.
     pub fn reset(&self) {
         self.units.set(0);
         self.steady.set(0);
@@ -87,8 +88,9 @@ impl Default for ReadSize {
     }
 }
 
-/// The size of an object for a read of `len_bytes`. It has space for a little more. So a read of the same size does not
-/// fill it, and the reader knows that nothing is left. 0 for reads that go through the scratch buffer.
+/// The size of an object for a read that returns `len_bytes`, in multiples of `UNIT`, or 0 if such reads go through the
+/// scratch buffer. The object has space for at least one byte more. So a read of the same size does not fill it, which
+/// tells the reader that the socket has no more data.
 #[inline]
 fn suitable_units(len_bytes: usize) -> u8 {
     let units = len_bytes / UNIT + 1;
@@ -105,7 +107,7 @@ mod tests {
 
     use super::{MAX_DIRECT_LEN, MIN_DIRECT_LEN, ReadSize, STEADY_READS, UNIT};
 
-    /// The history after so many reads of one size through the scratch buffer.
+    /// The history after `count` reads of `len_bytes` each through the scratch buffer.
     fn after(len_bytes: usize, count: u8) -> ReadSize {
         let size = ReadSize::new();
         for _ in 0..count {
@@ -127,14 +129,14 @@ mod tests {
     }
 
     #[test]
-    fn small_and_very_large_reads_do_not() {
+    fn small_and_very_large_reads_use_the_scratch_buffer() {
         for len_bytes in [1, MIN_DIRECT_LEN - 1, MAX_DIRECT_LEN, 1 << 19] {
             assert_eq!(after(len_bytes, 100).capacity(), 0, "{len_bytes}");
         }
     }
 
     #[test]
-    fn an_odd_read_and_a_full_object_end_it() {
+    fn an_unusual_read_and_a_full_object_end_direct_reads() {
         let size = after(100_000, 10);
         size.note(20_000, 1 << 20);
         assert_eq!(size.capacity(), 0);
@@ -167,7 +169,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn capacity_follows_what_came_last(lens in prop::collection::vec(0_usize..600_000, 1..60)) {
+        fn capacity_is_limited_and_a_multiple_of_the_unit(lens in prop::collection::vec(0_usize..600_000, 1..60)) {
             let size = ReadSize::default();
             for len_bytes in lens {
                 let capacity = size.capacity();

@@ -1,7 +1,7 @@
 //! The queue of callbacks that are ready to run: first in, first out.
 //!
-//! Purpose: a ring whose push and pop take a few instructions. Its capacity is a power of two. Its two positions only
-//! grow, and wrap around at the end of their type, so neither needs a comparison:
+//! It is a ring whose push and pop take a few instructions. Its capacity is a power of two. Its two positions only
+//! increase, until they wrap around at the end of the integer's range. So they need not be compared with the capacity:
 //!
 //! ```text
 //!   position   head            tail                  head == tail               empty
@@ -10,8 +10,7 @@
 //!    index = position & (capacity - 1)
 //! ```
 //!
-//! Owner: the loop's thread. It must not know what an element stands for. Before the owner drops the queue, it must pop
-//! the remaining elements and release them.
+//! It belongs to the loop's thread. Whoever drops the queue must first pop the remaining elements and release them.
 
 use std::mem::MaybeUninit;
 
@@ -19,21 +18,22 @@ use std::mem::MaybeUninit;
 const FIRST_CAPACITY: usize = 64;
 /// A ring up to this capacity is never shrunk.
 const KEPT_CAPACITY: usize = 4096;
-/// A larger ring shrinks after so many drains in a row that used less than a quarter of it. If one such drain were
-/// enough, a program that schedules in bursts would make the ring grow again each time.
+/// A larger ring shrinks after it has become empty this many times in a row with less than a quarter of it used. If
+/// once were enough, the ring would shrink and grow again with every burst of a program that schedules in bursts.
 const QUIET_DRAINS: u32 = 64;
 
 /// A growing ring of `Copy` elements.
 pub struct ReadyQueue<T: Copy> {
-    /// Its length is zero or a power of two. Exactly the elements from `head` up to `tail` are initialised.
+    /// Its length is zero or a power of two. Exactly the elements at positions from `head` up to `tail` are
+    /// initialised.
     ring: Box<[MaybeUninit<T>]>,
     /// The position of the oldest element.
     head: usize,
-    /// The position behind the newest element.
+    /// The position after the newest element.
     tail: usize,
-    /// Where `tail` was when the ring was last seen empty by [`Self::note_drained`].
+    /// Where `tail` was at the last call of [`Self::note_drained`].
     drained_at: usize,
-    /// How many drains in a row have used less than a quarter of the ring.
+    /// How many times in a row the ring has become empty with less than a quarter of it used.
     quiet_drains: u32,
 }
 
@@ -71,7 +71,7 @@ impl<T: Copy> ReadyQueue<T> {
             self.grow();
         }
         let index = self.index(self.tail);
-        // SAFETY: `index` masks by the length of the ring, which is not empty after the check above.
+        // SAFETY: `index` masks with the length of the ring, which is not zero after the check above.
         unsafe { self.ring.get_unchecked_mut(index) }.write(item);
         self.tail = self.tail.wrapping_add(1);
     }
@@ -83,8 +83,8 @@ impl<T: Copy> ReadyQueue<T> {
             return None;
         }
         let index = self.index(self.head);
-        // SAFETY: the ring is not empty, so `index` (masked by its length) is inside it; and the element
-        // at `head`, being before `tail`, was written by `push_back`.
+        // SAFETY: the ring is not empty, so `index` (masked with its length) is inside it. The element at `head` is
+        // before `tail`, so `push_back` has written it.
         let item = unsafe { self.ring.get_unchecked(index).assume_init_read() };
         self.head = self.head.wrapping_add(1);
         if self.ring.len() > KEPT_CAPACITY && self.is_empty() {
@@ -93,7 +93,7 @@ impl<T: Copy> ReadyQueue<T> {
         Some(item)
     }
 
-    /// The element that so many others are in front of.
+    /// The element that has `offset` others in front of it.
     #[inline]
     #[must_use]
     pub fn get(&self, offset: usize) -> Option<T> {
@@ -101,7 +101,7 @@ impl<T: Copy> ReadyQueue<T> {
             return None;
         }
         let index = self.index(self.head.wrapping_add(offset));
-        // SAFETY: positions from `head` up to `tail` are initialised, and `index` masks by the length of the ring.
+        // SAFETY: positions from `head` up to `tail` are initialised, and `index` masks with the length of the ring.
         Some(unsafe { self.ring.get_unchecked(index).assume_init_read() })
     }
 
@@ -120,7 +120,7 @@ impl<T: Copy> ReadyQueue<T> {
         self.ring.len()
     }
 
-    /// Where a position lies in the ring. Meaningless while nothing is allocated.
+    /// The index of a position in the ring. Meaningless while no ring is allocated.
     #[inline]
     fn index(&self, position: usize) -> usize {
         position & self.ring.len().wrapping_sub(1)
@@ -131,10 +131,10 @@ impl<T: Copy> ReadyQueue<T> {
         self.resize((self.ring.len() * 2).max(FIRST_CAPACITY));
     }
 
-    /// Called when a large ring becomes empty. Gives memory back after the end of a burst.
+    /// Called when a large ring becomes empty. Gives memory back some time after the end of a burst.
     #[cold]
     fn note_drained(&mut self) {
-        // The number of pushes since the last drain is an upper bound of how many elements were queued at any one time.
+        // Not more elements can have been queued at the same time than were pushed since the ring was last empty.
         let used = self.tail.wrapping_sub(self.drained_at);
         self.drained_at = self.tail;
         if used >= self.ring.len() / 4 {
@@ -148,7 +148,7 @@ impl<T: Copy> ReadyQueue<T> {
         }
     }
 
-    /// Moves the elements to the front of a ring of `capacity`, a power of two that holds them.
+    /// Moves the elements to the front of a new ring. `capacity` is a power of two and large enough for them.
     fn resize(&mut self, capacity: usize) {
         let mut ring = Box::new_uninit_slice(capacity);
         let len = self.len();
@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn keeps_order_while_growing_with_a_wrapped_ring() {
         let mut queue = ReadyQueue::new();
-        // This moves both positions into the middle, so that the elements wrap around before the ring grows.
+        // This moves both positions to the middle of the ring, so that the elements wrap around before it grows.
         fill_and_drain(&mut queue, FIRST_CAPACITY / 2);
         for item in 0..FIRST_CAPACITY * 3 {
             queue.push_back(item);
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn shrinks_once_a_burst_is_over_for_good() {
+    fn shrinks_some_time_after_a_burst() {
         let mut queue = ReadyQueue::new();
         fill_and_drain(&mut queue, KEPT_CAPACITY * 8);
         let burst = queue.capacity();
@@ -248,7 +248,7 @@ mod tests {
     }
 
     proptest! {
-        /// Compares runs of pushes and pops with a `VecDeque`.
+        /// Compares the queue with a `VecDeque` over runs of pushes and pops.
         #[test]
         fn behaves_like_a_deque(runs in prop::collection::vec((0_usize..300, 0_usize..300), 0..40)) {
             let mut queue = ReadyQueue::new();

@@ -1,8 +1,8 @@
-//! Where TLS records begin and end in the received bytes. A record is a header of five bytes and a body, whose length
-//! is in the header (RFC 8446, 5.1).
+//! Finds where TLS records begin and end in the received bytes. A record is a header of five bytes and a body, whose
+//! length is in the header (RFC 8446, section 5.1).
 //!
-//! `SSL_read` on less than a whole record ends in `SSLWantReadError`, and raising that costs more than decrypting a
-//! small record. So the engine calls it exactly once for each whole record. This module must not know Python.
+//! When `SSL_read` has less than a whole record, Python raises `SSLWantReadError`, and that costs more than decrypting
+//! a small record. So the TLS engine of the extension calls `SSL_read` exactly once for each whole record.
 //!
 //! ```text
 //!   type  version   length        body
@@ -10,9 +10,9 @@
 //! ```
 
 const HEADER_LEN: usize = 5;
-/// Content types: `change_cipher_spec` to `heartbeat`.
+/// The valid content types: `change_cipher_spec` to `heartbeat`.
 const CONTENT_TYPES: std::ops::RangeInclusive<u8> = 20..=24;
-/// The longest plaintext of a record, and the most bytes that any version may add to it.
+/// The longest plaintext of a record, plus the most bytes that any version of TLS may add to it.
 const MAX_BODY_LEN: usize = (1 << 14) + 2048;
 
 /// What [`Framing::advance`] has counted.
@@ -20,7 +20,7 @@ const MAX_BODY_LEN: usize = (1 << 14) + 2048;
 pub struct Counted {
     /// How many records are now whole.
     pub records: usize,
-    /// An upper bound of the bytes of plaintext in them.
+    /// An upper bound of the number of bytes of plaintext in them.
     pub capacity: usize,
 }
 
@@ -32,13 +32,14 @@ pub struct Framing {
     body_len: u16,
     /// How many bytes of the body have not arrived yet.
     missing_len: u16,
-    /// The bytes are not a TLS record. Then all bytes go to OpenSSL at once, and OpenSSL reports the error.
+    /// The stream has bytes that are not a TLS record. From there on all bytes go to OpenSSL at once, which reports the
+    /// error.
     is_broken: bool,
 }
 
 impl Framing {
-    /// Reads `data`, the next bytes of the stream, and counts the records that they complete. The body of each record
-    /// has at least `overhead_len` bytes besides its plaintext.
+    /// Processes `data`, the next bytes of the stream, and counts the records that they complete. The body of each
+    /// record has at least `overhead_len` bytes in addition to its plaintext.
     #[inline]
     pub fn advance(&mut self, mut data: &[u8], overhead_len: usize) -> Counted {
         let mut counted = Counted::default();
@@ -50,7 +51,7 @@ impl Framing {
                 }
             }
             if self.is_broken {
-                // An upper bound of the plaintext that OpenSSL may return for it.
+                // An upper bound of the records and the plaintext that OpenSSL may find in these bytes.
                 counted.records += 1 + data.len() / HEADER_LEN;
                 counted.capacity += HEADER_LEN + data.len();
                 break;
@@ -83,7 +84,8 @@ impl Framing {
         &data[taken..]
     }
 
-    /// How many bytes of the incomplete record have arrived, or 0 if that is not known.
+    /// How many bytes of the incomplete record have arrived. 0 if there is no incomplete record, or after bytes that
+    /// are not a TLS record.
     #[must_use]
     pub fn partial_len(&self) -> usize {
         if self.is_broken {
@@ -123,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_without_a_body_is_whole_once_its_header_is() {
+    fn a_record_without_a_body_is_complete_with_its_header() {
         let mut framing = Framing::default();
         let bytes = record(23, 0);
         assert_eq!(framing.advance(&bytes[..4], 17).records, 0);
@@ -138,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_record_is_handed_on_at_once() {
+    fn bytes_that_are_not_a_record_count_at_once() {
         for garbage in [b"GET / HTTP/1.1\r\n".to_vec(), record(19, 4), record(23, 20_000)] {
             let mut framing = Framing::default();
             assert!(framing.advance(&garbage, 17).records >= 1);
@@ -149,7 +151,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_cut_counts_the_same(
+        fn the_count_does_not_depend_on_how_the_stream_is_cut(
             bodies in prop::collection::vec(1_usize..400, 1..12),
             cuts in prop::collection::vec(1_usize..50, 1..400),
         ) {

@@ -1,33 +1,33 @@
 //! The timers: ordered by deadline, then by the order in which they were added.
 //!
-//! Purpose: finds the next deadline in O(1), and adds and removes timers in O(log n). Timers with equal deadlines come
-//! out in insertion order, because every timer gets the next sequence number. The owner leaves cancelled timers in the
-//! heap. It removes them later: one by one as they come to the top, or all at once with [`TimerHeap::retain`]. Most
-//! often a timer is cancelled right after it was added. Then [`TimerHeap::remove_last_if`] removes it from the end of
-//! the array.
+//! The heap finds the next deadline in O(1), and adds and removes timers in O(log n). Timers with equal deadlines come
+//! out in insertion order, because every timer gets the next sequence number. The loop leaves cancelled timers in the
+//! heap. It removes them later: one by one when they come to the top, or all at once with [`TimerHeap::retain`]. But
+//! usually a timer is cancelled soon after it was added, and [`TimerHeap::remove_last_if`] can then remove it from the
+//! end of the array at once.
 //!
 //! ```text
 //!   array   0 | 1 2 | 3 4 5 6 | 7 ...            parent of i      (i - 1) / 2
 //!           ^   children of 0                    children of i    2 i + 1, 2 i + 2
-//!           the earliest                         nobody is earlier than its parent
+//!           the earliest                         no timer is earlier than its parent
 //! ```
 //!
-//! Most programs set timers with the same delay, so every deadline is at or after the one before. A sorted run beside
-//! the heap holds these timers: they are appended to the run and leave from its front, both in O(1). A timer whose
-//! deadline is before the last one of the run goes to the heap.
+//! Most programs set many timers with the same delay, so each new deadline is at or after the one before it. A sorted
+//! deque beside the array, the *run*, holds these timers: they are appended to the run and leave from its front, both
+//! in O(1). A timer whose deadline is before the last one of the run goes to the array.
 //!
-//! When many timers of the heap are due at once, [`TimerHeap::sort_due`] sorts them into the front of the run. Taking
-//! them from the heap one by one would cost a way through the whole array each.
+//! When many timers of the array are due at once, [`TimerHeap::sort_due`] sorts them into the front of the run. That is
+//! cheaper than taking them from the array one by one, because each removal moves entries along a path through the
+//! whole depth of the heap.
 //!
-//! Owner: the loop's thread. It must not know what an element stands for, nor what time it is. When the owner drops the
-//! heap, it must release the remaining elements.
+//! The heap belongs to the loop's thread. Whoever drops the heap must first release the remaining elements.
 
 use std::collections::VecDeque;
 
-/// `wake_when` looks at no more entries than this.
-const MAX_LOOKED_AT: usize = 32;
+/// The most entries of the run, and of the array, that `wake_when` examines.
+const MAX_EXAMINED: usize = 32;
 
-/// The heap keeps memory for so many timers.
+/// The array and the run each keep memory for this many timers when they get smaller.
 const KEPT_CAPACITY: usize = 1024;
 
 #[derive(Clone, Copy)]
@@ -38,7 +38,7 @@ struct Entry<T> {
 }
 
 impl<T> Entry<T> {
-    /// Both parts of the order in one number, so that a comparison needs no branch.
+    /// Deadline and sequence number in one number, so that a comparison does not need a branch.
     #[inline]
     fn key(&self) -> u128 {
         u128::from(self.when_ns) << 64 | u128::from(self.seq)
@@ -50,11 +50,11 @@ impl<T> Entry<T> {
     }
 }
 
-/// A heap of `Copy` elements with a deadline each.
+/// A heap of `Copy` elements, each with a deadline.
 pub struct TimerHeap<T: Copy> {
-    /// Each entry is after its parent, see the module's documentation.
+    /// The array of the heap: each entry is after its parent, see the module's documentation.
     entries: Vec<Entry<T>>,
-    /// Sorted; each entry is after the one in front of it.
+    /// The sorted run: each entry is after the one in front of it.
     run: VecDeque<Entry<T>>,
     next_seq: u64,
 }
@@ -84,7 +84,7 @@ impl<T: Copy> TimerHeap<T> {
         self.entries.is_empty() && self.run.is_empty()
     }
 
-    /// Adds a timer and returns its sequence number. Each one is greater than all before.
+    /// Adds a timer and returns its sequence number, which is greater than all earlier ones.
     #[inline]
     pub fn push(&mut self, when_ns: u64, item: T) -> u64 {
         let seq = self.next_seq;
@@ -114,9 +114,11 @@ impl<T: Copy> TimerHeap<T> {
         self.earliest().map(|entry| (entry.when_ns, entry.item))
     }
 
-    /// When the owner must wake up if the timers that `has_slack` accepts may be taken up to `slack_ns` late, and all
-    /// others may not: with the earliest timer that has no slack, or `slack_ns` after the earliest one that has. If many
-    /// timers lie before that, the deadline of the first one that was not looked at.
+    /// When the loop must wake up, if timers that `has_slack` accepts may fire up to `slack_ns` late and all others
+    /// may not. That is the earliest deadline of a timer without slack, or `slack_ns` after the earliest deadline of a
+    /// timer with slack, whichever comes first. At most `MAX_EXAMINED` entries of the run and of the array are
+    /// examined. Entries beyond that count as if they had no slack, so the result may be earlier than necessary but
+    /// never too late.
     #[inline]
     #[must_use]
     pub fn wake_when(&self, slack_ns: u64, has_slack: impl Fn(T) -> bool) -> Option<u64> {
@@ -125,11 +127,11 @@ impl<T: Copy> TimerHeap<T> {
             return Some(first_ns);
         }
         let mut wake_ns = first_ns.saturating_add(slack_ns);
-        for (looked_at, entry) in self.run.iter().enumerate() {
+        for (examined, entry) in self.run.iter().enumerate() {
             if entry.when_ns >= wake_ns {
                 break;
             }
-            if looked_at == MAX_LOOKED_AT || !has_slack(entry.item) {
+            if examined == MAX_EXAMINED || !has_slack(entry.item) {
                 wake_ns = entry.when_ns;
                 break;
             }
@@ -140,27 +142,28 @@ impl<T: Copy> TimerHeap<T> {
         Some(wake_ns)
     }
 
-    /// The earliest deadline of a timer in the array that has no slack or was not looked at, or `wake_ns` if that is
+    /// The earliest deadline of a timer in the array that has no slack or was not examined, or `wake_ns` if that is
     /// earlier.
     fn wake_when_of_heap(&self, mut wake_ns: u64, has_slack: impl Fn(T) -> bool) -> u64 {
-        // What is before `wake_ns` hangs together from the root on. It is looked at level by level.
-        let mut indices = [0_usize; 1 + 2 * MAX_LOOKED_AT];
+        // The entries before `wake_ns` are a connected part of the tree that includes the root. They are examined
+        // level by level.
+        let mut indices = [0_usize; 1 + 2 * MAX_EXAMINED];
         let mut len = 1;
-        let mut looked_at = 0;
-        while looked_at < len {
-            let index = indices[looked_at];
+        let mut examined = 0;
+        while examined < len {
+            let index = indices[examined];
             let entry = self.entries.get(index).filter(|entry| entry.when_ns < wake_ns);
             if let Some(entry) = entry {
-                if looked_at < MAX_LOOKED_AT && has_slack(entry.item) {
+                if examined < MAX_EXAMINED && has_slack(entry.item) {
                     indices[len] = index * 2 + 1;
                     indices[len + 1] = index * 2 + 2;
                     len += 2;
                 } else {
-                    // Its children are not before it.
+                    // The children of this entry are not before it, so they need not be examined.
                     wake_ns = entry.when_ns;
                 }
             }
-            looked_at += 1;
+            examined += 1;
         }
         wake_ns
     }
@@ -207,8 +210,9 @@ impl<T: Copy> TimerHeap<T> {
         }
     }
 
-    /// Moves all timers of the heap whose deadline is `now_ns` or before to the run, in O(n): [`Self::pop`] then takes
-    /// each in O(1). The order stays the same. For an owner that has found many to be due.
+    /// Moves all timers of the array whose deadline is `now_ns` or before to the run. [`Self::pop`] then takes out
+    /// each of them in O(1). The order stays the same. This takes O(n) for an array of n timers, so it pays only if
+    /// many of them are due.
     pub fn sort_due(&mut self, now_ns: u64) {
         if self.entries.first().is_none_or(|first| first.when_ns > now_ns) {
             return;
@@ -221,7 +225,7 @@ impl<T: Copy> TimerHeap<T> {
             }
             !is_due
         });
-        // What is due leaves the run, so that everything left in it comes later.
+        // Due timers at the front of the run are sorted too. All timers that stay in the run are later than these.
         while let Some(first) = self.run.front().copied()
             && first.when_ns <= now_ns
         {
@@ -235,32 +239,32 @@ impl<T: Copy> TimerHeap<T> {
         self.settle();
     }
 
-    /// The element of the run that so many others are in front of.
+    /// The element of the run that has `offset` others in front of it.
     #[inline]
     #[must_use]
     pub fn peek_run(&self, offset: usize) -> Option<T> {
         self.run.get(offset).map(|entry| entry.item)
     }
 
-    /// Takes out the last element of the run or of the array if `is_meant` accepts it, in O(1). A timer that was just
-    /// added lies there, unless it is earlier than many others.
+    /// Takes out the last element of the run, or else of the array, if `is_wanted` accepts it, in O(1). A timer that
+    /// was just added is one of the two, unless its deadline is so early that it was moved towards the root.
     #[inline]
-    pub fn remove_last_if(&mut self, is_meant: impl Fn(T) -> bool) -> Option<T> {
+    pub fn remove_last_if(&mut self, is_wanted: impl Fn(T) -> bool) -> Option<T> {
         if let Some(last) = self.run.back().copied()
-            && is_meant(last.item)
+            && is_wanted(last.item)
         {
             self.run.pop_back();
             self.shrink_run_if_sparse();
             return Some(last.item);
         }
-        // The last entry has no children, so the others are still a heap.
-        let last = self.entries.pop_if(|entry| is_meant(entry.item))?;
+        // The last entry has no children, so the array without it is still a heap.
+        let last = self.entries.pop_if(|entry| is_wanted(entry.item))?;
         self.shrink_if_sparse();
         Some(last.item)
     }
 
     /// Keeps the timers for which `is_kept` returns true and appends the others to `dropped`, in O(n). Gives memory
-    /// back if less than a quarter of it is used afterwards.
+    /// back if less than a quarter of it is used then.
     pub fn retain(&mut self, mut is_kept: impl FnMut(T) -> bool, dropped: &mut Vec<T>) {
         let mut keep = |entry: &Entry<T>| {
             let keep = is_kept(entry.item);
@@ -274,7 +278,8 @@ impl<T: Copy> TimerHeap<T> {
         self.settle();
     }
 
-    /// Makes a heap of entries in any order, and gives memory back if less than a quarter of it is used.
+    /// Restores the order of the heap after entries were taken out of the middle of the array, and gives memory back if
+    /// less than a quarter of it is used.
     fn settle(&mut self) {
         // Bottom up, from the last node that has a child.
         for index in (0..self.entries.len() / 2).rev() {
@@ -300,7 +305,7 @@ impl<T: Copy> TimerHeap<T> {
         self.entries.capacity() + self.run.capacity()
     }
 
-    /// Moves the entry at `index` towards the root until its parent is before it.
+    /// Moves the entry at `index` towards the root until its parent is earlier.
     #[inline]
     fn sift_up(&mut self, mut index: usize) {
         let entry = self.entries[index];
@@ -315,8 +320,8 @@ impl<T: Copy> TimerHeap<T> {
         self.entries[index] = entry;
     }
 
-    /// Puts `entry` at `index`. As long as a child is before it, the earliest child moves up and `entry` moves down.
-    /// The entry that was at `index` is overwritten.
+    /// Puts `entry` at `index`, and overwrites the entry there. As long as a child is earlier than `entry`, the
+    /// earlier of the two children moves up and `entry` moves down.
     #[inline]
     fn sift_down(&mut self, mut index: usize, entry: Entry<T>) {
         let entries = self.entries.as_mut_slice();
@@ -325,9 +330,8 @@ impl<T: Copy> TimerHeap<T> {
             let right = left + 1;
             let mut earliest = left;
             if right < entries.len() {
-                // The code adds the result of the comparison instead of branching on it, because no processor can
-                // predict it. That makes a pop from 1,000 timers twice as fast. Four children per node would not make
-                // it faster.
+                // The result of the comparison is added, because a processor cannot predict a branch on it. That makes
+                // a pop from 1,000 timers twice as fast. Four children per node would not make it faster.
                 earliest += usize::from(entries[right].is_before(&entries[left]));
             } else if left >= entries.len() {
                 break;
@@ -350,7 +354,8 @@ impl<T: Copy> TimerHeap<T> {
         }
     }
 
-    /// Gives half of the memory back if less than a quarter is used. The pops of a burst of timers pay for that.
+    /// Gives half of the memory back if less than a quarter is used. The array must be halved many times to become
+    /// small, so the cost is spread over the pops that empty it.
     #[inline]
     fn shrink_if_sparse(&mut self) {
         let capacity = self.entries.capacity();
@@ -377,7 +382,7 @@ mod tests {
 
     use proptest::prelude::*;
 
-    use super::{KEPT_CAPACITY, MAX_LOOKED_AT, TimerHeap};
+    use super::{KEPT_CAPACITY, MAX_EXAMINED, TimerHeap};
 
     /// No entry is earlier than its parent.
     fn is_heap<T: Copy>(heap: &TimerHeap<T>) -> bool {
@@ -411,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timer_just_added_is_last_unless_it_is_earlier() {
+    fn a_timer_just_added_is_last_unless_it_is_the_earliest() {
         let mut heap = TimerHeap::new();
         for item in 0..50 {
             heap.push(100 + item, item);
@@ -436,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn timers_with_slack_wait_for_each_other() {
+    fn timers_with_slack_fire_together() {
         let mut heap = TimerHeap::new();
         assert_eq!(wake_when(&heap, 2), None);
         heap.push(20, 1);
@@ -458,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn a_crowd_waits_only_for_some() {
+    fn only_some_of_many_timers_are_examined() {
         for falls in [false, true] {
             let mut heap = TimerHeap::new();
             for item in 0..1_000 {
@@ -578,7 +583,7 @@ mod tests {
                     when_ns.saturating_add(if has_slack(item) { 4 } else { 0 })
                 });
                 let wake_ns = heap.wake_when(4, has_slack);
-                if model.len() <= MAX_LOOKED_AT {
+                if model.len() <= MAX_EXAMINED {
                     prop_assert_eq!(wake_ns, latest.min());
                 } else {
                     prop_assert!(heap.peek_when() <= wake_ns && wake_ns <= latest.min());

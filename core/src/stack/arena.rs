@@ -1,4 +1,4 @@
-//! Where the stacks of a thread lie: arenas, each a mapping for many stacks.
+//! Allocates the stacks of a thread. They lie in arenas, each of which is one mapping for many stacks.
 //!
 //! ```text
 //!   Arena, up to 128 stacks                                                   higher addresses -->
@@ -10,20 +10,23 @@
 //!                                                               of one page table
 //! ```
 //!
-//! - **Guards.** Since Linux 6.13 a guard is a mark in the page tables (`pages::install_guard`), and an arena is one
-//!   mapping, or two while some of its stacks were never used. Elsewhere a guard has another protection than the
-//!   stack, which takes two mappings for each stack.
-//! - **Colours.** Suspended stacks use the memory just below their tops. If all tops lay at the same place of a page,
-//!   they would share a few sets of the processor's caches, and evict each other from there.
-//! - **Page tables.** The used end of a stack and the guard above it are in one page table.
-//! - **Reuse.** A stack that is given back keeps its uppermost pages, up to a number of stacks. So the next coro neither
-//!   calls the system nor faults. Stacks come from the first arena with a free one, so that others become empty: those
-//!   are unmapped.
-//! - **Limits.** A stack can be promised: then there will be one, without a call that can fail. `mappings` keeps a
-//!   reserve of mappings, a new arena needs more addresses than it takes, and stacks are opened several at a time, so
-//!   that where the system refuses them, there is some memory left for everybody else.
+//! - **Guards.** An access to a guard faults, so a stack that overflows does not overwrite the stack below it. Since
+//!   Linux 6.13 a guard is a mark in the page tables (`pages::install_guard`). The kernel then counts an arena as one
+//!   mapping, or as two until all of its stacks have been opened. On other systems a guard is memory without access,
+//!   which takes two mappings for each stack.
+//! - **Colours.** Suspended stacks use the memory just below their tops. If all tops had the same offset in a page,
+//!   they would share a few sets of the processor's caches and evict each other from them. So each stack has its own
+//!   *colour*: an extra length that moves its top.
+//! - **Page tables.** The used end of a stack and the guard above it are in the same page table.
+//! - **Reuse.** A free stack keeps the memory of its uppermost pages, up to a limited number of stacks. So the next
+//!   coro that takes it causes no system call and no page fault. Stacks are taken from the first arena that has a free
+//!   one, so that later arenas become empty. Empty arenas are unmapped.
+//! - **Limits.** A caller can reserve a stack with `promise`; `take_promised` then cannot fail. Near a limit of the
+//!   system, new stacks must be refused while the rest of the process can still allocate. So `mappings` leaves a
+//!   reserve of mappings, an arena is made only if the address space has more room than the arena needs, and stacks
+//!   are opened several at a time, so that the system refuses a group while it still has memory for less.
 //!
-//! Belongs to one thread. It must not know what runs on the stacks.
+//! An `Arenas` belongs to one thread.
 
 use std::cell::RefCell;
 use std::ffi::c_void;
@@ -37,37 +40,41 @@ use crate::sys::faults::{Describe, Guards, MAX_STACKS, WatchedGuards};
 use crate::sys::pages::{self, MappingUsage};
 
 const MIB: usize = 1024 * 1024;
-/// The length of the guard below a stack, which nobody can access.
+/// The length of the guard below a stack.
 pub(super) const GUARD_LEN: usize = MIB;
 /// The addresses that one page table maps, on most processors.
 const TABLE_LEN: usize = 2 * MIB;
-/// Tops lie at this many places of a page, a cache line apart.
+/// Tops have this many different offsets in a page, one cache line apart.
 const LINE_COLOURS: usize = 64;
 const LINE_LEN: usize = 64;
-/// They lie in pages whose entries of the page tables are this many cache lines apart.
+/// The pages of the tops are at this many different places, `PAGE_STEP` apart. That step puts their page table entries,
+/// of eight bytes each, into different cache lines.
 const PAGE_COLOURS: usize = 8;
 const PAGE_STEP: usize = 32 * 1024;
-/// The most that colours add to a stack.
+/// The most that colours add to the length of a stack.
 const COLOURS_LEN: usize = PAGE_COLOURS * PAGE_STEP;
-/// The first arena has so many stacks; a later one as many as there are, up to `MAX_STACKS`.
+/// The number of stacks in the first arena. Each later arena doubles the total, but has at most `MAX_STACKS`.
 const FIRST_CAPACITY: usize = 4;
-/// Stacks are opened in groups.
+/// The number of stacks that are opened at a time.
 const GROUP: usize = 4;
-/// A stack that is given back keeps so many bytes of memory below its top.
+/// How many bytes of memory a free stack keeps below its top.
 const WARM_LEN: usize = 16 * 1024;
-/// So many free stacks keep memory. An arena of free stacks is unmapped if as many free ones are left.
+/// How many free stacks keep memory. An arena whose stacks are all free is unmapped only if this many free stacks
+/// remain in other arenas.
 const KEPT_STACKS: usize = 1024;
-/// Where the system refuses something, and so few mappings are left, their number is the reason.
-const NEAR: usize = 16;
-/// A new arena is made only where so many addresses are left after it.
+/// If the system refuses memory when there are only this many mappings left, the limit of mappings is reported as the
+/// reason.
+const NEAR_LIMIT: usize = 16;
+/// An arena is made only if the address space has this much room in addition to it.
 const RESERVED_LEN: usize = 32 * MIB;
 
-/// Why there is no stack.
+/// Why a stack could not be allocated.
 #[derive(Debug)]
 pub enum StackError {
-    /// The process is near the kernel's limit of mappings; None if that was found just before.
+    /// The process is near the kernel's limit of mappings. `None` if the mappings were not counted, because they were
+    /// at the limit a moment ago.
     Mappings(Option<MappingUsage>),
-    /// The system refuses memory or addresses.
+    /// The system refused memory or addresses.
     Memory(io::Error),
 }
 
@@ -82,7 +89,7 @@ impl fmt::Display for StackError {
                 .write_str("the process is near the kernel's limit of memory mappings, vm.max_map_count"),
             Self::Memory(error) => write!(
                 formatter,
-                "the system has refused it ({error}); it has limits of addresses (RLIMIT_AS), of memory \
+                "the system refused it ({error}); check the limits of address space (RLIMIT_AS), of memory \
                  (vm.overcommit_memory) and of mappings (vm.max_map_count)"
             ),
         }
@@ -94,53 +101,56 @@ pub struct Arenas {
     inner: Rc<Inner>,
 }
 
-/// What the stacks that are in use refer to.
+/// The part that stacks in use also refer to. It lives until the last of them is given back.
 struct Inner {
     stack_len: usize,
+    /// The distance from one stack to the next.
     stride: usize,
     page_len: usize,
     describe: Describe,
-    /// Whether guards are marks in the page tables.
+    /// Whether guards are marks in the page tables instead of mappings.
     has_marks: bool,
     budget: &'static Budget,
     state: RefCell<State>,
 }
 
 struct State {
-    /// None where one was unmapped.
+    /// `None` in the places of arenas that were unmapped.
     arenas: Vec<Option<Arena>>,
-    /// A bit for each arena with a free stack.
+    /// One bit for each arena, set if it has a free stack.
     with_free: Vec<u64>,
-    /// Free stacks that are open. At least as many as are promised.
+    /// How many open stacks are free, at least `promised`.
     free: usize,
+    /// How many stacks were promised and not taken yet.
     promised: usize,
-    /// Free stacks that keep memory.
+    /// How many free stacks keep memory.
     warm: usize,
-    /// All stacks of all arenas.
+    /// How many stacks all arenas have, whether they are open or not.
     capacity: usize,
 }
 
 struct Arena {
-    /// The first address: that of the first guard.
+    /// The first address, which is the start of the first guard.
     start: usize,
     capacity: usize,
-    /// The stacks up to this one are open: in use, or free.
+    /// How many stacks are open, from the first one on. An open stack is in use or free.
     opened: usize,
-    /// The indexes of free stacks.
+    /// The indexes of free stacks that keep memory.
     warm: Vec<usize>,
+    /// The indexes of free stacks that keep no memory.
     cold: Vec<usize>,
-    /// The mappings that it takes of the budget.
+    /// How many mappings of the budget it takes.
     mappings: usize,
     guards: WatchedGuards,
 }
 
 impl Arenas {
-    /// For stacks of `len_bytes` (rounded up to pages). `describe` is called for a fault in the guard of a stack whose
-    /// owner is set.
+    /// Arenas for stacks of `len_bytes` (rounded up to whole pages). The fault handler calls `describe` for a fault in
+    /// the guard of a stack, if the stack has an owner set.
     pub fn new(len_bytes: usize, describe: Describe) -> Self {
-        // For tests, and for kernels whose guards turn out to be wrong.
-        let is_refused = std::env::var("GRAPESHOT_CORO_GUARDS").is_ok_and(|text| text == "mappings");
-        let has_marks = !is_refused && pages::has_guards();
+        // The variable is for tests, and for kernels in which marks turn out not to work.
+        let is_disabled = std::env::var("GRAPESHOT_CORO_GUARDS").is_ok_and(|text| text == "mappings");
+        let has_marks = !is_disabled && pages::has_guards();
         Self::with(len_bytes, describe, has_marks, &mappings::PROCESS)
     }
 
@@ -168,13 +178,13 @@ impl Arenas {
         }
     }
 
-    /// A stack.
+    /// Takes a free stack.
     pub fn take(&self) -> Result<Lease, StackError> {
         self.promise()?;
         self.take_promised()
     }
 
-    /// Makes sure that `take_promised` will have a stack.
+    /// Reserves a stack, so that a later `take_promised` cannot fail.
     #[inline]
     pub fn promise(&self) -> Result<(), StackError> {
         let mut state = self.inner.state.borrow_mut();
@@ -185,14 +195,14 @@ impl Arenas {
         Ok(())
     }
 
-    /// Takes a promise back.
+    /// Gives up a promise that is not needed.
     #[inline]
     pub fn forgo(&self) {
         let mut state = self.inner.state.borrow_mut();
         state.promised = state.promised.saturating_sub(1);
     }
 
-    /// The stack that was promised. An error only if none was.
+    /// Takes a stack that was promised. Fails only if no stack was.
     #[inline]
     pub fn take_promised(&self) -> Result<Lease, StackError> {
         let mut state = self.inner.state.borrow_mut();
@@ -211,7 +221,7 @@ impl Arenas {
     }
 }
 
-/// A stack that is in use. It is given back when this is dropped; then nobody uses its memory any more.
+/// A stack that is in use. Dropping this gives the stack back, so nothing may use its memory afterwards.
 pub struct Lease {
     base: usize,
     top: usize,
@@ -221,7 +231,7 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// The highest address, 16 bytes aligned; stacks begin below it.
+    /// The address after the highest usable one, 16 bytes aligned. The first push writes just below it.
     #[inline]
     pub fn top(&self) -> usize {
         self.top
@@ -233,8 +243,8 @@ impl Lease {
         self.base
     }
 
-    /// Sets what the fault handler describes if the stack is used up; null for nothing. It must stay at its address
-    /// until the stack is given back.
+    /// Sets the object that the fault handler describes if the stack overflows; null for none. The object must stay at
+    /// its address until the stack is given back.
     #[inline]
     pub fn set_owner(&self, owner: *const c_void) {
         let state = self.inner.state.borrow();
@@ -251,7 +261,7 @@ impl Drop for Lease {
 }
 
 impl Inner {
-    /// Opens some stacks.
+    /// Opens the next group of stacks, in a new arena if all stacks of the others are open.
     #[cold]
     fn grow(&self, state: &mut State) -> Result<(), StackError> {
         let is_open = |arena: &Arena| arena.opened < arena.capacity;
@@ -272,7 +282,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Maps an arena, as large as the system allows. Returns its index.
+    /// Adds an arena. If the system refuses its usual size, smaller sizes are tried. Returns its index.
     fn add_arena(&self, state: &mut State) -> Result<usize, StackError> {
         let mut capacity = state.capacity.clamp(FIRST_CAPACITY, MAX_STACKS);
         self.budget.take(2).map_err(StackError::Mappings)?;
@@ -298,12 +308,13 @@ impl Inner {
         Ok(state.arenas.len() - 1)
     }
 
-    /// What the system has refused. It has one error for a lack of memory, of addresses and of mappings.
+    /// Finds out whether the system refused memory because of the number of mappings. Its error is the same for a lack
+    /// of memory, of addresses and of mappings.
     #[cold]
     fn explain(&self, error: StackError) -> StackError {
         if matches!(error, StackError::Memory(_))
             && let Some(usage) = self.budget.usage()
-            && usage.count + NEAR >= usage.limit
+            && usage.count + NEAR_LIMIT >= usage.limit
         {
             return StackError::Mappings(Some(usage));
         }
@@ -325,7 +336,7 @@ impl Inner {
             top
         };
         let end = end.next_multiple_of(self.page_len);
-        // SAFETY: the stack is free. The rest of the page of its top belongs to no other stack.
+        // SAFETY: the stack is free, and no other stack uses the rest of the page in which its top lies.
         unsafe { pages::discard(base, end - base) };
         if is_warm {
             home.warm.push(index);
@@ -343,11 +354,12 @@ impl Inner {
 }
 
 impl State {
+    /// Records that an arena has a free stack.
     fn mark(&mut self, arena: usize) {
         self.with_free[arena / 64] |= 1 << (arena % 64);
     }
 
-    /// Takes a free stack out of the first arena that has one.
+    /// Takes a free stack out of the first arena that has one. Returns the index of the arena and of the stack in it.
     #[inline]
     fn pop(&mut self) -> Option<(usize, usize)> {
         let word = self.with_free.iter().position(|word| *word != 0)?;
@@ -366,7 +378,7 @@ impl State {
         Some((arena, index))
     }
 
-    /// The lowest address of a stack, and the one behind its highest.
+    /// The lowest address of a stack, and the address after its highest one.
     #[inline]
     fn bounds(&self, arena: usize, index: usize, inner: &Inner) -> (usize, usize) {
         let start = self.arenas[arena].as_ref().map_or(0, |arena| arena.start);
@@ -395,18 +407,19 @@ impl State {
 
 impl Arena {
     fn map(inner: &Inner, capacity: usize) -> Result<Self, StackError> {
-        // The first stack begins at a multiple of TABLE_LEN.
+        // The start is chosen so that the first stack, which is above the first guard, begins at a multiple of
+        // TABLE_LEN.
         let len_bytes = capacity * inner.stride;
         let reserved_len = len_bytes + TABLE_LEN + RESERVED_LEN;
         let reserved = pages::reserve(reserved_len).map_err(StackError::Memory)?;
         let start = (reserved + GUARD_LEN).next_multiple_of(TABLE_LEN) - GUARD_LEN;
         let end = start + len_bytes;
-        // SAFETY: both ends of the mapping made above, which nobody uses.
+        // SAFETY: these are both ends of the mapping made above, and nothing uses them.
         unsafe {
             pages::release(reserved, start - reserved);
             pages::release(end, reserved + reserved_len - end);
         }
-        // SAFETY: what is left of it.
+        // SAFETY: this is the part of the mapping that is left.
         unsafe { pages::refuse_huge_pages(start, len_bytes) };
         let guards = Guards {
             start,
@@ -425,7 +438,7 @@ impl Arena {
         })
     }
 
-    /// Opens the next group of stacks. Returns how many there are now that were not there before.
+    /// Opens the next group of stacks. Returns how many stacks were opened.
     fn open(&mut self, inner: &Inner) -> Result<usize, StackError> {
         let group = self.opened..self.capacity.min(self.opened + GROUP);
         if !(inner.has_marks && self.open_with_marks(group.clone(), inner)?) {
@@ -437,16 +450,17 @@ impl Arena {
             }
             self.mappings += count;
         }
-        // The lower ones are used first.
+        // Stacks are taken from the end, so the lower ones are used first.
         self.cold.extend(group.clone().rev());
         self.opened = group.end;
         Ok(group.len())
     }
 
-    /// With guards that split no mapping. Returns false if the system does not have them here.
+    /// Opens a group whose guards are marks, which do not split the mapping. Returns false if the system cannot make
+    /// marks here.
     fn open_with_marks(&self, group: Range<usize>, inner: &Inner) -> Result<bool, StackError> {
         let start = self.start + group.start * inner.stride;
-        // SAFETY: inside the mapping; nobody uses these stacks yet.
+        // SAFETY: the range is inside the mapping, and nothing uses these stacks yet.
         unsafe {
             pages::open(start, group.len() * inner.stride).map_err(StackError::Memory)?;
             for index in group {
@@ -459,17 +473,17 @@ impl Arena {
         Ok(true)
     }
 
-    /// With guards that are mappings without access. After an error the group is closed.
+    /// Opens a group whose guards are mappings without access. After an error the whole group is without access.
     fn open_with_mappings(&self, group: Range<usize>, inner: &Inner) -> Result<(), StackError> {
         let start = self.start + group.start * inner.stride;
         let len_bytes = group.len() * inner.stride;
-        // SAFETY: inside the mapping; nobody uses these stacks yet.
+        // SAFETY: the range is inside the mapping, and nothing uses these stacks yet.
         unsafe {
             pages::close(start, len_bytes).map_err(StackError::Memory)?;
             for index in group {
                 let base = self.start + index * inner.stride + GUARD_LEN;
                 if let Err(error) = pages::open(base, inner.stride - GUARD_LEN) {
-                    // What was split is one mapping again, so this needs none.
+                    // This joins mappings and does not need a new one, so it succeeds at the limit of mappings too.
                     let _ = pages::close(start, len_bytes);
                     return Err(StackError::Memory(error));
                 }
@@ -480,16 +494,16 @@ impl Arena {
 
     fn unmap(self, inner: &Inner) {
         inner.budget.give_back(self.mappings);
-        // No fault in it is described any more.
+        // The fault handler must not describe faults in these addresses once they can belong to another mapping.
         drop(self.guards);
-        // SAFETY: the mapping is ours, and none of its stacks is in use.
+        // SAFETY: the mapping belongs to this arena, and no stack of it is in use.
         unsafe { pages::release(self.start, self.capacity * inner.stride) };
     }
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // Each stack in use keeps this alive, so none is.
+        // Each stack in use holds a reference to this value, so no stack is in use.
         for arena in std::mem::take(&mut self.state.get_mut().arenas)
             .into_iter()
             .flatten()

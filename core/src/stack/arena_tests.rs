@@ -1,4 +1,4 @@
-//! Arenas with both kinds of guards, with limits of the test's own, and with a fault in a child process.
+//! Tests of arenas with both kinds of guards, with simulated limits of mappings, and with a fault in a child process.
 
 use std::process::Command;
 use std::sync::atomic::AtomicUsize;
@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicUsize;
 use super::*;
 use crate::sys::faults::FaultMessage;
 
-/// A child process touches the guard of a stack of this kind.
+/// The environment variable that tells a child process in which guard to fault: the kind, and "first" or "last" byte.
 const CHILD: &str = "GRAPESHOT_TEST_GUARD";
 const MARKS: &str = "marks";
 const MAPPINGS: &str = "mappings";
@@ -30,7 +30,7 @@ fn arenas(has_marks: bool, budget: &'static Budget) -> Arenas {
 }
 
 fn write(address: usize, value: u8) {
-    // SAFETY: an address of a stack of the test's own.
+    // SAFETY: the address is in a stack of this test, or the test expects the fault.
     unsafe { (address as *mut u8).write_volatile(value) };
 }
 
@@ -39,11 +39,11 @@ fn read(address: usize) -> u8 {
     unsafe { (address as *const u8).read_volatile() }
 }
 
-/// How many pages of the range have memory.
+/// How many pages of the range have physical memory.
 fn resident_pages(start: usize, end: usize) -> usize {
     let page = pages::page_len();
     let mut residency = vec![0_u8; (end - start).div_ceil(page)];
-    // SAFETY: whole pages of an arena of the test's own, and a byte for each.
+    // SAFETY: the range is whole pages of an arena of this test, and the vector has a byte for each.
     let outcome = unsafe {
         libc::mincore(
             start as *mut libc::c_void,
@@ -78,7 +78,7 @@ fn stacks_do_not_overlap() {
             .collect();
         ends.sort_unstable();
         assert!(ends.windows(2).all(|pair| pair[0].1 <= pair[1].0));
-        // The used end of a stack and the guard above it are in one page table.
+        // The used end of a stack and the guard above it are in the same page table.
         let shares_table = |pair: &[(usize, usize)]| (pair[0].1 - 1) / TABLE_LEN == pair[1].0 / TABLE_LEN;
         assert!(ends.windows(2).filter(|pair| shares_table(pair)).count() > 250);
     }
@@ -87,7 +87,7 @@ fn stacks_do_not_overlap() {
 #[test]
 fn marks_split_no_mapping() {
     if !pages::has_guards() {
-        return; // another system than Linux, or an older kernel
+        return; // not Linux, or an older kernel
     }
     let mappings = |start: usize, end: usize| {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -145,7 +145,7 @@ fn free_stacks_beyond_a_number_keep_no_memory_and_empty_arenas_are_unmapped() {
         if has_marks {
             assert!(most < stacks.len() / 16);
         }
-        // The last one is kept, so that its arena stays.
+        // The last stack is kept, so that its arena stays.
         let mut stacks = stacks.into_iter().rev();
         let kept = stacks.next();
         let mut stacks: Vec<Lease> = stacks.collect();
@@ -159,7 +159,7 @@ fn free_stacks_beyond_a_number_keep_no_memory_and_empty_arenas_are_unmapped() {
         assert!(BUDGET.taken() < most);
         drop(state);
         assert_eq!((read(first.1 - 1), read(last.1 - 1)), (7, 7));
-        // A neighbour of the last one is free and had to give its memory back.
+        // The stack below the last one is free, and had to give its memory back.
         let page = last.1.next_multiple_of(pages::page_len());
         assert_eq!(resident_pages(last.0 - 2 * MIB, last.0 - GUARD_LEN), 0);
         assert!(resident_pages(last.0, page) >= 1);
@@ -171,7 +171,7 @@ fn free_stacks_beyond_a_number_keep_no_memory_and_empty_arenas_are_unmapped() {
 }
 
 #[test]
-fn at_the_limit_of_mappings_there_is_an_error_and_stacks_that_are_there_stay() {
+fn at_the_limit_of_mappings_take_fails_and_existing_stacks_stay() {
     static BUDGET: Budget = Budget::new(|| {
         Some(MappingUsage {
             count: 100 + BUDGET.taken(),
@@ -189,7 +189,7 @@ fn at_the_limit_of_mappings_there_is_an_error_and_stacks_that_are_there_stay() {
     };
     assert!(matches!(error, StackError::Mappings(_)), "{error:?}");
     assert!(error.to_string().contains("vm.max_map_count"), "{error}");
-    // 396 are not in use and not reserved; two of them belong to each stack.
+    // 396 mappings are neither in use nor reserved, and each stack takes two.
     assert!((150..198).contains(&stacks.len()), "{}", stacks.len());
     assert!(BUDGET.taken() <= 396);
     for stack in &stacks {
@@ -198,7 +198,7 @@ fn at_the_limit_of_mappings_there_is_an_error_and_stacks_that_are_there_stay() {
     }
     assert!(arenas.promise().is_err());
     stacks.truncate(stacks.len() - 2);
-    // One of the two is promised, so nobody else gets it.
+    // One of the two free stacks is promised, so `take` cannot have it.
     arenas.promise().unwrap();
     let last = arenas.take().unwrap();
     assert!(arenas.take().is_err());
@@ -213,7 +213,7 @@ fn at_the_limit_of_mappings_there_is_an_error_and_stacks_that_are_there_stay() {
 }
 
 #[test]
-fn a_refusal_of_the_system_is_told_apart() {
+fn the_reason_of_a_refusal_is_found() {
     static USED: AtomicUsize = AtomicUsize::new(0);
     static BUDGET: Budget = Budget::new(|| {
         Some(MappingUsage {
@@ -235,14 +235,14 @@ fn a_refusal_of_the_system_is_told_apart() {
 }
 
 #[test]
-fn addresses_that_the_system_does_not_have_are_an_error() {
+fn more_addresses_than_the_system_has_are_an_error() {
     let arenas = Arenas::with(1 << 50, say_number, false, &UNLIMITED);
     assert!(matches!(arenas.take(), Err(StackError::Memory(_))));
     assert!(arenas.inner.state.borrow().arenas.is_empty());
 }
 
 #[test]
-fn stacks_outlive_what_made_them() {
+fn stacks_keep_their_arena_alive() {
     static BUDGET: Budget = Budget::new(|| None);
     let stack = arenas(true, &BUDGET).take().unwrap();
     write(stack.top() - 1, 7);
@@ -251,7 +251,7 @@ fn stacks_outlive_what_made_them() {
     assert_eq!(BUDGET.taken(), 0);
 }
 
-/// Not a test of its own: the child of the next one.
+/// Not a test by itself: the next test runs this in a child process.
 #[test]
 fn touch_a_guard() {
     let Ok(kind) = std::env::var(CHILD) else {

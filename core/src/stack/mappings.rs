@@ -1,31 +1,32 @@
-//! How many mappings stacks may take of those that the kernel allows a process (`vm.max_map_count`).
+//! Decides how many of the mappings that the kernel allows a process (`vm.max_map_count`) may be used for stacks.
 //!
-//! At the limit every allocation of some size fails, not only that of a stack, and a program does not survive that. So
-//! stacks leave a reserve. Counting takes time in proportion to the number of mappings (`pages::mapping_usage`). So it
-//! is done again only when stacks have taken an eighth of that number since the last count, or half of what was free:
-//! the other half is for the rest of the process, which may take mappings meanwhile.
+//! At the limit every large allocation of the process fails, not only the allocation of a stack, and most programs do
+//! not survive that. So stacks leave a reserve. Counting the mappings takes time in proportion to their number
+//! (`pages::mapping_usage`). They are therefore counted again only when stacks have taken, since the last count, an
+//! eighth of the mappings counted then, or half of those that were free. The other half is left to the rest of the
+//! process, which may take mappings in between.
 //!
-//! Owner: any thread, since the limit is the process's.
+//! The limit is the process's, so any thread may use a `Budget`.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::sys::clock;
 use crate::sys::pages::{self, MappingUsage};
 
-/// The part of the limit that stacks leave to others: a 32nd, 2,047 of the usual 65,530.
+/// Stacks leave the limit divided by this to the rest of the process: 2,047 of the usual 65,530 mappings.
 const RESERVED_PART: usize = 32;
-/// Mappings are counted again when this part of their number was taken.
+/// Mappings are counted again when stacks have taken their number divided by this.
 const COUNTED_PART: usize = 8;
-/// Mappings are not counted again so soon after stacks were refused one.
+/// For this long after a refusal, further requests are refused without counting again.
 const RECOUNT_NS: u64 = 100_000_000;
 
-/// What stacks have taken, and may take.
+/// How many mappings stacks have taken, and how many they may take.
 pub(super) struct Budget {
     usage: fn() -> Option<MappingUsage>,
     taken: AtomicUsize,
-    /// Up to here nobody needs to count.
+    /// As long as `taken` does not exceed this, mappings need not be counted.
     granted: AtomicUsize,
-    /// Until when nobody counts again.
+    /// Until this time requests beyond `granted` are refused without counting.
     refused_until_ns: AtomicU64,
 }
 
@@ -33,7 +34,7 @@ pub(super) struct Budget {
 pub(super) static PROCESS: Budget = Budget::new(pages::mapping_usage);
 
 impl Budget {
-    /// Nothing is taken yet. `usage` counts the mappings, None if there is no limit.
+    /// A budget of which nothing is taken yet. `usage` counts the mappings, or returns `None` if there is no limit.
     pub(super) const fn new(usage: fn() -> Option<MappingUsage>) -> Self {
         Self {
             usage,
@@ -46,7 +47,7 @@ impl Budget {
     /// Takes `count` mappings.
     ///
     /// # Errors
-    /// The reserve would be touched.
+    /// If fewer mappings than the reserve would be left. The error has the numbers if the mappings were counted for it.
     pub(super) fn take(&self, count: usize) -> Result<(), Option<MappingUsage>> {
         let taken = self.taken.fetch_add(count, Ordering::Relaxed) + count;
         if taken <= self.granted.load(Ordering::Relaxed) {
@@ -81,17 +82,17 @@ impl Budget {
         Ok(())
     }
 
-    /// Gives `count` mappings back. The rest of the process may take them, so they are not granted any more.
+    /// Gives `count` mappings back. They are not granted any more, because the rest of the process may take them.
     pub(super) fn give_back(&self, count: usize) {
         self.taken.fetch_sub(count, Ordering::Relaxed);
         let less = |granted: usize| Some(granted.saturating_sub(count));
-        // It always changes the value, so there is no error.
+        // `less` never returns `None`, so the update cannot fail.
         let _ = self
             .granted
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
-    /// What the budget knows of the limit, for an error.
+    /// Counts the mappings, for an error message.
     pub(super) fn usage(&self) -> Option<MappingUsage> {
         (self.usage)()
     }
@@ -119,11 +120,11 @@ mod tests {
         });
         let counts = || COUNTS.load(Ordering::Relaxed);
         assert_eq!((budget.take(1), counts()), (Ok(()), 1));
-        // 1 and 49: an eighth of 400.
+        // 1 + 49 is an eighth of 400.
         assert_eq!((budget.take(49), counts()), (Ok(()), 1));
         IN_USE.store(900, Ordering::Relaxed);
         assert_eq!((budget.take(1), counts()), (Ok(()), 2));
-        // 1024 less 900 in use and 32 in reserve: 92 are free, and half of them is granted.
+        // Of 1024 mappings 900 are in use and 32 are the reserve. So 92 are free, and half of them is granted.
         assert_eq!((budget.take(45), counts()), (Ok(()), 2));
         assert_eq!((budget.take(1), counts()), (Ok(()), 3));
         budget.give_back(97);
@@ -131,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_given_back_is_counted_before_it_is_taken_again() {
+    fn mappings_are_counted_before_returned_ones_are_taken_again() {
         static IN_USE: AtomicUsize = AtomicUsize::new(100);
         let budget = Budget::new(|| {
             Some(MappingUsage {
@@ -143,14 +144,14 @@ mod tests {
             assert_eq!(budget.take(100), Ok(()));
         }
         budget.give_back(800);
-        // Somebody else has them now.
+        // The rest of the process has taken them.
         IN_USE.store(990, Ordering::Relaxed);
         assert!(budget.take(100).is_err());
         assert_eq!(budget.taken(), 0);
     }
 
     #[test]
-    fn the_reserve_is_left() {
+    fn the_reserve_is_not_taken() {
         static IN_USE: AtomicUsize = AtomicUsize::new(122);
         static COUNTS: AtomicUsize = AtomicUsize::new(0);
         let budget = Budget::new(|| {
@@ -167,7 +168,7 @@ mod tests {
         assert_eq!(budget.take(3), Err(Some(usage)));
         assert_eq!(budget.take(3), Err(None));
         assert_eq!((COUNTS.load(Ordering::Relaxed), budget.taken()), (1, 0));
-        // Counted again after a while.
+        // After `RECOUNT_NS` the mappings are counted again.
         budget.refused_until_ns.store(0, Ordering::Relaxed);
         IN_USE.store(20, Ordering::Relaxed);
         assert_eq!(budget.take(3), Ok(()));

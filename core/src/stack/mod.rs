@@ -8,21 +8,21 @@
 //!   |            |     below it nothing is kept                       +--> |  sp .. top |  as long as the
 //!   |            |                                                         +------------+  used part
 //!   +------------+ base
-//!   |   guard    |  1 MiB without access, as below the stack of a process: a large frame does not step over it
+//!   |   guard    |  1 MiB without access, like below a process's stack, so that a large frame cannot reach past it
 //!   +------------+
 //! ```
 //!
-//! A coro belongs to one slot for life, so that pointers into its stack are right whenever it runs. While it is
-//! suspended, its bytes stay in the slot until another coro needs the slot. Then the stack is evicted: its bytes are
-//! copied to a `Saved`.
+//! A coro belongs to the same slot for its whole life, so that pointers into its stack are valid whenever it runs.
+//! While it is suspended, its bytes stay in the slot until another coro needs the slot. Then the stack is *evicted*:
+//! its bytes are copied to a `Saved`.
 //!
-//! | module | what it has |
+//! | module | contents |
 //! |---|---|
-//! | `arena` | where slots lie: arenas with guards, limits, what is used again |
+//! | `arena` | the memory of the slots: guards, limits, reuse |
 //! | `mappings` | the reserve of mappings that is left to the rest of the process |
-//! | `saved` | the copies, and buffers for them |
+//! | `saved` | the copies, and a pool of buffers for them |
 //!
-//! Belongs to one thread. It must not know Python or who runs when.
+//! All of these types belong to one thread.
 
 mod arena;
 mod mappings;
@@ -37,21 +37,21 @@ pub use saved::{Pool, Saved};
 
 use crate::sys::pages;
 
-/// A trim gives back the memory of a stack below this depth.
+/// A trim keeps this much memory below the top of a stack, and gives back what is further down.
 const RESIDENT_LEN: usize = 256 * 1024;
 /// How many evictions there are between two trims.
 const EVICTIONS_PER_TRIM: u32 = 1024;
-/// The debug mode that evicts always overwrites the slot with this byte.
+/// The byte with which [`StackSlot::poison`] overwrites a stack.
 const POISON: u8 = 0xDD;
 
-/// A stack of an arena, with a guard below, and the way out of it and back.
+/// A stack of an arena, whose content can be evicted and restored.
 pub struct StackSlot {
     lease: Lease,
     evictions: Cell<u32>,
 }
 
 impl StackSlot {
-    /// Nothing is on the stack yet.
+    /// A slot on which nothing has run yet.
     pub fn new(lease: Lease) -> Self {
         Self {
             lease,
@@ -59,14 +59,14 @@ impl StackSlot {
         }
     }
 
-    /// Sets what the fault handler describes if the stack is used up; null for nothing. It must stay at its address
-    /// until the slot is dropped.
+    /// Sets the object that the fault handler describes if the stack overflows; null for none. The object must stay at
+    /// its address until the slot is dropped.
     #[inline]
     pub fn set_owner(&self, owner: *const c_void) {
         self.lease.set_owner(owner);
     }
 
-    /// The highest address, 16 bytes aligned; stacks begin below it.
+    /// The address after the highest usable one, 16 bytes aligned. The first push writes just below it.
     #[inline]
     pub fn top(&self) -> usize {
         self.lease.top()
@@ -84,20 +84,20 @@ impl StackSlot {
         self.top() - self.base()
     }
 
-    /// Whether an address lies on the stack (the guard does not belong to it).
+    /// Whether an address lies on the stack. The guard is not part of the stack.
     #[inline]
     pub fn contains(&self, address: usize) -> bool {
         self.base() <= address && address < self.top()
     }
 
-    /// Copies the used part of the stack at `sp` into `saved`, which must have its length.
+    /// Copies the used part of the stack, from `sp` to the top, into `saved`, which must have exactly that length.
     ///
     /// # Safety
-    /// The stack at `sp` is suspended, in this slot.
+    /// A stack with the stack pointer `sp` is suspended in this slot.
     #[inline]
     pub unsafe fn evict(&self, sp: usize, saved: &Saved) {
         debug_assert!(self.contains(sp) && saved.len_bytes == self.top() - sp);
-        // SAFETY: `sp..top` is mapped and not running (contract); the buffer has that length and is elsewhere.
+        // SAFETY: `sp..top` is mapped and not running (contract); the buffer has that length and does not overlap it.
         unsafe { ptr::copy_nonoverlapping(sp as *const u8, saved.data, saved.len_bytes) };
         let count = self.evictions.get() + 1;
         self.evictions.set(count);
@@ -109,10 +109,10 @@ impl StackSlot {
     /// Copies a saved stack back to where it was.
     ///
     /// # Safety
-    /// No stack is running or suspended in place in this slot; `saved` was evicted from it.
+    /// No stack is running or suspended in this slot, and `saved` was evicted from it.
     #[inline]
     pub unsafe fn restore(&self, saved: &Saved) {
-        // SAFETY: the slot is free (contract), and has at least the length that was taken out of it.
+        // SAFETY: the slot is free (contract), and it is at least as long as the stack that was evicted from it.
         unsafe {
             ptr::copy_nonoverlapping(
                 saved.data,
@@ -122,17 +122,18 @@ impl StackSlot {
         }
     }
 
-    /// Overwrites everything from `sp` up, so that the use of a pointer into an evicted stack fails early.
+    /// Overwrites everything from `sp` up, so that a use of a pointer into the evicted stack fails early. The debug
+    /// mode that evicts at every switch calls this.
     ///
     /// # Safety
-    /// No stack is running or suspended in place in this slot.
+    /// No stack is running or suspended in this slot.
     pub unsafe fn poison(&self, sp: usize) {
-        // SAFETY: mapped, and free (contract).
+        // SAFETY: the range is mapped, and the slot is free (contract).
         unsafe { ptr::write_bytes(sp as *mut u8, POISON, self.top() - sp) };
     }
 
-    /// Gives memory back to the system: the pages more than `RESIDENT_LEN` below the top that the stack at `sp` does
-    /// not use. Returns whether there were any.
+    /// Gives memory back to the system: all pages that are more than `RESIDENT_LEN` below the top and that the stack at
+    /// `sp` does not use. Returns whether there was such memory.
     pub fn trim(&self, sp: usize) -> bool {
         let page = pages::page_len();
         let end =
@@ -141,7 +142,7 @@ impl StackSlot {
             return false;
         }
         let mut residency = 0_u8;
-        // SAFETY: one page inside the mapping, and one byte for it (mincore(2)).
+        // SAFETY: the call gets one page inside the mapping, and one byte for the result (mincore(2)).
         let known = unsafe {
             libc::mincore(
                 (end - page) as *mut libc::c_void,
@@ -152,7 +153,7 @@ impl StackSlot {
         if !known || residency & 1 == 0 {
             return false;
         }
-        // SAFETY: the pages lie below every stack pointer in use, so nothing in them is needed.
+        // SAFETY: the pages lie below the stack pointer, so nothing in them is needed.
         unsafe { pages::discard(self.base(), end - self.base()) };
         true
     }
@@ -170,12 +171,12 @@ mod tests {
     }
 
     fn fill(slot: &StackSlot, sp: usize, value: u8) {
-        // SAFETY: mapped and unused by others.
+        // SAFETY: the range is mapped, and nothing else uses it.
         unsafe { ptr::write_bytes(sp as *mut u8, value, slot.top() - sp) };
     }
 
     fn content(slot: &StackSlot, sp: usize) -> Vec<u8> {
-        // SAFETY: mapped, initialized by `fill` or zero.
+        // SAFETY: the range is mapped, and initialized by `fill` or zero.
         unsafe { std::slice::from_raw_parts(sp as *const u8, slot.top() - sp).to_vec() }
     }
 
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deep_excursion_gives_its_memory_back() {
+    fn memory_of_a_deep_call_is_given_back() {
         let slot = slot(4 << 20);
         assert!(!slot.trim(slot.top() - 1000));
         fill(&slot, slot.base(), 7);
@@ -221,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_told_apart() {
+    fn contains_checks_both_ends() {
         let slot = slot(1);
         assert!(slot.len_bytes() >= pages::page_len());
         assert!(slot.contains(slot.base()) && slot.contains(slot.top() - 1) && !slot.contains(slot.top()));

@@ -1,12 +1,10 @@
-//! The copies of evicted stacks, and the buffers that they are in.
-//!
-//! Belongs to one thread. It must not know where the stacks lie.
+//! The copies of evicted stacks, and a pool of buffers for them. A pool belongs to one thread.
 
-/// Saved stacks are rounded up to this, so that buffers of one size serve many.
+/// The lengths of buffers are multiples of this, so that a buffer can be used again for stacks of similar lengths.
 const SAVED_UNIT: usize = 16;
-/// Buffers up to this many units are kept for the next eviction.
+/// Buffers of up to this many units are kept for the next eviction.
 const POOLED_UNITS: usize = 512;
-/// The most bytes that are kept in all buffers. Switches take as many buffers as they give back, so few are enough.
+/// The most bytes that the pool keeps. Switches take as many buffers as they give back, so few are enough.
 const MAX_KEPT_LEN: usize = 1024 * 1024;
 
 /// The bytes of an evicted stack.
@@ -16,21 +14,22 @@ pub struct Saved {
 }
 
 impl Saved {
-    /// Where the bytes are.
+    /// The address of the copied bytes.
     pub fn as_ptr(&self) -> *const u8 {
         self.data
     }
 
-    /// The length of the part that was used.
+    /// The length of the copy, which is the used part of the stack.
     pub fn len_bytes(&self) -> usize {
         self.len_bytes
     }
 }
 
-/// Buffers for saved stacks, kept by size.
+/// Buffers for saved stacks.
 pub struct Pool {
+    /// The buffers that are kept. The index is their length in units.
     kept: Vec<Vec<*mut u8>>,
-    /// The bytes in all of them.
+    /// The total length of the kept buffers.
     kept_len: usize,
 }
 
@@ -39,7 +38,7 @@ fn units(len_bytes: usize) -> usize {
 }
 
 impl Pool {
-    /// No buffers yet.
+    /// An empty pool.
     pub fn new() -> Self {
         Self {
             kept: (0..=POOLED_UNITS).map(|_| Vec::new()).collect(),
@@ -47,7 +46,7 @@ impl Pool {
         }
     }
 
-    /// A buffer of `len_bytes`, or None if there is no memory.
+    /// Takes a buffer of `len_bytes`. Returns `None` if there is no memory.
     #[inline]
     pub fn take(&mut self, len_bytes: usize) -> Option<Saved> {
         let size = units(len_bytes);
@@ -56,7 +55,7 @@ impl Pool {
                 self.kept_len -= size * SAVED_UNIT;
                 data
             }
-            // SAFETY: plain allocation; null is checked below.
+            // SAFETY: malloc has no preconditions, and null is handled below.
             None => unsafe { libc::malloc(size * SAVED_UNIT) }.cast::<u8>(),
         };
         if data.is_null() {
@@ -67,7 +66,7 @@ impl Pool {
 
     /// Takes a buffer back.
     #[inline]
-    #[allow(clippy::needless_pass_by_value)] // the buffer is given up
+    #[allow(clippy::needless_pass_by_value)] // the caller must not keep the buffer
     pub fn give(&mut self, saved: Saved) {
         let size = units(saved.len_bytes);
         let len_bytes = size * SAVED_UNIT;
@@ -76,12 +75,12 @@ impl Pool {
                 kept.push(saved.data);
                 self.kept_len += len_bytes;
             }
-            // SAFETY: allocated by `take`, given up by the caller.
+            // SAFETY: the buffer was allocated by `take`, and the caller has given it up.
             _ => unsafe { libc::free(saved.data.cast()) },
         }
     }
 
-    /// True if no buffer is kept.
+    /// Whether the pool keeps no buffer.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.kept_len == 0
@@ -93,7 +92,7 @@ impl Pool {
         self.kept_len = 0;
         for kept in &mut self.kept {
             for data in std::mem::take(kept) {
-                // SAFETY: allocated by `take` and owned by the pool, which has just given it up.
+                // SAFETY: the buffer was allocated by `take`, and the pool has just removed it.
                 unsafe { libc::free(data.cast()) };
             }
         }
@@ -128,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn few_buffers_are_kept() {
+    fn the_kept_buffers_are_limited() {
         let mut pool = Pool::new();
         let lens = (1..=POOLED_UNITS).map(|size| size * SAVED_UNIT);
         let all: Vec<Saved> = lens

@@ -1,18 +1,20 @@
-//! Reads and writes that never block, of pipes, sockets and terminals in blocking mode.
+//! Reads and writes that do not block, although the pipe, socket or terminal is in blocking mode.
 //!
-//! Purpose: another process may share a descriptor. So "it is ready, now read it" may block: the other process has taken
-//! the data in between. And nonblocking mode belongs to the open file, that is, to the other process, too. The calls here
-//! are nonblocking by themselves and leave the open file as it is:
+//! Other processes may share a descriptor, such as stdin. Then it is not enough to wait until it is ready and read it:
+//! the read blocks if another process has taken the data in between. Nonblocking mode cannot be used either, because it
+//! belongs to the open file and would affect the other processes too. The calls in this module do not block, and leave
+//! the mode as it is:
 //!
-//! | kind | way |
+//! | kind of file | method |
 //! |---|---|
 //! | sockets | `MSG_DONTWAIT` |
 //! | pipes | `RWF_NOWAIT` (Linux 6.5) |
-//! | FIFOs, pipes of older kernels | a second, nonblocking open file of the same FIFO, by `/proc/self/fd` |
-//! | the side of a pseudo-terminal that programs use | the same, if it was not hung up |
-//! | others (also the master side, where opening again makes a new terminal), other systems | none |
+//! | FIFOs, and pipes on older kernels | opened a second time through `/proc/self/fd`, in nonblocking mode |
+//! | the slave side of a pseudo-terminal | the same, unless the terminal was hung up |
+//! | the master side of a pseudo-terminal | none, because a second `open` would make a new terminal |
+//! | other files, other systems (except for sockets) | none |
 //!
-//! Owner: any thread; the calls keep no state. A write to a pipe that nobody reads raises `SIGPIPE`, as in
+//! Any thread may call these functions; they keep no state. A write to a pipe without a reader raises `SIGPIPE`, as in
 //! [`super::pipe`].
 //!
 //! Source: `preadv2(2)`, `recv(2)`, `proc_pid_fd(5)`, `fifo(7)`, `pts(4)`.
@@ -23,56 +25,59 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use super::pipe::{self, FileKind, file_kind};
 use super::socket;
 
-/// What a call needs of a descriptor.
+/// The direction of a call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Access {
     Read,
     Write,
 }
 
-/// How to go on after the call that is tried first.
-enum Way {
+/// What to do if the kernel does not support `RWF_NOWAIT` for a file.
+enum Fallback {
+    /// `MSG_DONTWAIT`.
     Socket,
-    /// The same file, opened a second time, nonblocking.
+    /// A call on the same file, which was opened a second time in nonblocking mode.
     Reopened(OwnedFd),
-    /// A call that does not block: the file has been hung up.
-    Directly,
+    /// A plain call, which does not block because the terminal was hung up.
+    Plain,
 }
 
-/// Reads up to `len` bytes to `buf`. Returns how many came, 0 at the end of the stream; `None` if there is no such call
-/// for this descriptor.
+/// Reads up to `len` bytes into `buf`. Returns the number of bytes that were read, which is 0 at the end of the
+/// stream, or `None` if this descriptor cannot be read without blocking.
 ///
 /// # Errors
-/// `WouldBlock` if nothing is there, or another errno of `read(2)`.
+/// `WouldBlock` if there is no data, or another errno of `read(2)`.
 ///
 /// # Safety
-/// `buf` must be valid for writes of `len` bytes, and nobody else may access them during the call.
+/// `buf` must be valid for writes of `len` bytes, and nothing else may access them during the call.
 pub unsafe fn read_now(fd: RawFd, buf: *mut u8, len: usize) -> io::Result<Option<usize>> {
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract of this function.
     if let Some(outcome) = unsafe { flagged::read(fd, buf, len) } {
         return outcome.map(Some);
     }
-    let Some(way) = way(fd, Access::Read)? else {
+    let Some(fallback) = fallback_for(fd, Access::Read)? else {
         return Ok(None);
     };
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract of this function.
     let outcome = unsafe {
-        match way {
-            Way::Socket => socket::recv_now(fd, buf, len),
-            Way::Reopened(file) => pipe::read(file.as_raw_fd(), buf, len),
-            Way::Directly => pipe::read(fd, buf, len),
+        match fallback {
+            Fallback::Socket => socket::recv_now(fd, buf, len),
+            Fallback::Reopened(file) => pipe::read(file.as_raw_fd(), buf, len),
+            Fallback::Plain => pipe::read(fd, buf, len),
         }
     };
     outcome.map(Some)
 }
 
-/// Writes the front of `data` and returns how many bytes were taken; `None` if there is no such call for this descriptor.
+/// Writes the front of `data`. Returns the number of bytes that were written, or `None` if this descriptor cannot be
+/// written without blocking.
 ///
 /// # Errors
-/// `WouldBlock` if there is no room, or another errno of `write(2)`.
+/// `WouldBlock` if there is no space, or another errno of `write(2)`.
 pub fn write_now(fd: RawFd, data: &[u8]) -> io::Result<Option<usize>> {
     if data.is_empty() {
-        // An empty datagram is one, but an empty vector would not be sent. Other files take nothing without waiting.
+        // An empty datagram is sent, but `RWF_NOWAIT` with an empty vector would not send it. For other files an empty
+        // write does not block.
         return match file_kind(fd)? {
             FileKind::Socket => socket::send_now(fd, data).map(Some),
             _ => pipe::write(fd, data).map(Some),
@@ -81,31 +86,31 @@ pub fn write_now(fd: RawFd, data: &[u8]) -> io::Result<Option<usize>> {
     if let Some(outcome) = flagged::write(fd, data) {
         return outcome.map(Some);
     }
-    let Some(way) = way(fd, Access::Write)? else {
+    let Some(fallback) = fallback_for(fd, Access::Write)? else {
         return Ok(None);
     };
-    let outcome = match way {
-        Way::Socket => socket::send_now(fd, data),
-        Way::Reopened(file) => pipe::write(file.as_raw_fd(), data),
-        Way::Directly => pipe::write(fd, data),
+    let outcome = match fallback {
+        Fallback::Socket => socket::send_now(fd, data),
+        Fallback::Reopened(file) => pipe::write(file.as_raw_fd(), data),
+        Fallback::Plain => pipe::write(fd, data),
     };
     outcome.map(Some)
 }
 
-fn way(fd: RawFd, access: Access) -> io::Result<Option<Way>> {
+fn fallback_for(fd: RawFd, access: Access) -> io::Result<Option<Fallback>> {
     Ok(match file_kind(fd)? {
-        FileKind::Socket => Some(Way::Socket),
-        FileKind::Fifo { .. } => reopening::reopened(fd, access).map(Way::Reopened),
+        FileKind::Socket => Some(Fallback::Socket),
+        FileKind::Fifo { .. } => reopening::reopened(fd, access).map(Fallback::Reopened),
         FileKind::CharacterDevice if reopening::is_terminal(fd)? => match reopening::readiness(fd, access)? {
-            reopening::Readiness::HungUp => Some(Way::Directly),
-            reopening::Readiness::Ready => reopening::reopened(fd, access).map(Way::Reopened),
+            reopening::Readiness::HungUp => Some(Fallback::Plain),
+            reopening::Readiness::Ready => reopening::reopened(fd, access).map(Fallback::Reopened),
             reopening::Readiness::Busy => return Err(io::Error::from_raw_os_error(libc::EAGAIN)),
         },
         FileKind::CharacterDevice | FileKind::Other => None,
     })
 }
 
-/// Calls with `RWF_NOWAIT`. None: the kernel does not know it for this kind of file.
+/// Calls with `RWF_NOWAIT`. They return `None` if the kernel does not support it for this kind of file.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 mod flagged {
     use std::io;
@@ -113,32 +118,32 @@ mod flagged {
 
     use super::super::socket::retried;
 
-    /// At the file's own position, which is none here: the two halves of -1.
+    /// The offset -1, in two halves. It means the file's own position, like for `read` and `write`.
     const POSITION: [libc::c_long; 2] = [-1, -1];
 
     /// # Safety
     /// As for `read_now`.
     pub(super) unsafe fn read(fd: RawFd, buf: *mut u8, len: usize) -> Option<io::Result<usize>> {
-        // SAFETY: passed on to the caller.
+        // SAFETY: the caller upholds the contract of this function.
         unsafe { call(libc::SYS_preadv2, fd, buf, len) }
     }
 
     pub(super) fn write(fd: RawFd, data: &[u8]) -> Option<io::Result<usize>> {
-        // SAFETY: the slice is live and as long as said; the kernel only reads it.
+        // SAFETY: the slice is live and has the given length; the kernel only reads it.
         unsafe { call(libc::SYS_pwritev2, fd, data.as_ptr().cast_mut(), data.len()) }
     }
 
-    /// The system call itself: old C libraries have no function for it.
+    /// Makes the system call by its number, because old C libraries have no function for it.
     ///
     /// # Safety
-    /// The buffer is valid for what the call does with it.
+    /// The buffer is valid for the call: `len` bytes that it may write, or read.
     unsafe fn call(number: libc::c_long, fd: RawFd, buf: *mut u8, len: usize) -> Option<io::Result<usize>> {
         let vector = libc::iovec {
             iov_base: buf.cast(),
             iov_len: len,
         };
         let [low, high] = POSITION;
-        // SAFETY: one live vector, as the count says, with a buffer that the caller vouches for.
+        // SAFETY: the call gets one live vector, whose buffer the caller guarantees.
         let outcome = retried(|| unsafe {
             libc::syscall(
                 number,
@@ -163,7 +168,7 @@ mod flagged {
     use std::os::fd::RawFd;
 
     /// # Safety
-    /// None is needed.
+    /// No requirements: the buffer is not used.
     pub(super) unsafe fn read(_: RawFd, _: *mut u8, _: usize) -> Option<io::Result<usize>> {
         None
     }
@@ -188,7 +193,7 @@ mod reopening {
         HungUp,
     }
 
-    /// Whether it is the side of a pseudo-terminal that programs use.
+    /// Whether the descriptor is the slave side of a pseudo-terminal.
     pub(super) fn is_terminal(fd: RawFd) -> io::Result<bool> {
         if !cfg!(any(target_os = "linux", target_os = "android")) {
             return Ok(false);
@@ -214,7 +219,7 @@ mod reopening {
             events,
             revents: 0,
         };
-        // SAFETY: one live entry, as the count says; the call writes only to it.
+        // SAFETY: the call gets one live entry and writes only to it.
         let count = retried_int(|| unsafe { libc::poll(&raw mut entry, 1, 0) })?;
         Ok(if entry.revents & (libc::POLLHUP | libc::POLLERR) != 0 {
             Readiness::HungUp
@@ -225,8 +230,8 @@ mod reopening {
         })
     }
 
-    /// The same file, opened once more in nonblocking mode. None if that is not possible: without `/proc`, without the
-    /// permission, or where opening would only duplicate the descriptor.
+    /// Opens the same file a second time, in nonblocking mode. Returns `None` if that is not possible: without `/proc`,
+    /// without permission, or on systems where opening would only duplicate the descriptor.
     pub(super) fn reopened(fd: RawFd, access: Access) -> Option<OwnedFd> {
         if !cfg!(any(target_os = "linux", target_os = "android")) {
             return None;
@@ -240,7 +245,7 @@ mod reopening {
         let flags = mode | libc::O_NONBLOCK | libc::O_CLOEXEC | libc::O_NOCTTY;
         // SAFETY: the path is a live string; without O_CREAT there is no third argument.
         let opened = retried_int(|| unsafe { libc::open(path.as_ptr(), flags) }).ok()?;
-        // SAFETY: the descriptor (which the call returned as an int) was just made, and nothing else knows it.
+        // SAFETY: the descriptor (which the call returned as an int) is new, and nothing else knows it.
         Some(unsafe { OwnedFd::from_raw_fd(opened as RawFd) })
     }
 }
@@ -256,7 +261,7 @@ mod tests {
 
     fn read(fd: RawFd) -> std::io::Result<Option<Vec<u8>>> {
         let mut buffer = [0; 64];
-        // SAFETY: the buffer is live and as long as said.
+        // SAFETY: the buffer is live and has the given length.
         let len = unsafe { read_now(fd, buffer.as_mut_ptr(), buffer.len())? };
         Ok(len.map(|len| buffer[..len].to_vec()))
     }
@@ -303,7 +308,7 @@ mod tests {
     fn a_fifo() {
         let path = std::env::temp_dir().join(format!("grapeshot-fifo-{}", std::process::id()));
         let name = CString::new(path.to_str().unwrap()).unwrap();
-        // SAFETY: the path is a live string; the descriptor is new and nobody else's.
+        // SAFETY: the path is a live string; the descriptor is new, and nothing else owns it.
         let both = unsafe {
             assert_eq!(libc::mkfifo(name.as_ptr(), 0o600), 0);
             OwnedFd::from_raw_fd(libc::open(name.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC))
@@ -316,7 +321,8 @@ mod tests {
     fn a_terminal() {
         let (mut master, mut slave) = (0, 0);
         let null = std::ptr::null_mut();
-        // SAFETY: two live ints; the other arguments may be null. The descriptors are new and nobody else's.
+        // SAFETY: the call gets two live ints; the other arguments may be null. The descriptors are new, and nothing
+        // else owns them.
         let (master, slave) = unsafe {
             assert_eq!(
                 libc::openpty(&raw mut master, &raw mut slave, null, null.cast(), null.cast()),

@@ -1,20 +1,18 @@
-//! The monotonic clock, in nanoseconds.
+//! The monotonic clock, in nanoseconds. Timers and `loop.time()` use only this clock. CPython reads the same one for
+//! `time.monotonic()`, so deadlines that are computed in Python and in Rust can be compared.
 //!
-//! Purpose: the only time base of timers and of `loop.time()`. CPython reads the same clock for `time.monotonic()`, so
-//! deadlines that are computed in Python and here can be compared.
-//!
-//! Owner: any thread. It must not know what the time is used for.
+//! Any thread may read it.
 
 /// The clock CPython uses for `time.monotonic()`.
 ///
-/// On Apple systems that is `mach_absolute_time`, which `CLOCK_UPTIME_RAW` reads and which, unlike
-/// `CLOCK_MONOTONIC` there, stands still while the machine sleeps.
+/// On Apple systems that is `mach_absolute_time`, which `CLOCK_UPTIME_RAW` reads. Unlike `CLOCK_MONOTONIC` there, it
+/// stands still while the machine sleeps.
 #[cfg(target_vendor = "apple")]
 const MONOTONIC: libc::clockid_t = libc::CLOCK_UPTIME_RAW;
 #[cfg(not(target_vendor = "apple"))]
 const MONOTONIC: libc::clockid_t = libc::CLOCK_MONOTONIC;
 
-/// The same time base as the kernel updated it last: some milliseconds old, and cheaper to read.
+/// The value of the same clock at the kernel's last tick. It is some milliseconds old, and cheaper to read.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const COARSE: libc::clockid_t = libc::CLOCK_MONOTONIC_COARSE;
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
@@ -33,15 +31,15 @@ pub fn now_ns() -> u64 {
     read_ns(MONOTONIC)
 }
 
-/// The same with the resolution of the kernel's tick (1 to 10 ms), where that is cheaper. It is behind `now_ns`, so use
-/// it only for much longer durations.
+/// Like `now_ns`, but with the resolution of the kernel's tick (1 to 10 ms) on systems where that is cheaper. The
+/// result lags behind `now_ns`, so use it only for much longer durations.
 #[inline]
 #[must_use]
 pub fn coarse_ns() -> u64 {
     read_ns(COARSE)
 }
 
-/// Nanoseconds of CPU time that this thread has had: the clock of `time.thread_time()`.
+/// The CPU time of this thread in nanoseconds, from the clock of `time.thread_time()`.
 #[must_use]
 pub fn thread_cpu_ns() -> u64 {
     read_ns(libc::CLOCK_THREAD_CPUTIME_ID)
@@ -61,9 +59,9 @@ pub fn coarse_resolution_ns() -> u64 {
     resolution.tv_sec as u64 * NS_PER_S + resolution.tv_nsec as u64
 }
 
-/// A count that goes up at a steady rate, read in one instruction where the processor has one for that. Its unit is
-/// unknown, one processor may be a little behind another, and it may begin anew while the machine sleeps: only for the
-/// shares that parts of a long time have.
+/// A count that rises at a steady rate, read with one instruction if the processor has one for it. Its unit is unknown,
+/// one processor may be a little behind another, and it may restart while the machine sleeps. So use it only to compare
+/// the parts of a long time with each other.
 ///
 /// Source: Intel SDM, volume 3, "Time-stamp counter"; Arm ARM, `CNTVCT_EL0`.
 #[cfg(target_arch = "x86_64")]
@@ -74,20 +72,20 @@ pub fn ticks() -> u64 {
     unsafe { std::arch::x86_64::_rdtsc() }
 }
 
-/// See there.
+/// See the function for `x86_64`.
 #[cfg(target_arch = "aarch64")]
 #[inline(always)]
 #[must_use]
 pub fn ticks() -> u64 {
     let count: u64;
-    // SAFETY: programs may read this register: the clocks of the C library do.
+    // SAFETY: programs may read this register; the C library's clocks do it too.
     unsafe {
         std::arch::asm!("mrs {}, cntvct_el0", out(reg) count, options(nomem, nostack, preserves_flags))
     };
     count
 }
 
-/// See there.
+/// See the function for `x86_64`.
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 #[inline]
 #[must_use]
@@ -104,7 +102,7 @@ fn read_ns(clock: libc::clockid_t) -> u64 {
     // SAFETY: `now` is a live timespec that the call fills. It can fail only for an unknown clock or a
     // bad pointer, and neither is possible here.
     unsafe { libc::clock_gettime(clock, &raw mut now) };
-    // It starts at boot, or with the thread: neither field is ever negative.
+    // The clocks start at zero, at boot or with the thread, so neither field is ever negative.
     now.tv_sec as u64 * NS_PER_S + now.tv_nsec as u64
 }
 
@@ -125,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn ticks_tell_how_long_parts_of_a_time_are() {
+    fn ticks_rise_at_a_steady_rate() {
         let wait = |duration_ns| {
             let (started, started_ns) = (ticks(), now_ns());
             while now_ns() - started_ns < duration_ns {
@@ -134,7 +132,8 @@ mod tests {
             let took_ns = now_ns() - started_ns;
             (ticks() - started) as f64 / took_ns as f64
         };
-        // Another thread may have the processor between the readings of the two clocks, in one of some attempts.
+        // In some attempts another thread may run between the readings of the two clocks, so one good attempt is
+        // enough.
         let is_steady = |_| (wait(2_000_000) / wait(8_000_000) - 1.0).abs() < 0.05;
         assert!((0..50).any(is_steady));
     }
@@ -150,9 +149,9 @@ mod tests {
     }
 
     #[test]
-    fn ticks_in_nanoseconds_beside_the_standard_library() {
-        // Bracketing makes this independent of how long anything takes: the inner interval can never be
-        // longer than the outer one, on the same clock in the same unit.
+    fn counts_nanoseconds_like_the_standard_library() {
+        // The interval measured here lies inside one of the standard library's and contains another. So the test does
+        // not depend on how long anything takes.
         let outer = Instant::now();
         let first = now_ns();
         let inner = Instant::now();

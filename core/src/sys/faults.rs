@@ -1,4 +1,5 @@
-//! Reports a fault in the guard below a stack: says whose stack it was, before the process dies.
+//! Reports a stack overflow: when an access hits the guard below a stack, a message says whose stack it was before the
+//! process dies.
 //!
 //! ```text
 //!   SIGSEGV, SIGBUS --> on_fault, on the thread's alternate stack
@@ -6,13 +7,13 @@
 //!                         then the handler that was there before (faulthandler's), or the default action
 //! ```
 //!
-//! Handlers are installed once per process, with the first watched guard. A thread that runs on guarded stacks needs an
-//! [`AlternateStack`]: the stack that it runs on is used up when the handler is called.
+//! The handlers are installed once per process, with the first watched guard. A thread that runs on guarded stacks
+//! needs an [`AlternateStack`], because the stack that it runs on has no space left when the handler is called.
 //!
-//! Owner: any thread. The handler takes no lock and allocates nothing. It must not know what the stacks are for.
+//! Any thread may use this module. The handler takes no lock and does not allocate.
 //!
-//! Source: `sigaction(2)`, `sigaltstack(2)`, `signal-safety(7)`; CPython's `Modules/faulthandler.c`, which restores the
-//! handler before its own and raises the signal again.
+//! Source: `sigaction(2)`, `sigaltstack(2)`, `signal-safety(7)`; CPython's `Modules/faulthandler.c`, whose handler
+//! reinstalls the one that was there before it and raises the signal again.
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -23,21 +24,23 @@ use std::sync::{Mutex, Once, PoisonError};
 
 use super::pages;
 
-/// Describes whose stack it is. Called in a signal handler: it may only read memory.
+/// Writes a description of a stack's owner into the message. It is called in a signal handler, so it may only read
+/// memory.
 pub type Describe = unsafe fn(owner: *const c_void, message: &mut FaultMessage);
 
-/// Enough for faulthandler's report, which comes on the same stack.
+/// The length of an alternate stack. It is enough for faulthandler's report, which runs on the same stack.
 const ALTERNATE_LEN: usize = 64 * 1024;
 
-/// How far above the end of a used-up stack its pointer may be when an access goes below the end.
+/// How far above the end of the stack the stack pointer may be when an access hits the guard: code may use this many
+/// bytes below the stack pointer.
 const RED_ZONE_LEN: usize = 128;
 
 const SIGNALS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 
-/// The most stacks that one entry has.
+/// The most stacks that one [`Guards`] may have.
 pub const MAX_STACKS: usize = 128;
 
-/// Where the guards below some stacks lie: the same distance apart, one for each stack.
+/// The addresses of the guards below some stacks. There is one guard for each stack, and all have the same distance.
 #[derive(Clone, Copy)]
 pub struct Guards {
     /// The first address of the first guard.
@@ -46,12 +49,12 @@ pub struct Guards {
     pub stride: usize,
     /// The length of a guard. The stack is above it.
     pub len_bytes: usize,
-    /// How many there are, at most `MAX_STACKS`.
+    /// The number of guards, at most `MAX_STACKS`.
     pub count: usize,
 }
 
-/// Some guards and whose stacks are above them. Entries are never freed, because a handler may read them at any time;
-/// they are reused.
+/// Some guards, and the owners of the stacks above them. Entries are reused but never freed, because a handler may read
+/// them at any time.
 struct Entry {
     next: *const Entry,
     start: AtomicUsize,
@@ -63,18 +66,18 @@ struct Entry {
     describe: AtomicPtr<c_void>,
 }
 
-/// All entries that were ever made.
+/// The head of the list of all entries that were ever made.
 static ENTRIES: AtomicPtr<Entry> = AtomicPtr::new(ptr::null_mut());
-/// Addresses of the entries that are free. The handler does not use this list.
+/// The addresses of the free entries. The handler does not use this list.
 static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
-/// Guards that are watched, for as long as this lives.
+/// Watches some guards for as long as it lives.
 pub struct WatchedGuards {
     entry: *const Entry,
 }
 
 impl WatchedGuards {
-    /// Watches `guards`. For a fault in one of them the handler calls `describe(owner, ...)`, if an owner is set.
+    /// Watches `guards`. At a fault in one of them the handler calls `describe(owner, ...)`, if the stack has an owner.
     pub fn new(guards: Guards, describe: Describe) -> Self {
         install();
         debug_assert!(guards.count <= MAX_STACKS);
@@ -91,12 +94,12 @@ impl WatchedGuards {
                 owners: [const { AtomicPtr::new(ptr::null_mut()) }; MAX_STACKS],
                 describe: AtomicPtr::new(ptr::null_mut()),
             }));
-            // The lock is held, so nobody else changes the head.
+            // The lock is held, so no other thread changes the head.
             ENTRIES.store(entry, Ordering::Release);
             entry
         };
         drop(free);
-        // SAFETY: entries live for good.
+        // SAFETY: entries are never freed.
         let fields = unsafe { &*entry };
         fields.describe.store(describe as *mut c_void, Ordering::Release);
         fields.start.store(guards.start, Ordering::Release);
@@ -108,11 +111,11 @@ impl WatchedGuards {
         Self { entry }
     }
 
-    /// Sets the owner of the stack above the guard with this index; null for none. It must stay at its address for as
-    /// long as it is set.
+    /// Sets the owner of the stack above the guard with this index; null for none. The owner must stay at its address
+    /// as long as it is set.
     #[inline]
     pub fn set_owner(&self, index: usize, owner: *const c_void) {
-        // SAFETY: entries live for good.
+        // SAFETY: entries are never freed.
         let owners = unsafe { &(*self.entry).owners };
         if let Some(place) = owners.get(index) {
             place.store(owner.cast_mut(), Ordering::Release);
@@ -122,7 +125,7 @@ impl WatchedGuards {
 
 impl Drop for WatchedGuards {
     fn drop(&mut self) {
-        // SAFETY: entries live for good.
+        // SAFETY: entries are never freed.
         let fields = unsafe { &*self.entry };
         fields.count.store(0, Ordering::Release);
         for owner in &fields.owners {
@@ -133,7 +136,7 @@ impl Drop for WatchedGuards {
     }
 }
 
-/// A line of text, made without allocating. What does not fit is left out.
+/// A line of text in a fixed buffer, so that it can be built without allocating. Text that does not fit is left out.
 pub struct FaultMessage {
     bytes: [u8; 512],
     len: usize,
@@ -147,10 +150,10 @@ impl FaultMessage {
         }
     }
 
-    /// As much of `text` as fits.
+    /// Appends as much of `text` as fits.
     pub fn push_str(&mut self, text: &str) {
         for byte in text.bytes() {
-            // One byte is kept for the end of the line.
+            // One byte is reserved for the end of the line.
             if self.len + 1 < self.bytes.len() {
                 self.bytes[self.len] = byte;
                 self.len += 1;
@@ -158,7 +161,8 @@ impl FaultMessage {
         }
     }
 
-    /// One character; a code point that is none (half of a surrogate pair) becomes a question mark.
+    /// Appends one character. A question mark takes the place of control characters, and of code points that are not
+    /// characters (surrogates).
     pub fn push_code_point(&mut self, code_point: u32) {
         let mut bytes = [0; 4];
         let character = char::from_u32(code_point).filter(|character| !character.is_control());
@@ -168,7 +172,7 @@ impl FaultMessage {
         }
     }
 
-    /// A number in decimal digits.
+    /// Appends a number in decimal digits.
     pub fn push_number(&mut self, mut number: u64) {
         let mut digits = [0; 20];
         let mut start = digits.len();
@@ -187,14 +191,14 @@ impl FaultMessage {
 
     fn write(&mut self) {
         self.bytes[self.len] = b'\n';
-        // SAFETY: the bytes are ours. If stderr does not take them, nothing can be done.
+        // SAFETY: the bytes belong to this message. If stderr does not accept them, nothing can be done about it.
         unsafe { libc::write(libc::STDERR_FILENO, self.bytes.as_ptr().cast(), self.len + 1) };
     }
 }
 
 // ---- the handlers ----------------------------------------------------------------------------------------------
 
-/// The actions that were there before, in the order of `SIGNALS`.
+/// The actions that were installed before, in the order of `SIGNALS`.
 struct Previous([MaybeUninit<libc::sigaction>; SIGNALS.len()]);
 
 static PREVIOUS: AtomicPtr<Previous> = AtomicPtr::new(ptr::null_mut());
@@ -203,8 +207,8 @@ fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let mut previous = Box::new(Previous([const { MaybeUninit::uninit() }; SIGNALS.len()]));
-        // SAFETY: plain system calls on structures of ours; the handler is installed only where the old action is
-        // known.
+        // SAFETY: plain system calls on live structures. The handlers are installed only after `PREVIOUS` has the old
+        // actions.
         unsafe {
             let mut is_known = true;
             for (signal, place) in SIGNALS.into_iter().zip(&mut previous.0) {
@@ -227,22 +231,23 @@ fn install() {
 }
 
 unsafe extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    // SAFETY: the kernel gives both; entries live for good.
+    // SAFETY: the kernel passes valid pointers to both structures, and entries are never freed.
     unsafe {
-        // A fault has a positive code; a signal that a process sends (kill, raise) has not.
+        // The code of a fault is positive. The code of a signal that was sent by a process (kill, raise) is not.
         let is_sent = (*info).si_code <= 0;
         let context_of = &mut *context.cast::<libc::ucontext_t>();
         if is_sent && interrupts_handler(context_of) {
-            // faulthandler was enabled after this handler was installed. It has written its report and raises the
-            // signal again, without the address. The signal comes once more when faulthandler's handler has returned.
+            // faulthandler was enabled after this handler was installed, so its handler ran first. It has written its
+            // report and raised the signal again, and that signal has no fault address. So the signal is blocked until
+            // faulthandler's handler has returned, and raised once more: then the stack pointer is that of the fault.
             libc::sigaddset(&raw mut context_of.uc_sigmask, signal);
             libc::raise(signal);
             return;
         }
         if !is_sent {
-            describe((*info).si_addr() as usize);
+            report((*info).si_addr() as usize);
         } else if let Some(sp) = interrupted_sp(context_of) {
-            describe(sp);
+            report(sp);
         }
         pass_on(signal, info, context, is_sent);
     }
@@ -256,7 +261,7 @@ fn interrupts_handler(context: &libc::ucontext_t) -> bool {
         && interrupted_sp(context).is_some_and(|sp| (start..start + stack.ss_size).contains(&sp))
 }
 
-/// The interrupted stack pointer; None on systems where this code cannot read it.
+/// The stack pointer at the interruption, or `None` on systems for which this code cannot read it.
 fn interrupted_sp(context: &libc::ucontext_t) -> Option<usize> {
     #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
     return Some(context.uc_mcontext.gregs[libc::REG_RSP as usize] as usize);
@@ -269,14 +274,14 @@ fn interrupted_sp(context: &libc::ucontext_t) -> Option<usize> {
     }
 }
 
-/// Writes the message about the guard that `address` lies in, if there is one.
-unsafe fn describe(address: usize) {
+/// If `address` lies in a watched guard, writes the message about the owner of its stack.
+unsafe fn report(address: usize) {
     let mut entry: *const Entry = ENTRIES.load(Ordering::Acquire);
-    // SAFETY: entries live for good, and their list only grows.
+    // SAFETY: entries are never freed, and their list only grows.
     while let Some(fields) = unsafe { entry.as_ref() } {
         if let Some(owner) = owner_at(fields, address) {
             let mut message = FaultMessage::new();
-            // SAFETY: stored by `new` from a function of this type; the owner lives as long as it is set.
+            // SAFETY: `new` has stored a function of this type, and the owner lives as long as it is set.
             unsafe {
                 let describe =
                     mem::transmute::<*mut c_void, Describe>(fields.describe.load(Ordering::Acquire));
@@ -289,8 +294,8 @@ unsafe fn describe(address: usize) {
     }
 }
 
-/// The owner of the stack whose guard has the address. The stack pointer may still be above the guard: see
-/// `RED_ZONE_LEN`.
+/// The owner of the stack whose guard contains the address. The address may be a stack pointer that is still a little
+/// above the guard: see `RED_ZONE_LEN`.
 fn owner_at(entry: &Entry, address: usize) -> Option<*const c_void> {
     let count = entry.count.load(Ordering::Acquire);
     let offset = address.checked_sub(entry.start.load(Ordering::Acquire))?;
@@ -305,12 +310,12 @@ fn owner_at(entry: &Entry, address: usize) -> Option<*const c_void> {
 
 /// Calls the handler that was installed before, or takes the default action, which ends the process.
 unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void, is_sent: bool) {
-    // SAFETY: stored before the handler was installed, never freed.
+    // SAFETY: `PREVIOUS` was stored before the handler was installed, and is never freed.
     let previous = unsafe { PREVIOUS.load(Ordering::Acquire).as_ref() };
     let index = SIGNALS.iter().position(|known| *known == signal);
     if let (Some(previous), Some(index)) = (previous, index) {
-        // SAFETY: filled in before it was stored; that handler was installed for this signal, and its flags tell its
-        // type.
+        // SAFETY: the actions were filled in before they were stored. This handler was installed for this signal, and
+        // the flags of the action tell its type.
         unsafe {
             let action = previous.0[index].assume_init_ref();
             let handler = action.sa_sigaction;
@@ -326,7 +331,7 @@ unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_voi
             }
         }
     }
-    // SAFETY: plain system calls. A fault comes again when this returns, a signal that was sent is sent again.
+    // SAFETY: plain system calls. A fault occurs again when this returns; a signal that was sent must be sent again.
     unsafe {
         let mut action: libc::sigaction = mem::zeroed();
         action.sa_sigaction = libc::SIG_DFL;
@@ -339,18 +344,19 @@ unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_voi
 
 // ---- the stack that handlers run on ----------------------------------------------------------------------------
 
-/// A stack for signal handlers of one thread, used while this lives. Must be dropped on the same thread.
+/// A stack for the signal handlers of one thread, which is used as long as this lives. It must be dropped on the same
+/// thread.
 pub struct AlternateStack {
     mapping: *mut c_void,
 }
 
 impl AlternateStack {
-    /// Gives the calling thread such a stack; None if it has one already.
+    /// Gives the calling thread such a stack. Returns `None` if the thread has one already.
     ///
     /// # Errors
-    /// `ENOMEM`: no memory.
+    /// `ENOMEM` if there is no memory.
     pub fn install() -> io::Result<Option<Self>> {
-        // SAFETY: plain system calls; the mapping is ours.
+        // SAFETY: plain system calls; the mapping is new and belongs to the result.
         unsafe {
             let mut present: libc::stack_t = mem::zeroed();
             if libc::sigaltstack(ptr::null(), &raw mut present) != 0 {
@@ -381,7 +387,7 @@ impl AlternateStack {
 }
 
 fn stack(mapping: *mut c_void, flags: c_int) -> libc::stack_t {
-    // SAFETY: plain data, for which zero is a value.
+    // SAFETY: `stack_t` is plain data, for which all zeroes is a valid value.
     let mut stack: libc::stack_t = unsafe { mem::zeroed() };
     stack.ss_sp = mapping.cast();
     stack.ss_size = ALTERNATE_LEN;
@@ -391,14 +397,14 @@ fn stack(mapping: *mut c_void, flags: c_int) -> libc::stack_t {
 
 impl Drop for AlternateStack {
     fn drop(&mut self) {
-        // SAFETY: plain system calls. Somebody else may have put another stack in its place, which stays.
+        // SAFETY: plain system calls. If other code has installed another stack since, that one stays.
         unsafe {
             let mut present: libc::stack_t = mem::zeroed();
             let is_known = libc::sigaltstack(ptr::null(), &raw mut present) == 0;
             if is_known && present.ss_sp.cast::<c_void>() == self.mapping {
                 let none = stack(self.mapping, libc::SS_DISABLE);
                 if libc::sigaltstack(&raw const none, ptr::null_mut()) != 0 {
-                    return; // in use: a handler runs on it, or there is no way to take it back
+                    return; // the stack must stay mapped: a handler runs on it, or the system refuses to remove it
                 }
             }
             libc::munmap(self.mapping, ALTERNATE_LEN);
@@ -415,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_holds_what_fits() {
+    fn a_message_holds_as_much_as_fits() {
         let mut message = FaultMessage::new();
         message.push_str("n ");
         message.push_number(0);
@@ -449,7 +455,7 @@ mod tests {
         drop(first);
         let others: Vec<WatchedGuards> = (0..3).map(|_| WatchedGuards::new(GUARDS, say_seven)).collect();
         assert!(others.iter().any(|other| other.entry == entry));
-        // SAFETY: entries live for good.
+        // SAFETY: entries are never freed.
         let fields = unsafe { &*entry };
         assert_eq!(owner_at(fields, 0x1000), None);
     }
@@ -460,8 +466,8 @@ mod tests {
         let [first, last] = [ptr::without_provenance(7), ptr::without_provenance(8)];
         guards.set_owner(0, first);
         guards.set_owner(2, last);
-        guards.set_owner(MAX_STACKS, last); // is not there
-        // SAFETY: entries live for good.
+        guards.set_owner(MAX_STACKS, last); // there is no such stack
+        // SAFETY: entries are never freed.
         let fields = unsafe { &*guards.entry };
         assert_eq!(owner_at(fields, 0xfff), None);
         assert_eq!(owner_at(fields, 0x1000), Some(first));
@@ -476,7 +482,7 @@ mod tests {
     fn a_thread_gets_one_alternate_stack() {
         std::thread::spawn(|| {
             let other = AlternateStack::install().unwrap();
-            // Rust gives its threads one already, where it reports overflows itself.
+            // On systems where Rust reports overflows itself, its threads have one already.
             assert!(other.is_none() || AlternateStack::install().unwrap().is_none());
         })
         .join()

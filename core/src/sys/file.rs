@@ -1,9 +1,7 @@
-//! Files: their length and position, sending them on a socket within the kernel, and what lies at a path.
+//! Files: their length and position, sending them on a socket within the kernel, and checking or removing a path.
 //!
-//! Purpose: the calls around `sendfile` and the socket files of Unix servers. They may block on a disk, never on a
-//! nonblocking socket.
-//!
-//! Owner: any thread; the calls keep no state. It must not know about transports.
+//! The paths are those of Unix sockets' files. The calls may block on a disk, but not on a nonblocking socket. Any
+//! thread may make them; they keep no state.
 //!
 //! Source: `fstat(2)`, `lseek(2)`, `sendfile(2)`, `stat(2)`, `unlink(2)`.
 
@@ -14,16 +12,16 @@ use std::mem::ManuallyDrop;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
-/// What lies at a path.
+/// The type and identity of a file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Status {
     /// Whether it is the file of a Unix socket.
     pub is_socket: bool,
-    /// Its number in the file system.
+    /// Its inode number in the file system.
     pub inode: u64,
 }
 
-/// What lies at `path`, behind symbolic links.
+/// The status of the file at `path`. Symbolic links are followed.
 ///
 /// # Errors
 /// `NotFound`, `PermissionDenied`, or another errno of `stat(2)`.
@@ -43,26 +41,26 @@ pub fn remove(path: &OsStr) -> io::Result<()> {
     fs::remove_file(path)
 }
 
-/// `fd` as a file that is not closed.
+/// `fd` as a `File` that does not close it.
 fn borrowed(fd: RawFd) -> io::Result<ManuallyDrop<File>> {
     if fd < 0 {
         return Err(io::Error::from_raw_os_error(libc::EBADF));
     }
-    // SAFETY: not -1. The caller's descriptor is used for the length of one call and never closed here.
+    // SAFETY: the descriptor is not -1. It belongs to the caller, is used for one call and never closed here.
     Ok(ManuallyDrop::new(unsafe { File::from_raw_fd(fd) }))
 }
 
-/// The lowest number that is free for a descriptor, found by duplicating `fd` for a moment.
+/// The lowest free descriptor number, which is found by duplicating `fd` for a moment.
 ///
 /// # Errors
-/// `EMFILE`: the process has none left; `EBADF`.
+/// `EMFILE` if the process has no free descriptors, or `EBADF`.
 pub fn lowest_free(fd: RawFd) -> io::Result<RawFd> {
-    // SAFETY: fcntl looks only at its arguments.
+    // SAFETY: the call takes only integers.
     let number = unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) };
     if number < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: made just above, and nobody else has it.
+    // SAFETY: the descriptor is new, and nothing else knows it.
     drop(unsafe { OwnedFd::from_raw_fd(number) });
     Ok(number)
 }
@@ -75,7 +73,7 @@ pub fn len_bytes(fd: RawFd) -> io::Result<u64> {
     Ok(borrowed(fd)?.metadata()?.len())
 }
 
-/// Sets the position of `fd` to `offset` bytes behind its beginning.
+/// Sets the position of `fd` to `offset` bytes from the start.
 ///
 /// # Errors
 /// `ESPIPE` for a pipe, `EBADF`, or another errno of `lseek(2)`.
@@ -83,35 +81,37 @@ pub fn set_position(fd: RawFd, offset: u64) -> io::Result<()> {
     borrowed(fd)?.seek(SeekFrom::Start(offset)).map(|_| ())
 }
 
-/// Sends up to `count` bytes of `file`, from `offset` on, on `socket`, and returns how many were sent; 0 is the end of
-/// the file. The file's position does not change. The caller handles an interruption.
+/// Sends up to `count` bytes of `file`, from `offset` on, to `socket`. Returns how many bytes were sent; 0 means the
+/// end of the file. The file's position does not change. The call is not repeated after a signal; the caller must do
+/// that.
 ///
 /// # Errors
-/// `WouldBlock` if there is no space, `Interrupted`; `EINVAL`, `ENOSYS` and others for what the system cannot combine;
-/// the socket's error.
+/// `WouldBlock` if there is no space; `Interrupted`; `EINVAL`, `ENOSYS` and others if the system cannot send this kind
+/// of file on this kind of socket; or the socket's error.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub fn send(socket: RawFd, file: RawFd, offset: i64, count: usize) -> io::Result<usize> {
     let mut offset = offset;
-    // SAFETY: `offset` lives across the call, which reads and writes it; bad descriptors give an error.
+    // SAFETY: `offset` lives during the call, which reads and writes it; bad descriptors give an error.
     let sent = unsafe { libc::sendfile64(socket, file, &raw mut offset, count) };
     // -1 is the only value that does not fit.
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// As on Linux. In an error, too, the call says how many bytes were sent; then that number is returned.
+/// Like on Linux. These systems report how many bytes were sent even if the call was interrupted or would block; then
+/// this function returns that number instead of the error.
 #[cfg(any(target_vendor = "apple", target_os = "freebsd", target_os = "dragonfly"))]
 pub fn send(socket: RawFd, file: RawFd, offset: i64, count: usize) -> io::Result<usize> {
-    // Apple's call also reads it: zero would mean the whole file.
+    // On Apple systems `sent` is also the length to send, and zero would mean the whole file.
     let mut sent: libc::off_t = if cfg!(target_vendor = "apple") {
         count as libc::off_t
     } else {
         0
     };
     #[cfg(target_vendor = "apple")]
-    // SAFETY: `sent` lives across the call, which reads and writes it; there are no headers.
+    // SAFETY: `sent` lives during the call, which reads and writes it; there are no headers.
     let result = unsafe { libc::sendfile(file, socket, offset, &raw mut sent, std::ptr::null_mut(), 0) };
     #[cfg(not(target_vendor = "apple"))]
-    // SAFETY: `sent` lives across the call, which writes it; there are no headers.
+    // SAFETY: `sent` lives during the call, which writes it; there are no headers.
     let result = unsafe {
         libc::sendfile(
             file,
@@ -135,7 +135,7 @@ pub fn send(socket: RawFd, file: RawFd, offset: i64, count: usize) -> io::Result
     }
 }
 
-/// There is no such call: `ENOSYS`.
+/// Fails with `ENOSYS`, because these systems have no such call.
 #[cfg(any(target_os = "netbsd", target_os = "openbsd"))]
 pub fn send(_socket: RawFd, _file: RawFd, _offset: i64, _count: usize) -> io::Result<usize> {
     Err(io::Error::from_raw_os_error(libc::ENOSYS))
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_file_is_sent_and_its_position_stays() {
+    fn sending_part_of_a_file_keeps_its_position() {
         let folder = folder();
         let path = folder.join("file");
         let mut file = File::create_new(&path).unwrap();

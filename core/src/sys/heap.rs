@@ -1,25 +1,24 @@
-//! The C library's heap, from which Python takes every buffer above 512 bytes.
-//!
-//! Owner: any thread. Knows nothing of who allocates.
+//! Tunes the C library's heap, from which Python takes every buffer of more than 512 bytes.
 //!
 //! Source: `mallopt(3)`, `M_MMAP_THRESHOLD` and `M_TRIM_THRESHOLD`.
 
 use std::hint::black_box;
 
-/// The length of the block that is freed once to make the heap keep memory. The block is never written to, so it costs
-/// no memory.
+/// The length of the block that is freed once to make the heap keep memory. The block is never written to, so it does
+/// not take physical memory.
 const FREED_LEN: usize = 1024 * 1024;
 
-/// Lets freed buffers of up to a megabyte stay with the process, 2 MiB at most, instead of going back to the system
-/// with every message.
+/// Makes the process keep freed buffers of up to a megabyte, and 2 MiB at most, instead of giving them back to the
+/// system after every message.
 ///
-/// glibc returns the top of its heap to the system as soon as 128 KiB are free there, and gets it again, with one page
-/// fault per 4 KiB, for the next large buffer. That took half of the time of an echo of 100 KiB over asyncio's streams.
-/// glibc raises both limits when a program first frees a larger block, and this function does that. Nothing changes if
-/// the user has set the limits (`MALLOC_TRIM_THRESHOLD_`), or with another C library.
+/// glibc returns the top of its heap to the system as soon as 128 KiB are free there. For the next large buffer it
+/// gets the memory again, with one page fault per 4 KiB. That took half of the time of an echo of 100 KiB over
+/// asyncio's streams. glibc raises both limits when a program frees a larger block for the first time, so this
+/// function allocates and frees one. It has no effect if the user has set the limits (`MALLOC_TRIM_THRESHOLD_`), or
+/// with another C library.
 pub fn keep_freed_buffers() {
-    // SAFETY: malloc may be called at any time, and free takes what it returned, null included. black_box keeps the
-    // pair from being optimized away.
+    // SAFETY: malloc may be called at any time, and free accepts its result, even if that is null. black_box prevents
+    // the compiler from optimizing both calls away.
     unsafe { libc::free(black_box(libc::malloc(FREED_LEN))) };
 }
 
@@ -27,13 +26,14 @@ pub fn keep_freed_buffers() {
 mod tests {
     use super::*;
 
-    /// glibc marks a block that has a mapping of its own in the word before the block (`IS_MMAPPED` in malloc.c).
+    /// The bit with which glibc marks a block that has its own mapping, in the word before the block (`IS_MMAPPED` in
+    /// malloc.c).
     const IS_MAPPED: usize = 2;
 
     #[test]
     fn large_blocks_come_from_the_heap_afterwards() {
         keep_freed_buffers();
-        // SAFETY: the block is one of malloc's, whose header is the word before it; it is freed once.
+        // SAFETY: malloc's header is the word before the block. The block is freed once.
         let header = unsafe {
             let block = black_box(libc::malloc(FREED_LEN / 2));
             assert!(!block.is_null());

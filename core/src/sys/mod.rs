@@ -1,34 +1,33 @@
-//! The operating system, as the rooms above need it: nonblocking, with `io::Result`, without Python.
+//! The interface to the operating system. Its calls return `io::Result`, and do not block unless they say so.
 //!
-//! Everything that differs between systems is decided below this module: the types above the line have
-//! the same names and the same meaning everywhere, and one `mod.rs` per topic picks the file that
-//! provides them.
+//! The differences between systems are hidden in here. The types and functions have the same names and the same meaning
+//! on every system, and one `mod.rs` per topic selects the file that provides them.
 //!
-//! What a system must provide
+//! The modules, and what each uses on the supported systems ("POSIX": the same calls everywhere):
 //!
 //! | module | contract | Linux, Android | macOS, BSD |
 //! |---|---|---|---|
-//! | [`at_once`] | reads and writes that never block, of shared descriptors in blocking mode | `RWF_NOWAIT`, `/proc/self/fd` | sockets only |
-//! | [`child`] | an fd that tells the end of a child process | pidfd; a thread before 5.3 | kqueue with `EVFILT_PROC` |
-//! | [`clock`] | the clock of `time.monotonic()` | `CLOCK_MONOTONIC` | `CLOCK_UPTIME_RAW` (Apple), the same |
-//! | [`faults`] | a line about a fault in a watched range, whose stack is used up | all | all |
-//! | [`file`] | length, position and sending of files | `sendfile` | `sendfile`; none (NetBSD, OpenBSD) |
-//! | [`heap`] | large buffers that are freed stay with the process | glibc's thresholds | nothing to do |
-//! | [`pages`] | small pages for a mapping | `MADV_NOHUGEPAGE` | nothing to do |
-//! | [`pipe`] | pipes and terminals; which writing ends report a lost reader | all | all but named FIFOs (Apple) |
-//! | [`poller`] | level-triggered readiness of many fds, one `u64` token each, waits in nanoseconds | epoll | kqueue |
-//! | [`prefetch`] | a hint that memory will be read | by processor | by processor |
-//! | [`readiness`] | blocking until one fd is ready | all | all |
-//! | [`signals`] | a pipe for the numbers of signals, written by handlers | `pipe2` | `pipe` (Apple), `pipe2` |
+//! | [`at_once`] | calls that never block, for files in blocking mode | `RWF_NOWAIT`, `/proc/self/fd` | only sockets |
+//! | [`child`] | an fd that is readable once a child has ended | pidfd; a thread before 5.3 | kqueue, `EVFILT_PROC` |
+//! | [`clock`] | the clock of `time.monotonic()` | `CLOCK_MONOTONIC` | `CLOCK_UPTIME_RAW` (Apple), `CLOCK_MONOTONIC` |
+//! | [`faults`] | a message when a stack overflows into its guard | POSIX | POSIX |
+//! | [`file`] | length and position of files, and sending them | `sendfile` | `sendfile`; nothing (NetBSD, OpenBSD) |
+//! | [`heap`] | keeps freed large buffers in the process | glibc's thresholds | nothing to do |
+//! | [`pages`] | memory mappings and guards in them | `MADV_NOHUGEPAGE`, `MADV_GUARD_INSTALL` | only `mmap` |
+//! | [`pipe`] | pipes and terminals; which writers notice a lost reader | POSIX | POSIX; not named FIFOs (Apple) |
+//! | [`poller`] | level-triggered readiness of fds with a `u64` token each, waits in nanoseconds | epoll | kqueue |
+//! | [`prefetch`] | a hint that memory will be read soon | depends on the processor | depends on the processor |
+//! | [`readiness`] | the state of a few fds, without a poller | POSIX | POSIX |
+//! | [`signals`] | a pipe to which signal handlers write the signals' numbers | `pipe2` | `pipe` (Apple), `pipe2` |
 //! | [`socket`] | socket calls without `SIGPIPE` | `MSG_NOSIGNAL`, `accept4` | `SO_NOSIGPIPE` (Apple), `MSG_NOSIGNAL` |
-//! | [`socket::datagram`] | several datagrams per call, one to an address | `recvmmsg` | `recvfrom` |
-//! | [`thread`] | a helper thread that gets no signals | all | all |
+//! | [`socket::datagram`] | receiving several datagrams per call, sending one | `recvmmsg` | `recvfrom` |
+//! | [`thread`] | starts a helper thread that receives no signals | POSIX | POSIX |
 //! | [`thread_locals`] | other libraries' thread-local pointers | TLS segments and pthread keys | pthread keys |
-//! | [`unwinding`] | ended threads hang inside a call | a personality routine (glibc) | the same (FreeBSD); nothing |
-//! | [`waker`] | wake a blocked poller from any thread or signal handler | eventfd | pipe |
+//! | [`unwinding`] | makes an ended thread hang | a personality routine (glibc) | the same (FreeBSD); nothing |
+//! | [`waker`] | wakes a blocked poller from any thread or signal handler | eventfd | pipe |
 //!
-//! Owner: a [`poller::Poller`] and its events belong to the thread of their loop; [`waker::Waker::wake`]
-//! is the one call made from other threads. Nothing here may know about callbacks, transports or Python.
+//! A [`poller::Poller`] and its events belong to the thread of their loop. Other threads wake that loop with
+//! [`waker::Waker::wake`].
 
 #[cfg(not(any(
     target_os = "linux",

@@ -1,27 +1,27 @@
-//! The pages of memory mappings, as far as systems differ.
-//!
-//! Owner: any thread. It must not know what the memory is for.
+//! Memory mappings: reserving addresses, making them accessible, giving memory back, guards, and counting mappings. Any
+//! thread may call these functions.
 //!
 //! Source: `mmap(2)`, `madvise(2)`, `proc_sys_vm(5)`.
 
 use std::io;
 use std::ptr;
 
-/// The flag of `mmap(2)` for addresses that need no swap before they are used. FreeBSD and its
-/// relatives never reserve any.
+/// The flag of `mmap(2)` for addresses for which no swap space is reserved. FreeBSD and its relatives never reserve
+/// any.
 #[cfg(not(any(target_os = "freebsd", target_os = "dragonfly")))]
 pub(crate) const NO_RESERVE: libc::c_int = libc::MAP_NORESERVE;
 #[cfg(any(target_os = "freebsd", target_os = "dragonfly"))]
 pub(crate) const NO_RESERVE: libc::c_int = 0;
 
-/// Asks the system to use only small pages for `len_bytes` from `start`. With a huge page, a stack that uses 2 KiB
-/// would take 2 MiB. On a system without huge pages, or without that choice, this does nothing.
+/// Asks the system to use only small pages for `len_bytes` from `start`. With huge pages a stack that uses 2 KiB would
+/// take 2 MiB. This does nothing on systems that have no huge pages or do not offer the choice.
 ///
 /// # Safety
 /// The range belongs to a mapping of the caller.
 pub unsafe fn refuse_huge_pages(start: usize, len_bytes: usize) {
     #[cfg(any(target_os = "linux", target_os = "android"))]
-    // SAFETY: by the contract; the advice changes no content. A kernel without huge pages refuses, which is as well.
+    // SAFETY: by the contract; the advice does not change the content. A kernel without huge pages refuses it, which
+    // does not matter.
     unsafe {
         libc::madvise(start as *mut libc::c_void, len_bytes, libc::MADV_NOHUGEPAGE);
     }
@@ -31,15 +31,15 @@ pub unsafe fn refuse_huge_pages(start: usize, len_bytes: usize) {
 
 /// The length of a page.
 pub(crate) fn page_len() -> usize {
-    // SAFETY: no memory is involved.
+    // SAFETY: the call takes an integer.
     let len = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
     usize::try_from(len).unwrap_or(4096)
 }
 
-/// Takes `len_bytes` of addresses, which nobody can access yet. Returns the first address.
+/// Reserves `len_bytes` of addresses, which cannot be accessed yet. Returns the first address.
 pub(crate) fn reserve(len_bytes: usize) -> io::Result<usize> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | NO_RESERVE;
-    // SAFETY: a new mapping at an address of the kernel's choice.
+    // SAFETY: this makes a new mapping at an address that the kernel chooses.
     let mapping = unsafe { libc::mmap(ptr::null_mut(), len_bytes, libc::PROT_NONE, flags, -1, 0) };
     if mapping == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
@@ -47,19 +47,19 @@ pub(crate) fn reserve(len_bytes: usize) -> io::Result<usize> {
     Ok(mapping as usize)
 }
 
-/// Gives addresses of `reserve` back.
+/// Gives addresses back that `reserve` has returned.
 ///
 /// # Safety
-/// The range belongs to a mapping of the caller, and nobody uses it any more.
+/// The range belongs to a mapping of the caller, and nothing uses it any more.
 pub(crate) unsafe fn release(start: usize, len_bytes: usize) {
     if len_bytes > 0 {
-        // SAFETY: by the contract. It can fail only where a mapping would have to be split: then addresses are lost,
-        // and nothing else.
+        // SAFETY: by the contract. The call can fail only if it would have to split a mapping. Then the addresses are
+        // lost, with no other effect.
         unsafe { libc::munmap(start as *mut libc::c_void, len_bytes) };
     }
 }
 
-/// Makes addresses of `reserve` readable and writable. The system provides memory when a page is first used.
+/// Makes reserved addresses readable and writable. The system provides memory for a page when it is first used.
 ///
 /// # Safety
 /// The range belongs to a mapping of the caller.
@@ -72,10 +72,10 @@ pub(crate) unsafe fn open(start: usize, len_bytes: usize) -> io::Result<()> {
     }
 }
 
-/// Takes the access away again.
+/// Makes addresses inaccessible again.
 ///
 /// # Safety
-/// The range belongs to a mapping of the caller, and nobody uses it.
+/// The range belongs to a mapping of the caller, and nothing uses it.
 pub(crate) unsafe fn close(start: usize, len_bytes: usize) -> io::Result<()> {
     // SAFETY: by the contract.
     match unsafe { libc::mprotect(start as *mut libc::c_void, len_bytes, libc::PROT_NONE) } {
@@ -84,12 +84,13 @@ pub(crate) unsafe fn close(start: usize, len_bytes: usize) -> io::Result<()> {
     }
 }
 
-/// Gives the memory of a range back to the system; its content becomes zero. Guards stay.
+/// Gives the memory of a range back to the system. The addresses stay accessible, and their content becomes zero.
+/// Guards in the range stay.
 ///
 /// # Safety
-/// The range belongs to a private anonymous mapping of the caller, and nobody needs its content.
+/// The range belongs to a private anonymous mapping of the caller, and its content is not needed.
 pub(crate) unsafe fn discard(start: usize, len_bytes: usize) {
-    // SAFETY: by the contract. A system that refuses keeps the memory, which is as well.
+    // SAFETY: by the contract. If the system refuses, the memory stays in use, which does no harm.
     unsafe { libc::madvise(start as *mut libc::c_void, len_bytes, libc::MADV_DONTNEED) };
 }
 
@@ -98,10 +99,10 @@ pub(crate) unsafe fn discard(start: usize, len_bytes: usize) {
 const GUARD_INSTALL: libc::c_int = 102;
 
 /// Makes each access to a range fault although its mapping allows it, without splitting the mapping (Linux 6.13).
-/// Returns false if the system cannot do that here; then nothing has changed.
+/// Returns false, and changes nothing, if the system cannot do that here.
 ///
 /// # Safety
-/// The range belongs to a private anonymous mapping of the caller, and nobody uses it.
+/// The range belongs to a private anonymous mapping of the caller, and nothing uses it.
 pub(crate) unsafe fn install_guard(start: usize, len_bytes: usize) -> io::Result<bool> {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     loop {
@@ -124,8 +125,8 @@ pub(crate) unsafe fn install_guard(start: usize, len_bytes: usize) -> io::Result
     }
 }
 
-/// Whether `install_guard` works in this process. A sandbox may accept advice that it does not know, so this looks
-/// whether a page with a guard can be populated.
+/// Whether `install_guard` works in this process. A sandbox may accept advice that it does not know, so this checks
+/// that a page with a guard cannot be populated.
 pub(crate) fn has_guards() -> bool {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     {
@@ -137,7 +138,7 @@ pub(crate) fn has_guards() -> bool {
             let Ok(start) = reserve(page) else {
                 return false;
             };
-            // SAFETY: the mapping made above, which nobody uses.
+            // SAFETY: the range is the mapping made above, and nothing else uses it.
             unsafe {
                 let is_installed = open(start, page).is_ok()
                     && libc::madvise(start as *mut libc::c_void, page, POPULATE_READ) == 0
@@ -156,15 +157,15 @@ pub(crate) fn has_guards() -> bool {
 /// How many mappings the process has, and how many the system allows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MappingUsage {
-    /// The lines of `/proc/self/maps`.
+    /// The number of lines of `/proc/self/maps`.
     pub count: usize,
-    /// `vm.max_map_count`.
+    /// The value of `vm.max_map_count`.
     pub limit: usize,
 }
 
-/// Counts the mappings of the process. It takes 0.15 ms for 300 of them, and 50 ms for 60,000. None if the
-/// system has no such limit, or does not tell.
-#[allow(clippy::naive_bytecount)] // the kernel takes far longer to write the lines than this to count them
+/// Counts the mappings of the process. This takes 0.15 ms for 300 mappings, and 50 ms for 60,000. Returns `None` if the
+/// system has no such limit or does not report it.
+#[allow(clippy::naive_bytecount)] // the kernel takes far longer to write the lines than this takes to count them
 pub fn mapping_usage() -> Option<MappingUsage> {
     #[cfg(any(target_os = "linux", target_os = "android"))]
     {
@@ -202,15 +203,15 @@ mod tests {
         let start = reserve(2000 * page).unwrap();
         let before = usage();
         for index in (0..2000).step_by(2) {
-            // SAFETY: the mapping made above.
+            // SAFETY: the page is in the mapping made above.
             unsafe { open(start + index * page, page).unwrap() };
         }
-        // Other tests map and unmap a little meanwhile.
+        // The margin is for other tests, which make a few mappings at the same time.
         assert!(usage().count > before.count + 1500);
         // SAFETY: as above.
         unsafe { close(start, 2000 * page).unwrap() };
         assert!(usage().count < before.count + 500);
-        // SAFETY: as above, and nobody uses it.
+        // SAFETY: as above, and nothing uses it.
         unsafe { release(start, 2000 * page) };
     }
 
@@ -218,7 +219,7 @@ mod tests {
     fn a_discarded_page_is_zero() {
         let page = page_len();
         let start = reserve(2 * page).unwrap();
-        // SAFETY: the mapping made above.
+        // SAFETY: the range is the mapping made above.
         unsafe {
             open(start, 2 * page).unwrap();
             *(start as *mut u8) = 7;

@@ -1,10 +1,10 @@
 //! Pipes, FIFOs and terminals: nonblocking reads and writes of descriptors that need not be sockets.
 //!
-//! Purpose: `read`, `write`, `writev` over raw fds that somebody else owns, and what kind of file an fd is. `EINTR` is
-//! retried everywhere, `EAGAIN` comes back as `ErrorKind::WouldBlock`. A write to a pipe that nobody reads raises
-//! `SIGPIPE`. No flag prevents that: the process must ignore the signal, as Python does.
+//! The module has `read`, `write` and `writev` for raw fds that the caller owns, and finds out what kind of file an fd
+//! is. All calls are retried after `EINTR`, and return `EAGAIN` as `ErrorKind::WouldBlock`. A write to a pipe without
+//! a reader raises `SIGPIPE`. No flag prevents that, so the process must ignore the signal, as Python does.
 //!
-//! Owner: any thread; the calls keep no state. It must not know about transports or the poller.
+//! Any thread may make the calls; they keep no state.
 //!
 //! Source: `read(2)`, `write(2)`, `writev(2)`, `fstat(2)`, `pipe(7)`, `fifo(7)`, `tty(4)`.
 
@@ -14,12 +14,12 @@ use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
 use super::socket::{MAX_SLICES, retried, retried_int};
 
-/// What lies behind a descriptor, as far as it matters for polling it.
+/// The kind of file that a descriptor refers to, as far as it matters for polling.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FileKind {
     /// One end of a pipe or of a FIFO.
     Fifo {
-        /// Whether it is linked into the file system; on some systems, Linux among them, pipes say so too.
+        /// Whether it has a name in the file system. On some systems, including Linux, this is true for pipes too.
         is_linked: bool,
     },
     /// A socket of any family.
@@ -31,10 +31,10 @@ pub enum FileKind {
 }
 
 impl FileKind {
-    /// Whether the end that writes becomes readable when its last reader has gone, and for no other reason.
+    /// Whether a descriptor for writing becomes readable when the last reader is gone, and for no other reason.
     ///
-    /// Apple's systems do not report that for FIFOs of the file system, and call them readable while data lies in them.
-    /// Pipes are not linked there, so the two can be told apart. Devices never report it.
+    /// On Apple systems that does not work for named FIFOs: they do not report it, and are readable while they contain
+    /// data. Pipes have no link in the file system there, so the two can be told apart. Devices never report it.
     #[must_use]
     pub fn tells_of_lost_reader(self) -> bool {
         match self {
@@ -45,7 +45,7 @@ impl FileKind {
     }
 }
 
-/// What `fd` is.
+/// The kind of file that `fd` refers to.
 ///
 /// # Errors
 /// `EBADF`, or another errno of `fstat(2)`.
@@ -65,15 +65,15 @@ pub fn file_kind(fd: RawFd) -> io::Result<FileKind> {
     })
 }
 
-/// Makes reads and writes fail with `WouldBlock` instead of waiting. This affects every descriptor of the open file,
-/// also in other processes.
+/// Makes reads and writes fail with `WouldBlock` instead of waiting. This affects every descriptor of the open file, in
+/// other processes too.
 ///
 /// # Errors
 /// `EBADF`, or another errno of `fcntl(2)`.
 pub fn set_nonblocking(fd: RawFd) -> io::Result<()> {
     // SAFETY: F_GETFL takes no argument.
     let flags = retried_int(|| unsafe { libc::fcntl(fd, libc::F_GETFL) })?;
-    // Status flags fit the int that the call has returned them in.
+    // The call returned the flags as an int, so they fit.
     let flags = flags as libc::c_int;
     if flags & libc::O_NONBLOCK == 0 {
         // SAFETY: F_SETFL takes an int.
@@ -89,46 +89,46 @@ pub fn set_nonblocking(fd: RawFd) -> io::Result<()> {
 pub fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
     // SAFETY: F_DUPFD_CLOEXEC takes an int, the lowest number to use.
     let copy = retried_int(|| unsafe { libc::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0) })?;
-    // SAFETY: the descriptor (which the call returned as an int) was just made, and nothing else knows it.
+    // SAFETY: the descriptor (which the call returned as an int) is new, and nothing else knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(copy as RawFd) })
 }
 
-/// Reads up to `len` bytes to `buf` and returns how many came; 0 is the end of the stream (or `len` 0).
+/// Reads up to `len` bytes into `buf` and returns how many were read; 0 means the end of the stream (or a `len` of 0).
 ///
 /// # Errors
-/// `WouldBlock` if nothing is there, `EIO` for a terminal whose other side has hung up (Linux), or another errno of
+/// `WouldBlock` if there is no data, `EIO` for a terminal whose other side has hung up (Linux), or another errno of
 /// `read(2)`.
 ///
 /// # Safety
-/// `buf` must be valid for writes of `len` bytes, and nobody else may access them during the call.
+/// `buf` must be valid for writes of `len` bytes, and nothing else may access them during the call.
 pub unsafe fn read(fd: RawFd, buf: *mut u8, len: usize) -> io::Result<usize> {
     retried(|| {
-        // SAFETY: the caller vouches for the buffer; the kernel writes at most `len` bytes to it.
+        // SAFETY: the caller guarantees that the buffer is valid; the kernel writes at most `len` bytes to it.
         unsafe { libc::read(fd, buf.cast(), len) }
     })
 }
 
-/// Writes the front of `data` and returns how many bytes were taken.
+/// Writes the front of `data` and returns how many bytes were written.
 ///
 /// # Errors
 /// `WouldBlock` if there is no space, `BrokenPipe` if there is no reader, or another errno of `write(2)`.
 pub fn write(fd: RawFd, data: &[u8]) -> io::Result<usize> {
     retried(|| {
-        // SAFETY: the slice is live and as long as said; the kernel only reads it.
+        // SAFETY: the slice is live and has the given length; the kernel only reads it.
         unsafe { libc::write(fd, data.as_ptr().cast(), data.len()) }
     })
 }
 
-/// Writes the front of what `slices` hold together, of which at most the first [`MAX_SLICES`] are used, and returns
-/// how many bytes were taken.
+/// Writes the front of the concatenated `slices` and returns how many bytes were written. At most the first
+/// [`MAX_SLICES`] slices are used.
 ///
 /// # Errors
 /// As for [`write`].
 pub fn write_vectored(fd: RawFd, slices: &[io::IoSlice<'_>]) -> io::Result<usize> {
     let count = slices.len().min(MAX_SLICES) as libc::c_int;
     retried(|| {
-        // SAFETY: IoSlice is guaranteed to have the layout of iovec; the slices live across the call, which reads
-        // them only.
+        // SAFETY: IoSlice is guaranteed to have the layout of iovec; the slices live during the call, which only reads
+        // them.
         unsafe { libc::writev(fd, slices.as_ptr().cast(), count) }
     })
 }
@@ -151,13 +151,13 @@ mod tests {
 
     fn read_some(fd: i32) -> std::io::Result<Vec<u8>> {
         let mut buffer = [0; 64];
-        // SAFETY: the buffer is live and as long as said.
+        // SAFETY: the buffer is live and has the given length.
         let len = unsafe { read(fd, buffer.as_mut_ptr(), buffer.len())? };
         Ok(buffer[..len].to_vec())
     }
 
     #[test]
-    fn tells_files_apart() {
+    fn kinds_of_files_are_recognized() {
         let (reader, writer) = pipe().unwrap();
         for end in [reader.as_raw_fd(), writer.as_raw_fd()] {
             let found = file_kind(end).unwrap();
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_pipe_takes_a_part_and_then_nothing() {
+    fn a_write_to_a_full_pipe_is_partial_and_the_next_would_block() {
         let (mut reader, writer) = nonblocking_pipe();
         let large = vec![7; 1 << 20];
         let taken = write(writer.as_raw_fd(), &large).unwrap();

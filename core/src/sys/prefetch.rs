@@ -1,6 +1,4 @@
-//! Reading memory ahead: a hint for the processor.
-//!
-//! Owner: any thread. It must not know what lies there.
+//! A hint for the processor that memory will be read soon.
 //!
 //! Source: `PREFETCHT0` (x86-64) and `PRFM PLDL1KEEP` (`AArch64`); both are hints, and never fault.
 
@@ -14,7 +12,7 @@ pub fn prefetch<T>(address: *const T) {
         _mm_prefetch::<_MM_HINT_T0>(address.cast());
     }
     #[cfg(target_arch = "aarch64")]
-    // SAFETY: the instruction is part of every AArch64 processor, never faults, and changes nothing.
+    // SAFETY: the instruction is part of every AArch64 processor, never faults, and changes no memory.
     unsafe {
         std::arch::asm!("prfm pldl1keep, [{}]", in(reg) address, options(nostack, preserves_flags, readonly));
     }

@@ -1,9 +1,9 @@
-//! Asking the system for the state of descriptors, without a poller.
+//! Queries the state of descriptors, or waits for it, without a poller.
 //!
-//! Purpose: what a blocking read or write waits for, on a nonblocking descriptor, in a thread that runs no loop; and a
-//! look at descriptors that takes no events from the poller. The descriptors may be of any kind.
+//! [`wait_ready`] is for a blocking read or write on a nonblocking descriptor, in a thread that does not run a loop.
+//! [`is_any_ready`] checks descriptors without taking their events from the poller. The descriptors may be of any kind.
 //!
-//! Owner: any thread; the calls keep no state. It must not know what is read or written.
+//! Any thread may make the calls; they keep no state.
 //!
 //! Source: `poll(2)`.
 
@@ -16,14 +16,15 @@ use super::poller::Interest;
 
 const NS_PER_MS: u64 = 1_000_000;
 
-/// Waits until a write (or else a read) does not block, or until `deadline_ns` of [`now_ns`] (`None`: no limit). Returns
-/// whether the descriptor is ready. A descriptor with an error or a hangup is ready for both.
+/// Waits until a read, or a write if `is_write`, does not block. Stops waiting when [`now_ns`] reaches `deadline_ns`
+/// (`None`: no limit). Returns whether the descriptor is ready. A descriptor with an error or a hangup is ready for
+/// both.
 ///
 /// # Errors
 /// `Interrupted` if a signal arrived, `EBADF` for a closed descriptor, `ENOMEM`.
 pub fn wait_ready(fd: RawFd, is_write: bool, deadline_ns: Option<u64>) -> io::Result<bool> {
     if fd < 0 {
-        // The call would ignore it, and wait.
+        // `poll` would ignore a negative descriptor, and wait.
         return Err(io::Error::from_raw_os_error(libc::EBADF));
     }
     let events = if is_write { libc::POLLOUT } else { libc::POLLIN };
@@ -39,7 +40,7 @@ pub fn wait_ready(fd: RawFd, is_write: bool, deadline_ns: Option<u64>) -> io::Re
             events,
             revents: 0,
         };
-        // SAFETY: one live entry, as the count says; the call writes only to it.
+        // SAFETY: the call gets one live entry and writes only to it.
         let count = unsafe { libc::poll(&raw mut entry, 1, timeout_ms) };
         if count < 0 {
             return Err(io::Error::last_os_error());
@@ -50,15 +51,15 @@ pub fn wait_ready(fd: RawFd, is_write: bool, deadline_ns: Option<u64>) -> io::Re
         if count > 0 {
             return Ok(true);
         }
-        // The longest wait of one call is 24 days.
+        // One call waits for at most 24 days, so the deadline may not have been reached.
         if deadline_ns.is_some_and(|deadline_ns| now_ns() >= deadline_ns) {
             return Ok(false);
         }
     }
 }
 
-/// Whether one of these descriptors is ready for what its owner is interested in. It does not wait. A closed descriptor is
-/// not ready. If the system does not say, the answer is yes.
+/// Whether one of these descriptors is ready in a direction of its interest. The call does not wait. A closed
+/// descriptor is not ready. If the system call fails, the result is true.
 pub fn is_any_ready(watched: impl Iterator<Item = (RawFd, Interest)>) -> bool {
     let mut entries: Vec<libc::pollfd> = watched
         .filter(|(_, interest)| interest.has_read() || interest.has_write())
@@ -72,7 +73,7 @@ pub fn is_any_ready(watched: impl Iterator<Item = (RawFd, Interest)>) -> bool {
     if entries.is_empty() {
         return false;
     }
-    // SAFETY: so many live entries; the call writes only to them.
+    // SAFETY: the call gets the live entries and their number, and writes only to them.
     let count = unsafe { libc::poll(entries.as_mut_ptr(), entries.len() as libc::nfds_t, 0) };
     count < 0 || entries.iter().any(|entry| entry.revents & !libc::POLLNVAL != 0)
 }
@@ -100,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_descriptors_one_that_is_ready_for_what_is_asked_counts() {
+    fn one_ready_descriptor_of_several_is_enough() {
         let Ok((mut near, far)) = UnixStream::pair() else {
             panic!("no sockets")
         };

@@ -1,10 +1,9 @@
 //! The pipe through which signal handlers wake a loop. Each signal is one byte, its number.
 //!
-//! Purpose: an fd that the poller watches for reading, and one that the interpreter's C handler writes to. A byte that
-//! was written before the poller sleeps ends that sleep at once, so no signal is lost between the last check and the
-//! wait. An eventfd cannot be used: a write to it must have eight bytes.
-//!
-//! Owner: the loop's thread reads; handlers write, on any thread. It must not know what a signal means.
+//! The poller watches the reading end. The interpreter's C handler writes to the other end, in whatever thread it runs.
+//! If a byte is written before the poller begins to sleep, the sleep ends at once. So no signal is lost between the
+//! loop's last check and the wait. An eventfd cannot be used instead, because a write to it must have eight bytes. Only
+//! the loop's thread reads.
 //!
 //! Source: `pipe(2)`, `pipe(7)`, `signal-safety(7)`.
 
@@ -13,9 +12,10 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use nix::errno::Errno;
 
-/// Every pipe holds at least this much. (Linux gives 64 KiB, and this much to a user who has very many pipes.)
+/// Every pipe has space for at least this many bytes. (On Linux a pipe has 64 KiB, but only this much if its user has
+/// very many pipes.)
 const MIN_CAPACITY_LEN: usize = 4096;
-/// The most bytes of one read.
+/// About how many bytes one [`SignalPipe::drain`] takes out at most.
 const MAX_DRAINED_LEN: usize = 65536;
 
 /// Both ends of the pipe, nonblocking and close-on-exec.
@@ -24,13 +24,13 @@ pub struct SignalPipe {
     writer: OwnedFd,
 }
 
-/// What [`SignalPipe::drain`] found.
+/// The signals that [`SignalPipe::drain`] found.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Arrived {
-    /// The numbers in the order of their arrival.
+    /// The numbers, in the order of their arrival.
     pub numbers: Vec<u8>,
-    /// The pipe may have been full, so that numbers were lost. Then the caller must find out in another way which
-    /// signals came.
+    /// Whether the pipe may have been full, so that numbers were lost. Then the caller must find out in another way
+    /// which signals arrived.
     pub is_incomplete: bool,
 }
 
@@ -44,29 +44,29 @@ impl SignalPipe {
         Ok(Self { reader, writer })
     }
 
-    /// The descriptor to watch for reading. Stays owned by the pipe.
+    /// The descriptor to watch for reading. It belongs to the pipe.
     #[must_use]
     pub fn read_fd(&self) -> RawFd {
         self.reader.as_raw_fd()
     }
 
-    /// The descriptor for `signal.set_wakeup_fd`. Stays owned by the pipe.
+    /// The descriptor for `signal.set_wakeup_fd`. It belongs to the pipe.
     #[must_use]
     pub fn write_fd(&self) -> RawFd {
         self.writer.as_raw_fd()
     }
 
-    /// Takes out what has arrived.
+    /// Takes out the numbers that have arrived.
     #[must_use]
     pub fn drain(&self) -> Arrived {
         let mut numbers = Vec::new();
         let mut bytes = [0_u8; 1024];
-        // Bounded, so that a storm of signals does not block the loop.
+        // The number is limited, so that a flood of signals does not block the loop.
         while numbers.len() < MAX_DRAINED_LEN {
             match nix::unistd::read(&self.reader, &mut bytes) {
                 Ok(len) if len > 0 => numbers.extend_from_slice(&bytes[..len]),
                 Err(Errno::EINTR) => {}
-                // The pipe is empty. No other error is possible: we own both ends.
+                // The pipe is empty. No other error is possible, because this object owns both ends.
                 Ok(_) | Err(_) => break,
             }
         }
@@ -77,17 +77,17 @@ impl SignalPipe {
     }
 }
 
-/// Sends the signal to this process, as Ctrl-C does: a system call of the main thread ends with `EINTR`.
+/// Sends the signal to this process, like Ctrl-C does. A system call in which the main thread waits ends with `EINTR`.
 ///
 /// # Errors
-/// `EINVAL` for a number that is no signal's.
+/// `EINVAL` if the number is not a signal's.
 pub fn send(number: i32) -> io::Result<()> {
-    // SAFETY: passes two integers to the kernel.
+    // SAFETY: the call takes two integers.
     Errno::result(unsafe { libc::kill(libc::getpid(), number) })?;
     Ok(())
 }
 
-/// A pipe, (reader, writer), both nonblocking and close-on-exec.
+/// A pipe as (reader, writer). Both are nonblocking and close-on-exec.
 ///
 /// # Errors
 /// `EMFILE` or `ENFILE` from `pipe(2)`.
@@ -98,8 +98,8 @@ pub(super) fn nonblocking_pipe() -> nix::Result<(OwnedFd, OwnedFd)> {
     nix::unistd::pipe2(OFlag::O_NONBLOCK | OFlag::O_CLOEXEC)
 }
 
-/// Without `pipe2`, a child that is forked between the calls inherits the pipe. It can do no harm with it before
-/// `exec`.
+/// A pipe as (reader, writer), both nonblocking and close-on-exec. Apple systems have no `pipe2`, so a child that is
+/// forked between the calls inherits the pipe without these flags.
 #[cfg(target_vendor = "apple")]
 pub(super) fn nonblocking_pipe() -> nix::Result<(OwnedFd, OwnedFd)> {
     use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_pipe_is_known_to_be_incomplete() {
+    fn after_a_full_pipe_the_result_is_incomplete() {
         let pipe = SignalPipe::new().unwrap();
         let mut written = 0;
         let refused = loop {

@@ -1,9 +1,5 @@
-//! The library's helper threads.
-//!
-//! Purpose: a thread that the program does not notice. The signals of the process never interrupt it, because Python's
-//! handlers must run in the main thread.
-//!
-//! Owner: whoever starts it.
+//! Starts the library's helper threads. They block the signals of the process, because Python's signal handlers must
+//! run in the main thread.
 //!
 //! Source: `pthread_sigmask(3)`, `signal(7)`.
 
@@ -12,7 +8,8 @@ use std::mem::MaybeUninit;
 use std::ptr;
 use std::thread::{Builder, JoinHandle};
 
-/// Faults of the thread itself. If they were blocked, they would end the process without a message.
+/// The signals that a thread causes itself, which are not blocked. If they were, a fault would end the process without
+/// a message.
 const FAULTS: [libc::c_int; 5] = [
     libc::SIGSEGV,
     libc::SIGBUS,
@@ -21,18 +18,18 @@ const FAULTS: [libc::c_int; 5] = [
     libc::SIGABRT,
 ];
 
-/// Runs `body` in a new thread, which has all signals of the process blocked from its first instruction on.
+/// Runs `body` in a new thread, in which all signals except `FAULTS` are blocked from its first instruction on.
 ///
 /// # Errors
-/// The process cannot start another thread.
+/// If the process cannot start another thread.
 pub fn spawn<F>(name: String, stack_len_bytes: usize, body: F) -> io::Result<JoinHandle<()>>
 where
     F: FnOnce() + Send + 'static,
 {
     let mut blocked = MaybeUninit::<libc::sigset_t>::uninit();
     let mut before = MaybeUninit::<libc::sigset_t>::uninit();
-    // SAFETY: sigfillset fills the set that the other calls change and read; the mask before is written by the last
-    // one, which cannot fail with these arguments.
+    // SAFETY: sigfillset initialises the set that the other calls change and read. The last call writes `before`, and
+    // cannot fail with these arguments.
     unsafe {
         libc::sigfillset(blocked.as_mut_ptr());
         for fault in FAULTS {
@@ -41,7 +38,7 @@ where
         libc::pthread_sigmask(libc::SIG_SETMASK, blocked.as_ptr(), before.as_mut_ptr());
     }
     let made = Builder::new().name(name).stack_size(stack_len_bytes).spawn(body);
-    // SAFETY: the mask that this thread had, written above.
+    // SAFETY: `before` was written above; it is the mask that this thread had.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut()) };
     made
 }
@@ -56,7 +53,7 @@ mod tests {
 
     fn is_blocked(signal: libc::c_int) -> bool {
         let mut mask = MaybeUninit::<libc::sigset_t>::uninit();
-        // SAFETY: no mask is set; the current one is written before it is read.
+        // SAFETY: the call changes no mask, and writes the current one before it is read.
         unsafe {
             libc::pthread_sigmask(libc::SIG_BLOCK, ptr::null(), mask.as_mut_ptr());
             libc::sigismember(mask.as_ptr(), signal) == 1

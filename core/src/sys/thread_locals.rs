@@ -1,33 +1,34 @@
-//! Finds thread-local variables of other libraries that point into a given range: variables in the libraries' segments
-//! (`PT_TLS`), and values of `pthread_getspecific`.
-//!
-//! Owner: the thread whose variables they are. It must not know what the pointers are for.
+//! Finds thread-local variables of other libraries that point into a given range of addresses: variables in the
+//! libraries' segments (`PT_TLS`), and values of `pthread_getspecific`. A thread can find only its own variables.
 //!
 //! Source: `dl_iterate_phdr(3)`, `pthread_getspecific(3)`.
 
 use std::ffi::c_void;
 use std::ops::Range;
 
-/// Longer segments hold tables, not heads of lists. They are skipped.
+/// Longer segments are skipped, because they contain tables and not the heads of lists that the callers search for.
 const MAX_SEGMENT_LEN: usize = 4096;
-/// How many keys are checked in any case, and how many beyond the first free one.
+/// At least this many keys are checked.
 const MIN_KEYS: u32 = 32;
+/// How many keys after the first free one are checked.
 const MORE_KEYS: u32 = 8;
 
-/// One variable of this thread.
+/// The place of one thread-local variable.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
-    /// At an address.
+    /// A variable at this address.
     Variable(usize),
-    /// Of `pthread_key_create`.
+    /// The value of a key of `pthread_key_create`.
     Key(u32),
 }
 
 impl Place {
+    /// Reads the variable.
+    ///
     /// # Safety
-    /// The place was found by this thread.
+    /// This thread has found the place.
     pub unsafe fn read(self) -> usize {
-        // SAFETY: by the contract; libraries with such variables stay loaded. A key that is gone gives null.
+        // SAFETY: by the contract; libraries with such variables stay loaded. A deleted key gives null.
         unsafe {
             match self {
                 Self::Variable(address) => *(address as *const usize),
@@ -36,10 +37,12 @@ impl Place {
         }
     }
 
+    /// Writes the variable.
+    ///
     /// # Safety
-    /// As above, and the owner of the variable may find that value in it.
+    /// This thread has found the place, and the value is valid for the library that owns the variable.
     pub unsafe fn write(self, value: usize) {
-        // SAFETY: by the contract. A key that is gone is refused.
+        // SAFETY: by the contract. For a deleted key the call fails.
         unsafe {
             match self {
                 Self::Variable(address) => *(address as *mut usize) = value,
@@ -54,16 +57,17 @@ impl Place {
 /// The variables of this thread that are searched.
 #[derive(Default)]
 pub struct Variables {
-    /// Where the segments lie.
+    /// The addresses of the segments.
     segments: Vec<Range<usize>>,
-    /// How many libraries the loader had loaded and unloaded when the segments were found.
+    /// How many libraries the loader had loaded, and unloaded, when the segments were found.
     loaded: (u64, u64),
-    /// Keys below that.
+    /// Keys below this number are searched.
     keys: u32,
 }
 
 impl Variables {
-    /// Finds the segments again if libraries were loaded since.
+    /// Finds the segments again if libraries were loaded or unloaded since the last call. If `with_keys` is true, the
+    /// values of keys are searched too from now on.
     pub fn refresh(&mut self, with_keys: bool) {
         let loaded = imp::loaded();
         if loaded != self.loaded {
@@ -75,7 +79,7 @@ impl Variables {
         }
     }
 
-    /// The variables that hold an address of that range.
+    /// The variables that contain an address in this range, with their values.
     pub fn pointing_into(&self, range: &Range<usize>) -> Vec<(Place, usize)> {
         let words = self
             .segments
@@ -84,7 +88,7 @@ impl Variables {
         words
             .map(Place::Variable)
             .chain((0..self.keys).map(Place::Key))
-            // SAFETY: found by this thread; segments are word by word inside of what the loader gave.
+            // SAFETY: this thread has found these places, and each word lies inside a segment that the loader reported.
             .map(|place| (place, unsafe { place.read() }))
             .filter(|(_, value)| range.contains(value))
             .collect()
@@ -94,7 +98,7 @@ impl Variables {
 /// How many keys to check: up to the first free one, and some more.
 fn keys() -> u32 {
     let mut key: libc::pthread_key_t = 0;
-    // SAFETY: our own key, deleted at once.
+    // SAFETY: the key is new, and deleted at once.
     unsafe {
         if libc::pthread_key_create(&raw mut key, None) != 0 {
             return MIN_KEYS;
@@ -114,7 +118,7 @@ mod imp {
     /// How many libraries were loaded, and how many unloaded.
     pub(super) fn loaded() -> (u64, u64) {
         unsafe extern "C" fn note(info: *mut dl_phdr_info, _: usize, numbers: *mut c_void) -> c_int {
-            // SAFETY: the loader's structure; `numbers` is the tuple below.
+            // SAFETY: `info` is the loader's structure, and `numbers` is the tuple below.
             unsafe { *numbers.cast::<(u64, u64)>() = ((*info).dlpi_adds, (*info).dlpi_subs) };
             1
         }
@@ -129,19 +133,20 @@ mod imp {
         found: Vec<Range<usize>>,
     }
 
-    /// This thread's segments of all libraries but the interpreter, the C library and this one.
+    /// This thread's segments of all libraries except those of `is_left_out`.
     pub(super) fn segments(max_len: usize) -> Vec<Range<usize>> {
         let mut search = Search {
             max_len,
             found: Vec::new(),
         };
         // SAFETY: the function keeps no pointer.
-        unsafe { libc::dl_iterate_phdr(Some(look_at), (&raw mut search).cast()) };
+        unsafe { libc::dl_iterate_phdr(Some(add_segment), (&raw mut search).cast()) };
         search.found
     }
 
-    unsafe extern "C" fn look_at(info: *mut dl_phdr_info, _: usize, search: *mut c_void) -> c_int {
-        // SAFETY: the loader's structure, valid during the call; `search` is the one of `segments`.
+    /// Adds the segment of one library to `search`, if it has one that is searched.
+    unsafe extern "C" fn add_segment(info: *mut dl_phdr_info, _: usize, search: *mut c_void) -> c_int {
+        // SAFETY: `info` is the loader's structure, valid during the call; `search` is the `Search` in `segments`.
         unsafe {
             let (info, search) = (&*info, &mut *search.cast::<Search>());
             if info.dlpi_tls_modid == 0 || info.dlpi_phdr.is_null() || is_left_out(info) {
@@ -161,14 +166,15 @@ mod imp {
         0
     }
 
-    /// Where the segment lies for this thread. The loader makes it if it does not exist yet.
+    /// The address of this thread's segment, or 0 if it cannot be found. The loader allocates the segment if it does
+    /// not exist yet.
     fn start_of(info: &dl_phdr_info) -> usize {
         type GetAddress = unsafe extern "C" fn(*const [usize; 2]) -> *mut c_void;
         if !info.dlpi_tls_data.is_null() {
             return info.dlpi_tls_data as usize;
         }
-        // SAFETY: the function that compiled code calls for such a variable, with the module and an offset (ELF
-        // Handling For TLS); null if it does not exist.
+        // SAFETY: this is the function that compiled code calls to access such a variable, with the module and an
+        // offset ("ELF Handling For Thread-Local Storage"). The pointer is null if the function does not exist.
         unsafe {
             let function = libc::dlsym(libc::RTLD_DEFAULT, c"__tls_get_addr".as_ptr());
             if function.is_null() || cfg!(not(any(target_arch = "x86_64", target_arch = "aarch64"))) {
@@ -180,9 +186,10 @@ mod imp {
         }
     }
 
-    /// The program itself, which has no name, the interpreter's library, the C library's and this one.
+    /// Whether it is the program itself (which has no name), the library of the interpreter, the C library, or this
+    /// library.
     fn is_left_out(info: &dl_phdr_info) -> bool {
-        // SAFETY: a name or null.
+        // SAFETY: the pointer is a C string or null.
         let name = unsafe {
             if info.dlpi_name.is_null() {
                 return true;
@@ -194,11 +201,11 @@ mod imp {
             || [b"libpython".as_slice(), b"libc.", b"ld-", b"linux-vdso"]
                 .iter()
                 .any(|start| file.starts_with(start))
-            || is_this(info)
+            || is_this_library(info)
     }
 
-    fn is_this(info: &dl_phdr_info) -> bool {
-        // SAFETY: an address of this library; the structure is ours, and all zeros are valid for it.
+    fn is_this_library(info: &dl_phdr_info) -> bool {
+        // SAFETY: the address is in this library. The structure is a local, for which all zeroes is a valid value.
         unsafe {
             let mut own: libc::Dl_info = std::mem::zeroed();
             libc::dladdr(segments as *const c_void, &raw mut own) != 0
@@ -225,11 +232,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_of_keys_are_found_and_exchanged() {
+    fn values_of_keys_are_found_and_replaced() {
         let mut key: libc::pthread_key_t = 0;
         let target = [1_usize, 2, 3];
         let range = target.as_ptr() as usize..target.as_ptr() as usize + size_of_val(&target);
-        // SAFETY: a key of the test's own.
+        // SAFETY: the key belongs to this test.
         unsafe {
             assert_eq!(libc::pthread_key_create(&raw mut key, None), 0);
             libc::pthread_setspecific(key, (&raw const target[1]).cast());
@@ -246,7 +253,7 @@ mod tests {
         variables.refresh(true);
         let address = &raw const target[1] as usize;
         assert!(variables.pointing_into(&range).contains(&(place, address)));
-        // SAFETY: the test's own.
+        // SAFETY: as above.
         unsafe {
             place.write(0);
             assert_eq!(place.read(), 0);

@@ -1,9 +1,6 @@
-//! The end of a child on macOS and the BSDs: each child has a kqueue of its own with one `EVFILT_PROC`. A kqueue with a
-//! pending event is readable in another kqueue, so the loop waits for it as for any descriptor.
-//!
-//! Purpose: the contract of [`super`].
-//!
-//! Owner: the loop's thread.
+//! Watches a child on macOS and the BSDs with a kqueue that has one `EVFILT_PROC`. A kqueue with a pending event is
+//! readable for another kqueue, so the loop's poller can wait for it like for any descriptor. [`super`] has the
+//! contract.
 //!
 //! Source: `kqueue(2)` of macOS, FreeBSD, NetBSD, OpenBSD.
 
@@ -24,7 +21,7 @@ pub(super) fn watch(pid: libc::pid_t) -> io::Result<OwnedFd> {
     let queue = unsafe { OwnedFd::from_raw_fd(fd) };
     fcntl(&queue, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
     match add_filter(&queue, pid) {
-        // macOS does not find a child that has ended, even if nobody has fetched its status.
+        // macOS reports ESRCH for a child that has ended, even if its status was not fetched yet.
         Err(error) if error.raw_os_error() == Some(libc::ESRCH) && is_process(pid) => {
             add_timer(&queue)?;
             Ok(queue)
@@ -42,7 +39,7 @@ fn add_filter(queue: &OwnedFd, pid: libc::pid_t) -> io::Result<()> {
     apply(queue, change)
 }
 
-/// Adds a timer whose event comes every millisecond, until the status can be fetched.
+/// Adds a timer with an event every millisecond, which makes the kqueue readable until the status is fetched.
 fn add_timer(queue: &OwnedFd) -> io::Result<()> {
     let mut change = empty_change();
     change.filter = libc::EVFILT_TIMER as _;
@@ -51,14 +48,14 @@ fn add_timer(queue: &OwnedFd) -> io::Result<()> {
 }
 
 fn empty_change() -> libc::kevent {
-    // SAFETY: `kevent` is plain data, for which all zeroes is a value.
+    // SAFETY: `kevent` is plain data, for which all zeroes is a valid value.
     let mut change: libc::kevent = unsafe { MaybeUninit::zeroed().assume_init() };
     change.flags = libc::EV_ADD as _;
     change
 }
 
 fn apply(queue: &OwnedFd, change: libc::kevent) -> io::Result<()> {
-    // SAFETY: one live change, no space for events, no timeout needed as none are waited for.
+    // SAFETY: the call gets one live change and no space for events, so it does not wait and needs no timeout.
     let result = unsafe {
         libc::kevent(
             queue.as_raw_fd(),
@@ -75,8 +72,8 @@ fn apply(queue: &OwnedFd, change: libc::kevent) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether `pid` is a process, or a process that has ended and whose status nobody has fetched.
+/// Whether `pid` is a running process, or an ended one whose status was not fetched yet.
 fn is_process(pid: libc::pid_t) -> bool {
-    // SAFETY: the call takes two integers; signal 0 is not sent.
+    // SAFETY: the call takes two integers. Signal 0 sends nothing.
     unsafe { libc::kill(pid, 0) == 0 }
 }

@@ -1,19 +1,19 @@
 //! Child processes: an fd that becomes readable when a child has ended, and a call that fetches the child's status.
 //!
-//! Purpose: waits for children in the poller, without SIGCHLD and without affecting other code's children.
+//! With this fd the poller can wait for a child, without SIGCHLD and without affecting children that other code has
+//! started. An [`ExitWatch`] belongs to the loop's thread.
 //!
-//! Owner: the loop's thread. It must not know who started a child, or why.
-//!
-//! What the file of an operating system must provide: `watch(pid) -> io::Result<OwnedFd>`. The fd is close-on-exec. It
+//! The file of each operating system must provide `watch(pid) -> io::Result<OwnedFd>`. The fd is close-on-exec. It
 //! becomes readable when the child ends, not earlier, and stays readable. If the child has ended before the call, the
-//! fd is readable at once. Watching does not fetch the status: the process number belongs to the child until [`reap`].
-//! `ESRCH` if there is no such process any more, because somebody else has fetched the status.
+//! fd is readable at once. Watching does not fetch the child's status, so the process number belongs to the child
+//! until [`reap`](ExitWatch::reap). `watch` fails with `ESRCH` if there is no such process any more, because other
+//! code has fetched the status.
 //!
 //! | | fd |
 //! |---|---|
 //! | Linux from 5.3 on | a pidfd |
 //! | macOS, BSD | a kqueue with one `EVFILT_PROC` |
-//! | neither | a pipe whose other end a waiting thread closes |
+//! | Linux before 5.3, sandboxes that refuse pidfds | a pipe; a thread waits for the child and closes the other end |
 
 use std::fs::File;
 use std::io;
@@ -51,9 +51,10 @@ pub struct ExitWatch {
 pub enum Reaped {
     /// The child is running.
     Running,
-    /// The child has ended: its exit code, or the negative number of the signal that ended it. Returned once.
+    /// The child has ended: its exit code, or the negative number of the signal that ended it. This is returned only
+    /// once.
     Ended(i32),
-    /// The child has ended, and somebody else has fetched its status.
+    /// The child has ended, and its status was already fetched.
     Unknown,
 }
 
@@ -74,8 +75,8 @@ impl ExitWatch {
         }
     }
 
-    /// Whether the descriptor still names the file that was opened. Other code may have closed it; then its number is
-    /// free, or names another file.
+    /// Whether the descriptor still refers to the file that was opened. If other code has closed it, its number is
+    /// free or refers to another file.
     #[must_use]
     pub fn is_open(&self) -> bool {
         self.file.is_some() && file_of(self.fd()) == self.file
@@ -87,8 +88,8 @@ impl ExitWatch {
         self.fd.as_raw_fd()
     }
 
-    /// Fetches the status of the child if it has ended, without blocking. Then the process number of the child may
-    /// become another process's.
+    /// Fetches the status of the child if it has ended, without blocking. After that the system may give the child's
+    /// process number to another process.
     ///
     /// Source: `waitpid(2)`.
     #[must_use]
@@ -114,22 +115,23 @@ impl ExitWatch {
 impl Drop for ExitWatch {
     fn drop(&mut self) {
         if self.is_open() {
-            // SAFETY: dropped once, here, and nothing uses the field after it.
+            // SAFETY: the field is dropped only here, once, and nothing uses it afterwards.
             unsafe { ManuallyDrop::drop(&mut self.fd) };
         }
     }
 }
 
-/// The file of a descriptor, or None if the descriptor is not open. On older kernels all pidfds are the same file, and
-/// nothing else is that file.
+/// The device and inode number of a descriptor's file, or `None` if the descriptor is not open. On older kernels all
+/// pidfds have the same number, but no other file has it.
 fn file_of(fd: RawFd) -> Option<(u64, u64)> {
-    // SAFETY: only looked at: it is not closed here, and a number that is not open is an error of the call.
+    // SAFETY: the `File` is only used to query its metadata and is never closed here. If the descriptor is not open,
+    // the query fails.
     let file = ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });
     let metadata = file.metadata().ok()?;
     Some((metadata.dev(), metadata.ino()))
 }
 
-/// A wait status as Python's `os.waitstatus_to_exitcode` shows it.
+/// Converts a wait status like Python's `os.waitstatus_to_exitcode`.
 fn returncode(status: i32) -> i32 {
     if libc::WIFSIGNALED(status) {
         -libc::WTERMSIG(status)

@@ -1,8 +1,4 @@
-//! The end of a child on Linux: a pidfd, which is readable once the process has ended.
-//!
-//! Purpose: the contract of [`super`].
-//!
-//! Owner: the loop's thread.
+//! Watches a child on Linux with a pidfd, which is readable once the process has ended. [`super`] has the contract.
 //!
 //! Source: `pidfd_open(2)`.
 
@@ -13,7 +9,7 @@ use super::thread;
 
 pub(super) fn watch(pid: libc::pid_t) -> io::Result<OwnedFd> {
     match open(pid) {
-        // The kernel is older than 5.3, or a sandbox does not know the call.
+        // The kernel is older than 5.3, or a sandbox refuses a call that it does not know.
         Err(error)
             if matches!(
                 error.raw_os_error(),
@@ -27,11 +23,11 @@ pub(super) fn watch(pid: libc::pid_t) -> io::Result<OwnedFd> {
 }
 
 fn open(pid: libc::pid_t) -> io::Result<OwnedFd> {
-    // SAFETY: the call takes two integers. (Not in the C libraries that we support: hence by its number.)
+    // SAFETY: the call takes two integers. It is made by its number, because some supported C libraries lack it.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: `fd` was just opened (close-on-exec, as every pidfd is), and nothing else knows it.
+    // SAFETY: `fd` was just opened (close-on-exec, like every pidfd), and nothing else knows it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }

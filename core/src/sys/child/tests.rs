@@ -1,4 +1,4 @@
-//! Tests of the contract, with the system's own way and with the fallback.
+//! Tests of the contract, with the system's own mechanism and with the thread.
 
 #![allow(clippy::zombie_processes)] // the tests fetch the status themselves
 
@@ -16,7 +16,7 @@ type WatchChild = fn(libc::pid_t) -> io::Result<OwnedFd>;
 
 const WAYS: [(&str, WatchChild); 2] = [("native", watch), ("thread", thread::watch)];
 
-/// A shell that runs `script`. If the script reads, it waits until the test closes its input.
+/// A shell that runs `script`. A `read` in the script waits until the test closes the input.
 fn shell(script: &str) -> Child {
     Command::new("/bin/sh")
         .args(["-c", script])
@@ -79,7 +79,7 @@ fn a_child_that_has_ended_before_is_noticed() {
 }
 
 #[test]
-fn a_status_that_somebody_else_has_fetched_is_unknown() {
+fn a_status_that_other_code_has_fetched_is_unknown() {
     for (name, way) in WAYS {
         let mut child = shell("read line");
         let exit = watched(way, &child);

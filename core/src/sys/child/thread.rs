@@ -1,8 +1,6 @@
-//! The end of a child if the kernel has no descriptor for it: a thread waits for the child, and then closes a pipe.
-//!
-//! Purpose: the contract of [`super`].
-//!
-//! Owner: the thread owns the writing end of the pipe and nothing else. It ends when the child ends.
+//! Watches a child on kernels that have no descriptor for it: a thread waits for the child and then closes the writing
+//! end of a pipe, which makes the reading end readable. The thread owns nothing else, and ends with the child.
+//! [`super`] has the contract.
 //!
 //! Source: `waitid(2)`, `pipe(7)`.
 
@@ -25,7 +23,7 @@ pub(super) fn watch(pid: libc::pid_t) -> io::Result<OwnedFd> {
     Ok(reader)
 }
 
-/// Returns when the child has ended, and does not fetch its status. Returns also when somebody else has fetched it.
+/// Returns when the child has ended, without fetching its status. Also returns if other code has fetched the status.
 fn wait_end(pid: libc::pid_t) {
     let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
     loop {

@@ -1,14 +1,12 @@
-//! The poller over Linux epoll, with waits in nanoseconds where the kernel has `epoll_pwait2` (5.11).
+//! The poller over Linux epoll. [`super`] has its contract.
 //!
-//! Purpose: the contract of [`super`]. `epoll_pwait2` may be missing (`ENOSYS`), or a sandbox that does not know it may
-//! forbid it (`EPERM`). The poller finds that out at its first timed wait. From then on it rounds timeouts *up* to
-//! milliseconds for `epoll_wait`: there a timer may fire late, but never early.
+//! Waits have nanosecond precision if the kernel has `epoll_pwait2` (5.11). The call may be missing (`ENOSYS`), or a
+//! sandbox that does not know it may refuse it (`EPERM`). The poller finds that out at its first timed wait. From then
+//! on it uses `epoll_wait`, and rounds timeouts *up* to milliseconds. A timer may then fire late, but never early.
 //!
 //! The kernel may extend a wait by a thousandth of its length (by a two-hundredth in a niced process), so that it can
-//! bundle wake-ups. A timer of one second would fire a millisecond late. So the poller divides a long wait into steps.
-//! Each step ends before the deadline by more than the kernel may add.
-//!
-//! Owner: the loop's thread. It must not know what a token stands for.
+//! combine wake-ups. A timer of one second would then fire a millisecond late. So the poller divides a long wait into
+//! steps. Each step but the last ends before the deadline by more than the kernel may add.
 //!
 //! Source: `epoll(7)`, `epoll_ctl(2)`, `epoll_wait(2)`.
 
@@ -31,19 +29,19 @@ const ONE_STEP_NS: u64 = 50 * NS_PER_MS;
 const IN: u32 = libc::EPOLLIN.cast_unsigned();
 const OUT: u32 = libc::EPOLLOUT.cast_unsigned();
 const ON_CHANGE: u32 = libc::EPOLLET.cast_unsigned();
-/// The end of the stream, urgent data of TCP.
+/// The end of the stream, or urgent data of TCP.
 const MORE: u32 = (libc::EPOLLRDHUP | libc::EPOLLPRI).cast_unsigned();
 const GONE: u32 = (libc::EPOLLHUP | libc::EPOLLERR).cast_unsigned();
 
-/// The timeout of `epoll_pwait2` in the kernel's own 64-bit layout. 32-bit machines have it too, but there
-/// `libc::timespec` may have the old layout.
+/// The timeout of `epoll_pwait2` in the kernel's own 64-bit layout. On 32-bit machines `libc::timespec` may have an
+/// older layout, which the call does not use.
 #[repr(C)]
 struct KernelTimespec {
     seconds: i64,
     nanoseconds: i64,
 }
 
-/// The events of the last wait. Allocated once.
+/// The events of the last wait. The memory is allocated once.
 pub struct Events {
     list: Box<[libc::epoll_event]>,
     len: usize,
@@ -114,10 +112,10 @@ pub struct Poller {
 }
 
 impl Poller {
-    /// The kernel keeps watching a file until the last descriptor of it is closed.
+    /// The kernel watches a file until its last descriptor is closed.
     pub const KEEPS_CLOSED: bool = true;
 
-    /// A poller that watches nothing yet. Its descriptor is close-on-exec.
+    /// A poller that does not watch any fd yet. Its descriptor is close-on-exec.
     ///
     /// # Errors
     /// `EMFILE`, `ENFILE` or `ENOMEM` from `epoll_create1(2)`.
@@ -169,7 +167,7 @@ impl Poller {
         self.set(fd, token, interest, libc::EPOLL_CTL_MOD)
     }
 
-    /// Stops watching `fd`. Succeeds also if `fd` was not watched, or is closed.
+    /// Stops watching `fd`. Also succeeds if `fd` was not watched, or is closed.
     ///
     /// # Errors
     /// Any other errno of `epoll_ctl(2)`. An fd that was watched causes none of them.
@@ -181,17 +179,17 @@ impl Poller {
         }
     }
 
-    /// Whether the open file that `fd` names now was added under this number. If so, the call gives it this token and
-    /// this interest.
+    /// Whether the open file that `fd` refers to now is watched under this number. If so, this also sets its token and
+    /// its interest.
     #[must_use]
     pub fn is_watching(&self, fd: RawFd, token: Token, interest: Interest) -> bool {
         self.control(libc::EPOLL_CTL_MOD, fd, flags_of(interest), token)
             .is_ok()
     }
 
-    /// Waits until an fd is ready or `timeout_ns` is over (`None`: no limit; `Some(0)`: does not wait). The timeout counts
-    /// from `began_ns`, a reading of [`now_ns`] not long ago. Returns the number of events that `events` now holds; 0
-    /// means that the time is over.
+    /// Waits until an fd is ready or `timeout_ns` has passed (`None`: no limit; `Some(0)`: does not wait). The timeout
+    /// counts from `began_ns`, a recent reading of [`now_ns`]. Returns the number of events that `events` now holds; 0
+    /// means that the time has passed.
     ///
     /// # Errors
     /// `ErrorKind::Interrupted` if a signal arrived. `events` is empty then.
@@ -217,7 +215,7 @@ impl Poller {
     /// `epoll_wait`, as the kernel returns it.
     #[inline]
     fn wait_ms(&self, events: &mut Events, timeout_ms: i32) -> libc::c_long {
-        // SAFETY: the list is live, exclusively borrowed and as long as said; the kernel fills it with
+        // SAFETY: the list is live, exclusively borrowed and has the given length; the kernel fills it with
         // plain data from the front.
         let count = unsafe {
             libc::epoll_wait(
@@ -230,7 +228,7 @@ impl Poller {
         libc::c_long::from(count)
     }
 
-    /// Waits until `timeout_ns` after `began_ns`, in as many steps as are necessary to end on time.
+    /// Waits until `timeout_ns` after `began_ns`, in as many steps as necessary to end on time.
     fn wait_ns(&self, events: &mut Events, timeout_ns: u64, began_ns: u64) -> libc::c_long {
         if timeout_ns <= ONE_STEP_NS {
             return self.wait_step(events, timeout_ns);
@@ -249,7 +247,7 @@ impl Poller {
         }
     }
 
-    /// `epoll_pwait2`, or `epoll_wait` in milliseconds rounded up where the kernel refuses it.
+    /// Calls `epoll_pwait2`. If the kernel refuses it, calls `epoll_wait` with the timeout rounded up to milliseconds.
     fn wait_step(&self, events: &mut Events, timeout_ns: u64) -> libc::c_long {
         if self.has_pwait2.load(Ordering::Relaxed) {
             let timeout = KernelTimespec {
@@ -257,9 +255,9 @@ impl Poller {
                 seconds: (timeout_ns / NS_PER_S).cast_signed(),
                 nanoseconds: (timeout_ns % NS_PER_S).cast_signed(),
             };
-            // SAFETY: as in `wait_ms`; the timeout lives across the call, and the null signal mask leaves
-            // the mask alone, so that its size is not looked at. glibc wraps this call only from 2.35 on,
-            // hence by number.
+            // SAFETY: as in `wait_ms`. The timeout lives during the call. The null pointer leaves the signal mask
+            // unchanged, so its size is ignored. The call is made by its number, because glibc has a function for it
+            // only since 2.35.
             let count = unsafe {
                 libc::syscall(
                     libc::SYS_epoll_pwait2,
@@ -288,8 +286,8 @@ impl Poller {
         let Err(error) = self.control(operation, fd, flags, token) else {
             return Ok(());
         };
-        // Other code has registered the fd before, or has closed it and opened another file under its number. The
-        // caller's request replaces any earlier registration.
+        // Other code has registered the fd before, or has closed it and opened another file under its number. In both
+        // cases the caller's request replaces the earlier registration.
         match (operation, error.raw_os_error()) {
             (libc::EPOLL_CTL_ADD, Some(libc::EEXIST)) => self.control(libc::EPOLL_CTL_MOD, fd, flags, token),
             (libc::EPOLL_CTL_MOD, Some(libc::ENOENT)) => self.control(libc::EPOLL_CTL_ADD, fd, flags, token),
@@ -303,7 +301,7 @@ impl Poller {
             events: flags,
             u64: token.0,
         };
-        // SAFETY: `event` lives across the call, which only reads it; a bad fd gives an error.
+        // SAFETY: `event` lives during the call, which only reads it; a bad fd gives an error.
         let result = unsafe { libc::epoll_ctl(self.epoll.as_raw_fd(), operation, fd, &raw mut event) };
         if result == 0 {
             Ok(())
@@ -331,19 +329,20 @@ fn flags_of(interest: Interest) -> u32 {
     flags
 }
 
-/// [`Events::with_capacity`] keeps it within an int.
+/// The length of the list. [`Events::with_capacity`] has limited it, so it fits an int.
 #[inline]
 fn capacity_of(events: &Events) -> i32 {
     events.list.len() as i32
 }
 
-/// Whether this errno of `epoll_pwait2` means that the call does not exist here. Older seccomp profiles return `EPERM`
+/// Whether this errno of `epoll_pwait2` means that the call is not available. Older seccomp profiles return `EPERM`
 /// for a system call number that they do not know. The call itself never fails with `EPERM`.
 fn is_missing(errno: i32) -> bool {
     matches!(errno, libc::ENOSYS | libc::EPERM)
 }
 
-/// The length of the next step if `remaining_ns` are left. It is shorter by more than the kernel may oversleep.
+/// The length of the next step if `remaining_ns` are left. A long wait is shortened by more than the kernel may add to
+/// it.
 fn step_of(remaining_ns: u64) -> u64 {
     if remaining_ns <= ONE_STEP_NS {
         remaining_ns
@@ -352,7 +351,7 @@ fn step_of(remaining_ns: u64) -> u64 {
     }
 }
 
-/// Milliseconds for `epoll_wait`, never fewer than `timeout_ns`, except that the longest sleep is 24 days.
+/// The timeout for `epoll_wait`: never shorter than `timeout_ns`, except that the longest possible sleep is 24 days.
 fn ms_rounded_up(timeout_ns: u64) -> i32 {
     i32::try_from(timeout_ns.div_ceil(NS_PER_MS)).unwrap_or(i32::MAX)
 }
@@ -380,7 +379,7 @@ mod tests {
         assert_eq!(error.raw_os_error(), Some(libc::EPERM));
     }
 
-    /// Makes the kernel answer `errno` to `epoll_pwait2` in the calling thread, until it ends.
+    /// Makes `epoll_pwait2` fail with `errno` in the calling thread, until the thread ends.
     fn refuse_pwait2(errno: i32) {
         // Bits of <linux/filter.h>: load a word of the seccomp data, compare it, return.
         const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
@@ -388,7 +387,7 @@ mod tests {
         const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
         let statement = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
         let mut filter = [
-            statement(LOAD, 0, 0, 0), // the number of the call lies at offset 0
+            statement(LOAD, 0, 0, 0), // the number of the call is at offset 0
             statement(JUMP_IF_EQUAL, 0, 1, libc::SYS_epoll_pwait2 as u32),
             statement(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | errno as u32),
             statement(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
@@ -397,7 +396,7 @@ mod tests {
             len: filter.len() as u16,
             filter: filter.as_mut_ptr(),
         };
-        // SAFETY: both calls concern this thread only; the program lives across the call, which copies it.
+        // SAFETY: both calls affect only this thread; the program lives during the call, which copies it.
         unsafe {
             assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
             assert_eq!(
@@ -437,8 +436,8 @@ mod tests {
     #[test]
     fn keeps_to_nanoseconds_where_the_kernel_can() {
         let poller = Poller::new().unwrap();
-        // SAFETY: with no pointers that the kernel would follow, the call can only fail: EFAULT or EINVAL
-        // where it exists.
+        // SAFETY: the call has no valid pointers or descriptors, so it can only fail: with EFAULT or EINVAL if it
+        // exists.
         let result = unsafe { libc::syscall(libc::SYS_epoll_pwait2, -1, 0, 0, 0, 0, 0) };
         assert_eq!(result, -1);
         let exists = !is_missing(nix::errno::Errno::last_raw());
@@ -447,7 +446,7 @@ mod tests {
     }
 
     proptest! {
-        /// This holds even if the kernel oversleeps by a two-hundredth. No step has the length 0.
+        /// This is true even if the kernel oversleeps by a two-hundredth. No step has a length of 0.
         #[test]
         fn a_step_leaves_room_for_oversleeping(remaining_ns in prop_oneof![1..ONE_STEP_NS * 3, 1_u64..]) {
             let step_ns = step_of(remaining_ns);

@@ -1,13 +1,12 @@
-//! The poller over kqueue: macOS and the BSDs.
+//! The poller over kqueue, for macOS and the BSDs. [`super`] has its contract.
 //!
-//! Purpose: the contract of [`super`]. kqueue watches the two directions of an fd as two filters. So this module *sets*
-//! an interest: one call adds the wanted filters and deletes the others. One wait can return an fd in two events. This
-//! module does not remember what is registered.
+//! kqueue watches the two directions of an fd as two filters. This module does not remember which filters are
+//! registered. To set an interest, one call adds the wanted filters and deletes the others. One wait can return an fd
+//! in two events.
 //!
-//! `EV_EOF` on the read filter means only that the peer will send no more. A read finds that out by itself. `EV_EOF` on
-//! the write filter, or with an error, means that the connection is gone. The poller reports it as a hangup.
-//!
-//! Owner: the loop's thread. It must not know what a token stands for.
+//! `EV_EOF` on the read filter only means that the peer will not send more data, which the next read finds out anyway.
+//! `EV_EOF` on the write filter, or with an error, means that the connection is gone. The poller reports that as a
+//! hangup.
 //!
 //! Source: `kqueue(2)` of macOS, FreeBSD, NetBSD, OpenBSD.
 
@@ -21,11 +20,11 @@ use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use super::{Event, Interest, Readiness, Token};
 
 #[cfg(not(target_pointer_width = "64"))]
-compile_error!("a token travels in kevent.udata, which must hold 64 bits");
+compile_error!("a token is stored in kevent.udata, which must have 64 bits");
 
 const NS_PER_S: u64 = 1_000_000_000;
 
-/// The longest single sleep: some kernels refuse a timeout above 10^8 seconds.
+/// The longest single sleep. Some kernels refuse a timeout above 10^8 seconds.
 const MAX_WAIT_NS: u64 = 10_000_000 * NS_PER_S;
 
 // The fields of `kevent` have other widths on NetBSD.
@@ -42,16 +41,16 @@ type Flags = u16;
 #[cfg(not(target_os = "netbsd"))]
 type Count = libc::c_int;
 
-/// The events of the last wait. Allocated once.
+/// The events of the last wait. The memory is allocated once.
 pub struct Events {
     list: Box<[MaybeUninit<libc::kevent>]>,
     /// How many entries from the front the last wait filled.
     len: usize,
 }
 
-// SAFETY: the pointers in `udata` are numbers (tokens) that nobody follows.
+// SAFETY: the pointers in `udata` are numbers (tokens) that are never dereferenced.
 unsafe impl Send for Events {}
-// SAFETY: as above; and a shared `Events` is only read.
+// SAFETY: as above, and a shared `Events` is only read.
 unsafe impl Sync for Events {}
 
 impl Events {
@@ -118,7 +117,7 @@ impl Poller {
     /// Closing an fd deletes its filters, even if a duplicate is open.
     pub const KEEPS_CLOSED: bool = false;
 
-    /// A poller that watches nothing yet. Its descriptor is close-on-exec.
+    /// A poller that does not watch any fd yet. Its descriptor is close-on-exec.
     ///
     /// # Errors
     /// `EMFILE`, `ENFILE` or `ENOMEM` from `kqueue(2)`.
@@ -159,7 +158,7 @@ impl Poller {
         self.set(fd, token, interest)
     }
 
-    /// Stops watching `fd`. Succeeds also if `fd` was not watched, or is closed.
+    /// Stops watching `fd`. Also succeeds if `fd` was not watched, or is closed.
     ///
     /// # Errors
     /// Any other errno of `kevent(2)`. An fd that was watched causes none of them.
@@ -168,15 +167,15 @@ impl Poller {
         self.set(fd, Token(0), Interest::NONE)
     }
 
-    /// Watches the open file that `fd` names now, and returns whether that succeeded.
+    /// Watches the open file that `fd` refers to now, and returns whether that succeeded.
     #[must_use]
     pub fn is_watching(&self, fd: RawFd, token: Token, interest: Interest) -> bool {
         self.set(fd, token, interest).is_ok()
     }
 
-    /// Waits until an fd is ready or `timeout_ns` is over (`None`: no limit; `Some(0)`: does not wait). Returns the
-    /// number of events that `events` now holds; 0 means that the time is over. One sleep suffices for the whole timeout,
-    /// so the time at which it began says nothing.
+    /// Waits until an fd is ready or `timeout_ns` has passed (`None`: no limit; `Some(0)`: does not wait). Returns the
+    /// number of events that `events` now holds; 0 means that the time has passed. One system call waits for the whole
+    /// timeout, so the time at which it began is not needed.
     ///
     /// # Errors
     /// `ErrorKind::Interrupted` if a signal arrived. `events` is empty then.
@@ -195,8 +194,8 @@ impl Poller {
                 tv_nsec: (timeout_ns % NS_PER_S).cast_signed(),
             }
         });
-        // SAFETY: no changes are given; the list is live, exclusively borrowed and as long as said; the
-        // timeout, if any, lives across the call.
+        // SAFETY: no changes are given; the list is live, exclusively borrowed and has the given length; the
+        // timeout, if any, lives during the call.
         let count = unsafe {
             libc::kevent(
                 self.queue.as_raw_fd(),
@@ -215,7 +214,7 @@ impl Poller {
 
     /// Sets the interest of `fd`: adds or deletes one filter for each direction.
     fn set(&self, fd: RawFd, token: Token, interest: Interest) -> io::Result<()> {
-        // The error for the caller, if any. The receipts have the order of the changes.
+        // The receipts have the same order as the changes.
         let [read, write] = self.exchange([
             change(fd, libc::EVFILT_READ as Filter, token, interest.has_read()),
             change(fd, libc::EVFILT_WRITE as Filter, token, interest.has_write()),
@@ -226,7 +225,8 @@ impl Poller {
         match refused {
             None => Ok(()),
             Some(error) => {
-                // If one direction stayed registered, it would report events for a token that the caller gives up.
+                // If one direction stayed registered, it would report events for a token that the caller no longer
+                // uses.
                 if !interest.is_empty() {
                     self.set(fd, token, Interest::NONE)?;
                 }
@@ -235,10 +235,10 @@ impl Poller {
         }
     }
 
-    /// Applies two changes and returns the errno of each (0: done).
+    /// Applies two changes and returns the errno of each (0: success).
     fn exchange(&self, mut changes: [libc::kevent; 2]) -> io::Result<[i32; 2]> {
-        // SAFETY: both lists are the same two live entries, which the kernel allows (it reads all changes
-        // before it writes receipts over them); no timeout is needed, because EV_RECEIPT answers at once.
+        // SAFETY: both lists are the same two live entries, which the kernel allows: it reads all changes before it
+        // overwrites them with receipts. With EV_RECEIPT the call returns at once, so it needs no timeout.
         let count = unsafe {
             libc::kevent(
                 self.queue.as_raw_fd(),
@@ -272,7 +272,7 @@ impl Poller {
 #[inline]
 fn change(fd: RawFd, filter: Filter, token: Token, is_wanted: bool) -> libc::kevent {
     let action = if is_wanted { libc::EV_ADD } else { libc::EV_DELETE };
-    // SAFETY: `kevent` is plain data, for which all zeroes is a value (some systems have further fields).
+    // SAFETY: `kevent` is plain data, for which all zeroes is a valid value (some systems have further fields).
     let mut change: libc::kevent = unsafe { MaybeUninit::zeroed().assume_init() };
     change.ident = fd as libc::uintptr_t;
     change.filter = filter;
@@ -285,7 +285,7 @@ fn change(fd: RawFd, filter: Filter, token: Token, is_wanted: bool) -> libc::kev
 fn refusal(errno: i32, is_wanted: bool) -> Option<io::Error> {
     match (errno, is_wanted) {
         (0, _)
-        // The filter was not there, or closing the fd has already deleted it.
+        // The filter did not exist, or closing the fd has already deleted it.
         | (libc::ENOENT | libc::EBADF, false)
         // macOS returns EPIPE for a pipe whose other end is gone, but watches it.
         | (libc::EPIPE, true) => None,

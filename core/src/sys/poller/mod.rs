@@ -1,11 +1,10 @@
 //! Readiness of file descriptors: the portable types, and the choice of the implementation.
 //!
-//! Purpose: one poller per loop, level-triggered unless the caller asks for changes only. The poller watches each fd
-//! for an [`Interest`] under a [`Token`], and [`Poller::wait_since`] fills an [`Events`] with what is ready.
+//! Each loop has one poller, which belongs to the loop's thread. The poller watches each fd for an [`Interest`] under
+//! a [`Token`], and [`Poller::wait_since`] fills an [`Events`] with the fds that are ready. It is level-triggered
+//! unless the caller asks for changes only.
 //!
-//! Owner: the loop's thread. It must not know what a token stands for.
-//!
-//! What the file of an operating system must provide
+//! The file of each operating system must provide:
 //!
 //! - `Events`: `with_capacity(n)`, `len()`, `is_empty()`, `get(index) -> Event`. It allocates its memory once; a wait
 //!   allocates nothing.
@@ -13,24 +12,25 @@
 //!   - `new()`, `as_raw_fd()`;
 //!   - `add(fd, token, interest)`. If the fd is watched already, `add` does what `modify` does;
 //!   - `modify(fd, token, interest)`. If the fd is not watched, `modify` does what `add` does;
-//!   - `remove(fd)`. It also succeeds if the fd is not watched, or was closed meanwhile;
-//!   - `is_watching(fd, token, interest)`: whether the open file that `fd` names now is the one that was added under
-//!     this number. If so, the call also does what `modify` does;
+//!   - `remove(fd)`. It also succeeds if the fd is not watched, or is closed;
+//!   - `is_watching(fd, token, interest)`: whether the open file that `fd` refers to now is the one that was added
+//!     under this number. If so, the call also does what `modify` does;
 //!   - `KEEPS_CLOSED`: whether a closed fd stays watched while a duplicate of it is open, for instance in a forked
-//!     child. Nobody can remove it any more, and its events come until the poller is closed;
-//!   - `wait_since(events, timeout_ns, began_ns)`: `None` blocks, and `Some(0)` does not wait. With any other timeout the
-//!     call waits at least that many nanoseconds, counted from `began_ns` or from the call, unless an fd becomes ready.
-//!     A caller that has just read the clock spares the poller reading it. A signal ends it with `ErrorKind::Interrupted`.
-//! - [`Interest::NONE`] removes the fd. A hangup on an fd that nobody reads or writes would otherwise keep the loop
-//!   busy.
-//! - [`Interest::on_change`] asks for an event when the state changes rather than for as long as it lasts.
-//!   A poller may ignore it, unless it keeps closed fds.
+//!     child. Such an fd cannot be removed any more, and its events continue until the poller is closed;
+//!   - `wait_since(events, timeout_ns, began_ns)`: `None` blocks, and `Some(0)` does not wait. With any other timeout
+//!     the call waits at least that many nanoseconds, counted from `began_ns` or from the call, unless an fd becomes
+//!     ready. The caller passes `began_ns` because it has usually just read the clock, so the poller need not read it
+//!     again. A signal ends the wait with `ErrorKind::Interrupted`.
+//! - [`Interest::NONE`] removes the fd. Otherwise a hangup on an fd that is neither read nor written would keep the
+//!   loop busy.
+//! - [`Interest::on_change`] asks for an event when the state changes, instead of events for as long as the state
+//!   lasts. A poller may ignore it, unless `KEEPS_CLOSED` is true.
 //! - A wait may end early without an event if the system limits the length of one sleep (to weeks). It never ends early
 //!   for an ordinary deadline.
 //!
 //! The poller reports a hangup or an error as readable *and* writable, whatever the interest was.
-//! `selectors.EpollSelector` does the same before it masks by interest. The read or write that follows finds out what
-//! happened. One wait may report an fd in two events (kqueue).
+//! `selectors.EpollSelector` does the same before it applies the interest as a mask. The read or write that follows
+//! finds out what happened. One wait may report an fd in two events (kqueue).
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 mod epoll;
@@ -47,7 +47,7 @@ mod tests;
 
 #[cfg(test)]
 impl Poller {
-    /// `wait_since` now.
+    /// `wait_since` with a timeout that counts from now.
     pub(crate) fn wait(&self, events: &mut Events, timeout_ns: Option<u64>) -> std::io::Result<usize> {
         self.wait_since(events, timeout_ns, crate::sys::clock::now_ns())
     }
@@ -62,18 +62,18 @@ pub struct Token(pub u64);
 pub struct Interest(u8);
 
 impl Interest {
-    /// Nothing: the fd is not watched at all.
+    /// No direction: the fd is not watched at all.
     pub const NONE: Self = Self(0);
-    /// Data, a connection or the end of the stream can be read.
+    /// Reading: there is data, a connection to accept, or the end of the stream.
     pub const READ: Self = Self(1);
-    /// There is space to write.
+    /// Writing: there is space for data.
     pub const WRITE: Self = Self(2);
     /// Both directions.
     pub const BOTH: Self = Self(3);
     const ON_CHANGE: u8 = 4;
 
-    /// The same directions, reported when they become ready rather than for as long as they are ready. `add` and
-    /// `modify` also report what is ready at that time.
+    /// The same directions, reported once when they become ready instead of as long as they are ready. `add` and
+    /// `modify` also report directions that are ready at that time.
     #[inline]
     #[must_use]
     pub const fn on_change(self) -> Self {
@@ -134,14 +134,14 @@ impl Readiness {
     pub const READ: Self = Self(1);
     /// A write will not block.
     pub const WRITE: Self = Self(2);
-    /// Both sides are shut down, or the fd has an error. The poller reports it together with the other two.
+    /// Both sides are shut down, or the fd has an error. The poller reports this together with READ and WRITE.
     pub const HANGUP: Self = Self(4);
-    /// Beside ordinary data there is what ends a read early: the end of the stream, urgent data of TCP. So a
-    /// read that returns less than asked for does not mean that nothing is left. Reported together with READ: by epoll
-    /// only for an interest in changes, by kqueue for every interest.
+    /// There is the end of the stream, or urgent data of TCP, in addition to ordinary data or instead of it. These end
+    /// a read early, so a read that returns less than it was asked for does not mean that nothing is left. The poller
+    /// reports this together with READ: epoll only for an interest in changes, kqueue for every interest.
     pub const MORE: Self = Self(8);
 
-    /// What either of the two contains.
+    /// The union of both.
     #[inline]
     #[must_use]
     pub const fn with(self, other: Self) -> Self {

@@ -1,4 +1,4 @@
-//! Tests of the poller's contract, run with every way of waiting that this system has.
+//! Tests of the poller's contract. They run with every way of waiting that this system has.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsRawFd;
@@ -84,7 +84,7 @@ fn interests_combine() {
 }
 
 #[test]
-fn readiness_says_what_it_holds() {
+fn readiness_combines() {
     for readable in [Readiness::NONE, Readiness::READ] {
         for writable in [Readiness::NONE, Readiness::WRITE] {
             for hangup in [Readiness::NONE, Readiness::HANGUP] {
@@ -154,7 +154,7 @@ fn changes_are_reported_each_time() {
         right.write_all(b"x").unwrap();
         poller.add(fd, Token(1), Interest::READ.on_change()).unwrap();
         let readable = [event(1, Readiness::READ)];
-        assert_eq!(look(&poller), readable, "{name}: what is ready when it is added");
+        assert_eq!(look(&poller), readable, "{name}: data that was there before");
         for _ in 0..3 {
             assert_eq!(left.read(&mut [0; 8]).unwrap(), 1);
             assert_eq!(look(&poller), [], "{name}");
@@ -169,10 +169,10 @@ fn changes_are_reported_each_time() {
     }
 }
 
-/// On systems where a watch outlives its fd, this makes the watch harmless.
+/// On Linux a closed fd stays watched while a duplicate is open. With `on_change` its events at least do not repeat.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 #[test]
-fn a_change_is_reported_once_and_so_is_one_of_a_closed_fd() {
+fn a_change_is_reported_once_even_for_a_closed_fd() {
     for (name, poller) in pollers() {
         let (left, mut right) = pair();
         poller
@@ -297,7 +297,7 @@ fn a_closed_fd_is_refused() {
 }
 
 #[test]
-fn what_does_not_fit_comes_next_time() {
+fn events_that_do_not_fit_come_with_the_next_wait() {
     for (name, poller) in pollers() {
         let mut pairs: Vec<_> = (0..5).map(|_| pair()).collect();
         for (index, (left, right)) in pairs.iter_mut().enumerate() {
@@ -336,7 +336,7 @@ fn events_of_an_earlier_wait_are_gone() {
     let _ = events.get(0);
 }
 
-/// The test checks a lower bound only, because the upper one depends on the machine.
+/// The test checks only a lower bound, because an upper bound would depend on the machine.
 #[test]
 fn a_wait_is_never_too_short() {
     for (name, poller) in pollers() {
@@ -352,7 +352,7 @@ fn a_wait_is_never_too_short() {
 #[test]
 fn a_timeout_counts_from_its_beginning() {
     for (name, poller) in pollers() {
-        // Longer than one step, most of which is over.
+        // The timeout is longer than one step, and most of it has passed already.
         let (began_ns, timeout_ns) = (now_ns() - 70_000_000, 80_000_000);
         let mut events = Events::with_capacity(1);
         let count = poller
@@ -392,7 +392,7 @@ fn an_event_ends_a_wait_that_has_begun() {
 }
 
 #[test]
-fn a_closed_fd_is_not_watched_under_its_number() {
+fn a_closed_fd_is_not_taken_for_the_watched_one() {
     for (name, poller) in pollers() {
         let (left, mut right) = pair();
         let fd = left.as_raw_fd();
@@ -415,8 +415,8 @@ extern "C" fn ignore(_signal: libc::c_int) {}
 
 #[test]
 fn a_signal_interrupts_a_wait() {
-    // SAFETY: the action is plain data with a handler that does nothing; nobody else in these tests uses
-    // SIGURG, which is ignored by default.
+    // SAFETY: the action is plain data with a handler that does nothing. No other test uses SIGURG, which is ignored by
+    // default.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = ignore as extern "C" fn(libc::c_int) as libc::sighandler_t;
@@ -426,14 +426,14 @@ fn a_signal_interrupts_a_wait() {
         );
     }
     for (name, poller) in pollers() {
-        // SAFETY: no arguments.
+        // SAFETY: the call has no arguments.
         let waiting = unsafe { libc::pthread_self() };
         let is_over = AtomicBool::new(false);
         let result = thread::scope(|scope| {
             scope.spawn(|| {
                 // The thread repeats the signal, because the first one may arrive before the wait has begun.
                 while !is_over.load(Ordering::Acquire) {
-                    // SAFETY: the thread waits for this scope to end, so it exists.
+                    // SAFETY: the waiting thread cannot leave this scope before this thread ends, so it exists.
                     unsafe { libc::pthread_kill(waiting, libc::SIGURG) };
                     thread::park_timeout(Duration::from_millis(1));
                 }

@@ -1,10 +1,8 @@
-//! Socket addresses as the kernel gives them, in little memory.
+//! Socket addresses in the kernel's format, stored compactly.
 //!
-//! Purpose: every open connection keeps two addresses for `get_extra_info`. A `sockaddr_storage` would take 128 bytes
-//! for each. Here an address of up to 28 bytes (IPv4 and IPv6) lies inline, and a longer one (a Unix path) in a box of
-//! its exact length.
-//!
-//! Owner: any thread; an address is a value. It must not know how Python represents an address.
+//! Every open connection keeps two addresses for `get_extra_info`, and a `sockaddr_storage` would take 128 bytes for
+//! each. Here an address of up to 28 bytes (IPv4 and IPv6) is stored inline, and a longer one (a Unix path) in a box
+//! of its exact length.
 //!
 //! Source: `ip(7)`, `ipv6(7)`, `unix(7)`.
 
@@ -14,13 +12,14 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use libc::{sa_family_t, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, sockaddr_un, socklen_t};
 
-/// The longest address that lies inline: a `sockaddr_in6`, the longer of the two internet addresses.
+/// The longest address that is stored inline: a `sockaddr_in6`, the longer of the two internet addresses.
 const INLINE_LEN: usize = size_of::<sockaddr_in6>();
 
-/// Whether the name of a Unix socket that begins with a NUL belongs to a namespace outside the file system.
+/// Whether the system has an abstract namespace: names of Unix sockets that begin with a NUL and are not in the file
+/// system.
 const HAS_ABSTRACT_NAMES: bool = cfg!(any(target_os = "linux", target_os = "android"));
 
-/// Space for any address. It consists of plain bytes, so reading it is valid whatever the kernel wrote.
+/// Space for any address. It consists of plain bytes, so it is valid to read whatever the kernel wrote.
 #[repr(C, align(8))]
 pub(super) struct Storage([u8; size_of::<sockaddr_storage>()]);
 
@@ -32,12 +31,13 @@ impl Storage {
         Self([0; size_of::<sockaddr_storage>()])
     }
 
-    /// The address at which the kernel may write [`Self::LEN`] bytes.
+    /// The pointer for the kernel, which may write [`Self::LEN`] bytes there.
     pub(super) fn as_mut_ptr(&mut self) -> *mut sockaddr {
         self.0.as_mut_ptr().cast()
     }
 
-    /// The address of `len` bytes that the kernel wrote. The kernel has cut off a longer one.
+    /// The socket address that the kernel wrote. `len` is the length that the kernel reported, which is larger than the
+    /// space if the kernel had to truncate the address.
     pub(super) fn to_address(&self, len: socklen_t) -> Address {
         let len = usize::try_from(len).unwrap_or(usize::MAX).min(self.0.len());
         Address::new(&self.0[..len])
@@ -65,28 +65,28 @@ enum Repr {
 pub enum AddressView<'a> {
     /// An IPv4 address.
     V4 {
-        /// From the most significant byte on.
+        /// The bytes in network order.
         ip: [u8; 4],
         /// The TCP or UDP port.
         port: u16,
     },
     /// An IPv6 address.
     V6 {
-        /// From the most significant byte on.
+        /// The bytes in network order.
         ip: [u8; 16],
         /// The TCP or UDP port.
         port: u16,
         /// Traffic class and flow label.
         flowinfo: u32,
-        /// The interface of a link-local address, else 0.
+        /// The interface of a link-local address, or 0.
         scope_id: u32,
     },
-    /// The bytes of a path without the closing NUL, or of a name in Linux' abstract namespace. Such a name begins with
-    /// a NUL, and may contain more of them.
+    /// The bytes of a path without the terminating NUL, or of a name in Linux's abstract namespace. Such a name begins
+    /// with a NUL, and may contain more of them.
     Unix(&'a [u8]),
     /// The address of a Unix socket that is not bound, or no address at all.
     Unnamed,
-    /// Another family, see [`Address::family`].
+    /// An address of another family, see [`Address::family`], or an internet address that is too short.
     Other,
 }
 
@@ -125,8 +125,8 @@ impl Address {
         Self::new(&bytes)
     }
 
-    /// The address of a Unix socket: a path, or (on Linux) a name that begins with a NUL. `None` if it is empty, if a
-    /// path contains a NUL, or if it is too long for a `sockaddr_un`.
+    /// The address of a Unix socket: a path, or (on Linux) a name that begins with a NUL. `None` if the name is empty
+    /// or too long for a `sockaddr_un`, or if a path contains a NUL.
     #[must_use]
     pub fn unix(name: &[u8]) -> Option<Self> {
         const START: usize = offset_of!(sockaddr_un, sun_path);
@@ -142,15 +142,15 @@ impl Address {
         Some(Self::new(&bytes[..len]))
     }
 
-    /// The `sockaddr` and its length. The kernel may read them while `self` lives.
+    /// A pointer to the `sockaddr`, which is valid while `self` lives, and its length.
     #[inline]
     pub(super) fn as_raw(&self) -> (*const sockaddr, socklen_t) {
         let bytes = self.bytes();
-        // Lengths come from socklen_t or are those of the structures above.
+        // The length was a socklen_t, or is at most that of a structure above, so it fits.
         (bytes.as_ptr().cast(), bytes.len() as socklen_t)
     }
 
-    /// `bytes` is a `sockaddr` of that length.
+    /// Makes an address from the bytes of a `sockaddr`.
     fn new(bytes: &[u8]) -> Self {
         let repr = match u8::try_from(bytes.len()) {
             Ok(len) if bytes.len() <= INLINE_LEN => {
@@ -176,7 +176,7 @@ impl Address {
         self.bytes().get(offset..)?.first_chunk().copied()
     }
 
-    /// The address family (`AF_INET` ...), `AF_UNSPEC` if there is no address.
+    /// The address family (`AF_INET` ...), or `AF_UNSPEC` if there is no address.
     #[must_use]
     pub fn family(&self) -> i32 {
         const FAMILY_LEN: usize = size_of::<sa_family_t>();
@@ -234,7 +234,7 @@ impl Address {
     }
 }
 
-/// Writes the family. Systems whose addresses have a length field fill that in themselves.
+/// Writes the family. Some systems have a length field in addresses, which the kernel fills in.
 fn put_family(bytes: &mut [u8], family: i32) {
     put(
         bytes,
@@ -247,8 +247,9 @@ fn put<const N: usize>(bytes: &mut [u8], offset: usize, field: [u8; N]) {
     bytes[offset..offset + N].copy_from_slice(&field);
 }
 
-/// An IPv6 address as `inet_ntop(3)` writes it: by RFC 5952, with one addition. If only the last 32 bits are set, they
-/// are in dotted decimals (`::192.0.2.1`, the deprecated IPv4-compatible form). The standard library does not do that.
+/// The text of an IPv6 address like `inet_ntop(3)` writes it: in the form of RFC 5952, with one addition. If the first
+/// 96 bits are zero, the last 32 bits are written in dotted decimals (`::192.0.2.1`, the deprecated IPv4-compatible
+/// form) if they are 65,536 or more. Rust's standard library does not do that.
 #[must_use]
 pub fn ipv6_text(ip: [u8; 16]) -> String {
     let ip = Ipv6Addr::from(ip);
@@ -279,7 +280,7 @@ mod tests {
 
     use super::{Address, AddressView, INLINE_LEN, Repr, Storage, ipv6_text};
 
-    /// A `sockaddr` of this family that is otherwise zero, then `parts` at their offsets.
+    /// A `sockaddr` of this family, with `parts` at their offsets and zeros elsewhere.
     fn address(family: i32, len: usize, parts: &[(usize, &[u8])]) -> Address {
         let mut bytes = vec![0; len];
         let family = libc::sa_family_t::try_from(family).unwrap().to_ne_bytes();
@@ -347,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_and_names_are_made_as_the_kernel_gives_them() {
+    fn paths_and_names_survive_a_round_trip() {
         let longest = [b'p'; size_of::<libc::sockaddr_un>() - offset_of!(libc::sockaddr_un, sun_path) - 1];
         for name in [&b"/a/b"[..], b"\0name\0more", &longest] {
             assert_eq!(Address::unix(name).unwrap().view(), AddressView::Unix(name));
@@ -358,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_or_unknown_is_not_made_up() {
+    fn truncated_and_unknown_addresses_have_no_parts() {
         let short = size_of::<sockaddr_in>() / 4;
         assert_eq!(address(libc::AF_INET, short, &[]).view(), AddressView::Other);
         assert_eq!(address(libc::AF_INET6, short, &[]).view(), AddressView::Other);
@@ -380,7 +381,7 @@ mod tests {
 
     fn inet_ntop_text(ip: [u8; 16]) -> String {
         let mut text = [0_u8; 64];
-        // SAFETY: the call reads 16 bytes and writes a string of at most 46 bytes with its NUL.
+        // SAFETY: the call reads 16 bytes, and writes a string of at most 46 bytes including its NUL.
         let written = unsafe { inet_ntop(libc::AF_INET6, ip.as_ptr().cast(), text.as_mut_ptr().cast(), 64) };
         assert!(!written.is_null());
         let text = std::ffi::CStr::from_bytes_until_nul(&text).unwrap();
@@ -388,9 +389,9 @@ mod tests {
     }
 
     proptest! {
-        /// Most segments are zero or small, because the forms differ there.
+        /// Most segments are zero or small, because the text of such addresses has special forms.
         #[test]
-        fn ipv6_is_written_as_the_system_writes_it(
+        fn ipv6_text_equals_the_text_of_the_system(
             segments in prop::array::uniform8(prop_oneof![3 => Just(0), 1 => 0_u16..3, 1 => Just(0xffff), 2 => any::<u16>()])
         ) {
             let ip = std::net::Ipv6Addr::from(segments).octets();
@@ -398,7 +399,7 @@ mod tests {
         }
 
         #[test]
-        fn internet_addresses_say_what_they_were_made_of(
+        fn internet_addresses_survive_a_round_trip(
             ip in any::<[u8; 16]>(), port in any::<u16>(), flowinfo in any::<u32>(), scope_id in any::<u32>()
         ) {
             let first = [ip[0], ip[1], ip[2], ip[3]];
@@ -408,9 +409,9 @@ mod tests {
             prop_assert_eq!(v6.view(), AddressView::V6 { ip, port, flowinfo, scope_id });
         }
 
-        /// Whatever the kernel may write, and however long it says that is.
+        /// The bytes and the length need not be consistent.
         #[test]
-        fn any_bytes_can_be_looked_at(bytes in prop::collection::vec(any::<u8>(), 0..=128), len in any::<u32>()) {
+        fn any_bytes_can_be_viewed(bytes in prop::collection::vec(any::<u8>(), 0..=128), len in any::<u32>()) {
             let given = Address::new(&bytes);
             prop_assert_eq!(given.bytes(), &bytes[..]);
             prop_assert_eq!(matches!(given.repr, Repr::Inline { .. }), bytes.len() <= INLINE_LEN);

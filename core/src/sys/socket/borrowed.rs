@@ -1,9 +1,5 @@
-//! Calls on sockets that other code has opened and configured. They never block, even on a blocking socket.
-//!
-//! Purpose: [`super::recv`] and [`super::send`] for descriptors that may be blocking, and receiving a datagram with its
-//! sender.
-//!
-//! Owner: any thread; the calls keep no state. It must not know who opened the socket.
+//! Calls on sockets that other code has opened and configured. They do not block, even if the socket is in blocking
+//! mode. Any thread may make them; they keep no state.
 //!
 //! Source: `recv(2)`, `send(2)`.
 
@@ -14,7 +10,7 @@ use std::os::fd::RawFd;
 use super::address::{Address, Storage};
 use super::{SEND_FLAGS, retried};
 
-/// Does what [`super::recv`] does, and never blocks.
+/// Like [`super::recv`], but never blocks.
 ///
 /// # Errors
 /// As for [`super::recv`].
@@ -24,13 +20,14 @@ use super::{SEND_FLAGS, retried};
 #[inline]
 pub unsafe fn recv_now(fd: RawFd, buf: *mut u8, len: usize) -> io::Result<usize> {
     retried(|| {
-        // SAFETY: the caller vouches for the buffer; the kernel writes at most `len` bytes to it.
+        // SAFETY: the caller guarantees that the buffer is valid; the kernel writes at most `len` bytes to it.
         unsafe { direct::recv(fd, buf.cast(), len, libc::MSG_DONTWAIT) }
     })
 }
 
-/// The two calls of the hot path without the C library's points of cancellation, which cost four locked instructions
-/// per pair of calls as soon as the process has a second thread. No thread here is ever cancelled.
+/// The two calls of the hot path, made directly. The C library's functions are cancellation points, which cost four
+/// locked instructions for each pair of calls once the process has a second thread. That is not needed, because
+/// threads of this library are not cancelled.
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod direct {
     use std::ffi::{c_int, c_void};
@@ -42,7 +39,7 @@ mod direct {
     #[inline]
     pub(super) unsafe fn recv(fd: RawFd, buf: *mut c_void, len: usize, flags: c_int) -> isize {
         let address = ptr::null_mut::<c_void>();
-        // SAFETY: by the contract; no address is asked for.
+        // SAFETY: by the contract. The null pointers mean that no address is requested.
         unsafe { libc::syscall(libc::SYS_recvfrom, fd, buf, len, flags, address, address) as isize }
     }
 
@@ -51,18 +48,18 @@ mod direct {
     #[inline]
     pub(super) unsafe fn send(fd: RawFd, buf: *const c_void, len: usize, flags: c_int) -> isize {
         let address = ptr::null::<c_void>();
-        // SAFETY: by the contract; no address is given.
+        // SAFETY: by the contract. The null pointer means that there is no address.
         unsafe { libc::syscall(libc::SYS_sendto, fd, buf, len, flags, address, 0_usize) as isize }
     }
 }
 #[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
 use libc as direct;
 
-/// Receives one datagram without blocking. Returns its length, at most `len`, and its sender. The sender is an address
-/// without a family if the kernel gives none.
+/// Receives one datagram without blocking. Returns its length, at most `len`, and its sender. If the kernel does not
+/// report a sender, the family of that address is `AF_UNSPEC`.
 ///
 /// # Errors
-/// As for [`super::recv`], and the errors of datagrams that were sent before (`ConnectionRefused` ...).
+/// As for [`super::recv`], and errors of datagrams that were sent before (`ConnectionRefused` ...).
 ///
 /// # Safety
 /// As for [`super::recv`].
@@ -71,8 +68,8 @@ pub unsafe fn recv_from_now(fd: RawFd, buf: *mut u8, len: usize) -> io::Result<(
     let mut address_len = Storage::LEN;
     let received = retried(|| {
         address_len = Storage::LEN;
-        // SAFETY: the caller vouches for the buffer, of which the kernel writes at most `len` bytes; `storage` is
-        // live, aligned for any address and as long as `address_len` says.
+        // SAFETY: the caller guarantees that the buffer is valid, and the kernel writes at most `len` bytes of it;
+        // `storage` is live, aligned for any address and as long as `address_len` says.
         unsafe {
             libc::recvfrom(
                 fd,
@@ -87,7 +84,7 @@ pub unsafe fn recv_from_now(fd: RawFd, buf: *mut u8, len: usize) -> io::Result<(
     Ok((received, storage.to_address(address_len)))
 }
 
-/// Does what [`super::send`] does, and never blocks.
+/// Like [`super::send`], but never blocks.
 ///
 /// # Errors
 /// As for [`super::send`].
@@ -96,14 +93,14 @@ pub fn send_now(fd: RawFd, data: &[u8]) -> io::Result<usize> {
     send_with(fd, data, 0)
 }
 
-/// [`send_now`] with more flags of `send(2)`.
+/// Like [`send_now`], with additional flags of `send(2)`.
 ///
 /// # Errors
-/// As for [`super::send`], and `EOPNOTSUPP` or `EINVAL` for flags that the socket does not know.
+/// As for [`super::send`], and `EOPNOTSUPP` or `EINVAL` for flags that the socket does not support.
 #[inline]
 pub fn send_with(fd: RawFd, data: &[u8], flags: c_int) -> io::Result<usize> {
     retried(|| {
-        // SAFETY: the slice is live and as long as said; the kernel only reads it.
+        // SAFETY: the slice is live and has the given length; the kernel only reads it.
         unsafe {
             direct::send(
                 fd,
@@ -115,7 +112,7 @@ pub fn send_with(fd: RawFd, data: &[u8], flags: c_int) -> io::Result<usize> {
     })
 }
 
-/// Whether the descriptor is in blocking mode: another process that shares it may have set that.
+/// Whether the descriptor is in blocking mode. Another process that shares it may have changed the mode.
 #[inline]
 #[must_use]
 pub fn is_blocking(fd: RawFd) -> bool {
@@ -124,7 +121,7 @@ pub fn is_blocking(fd: RawFd) -> bool {
     flags >= 0 && flags & libc::O_NONBLOCK == 0
 }
 
-/// Whether the socket is a stream socket. A read from a stream may return any part of the data.
+/// Whether the socket is a stream socket, where a read may return any part of the data.
 #[must_use]
 pub fn is_stream(fd: RawFd) -> bool {
     super::int_option(fd, libc::SOL_SOCKET, libc::SO_TYPE).is_ok_and(|kind| kind == libc::SOCK_STREAM)

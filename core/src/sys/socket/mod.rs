@@ -1,10 +1,8 @@
-//! Nonblocking sockets: the system calls of the hot path, and related ones.
+//! Nonblocking sockets: `recv`, `send`, `sendmsg`, `accept` and a few more, on raw fds that the caller owns. The calls
+//! of datagram sockets are in [`datagram`].
 //!
-//! Purpose: `recv`, `send`, `sendmsg`, `accept` and a few more, on raw fds that the caller owns. The calls of datagram
-//! sockets are in [`datagram`]. Every function retries after `EINTR` and returns `EAGAIN` as `ErrorKind::WouldBlock`.
-//! None of them raises `SIGPIPE`.
-//!
-//! Owner: any thread; the calls keep no state. It must not know about transports or the poller.
+//! Every function retries after `EINTR` and returns `EAGAIN` as `ErrorKind::WouldBlock`. None of them raises
+//! `SIGPIPE`. Any thread may make the calls; they keep no state.
 //!
 //! Source: `recv(2)`, `send(2)`, `sendmsg(2)`, `accept(2)`, `getsockname(2)`, `socket(7)`, `tcp(7)`.
 
@@ -27,20 +25,20 @@ use address::Storage;
 /// The most slices that one [`send_vectored`] uses: `IOV_MAX` of Linux, macOS and the BSDs.
 pub const MAX_SLICES: usize = 1024;
 
-/// Apple systems suppress `SIGPIPE` per socket instead, see [`suppress_sigpipe`].
+/// The flags of every send. Apple systems suppress `SIGPIPE` per socket instead, see [`suppress_sigpipe`].
 #[cfg(target_vendor = "apple")]
 const SEND_FLAGS: c_int = 0;
 #[cfg(not(target_vendor = "apple"))]
 const SEND_FLAGS: c_int = libc::MSG_NOSIGNAL;
 
-/// The flag of a socket's type that says that its descriptor is made nonblocking, 0 where there is none.
+/// The flag in the type argument of `socket(2)` that makes the descriptor nonblocking, or 0 if the system has none.
 #[cfg(not(target_vendor = "apple"))]
 pub const NONBLOCKING_TYPE: c_int = libc::SOCK_NONBLOCK;
-/// See there.
+/// The flag in the type argument of `socket(2)` that makes the descriptor nonblocking, or 0 if the system has none.
 #[cfg(target_vendor = "apple")]
 pub const NONBLOCKING_TYPE: c_int = 0;
 
-/// Repeats the call until it ends without `EINTR`. The call returns a count, or -1 for an error in `errno`.
+/// Repeats the call as long as it fails with `EINTR`. The call returns a count, or -1 with an error in `errno`.
 #[inline]
 pub(super) fn retried(mut call: impl FnMut() -> isize) -> io::Result<usize> {
     loop {
@@ -55,24 +53,24 @@ pub(super) fn retried(mut call: impl FnMut() -> isize) -> io::Result<usize> {
     }
 }
 
-/// [`retried`] for calls that return an int.
+/// Like [`retried`], for calls that return an int.
 #[inline]
 pub(super) fn retried_int(mut call: impl FnMut() -> c_int) -> io::Result<usize> {
     retried(|| call() as isize)
 }
 
-/// Reads up to `len` bytes to `buf` and returns how many it has read. 0 is the end of the stream (or `len` is 0). The
-/// rest of the buffer is not changed.
+/// Reads up to `len` bytes into `buf` and returns how many were read; 0 means the end of the stream (or a `len` of 0).
+/// The rest of the buffer is not changed.
 ///
 /// # Errors
 /// `WouldBlock` if there is nothing to read, or the socket's error (`ConnectionReset` ...).
 ///
 /// # Safety
-/// `buf` must be valid for writes of `len` bytes, and nobody else may access them during the call.
+/// `buf` must be valid for writes of `len` bytes, and nothing else may access them during the call.
 #[inline]
 pub unsafe fn recv(fd: RawFd, buf: *mut u8, len: usize) -> io::Result<usize> {
     retried(|| {
-        // SAFETY: the caller vouches for the buffer; the kernel writes at most `len` bytes to it.
+        // SAFETY: the caller guarantees that the buffer is valid; the kernel writes at most `len` bytes to it.
         unsafe { libc::recv(fd, buf.cast(), len, 0) }
     })
 }
@@ -84,32 +82,33 @@ pub unsafe fn recv(fd: RawFd, buf: *mut u8, len: usize) -> io::Result<usize> {
 #[inline]
 pub fn send(fd: RawFd, data: &[u8]) -> io::Result<usize> {
     retried(|| {
-        // SAFETY: the slice is live and as long as said; the kernel only reads it.
+        // SAFETY: the slice is live and has the given length; the kernel only reads it.
         unsafe { libc::send(fd, data.as_ptr().cast(), data.len(), SEND_FLAGS) }
     })
 }
 
-/// Sends the front of the bytes of `slices`, and returns how many bytes the kernel took. Uses at most the first
-/// [`MAX_SLICES`] slices.
+/// Sends the front of the concatenated `slices` and returns how many bytes the kernel took. At most the first
+/// [`MAX_SLICES`] slices are used.
 ///
 /// # Errors
 /// `WouldBlock` if there is no space, `BrokenPipe`, or the socket's error.
 #[inline]
 pub fn send_vectored(fd: RawFd, slices: &[io::IoSlice<'_>]) -> io::Result<usize> {
-    // SAFETY: `msghdr` is plain data, for which all zeroes is a value: no address, no control data (it
-    // has private padding on some systems, so it cannot be written out field by field).
+    // SAFETY: `msghdr` is plain data, for which all zeroes is a valid value: no address, no control data. (On some
+    // systems it has private padding, so its fields cannot be listed one by one.)
     let mut message: libc::msghdr = unsafe { MaybeUninit::zeroed().assume_init() };
     // sendmsg does not write to the slices, and IoSlice is guaranteed to have the layout of iovec.
     message.msg_iov = slices.as_ptr().cast_mut().cast();
     // The field is an int on some systems and a size on others.
     message.msg_iovlen = slices.len().min(MAX_SLICES) as _;
     retried(|| {
-        // SAFETY: the header and the slices it points to live across the call, which only reads them.
+        // SAFETY: the header and the slices it points to live during the call, which only reads them.
         unsafe { libc::sendmsg(fd, &raw const message, SEND_FLAGS) }
     })
 }
 
-/// Whether `accept` has found no connection, or one that went away before it was accepted.
+/// Whether this error of `accept` means that there was no connection, or that it was aborted before it could be
+/// accepted.
 #[must_use]
 pub fn is_no_connection(error: &io::Error) -> bool {
     matches!(
@@ -123,17 +122,17 @@ pub fn is_no_connection(error: &io::Error) -> bool {
 ///
 /// # Errors
 /// - `WouldBlock` if the queue is empty.
-/// - `EMFILE`, `ENFILE`, `ENOBUFS`, `ENOMEM` if there is no space. The connection stays in the queue, and the socket
-///   stays readable.
-/// - `ConnectionAborted` if the peer has given up before.
-/// - On Linux also the network errors that `accept(2)` lists. They concern this one connection.
+/// - `EMFILE`, `ENFILE`, `ENOBUFS`, `ENOMEM` if descriptors or memory have run out. The connection stays in the queue,
+///   and the socket stays readable.
+/// - `ConnectionAborted` if the peer has aborted the connection.
+/// - On Linux, also the network errors that `accept(2)` lists. They concern only this connection.
 pub fn accept(fd: RawFd) -> io::Result<(OwnedFd, Address)> {
     let mut storage = Storage::new();
     let mut len = Storage::LEN;
     let accepted = retried_int(|| {
         len = Storage::LEN;
         // SAFETY: `storage` is live, aligned for any address and as long as `len` says; the call writes
-        // no more than that, and the true length to `len`.
+        // no more than that, and stores the true length in `len`.
         unsafe { accept_call(fd, storage.as_mut_ptr(), &raw mut len) }
     })?;
     // SAFETY: the descriptor (which the call returned as an int) was just opened, and nothing else knows it.
@@ -144,21 +143,21 @@ pub fn accept(fd: RawFd) -> io::Result<(OwnedFd, Address)> {
 }
 
 /// # Safety
-/// As for `accept(2)`: `address` valid for writes of `*len` bytes.
+/// As for `accept(2)`: `address` must be valid for writes of `*len` bytes.
 #[cfg(not(target_vendor = "apple"))]
 #[inline]
 unsafe fn accept_call(fd: RawFd, address: *mut libc::sockaddr, len: *mut libc::socklen_t) -> c_int {
     let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract of this function.
     unsafe { libc::accept4(fd, address, len, flags) }
 }
 
 /// # Safety
-/// As for `accept(2)`: `address` valid for writes of `*len` bytes.
+/// As for `accept(2)`: `address` must be valid for writes of `*len` bytes.
 #[cfg(target_vendor = "apple")]
 #[inline]
 unsafe fn accept_call(fd: RawFd, address: *mut libc::sockaddr, len: *mut libc::socklen_t) -> c_int {
-    // SAFETY: passed on to the caller.
+    // SAFETY: the caller upholds the contract of this function.
     unsafe { libc::accept(fd, address, len) }
 }
 
@@ -174,8 +173,8 @@ fn prepare(accepted: &OwnedFd) -> io::Result<()> {
     suppress_sigpipe(accepted.as_raw_fd())
 }
 
-/// Makes sure that sending on this socket cannot raise `SIGPIPE`. Call it once for a socket that did not come from
-/// [`accept`], before the first send. It does nothing on systems where a flag of each send has this effect.
+/// Makes sure that sending on this socket cannot raise `SIGPIPE`. Call it once before the first send, for a socket
+/// that did not come from [`accept`]. It does nothing on systems where each send has a flag for this.
 ///
 /// # Errors
 /// Any errno of `setsockopt(2)` (Apple systems only).
@@ -216,13 +215,13 @@ fn address_from(fd: RawFd, call: AddressCall) -> io::Result<Address> {
     retried_int(|| {
         len = Storage::LEN;
         // SAFETY: `storage` is live, aligned for any address and as long as `len` says; both calls write
-        // no more than that, and the true length to `len`.
+        // no more than that, and store the true length in `len`.
         unsafe { call(fd, storage.as_mut_ptr(), &raw mut len) }
     })?;
     Ok(storage.to_address(len))
 }
 
-/// Shuts down the writing half. The peer reads to the end of the stream, and can still send.
+/// Shuts down the writing half. The peer then reads the end of the stream, and can still send.
 ///
 /// # Errors
 /// `NotConnected` if the connection is gone, `EBADF`, `ENOTSOCK`.
@@ -234,24 +233,24 @@ pub fn shutdown_write(fd: RawFd) -> io::Result<()> {
 /// Sends small segments at once (`TCP_NODELAY`).
 ///
 /// # Errors
-/// `EOPNOTSUPP` or `ENOPROTOOPT` for a socket that is not TCP, `EINVAL` for one that was shut down
-/// (macOS), `EBADF`, `ENOTSOCK`.
+/// `EOPNOTSUPP` or `ENOPROTOOPT` for a socket that is not TCP, `EINVAL` for a socket that was shut down (macOS),
+/// `EBADF`, `ENOTSOCK`.
 pub fn set_nodelay(fd: RawFd) -> io::Result<()> {
     set_flag(fd, libc::IPPROTO_TCP, libc::TCP_NODELAY)
 }
 
 fn set_flag(fd: RawFd, level: c_int, option: c_int) -> io::Result<()> {
     let value: c_int = 1;
-    // SAFETY: `value` lives across the call, which reads the int that it is told about.
+    // SAFETY: `value` lives during the call, which reads one int.
     retried_int(|| unsafe { libc::setsockopt(fd, level, option, (&raw const value).cast(), INT_LEN) })
         .map(drop)
 }
 
-/// The pending error of the socket (`SO_ERROR`), for instance the one with which a nonblocking connect ended. `None` if
-/// there is none. The call resets the error.
+/// Takes the pending error of the socket (`SO_ERROR`), such as the error of a nonblocking connect. `None` if there is
+/// none.
 ///
 /// # Errors
-/// `EBADF`, `ENOTSOCK`: then this call failed, not the connection.
+/// `EBADF` or `ENOTSOCK` if the call itself fails.
 #[cfg(test)]
 pub fn take_error(fd: RawFd) -> io::Result<Option<io::Error>> {
     let errno = int_option(fd, libc::SOL_SOCKET, libc::SO_ERROR)?;
@@ -262,7 +261,7 @@ fn int_option(fd: RawFd, level: c_int, option: c_int) -> io::Result<c_int> {
     let mut value: c_int = 0;
     let mut len = INT_LEN;
     retried_int(|| {
-        // SAFETY: `value` and `len` live across the call, which writes one int to each.
+        // SAFETY: `value` and `len` live during the call, which writes one int to each.
         unsafe { libc::getsockopt(fd, level, option, (&raw mut value).cast(), &raw mut len) }
     })?;
     Ok(value)

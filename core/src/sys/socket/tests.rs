@@ -29,13 +29,13 @@ fn wait_readable(fd: RawFd) {
 
 fn receive(fd: RawFd, capacity: usize) -> io::Result<Vec<u8>> {
     let mut buffer = vec![0; capacity];
-    // SAFETY: the vector is live, as long as said, and nobody else knows it.
+    // SAFETY: the vector is live, has the given length, and nothing else uses it.
     let count = unsafe { recv(fd, buffer.as_mut_ptr(), buffer.len()) }?;
     buffer.truncate(count);
     Ok(buffer)
 }
 
-/// The standard library's address as an `Address` shows it.
+/// The view that the `Address` of the same socket should have.
 fn view_of(address: SocketAddr) -> AddressView<'static> {
     match address {
         SocketAddr::V4(address) => AddressView::V4 {
@@ -69,7 +69,7 @@ fn bytes_arrive_as_they_were_sent() {
 fn borrowed_sockets_do_not_block_whatever_their_mode() {
     let (left, right) = UnixStream::pair().unwrap();
     let mut buffer = [0; 8];
-    // SAFETY: the buffer is live, as long as said, and nobody else knows it.
+    // SAFETY: the buffer is live, has the given length, and nothing else uses it.
     let mut receive_now = || unsafe { recv_now(right.as_raw_fd(), buffer.as_mut_ptr(), buffer.len()) };
     assert_eq!(receive_now().unwrap_err().kind(), ErrorKind::WouldBlock);
     assert_eq!(send_now(left.as_raw_fd(), b"abc").unwrap(), 3);
@@ -97,7 +97,7 @@ fn borrowed_datagrams_come_with_their_senders() {
         UdpSocket::bind("127.0.0.1:0").unwrap(),
     );
     let mut buffer = [0; 4];
-    // SAFETY: the buffer is live, as long as said, and nobody else knows it.
+    // SAFETY: the buffer is live, has the given length, and nothing else uses it.
     let mut receive_now = || unsafe { recv_from_now(ours.as_raw_fd(), buffer.as_mut_ptr(), buffer.len()) };
     assert_eq!(receive_now().unwrap_err().kind(), ErrorKind::WouldBlock);
     theirs.send_to(b"abcdef", ours.local_addr().unwrap()).unwrap();
@@ -113,7 +113,7 @@ fn borrowed_datagrams_come_with_their_senders() {
 }
 
 #[test]
-fn a_send_takes_what_there_is_space_for() {
+fn a_send_to_a_full_socket_is_partial_and_the_next_would_block() {
     let (left, right) = pair();
     let data = vec![7; 8 << 20];
     let sent = send(left.as_raw_fd(), &data).unwrap();
@@ -164,10 +164,10 @@ fn is_sigpipe_pending() -> bool {
 
 #[test]
 fn a_peer_that_is_gone_raises_no_signal() {
-    // The test runs in a thread of its own that blocks the signal. A signal would stay pending, and vanish with the
-    // thread.
+    // The test runs in its own thread, which blocks the signal. If the signal were raised, it would stay pending, and
+    // disappear with the thread.
     thread::spawn(|| {
-        // SAFETY: as above; the mask of this thread only.
+        // SAFETY: as above. The call changes only this thread's mask.
         unsafe {
             let mut set: libc::sigset_t = std::mem::zeroed();
             libc::sigemptyset(&raw mut set);
@@ -190,7 +190,7 @@ fn a_peer_that_is_gone_raises_no_signal() {
             ErrorKind::BrokenPipe
         );
         assert!(!is_sigpipe_pending());
-        // The control: a plain write raises the signal on systems that do not suppress it per socket.
+        // To check the test itself: a plain write does raise the signal on systems that do not suppress it per socket.
         #[cfg(not(target_vendor = "apple"))]
         {
             assert_eq!(nix::unistd::write(&left, b"x"), Err(Errno::EPIPE));
@@ -245,7 +245,7 @@ fn accepted_connections_are_ready_to_use() {
 #[test]
 fn ipv6_addresses_are_complete() {
     let Ok(listener) = TcpListener::bind("[::1]:0") else {
-        // No IPv6 on this machine; the address tests cover the reading of it.
+        // This machine has no IPv6. The tests of `address` cover its parsing.
         return;
     };
     let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -349,7 +349,7 @@ fn a_reset_reaches_the_reader() {
     let (accepted, _peer) = accept(listener.as_raw_fd()).unwrap();
     client.write_all(b"unread").unwrap();
     wait_readable(accepted.as_raw_fd());
-    // Closing with unread data in the queue resets the connection.
+    // If a socket is closed while it has unread data, the connection is reset.
     drop(accepted);
     let error = client.read(&mut [0; 8]).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionReset);

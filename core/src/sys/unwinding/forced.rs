@@ -1,15 +1,15 @@
-//! For systems where the end of a thread unwinds its stack: a personality routine that runs before Rust's own.
+//! For systems that unwind the stack of a thread that is ended: a personality routine that runs before Rust's own.
 
 use std::ffi::{c_int, c_void};
 use std::mem;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// The arguments are the version, the actions, the exception's class, the exception and the frame. The result says what
-/// the unwinder does next.
+/// The arguments are the version, the actions, the exception's class, the exception and the frame. The result tells the
+/// unwinder what to do next.
 type Personality = unsafe extern "C" fn(c_int, c_int, u64, *mut c_void, *mut c_void) -> c_int;
 
-/// `_UA_FORCE_UNWIND`, one bit of the actions.
+/// The bit `_UA_FORCE_UNWIND` of the actions.
 const FORCED: c_int = 8;
 
 unsafe extern "C" {
@@ -18,24 +18,24 @@ unsafe extern "C" {
     static PERSONALITY: AtomicPtr<c_void>;
 }
 
-/// The address of Rust's own personality routine, which was in the word before.
-static RUSTS_OWN: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
+/// The address of Rust's own personality routine, which was in `PERSONALITY` before.
+static ORIGINAL: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-/// From now on a thread that `pthread_exit` or `pthread_cancel` ends hangs as soon as the unwinding reaches a frame of
-/// this library. Call it before any other thread is in the library. Another call changes nothing.
+/// From now on, a thread that is ended by `pthread_exit` or `pthread_cancel` hangs as soon as the unwinding reaches a
+/// frame of this library. Call this before another thread is in the library. Further calls have no effect.
 pub fn hang_threads_that_end() {
     let hook = personality as *mut c_void;
-    // SAFETY: an aligned word of the library's writable data, which nobody but the unwinder reads.
+    // SAFETY: this is an aligned word of the library's writable data, and only the unwinder reads it.
     let word = unsafe { &PERSONALITY };
     let before = word.load(Ordering::Relaxed);
     if before != hook {
-        RUSTS_OWN.store(before, Ordering::Release);
+        ORIGINAL.store(before, Ordering::Release);
         word.store(hook, Ordering::Release);
     }
 }
 
 /// # Safety
-/// Called by the unwinder, for a frame of Rust's.
+/// Only the unwinder may call this, for a Rust frame.
 unsafe extern "C" fn personality(
     version: c_int,
     actions: c_int,
@@ -46,17 +46,17 @@ unsafe extern "C" fn personality(
     if actions & FORCED != 0 {
         hang();
     }
-    // SAFETY: Rust's own routine was stored before the unwinder could come here, and gets what the unwinder has passed.
+    // SAFETY: Rust's own routine was stored before the unwinder could call this function. It gets the same arguments.
     unsafe {
-        let own = mem::transmute::<*mut c_void, Personality>(RUSTS_OWN.load(Ordering::Acquire));
-        own(version, actions, class, exception, frame)
+        let original = mem::transmute::<*mut c_void, Personality>(ORIGINAL.load(Ordering::Acquire));
+        original(version, actions, class, exception, frame)
     }
 }
 
 #[cold]
 fn hang() -> ! {
     loop {
-        // SAFETY: waits for a signal, again and again.
+        // SAFETY: the call only waits for a signal.
         unsafe { libc::pause() };
     }
 }
@@ -67,7 +67,7 @@ mod tests {
     use std::panic::catch_unwind;
 
     #[test]
-    fn panics_are_caught_as_before() {
+    fn panics_are_still_caught() {
         for _ in 0..2 {
             hang_threads_that_end();
             // SAFETY: as in `hang_threads_that_end`.

@@ -1,4 +1,4 @@
-//! For systems where the end of a thread unwinds nothing.
+//! For systems that do not unwind the stack of a thread that is ended.
 
-/// Does nothing.
+/// Does nothing, because nothing needs to be prevented.
 pub fn hang_threads_that_end() {}

@@ -1,9 +1,4 @@
-//! The waker on a Linux eventfd: one descriptor with a counter.
-//!
-//! Purpose: the contract of [`super`].
-//!
-//! Owner: the loop's thread. `wake` may run in any thread and in signal handlers. It must not know the reason for a
-//! wake.
+//! The waker on a Linux eventfd: one descriptor with a counter. [`super`] has the contract.
 //!
 //! Source: `eventfd(2)`.
 
@@ -15,7 +10,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::Pending;
 
-/// A descriptor. [`Self::wake`] makes it readable, and [`Self::drain`] ends that.
+/// A descriptor that [`Self::wake`] makes readable, until [`Self::drain`].
 pub struct Waker {
     event: OwnedFd,
     pending: Pending,
@@ -43,8 +38,8 @@ impl Waker {
 
     /// Makes the descriptor readable. Further calls have no effect until the next [`Self::drain`].
     ///
-    /// Callable from any thread and from signal handlers: it takes no lock, allocates nothing, never
-    /// blocks and leaves `errno` as it was.
+    /// Any thread and any signal handler may call this: it takes no lock, does not allocate, never blocks and does not
+    /// change `errno`.
     #[inline]
     pub fn wake(&self) {
         if self.pending.set() {
@@ -55,18 +50,17 @@ impl Waker {
     fn write(&self) {
         let errno = Errno::last_raw();
         let one = 1_u64.to_ne_bytes();
-        // On this descriptor the write can fail only with EAGAIN, if the counter is at its maximum. Then the
+        // On this descriptor the write can fail only with EAGAIN, when the counter is at its maximum. Then the
         // descriptor is readable already.
         let _ = nix::unistd::write(&self.event, &one);
         Errno::set_raw(errno);
     }
 
-    /// Makes the descriptor unreadable again. Call it from the loop's thread, and only then look for the work that the
-    /// wakes announced.
+    /// Makes the descriptor unreadable again. Call this in the loop's thread, and check for work only after it.
     #[inline]
     pub fn drain(&self) {
         let mut count = [0_u8; 8];
-        // One read resets the counter. EAGAIN means that nobody has written.
+        // One read resets the counter. EAGAIN means that the counter was zero.
         let _ = nix::unistd::read(&self.event, &mut count);
         self.pending.clear();
     }
@@ -94,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_counter_neither_blocks_nor_touches_errno() {
+    fn a_full_counter_neither_blocks_nor_changes_errno() {
         let waker = Waker::new().unwrap();
         assert_eq!(write(&waker.event, &(u64::MAX - 1).to_ne_bytes()), Ok(8));
         Errno::set_raw(4321);

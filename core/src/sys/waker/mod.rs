@@ -1,26 +1,24 @@
-//! Waking a loop that sleeps in its poller.
+//! Wakes a loop that sleeps in its poller.
 //!
-//! Purpose: the poller watches an fd for reading, and any thread or signal handler can make it readable. While one wake
-//! is pending, a further one costs one atomic exchange and no system call.
+//! The poller watches an fd for reading, and any thread or signal handler can make it readable. While one wake is
+//! pending, a further one costs one atomic exchange and no system call. The loop's thread creates and drains the
+//! waker. [`Waker::wake`] may run in any thread and in signal handlers.
 //!
-//! Owner: the loop's thread creates and drains the waker. [`Waker::wake`] may run in any thread and in signal handlers.
-//! It must not know the reason for a wake.
-//!
-//! What the file of an operating system must provide: `Waker`, close-on-exec and `Sync`, with `new()`, `fd()`, `wake()`
-//! and `drain()` as described there. It uses `Pending`.
+//! The file of each operating system must provide `Waker`, which is close-on-exec and `Sync` and uses `Pending`. It has
+//! the functions `new()`, `fd()`, `wake()` and `drain()`, which are documented in the files.
 //!
 //! ```text
 //!   any thread                                loop's thread
 //!   publish the work                          wait ... fd readable
 //!   wake:  pending.swap(true)  ----+          drain:  read the fd until empty
 //!          was false: write the fd |                  pending.swap(false)
-//!                                  +------->  look at the work   <- must come after drain
+//!                                  +------->  check for work     <- must come after drain
 //! ```
 //!
-//! The order inside `drain` matters. A wake between its two steps writes nothing. But the exchange that clears the flag
-//! then also sees everything that was published before that wake, so the loop finds it when it looks at the work. In
-//! the opposite order, the read could consume the byte of a newer wake whose flag stays set. Then no later wake would
-//! ever write again.
+//! The order inside `drain` matters. A wake between its two steps does not write. But then the exchange that clears
+//! the flag also makes everything visible that was published before that wake, so the loop finds it when it checks for
+//! work. In the opposite order, the read could consume the byte of a newer wake while that wake's flag stays set. Then
+//! no later wake would ever write again.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -43,14 +41,14 @@ impl Pending {
         Self(AtomicBool::new(false))
     }
 
-    /// Notes a wake. Returns true if the caller must write to the fd.
+    /// Records a wake. Returns true if the caller must write to the fd.
     #[inline]
     fn set(&self) -> bool {
         !self.0.swap(true, Ordering::AcqRel)
     }
 
-    /// Notes that the fd is empty. Afterwards the caller sees everything that was published before any wake noted so
-    /// far.
+    /// Records that the fd is empty. After this call the caller sees everything that was published before the wakes
+    /// that were recorded until now.
     #[inline]
     fn clear(&self) {
         self.0.swap(false, Ordering::AcqRel);
@@ -70,7 +68,7 @@ mod tests {
     /// Far longer than any wait on a loaded machine. After a lost wake the test fails instead of hanging.
     const CAP_NS: Option<u64> = Some(60_000_000_000);
 
-    /// The contract. Each test runs with every implementation.
+    /// The functions of a waker, so that each test can run with every implementation.
     trait Contract: Sync {
         fn fd(&self) -> RawFd;
         fn wake(&self);
@@ -198,8 +196,8 @@ mod tests {
                 Box::new(pipe::Waker::new().unwrap()),
             ]
         });
-        // SAFETY: the action is plain data, and its handler does only what a handler may; no other test
-        // uses SIGUSR2.
+        // SAFETY: the action is plain data, and its handler does only what a signal handler may do. No other test uses
+        // SIGUSR2.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = wake_all as extern "C" fn(libc::c_int) as libc::sighandler_t;

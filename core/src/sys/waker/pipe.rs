@@ -1,9 +1,5 @@
-//! The waker on a pipe, for systems without an eventfd.
-//!
-//! Purpose: the contract of [`super`]. `Pending` limits the content of the pipe to a few bytes.
-//!
-//! Owner: the loop's thread. `wake` may run in any thread and in signal handlers. It must not know the reason for a
-//! wake.
+//! The waker on a pipe, for systems without an eventfd. [`super`] has the contract. Because of `Pending` there are
+//! never more than a few bytes in the pipe.
 //!
 //! Source: `pipe(2)`, `pipe(7)`.
 
@@ -15,7 +11,7 @@ use nix::errno::Errno;
 use super::Pending;
 use crate::sys::signals::nonblocking_pipe;
 
-/// A descriptor. [`Self::wake`] makes it readable, and [`Self::drain`] ends that.
+/// A descriptor that [`Self::wake`] makes readable, until [`Self::drain`].
 pub struct Waker {
     reader: OwnedFd,
     writer: OwnedFd,
@@ -45,8 +41,8 @@ impl Waker {
 
     /// Makes the descriptor readable. Further calls have no effect until the next [`Self::drain`].
     ///
-    /// Callable from any thread and from signal handlers: it takes no lock, allocates nothing, never
-    /// blocks and leaves `errno` as it was.
+    /// Any thread and any signal handler may call this: it takes no lock, does not allocate, never blocks and does not
+    /// change `errno`.
     #[inline]
     pub fn wake(&self) {
         if self.pending.set() {
@@ -62,8 +58,7 @@ impl Waker {
         Errno::set_raw(errno);
     }
 
-    /// Makes the descriptor unreadable again. Call it from the loop's thread, and only then look for the work that the
-    /// wakes announced.
+    /// Makes the descriptor unreadable again. Call this in the loop's thread, and check for work only after it.
     #[inline]
     pub fn drain(&self) {
         let mut bytes = [0_u8; 64];
@@ -94,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_pipe_neither_blocks_nor_touches_errno() {
+    fn a_full_pipe_neither_blocks_nor_changes_errno() {
         let waker = Waker::new().unwrap();
         while write(&waker.writer, &[0; 4096]).is_ok() {}
         while write(&waker.writer, &[0]).is_ok() {}

@@ -1,6 +1,6 @@
 //! One `recvmmsg(2)` for all datagrams that have arrived (Linux, Android).
 //!
-//! The kernel writes the senders and lengths to arrays on the stack. Only the part that is used is set up.
+//! The kernel writes the senders and lengths into arrays on the stack. Only the elements that are used are initialised.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -29,7 +29,7 @@ pub(super) fn receive(
             iov_base: slot.as_mut_ptr().cast(),
             iov_len: slot_len,
         });
-        // SAFETY: `mmsghdr` is plain data, for which all zeroes is a value.
+        // SAFETY: `mmsghdr` is plain data, for which all zeroes is a valid value.
         let message = messages[index].write(unsafe { MaybeUninit::zeroed().assume_init() });
         message.msg_hdr.msg_iov = ptr::from_mut(slice);
         message.msg_hdr.msg_iovlen = 1;
@@ -37,8 +37,8 @@ pub(super) fn receive(
         message.msg_hdr.msg_namelen = Storage::LEN;
     }
     let count = retried_int(|| {
-        // SAFETY: the caller has seen to it that the buffer has `limit` slots, so that many headers, with the slots and
-        // senders that they point to, were set up above and live through the call.
+        // SAFETY: the caller guarantees that the buffer has `limit` slots. So `limit` headers were initialised above,
+        // and they live during the call, like the slots and senders that they point to.
         unsafe {
             libc::recvmmsg(
                 fd,
@@ -50,7 +50,7 @@ pub(super) fn receive(
         }
     })?;
     for index in 0..count {
-        // SAFETY: the first `limit` elements were set up above, and the kernel has filled `count` of them.
+        // SAFETY: the first `limit` elements were initialised above, and the kernel has filled `count` of them.
         let (message, sender) = unsafe {
             (
                 messages[index].assume_init_ref(),
@@ -64,6 +64,6 @@ pub(super) fn receive(
             sender.to_address(message.msg_hdr.msg_namelen),
         );
     }
-    // The socket keeps an error that comes after the first datagram.
+    // If an error occurs after the first datagram, the socket keeps it for the next call.
     Ok(Batch { error: None })
 }

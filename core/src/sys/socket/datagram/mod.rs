@@ -1,12 +1,10 @@
 //! Datagrams: receiving several with one system call, and sending one to an address.
 //!
-//! Purpose: the calls that a busy datagram socket needs. [`recv_batch`] receives as many datagrams as have arrived, up
-//! to a limit. There is no call that sends several at once, because measurements showed no gain.
+//! [`recv_batch`] receives as many datagrams as have arrived, up to a limit. There is no function that sends several at
+//! once, because measurements showed no gain. Any thread may make the calls; they keep no state.
 //!
-//! Owner: any thread; the calls keep no state. It must not know who receives the datagrams.
-//!
-//! What the file of an operating system must provide: `receive(fd, buffer, slot_len, limit, each)` with the
-//! contract of [`recv_batch`], for a `limit` of 1 to [`MAX_BATCH`] and a buffer that has the slots.
+//! The file of each operating system must provide `receive(fd, buffer, slot_len, limit, each)` with the contract of
+//! [`recv_batch`], for a `limit` of 1 to [`MAX_BATCH`] and a buffer that has space for as many slots.
 //!
 //! Source: `recvmmsg(2)`, `sendto(2)`, `udp(7)`.
 
@@ -33,26 +31,26 @@ mod tests;
 /// The most datagrams that one [`recv_batch`] takes.
 pub const MAX_BATCH: usize = 16;
 
-/// The length of a slot that holds any datagram of an internet socket: the length field of IP has 16 bits.
+/// The length of a slot that has space for any datagram of an internet socket: the length field of IP has 16 bits.
 pub const INTERNET_SLOT_LEN: usize = 64 * 1024;
 
-/// How a [`recv_batch`] ended that has received at least one datagram.
+/// The end of a [`recv_batch`] that has received at least one datagram.
 #[derive(Debug)]
 pub struct Batch {
     /// The error that ended the batch, if the system does not keep it for the next call.
     pub error: Option<io::Error>,
 }
 
-/// Receives the datagrams that have arrived, up to `limit` of them. The limit is at most [`MAX_BATCH`], and at most the
-/// number of slots of `slot_len` bytes in `buffer`. Passes each datagram to `each` with the address of its sender, in
-/// the order of arrival. If a datagram is longer than its slot, the rest of it is lost.
+/// Receives the datagrams that have arrived, at most `limit`, [`MAX_BATCH`], and as many as `buffer` has slots of
+/// `slot_len` bytes. Passes each datagram to `each` with the address of its sender, in the order of arrival. If a
+/// datagram is longer than its slot, the rest of it is lost.
 ///
-/// The datagrams lie in `buffer`, which is borrowed for the call. An error that comes after the first datagram is in
-/// the result, unless the system keeps it for the next call.
+/// The datagrams that `each` gets are slices of `buffer`. If an error occurs after the first datagram, it is in the
+/// result, unless the system keeps it for the next call.
 ///
 /// # Errors
-/// `WouldBlock` if no datagram has arrived, or the pending error of the socket (`ConnectionRefused` if connected),
-/// which this call resets. `InvalidInput` if there is no slot, or `limit` is 0.
+/// `WouldBlock` if no datagram has arrived, or the pending error of the socket (`ConnectionRefused` if it is
+/// connected), which this call resets. `InvalidInput` if there is no slot, or `limit` is 0.
 #[inline]
 pub fn recv_batch(
     fd: RawFd,
@@ -71,13 +69,13 @@ pub fn recv_batch(
 /// Sends `data`, which may be empty, as one datagram to `to`.
 ///
 /// # Errors
-/// `WouldBlock` if there is no space, `EMSGSIZE` if the datagram is too large, or an error that is pending on the
-/// socket or that the network reports at once (`ConnectionRefused` ...). After an error nothing was sent.
+/// `WouldBlock` if there is no space, `EMSGSIZE` if the datagram is too large, an error that is pending on the socket,
+/// or one that the network reports at once (`ConnectionRefused` ...). After an error the datagram was not sent.
 #[inline]
 pub fn send_to(fd: RawFd, data: &[u8], to: &Address) -> io::Result<()> {
     let (address, address_len) = to.as_raw();
     retried(|| {
-        // SAFETY: data and address are live and as long as said; the kernel only reads them.
+        // SAFETY: data and address are live and have the given lengths; the kernel only reads them.
         unsafe {
             libc::sendto(
                 fd,

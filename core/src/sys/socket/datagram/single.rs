@@ -1,4 +1,4 @@
-//! One `recvfrom(2)` per datagram, until there is no more: for systems without `recvmmsg`.
+//! One `recvfrom(2)` for each datagram, for systems without `recvmmsg`.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -18,7 +18,7 @@ pub(super) fn receive(
 ) -> io::Result<Batch> {
     let mut is_first = true;
     for slot in buffer.chunks_exact_mut(slot_len).take(limit) {
-        // SAFETY: the slot is live, as long as said, and borrowed for the call.
+        // SAFETY: the slot is live, has the given length, and is borrowed for the call.
         match unsafe { recv_from_now(fd, slot.as_mut_ptr(), slot.len()) } {
             Ok((len_bytes, sender)) => {
                 each(&slot[..len_bytes], sender);

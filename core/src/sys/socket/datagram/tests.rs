@@ -1,4 +1,4 @@
-//! Tests with datagrams over real sockets. Each implementation receives them.
+//! Tests with datagrams over real sockets, for every implementation of `receive`.
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, UdpSocket};
@@ -79,7 +79,7 @@ fn a_batch_keeps_order_and_senders() {
         let sent: Vec<_> = (0..5_usize)
             .map(|index| {
                 let sender = &senders[index % 2];
-                // The empty one is a datagram like any other.
+                // The first datagram is empty, which is allowed.
                 let data = vec![7; index];
                 send_to(sender.as_raw_fd(), &data, &address_of(&receiver)).unwrap();
                 (data, address_of(sender))
@@ -91,7 +91,7 @@ fn a_batch_keeps_order_and_senders() {
 }
 
 #[test]
-fn no_more_are_taken_than_there_is_space_for() {
+fn a_batch_takes_as_many_datagrams_as_there_are_slots() {
     for (way, receive) in ways() {
         let (receiver, sender) = (bound(), bound());
         for _ in 0..2 * MAX_BATCH {
@@ -124,7 +124,7 @@ fn the_largest_datagram_fits() {
 }
 
 #[test]
-fn a_refusal_comes_before_data_and_goes_away() {
+fn a_refusal_is_reported_once() {
     for (way, receive) in ways() {
         let socket = bound();
         // This port was free a moment ago, so the datagram is refused.
