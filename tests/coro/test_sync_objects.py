@@ -202,7 +202,7 @@ def test_coros_made_before_any_loop_belong_to_the_first_thread_with_a_loop():
 
     assert raised_in_thread(elsewhere) is None
     for use in (lambda: one.push(2), lambda: coro.run(one.push, 2)):
-        with pytest.raises(coro.ScheduleError, match=r"fifo belongs to the thread .*: use loop.call_soon_threadsafe"):
+        with pytest.raises(coro.ScheduleError, match=r"fifo belongs to the thread .*: call loop\.call_soon_threadsafe"):
             use()
     assert len(one) == 0
 
