@@ -123,7 +123,7 @@ pub fn write(fd: RawFd, data: &[u8]) -> io::Result<usize> {
 /// [`MAX_SLICES`] slices are used.
 ///
 /// # Errors
-/// As for [`write`].
+/// As for [`write()`].
 pub fn write_vectored(fd: RawFd, slices: &[io::IoSlice<'_>]) -> io::Result<usize> {
     let count = slices.len().min(MAX_SLICES) as libc::c_int;
     retried(|| {

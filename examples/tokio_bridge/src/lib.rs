@@ -39,7 +39,9 @@ fn ask<'py>(py: Python<'py>, host: String, port: u16, line: String) -> PyResult<
         stream.write_all(format!("{line}\n").as_bytes()).await?;
         let mut answer = String::new();
         if stream.read_line(&mut answer).await? == 0 {
-            return Err(PyConnectionError::new_err("the server closed the connection without an answer"));
+            return Err(PyConnectionError::new_err(
+                "the server closed the connection without an answer",
+            ));
         }
         answer.truncate(answer.trim_end().len());
         Ok(answer)
