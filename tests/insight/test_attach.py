@@ -14,7 +14,7 @@ import sys
 
 import pytest
 from insight.terminals import Terminal
-from support import Script
+from support import PROCESS_CAP_S, Script
 
 PROGRAM = """
     import asyncio, sys
@@ -190,6 +190,18 @@ def test_a_pipe_gives_output_only(path, program):
     assert (lines[0], lines[1], lines[-2:]) == ("42", "'slept'", ["ZeroDivisionError: division by zero", "\u00e4"])
     assert run(path, "event.set()\n").returncode == 0
     end(program)
+
+
+def test_the_tree_is_printed_without_a_prompt(path, program):
+    command = [sys.executable, "-m", "grapeshot", "tree", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS_CAP_S, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "patient one" in done.stdout
+    assert run(path, "event.set()\n").returncode == 0
+    end(program)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PROCESS_CAP_S, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert str(path) in done.stderr
 
 
 def test_nobody_listens(path):
