@@ -63,6 +63,7 @@ class Served:
         self._thread = threading.Thread(target=self._run)
         self.contexts: list[dict[str, Any]] = []
         self.port = 0
+        self._is_stopping = False
 
     def _run(self) -> None:
         from grapeshot import coro
@@ -96,7 +97,10 @@ class Served:
         return self
 
     def begin_stop(self) -> None:
-        self.loop.call_soon_threadsafe(self._ending.set)
+        """Idempotent: the loop may be closed soon after the first call."""
+        if not self._is_stopping:
+            self._is_stopping = True
+            self.loop.call_soon_threadsafe(self._ending.set)
 
     def join(self) -> None:
         self._thread.join(3 * CAP_S)

@@ -9,7 +9,7 @@ import pytest
 from support import coro_is_available
 
 # These files test what does not depend on the place of stacks: names, arguments, messages, times, locks. They run with
-# the first mode only. TEST_EVICTION=both (which .ci/matrix sets) runs everything with both.
+# the first mode only. TEST_EVICTION=both (.ci/matrix sets it) runs everything with both; lazy or always: with that one.
 EITHER_WAY = {
     "test_asyncio_run",
     "test_basics",
@@ -67,8 +67,12 @@ def is_sensitive(module: str) -> bool:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    both = os.environ.get("TEST_EVICTION") == "both" or is_sensitive(metafunc.module.__name__)
-    metafunc.parametrize("eviction", ["lazy", "always"] if both else ["lazy"], indirect=True)
+    chosen = os.environ.get("TEST_EVICTION")
+    if chosen in ("lazy", "always"):
+        modes = [chosen]
+    else:
+        modes = ["lazy", "always"] if chosen == "both" or is_sensitive(metafunc.module.__name__) else ["lazy"]
+    metafunc.parametrize("eviction", modes, indirect=True)
 
 
 @pytest.fixture(autouse=True)

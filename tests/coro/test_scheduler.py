@@ -110,9 +110,9 @@ def test_set_exit_from_wherever(kind):
 
 
 def test_set_exit_without_a_loop_is_refused():
-    with pytest.raises(RuntimeError, match=r"no event_loop\(\) runs"):
+    with pytest.raises(RuntimeError, match=r"one running coro.event_loop\(\), but there are none"):
         coro.set_exit()
-    with pytest.raises(RuntimeError, match=r"no event_loop\(\) runs"):
+    with pytest.raises(RuntimeError, match=r"one running coro.event_loop\(\), but there are none"):
         in_thread(coro.set_exit)
 
 
@@ -132,7 +132,7 @@ def test_set_exit_from_a_thread_needs_to_know_which_loop():
     for thread in loops:
         thread.start()
     running.wait(CAP_S)
-    with pytest.raises(RuntimeError, match=r"2 event_loop\(\) runs"):
+    with pytest.raises(RuntimeError, match=r"one running coro.event_loop\(\), but there are 2"):
         coro.set_exit()
     from grapeshot.coro import _event_loop
 

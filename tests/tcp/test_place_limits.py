@@ -123,7 +123,7 @@ async def test_a_server_that_cannot_go_on_does_not_keep_others_from_it(loop, ser
         first.close()
         await until(lambda: answer(second) == b"x", "the echo")
     assert [type(report["exception"]) for report in reports] == [PermissionError]
-    assert "accept again" in reports[0]["message"]
+    assert "resume accepting" in reports[0]["message"]
     reports.clear()
 
 

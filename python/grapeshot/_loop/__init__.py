@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
     from grapeshot.insight import _charges, _measuring, _statistics
 
-    from . import datagram, pipes, subprocess, unix
+    from . import datagram as _datagram
+    from . import pipes as _pipes
     from . import sendfile as _sendfile
+    from . import subprocess as _subprocess
+    from . import unix as _unix
 else:
-    datagram, pipes, _sendfile = (
-        LazyModule("grapeshot._loop.datagram"),
-        LazyModule("grapeshot._loop.pipes"),
-        LazyModule("grapeshot._loop.sendfile"),
-    )
-    subprocess, unix, _charges = (
-        LazyModule("grapeshot._loop.subprocess"),
-        LazyModule("grapeshot._loop.unix"),
-        LazyModule("grapeshot.insight._charges"),
-    )
-    _measuring, _statistics = LazyModule("grapeshot.insight._measuring"), LazyModule("grapeshot.insight._statistics")
+    _charges = LazyModule("grapeshot.insight._charges")
+    _datagram = LazyModule("grapeshot._loop.datagram")
+    _measuring = LazyModule("grapeshot.insight._measuring")
+    _pipes = LazyModule("grapeshot._loop.pipes")
+    _sendfile = LazyModule("grapeshot._loop.sendfile")
+    _statistics = LazyModule("grapeshot.insight._statistics")
+    _subprocess = LazyModule("grapeshot._loop.subprocess")
+    _unix = LazyModule("grapeshot._loop.unix")
 
 
 def _is_debug_mode() -> bool:
@@ -121,20 +121,20 @@ class Loop(BaseLoop):
     start_tls = tls.start_tls
 
     # Unix sockets
-    create_unix_connection = unix.create_unix_connection
-    create_unix_server = unix.create_unix_server
+    create_unix_connection = _unix.create_unix_connection
+    create_unix_server = _unix.create_unix_server
 
     # pipes
-    connect_read_pipe = pipes.connect_read_pipe
-    connect_write_pipe = pipes.connect_write_pipe
+    connect_read_pipe = _pipes.connect_read_pipe
+    connect_write_pipe = _pipes.connect_write_pipe
 
     # datagrams
-    create_datagram_endpoint = datagram.create_datagram_endpoint  # type: ignore[assignment]  # no reuse_address: 3.11
+    create_datagram_endpoint = _datagram.create_datagram_endpoint  # type: ignore[assignment]  # no reuse_address: 3.11
 
     # subprocesses
-    subprocess_exec = subprocess.subprocess_exec
-    subprocess_shell = subprocess.subprocess_shell
-    _make_subprocess_transport = subprocess.make_transport
+    subprocess_exec = _subprocess.subprocess_exec
+    subprocess_shell = _subprocess.subprocess_shell
+    _make_subprocess_transport = _subprocess.make_transport
     _log_subprocess: Any = asyncio.base_events.BaseEventLoop._log_subprocess  # type: ignore[attr-defined]
 
     # plain sockets

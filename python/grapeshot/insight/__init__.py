@@ -1,17 +1,20 @@
 """Look inside a running program: its tasks and coros, descriptors, memory, CPU time and durations.
 
-==========================  =========================================================================================
-:func:`tree`                tasks, coros, timers, sockets and threads at this moment, and what waits for what
-:func:`accounting`          open descriptors, memory and CPU time, by what they belong to
-:mod:`backdoor <.backdoor>`  a Python prompt in a running process
-:mod:`profiler <.profiler>`  where the CPU time goes, and what tasks and coros wait for
-:mod:`otel <.otel>`          the loop's counters as OpenTelemetry metrics
-==========================  =========================================================================================
+:func:`tree`
+    Tasks, coros, timers, sockets and threads at this moment, and what waits for what.
+:func:`accounting`
+    CPU time, descriptors and memory, by what they belong to.
+:mod:`grapeshot.insight.backdoor`
+    A Python prompt in a running process.
+:mod:`grapeshot.insight.profiler`
+    Where CPU time is used, and where tasks and coros wait.
+:mod:`grapeshot.insight.otel`
+    The loop's counters as OpenTelemetry metrics.
 
 The loop's own methods are :meth:`Loop.statistics() <grapeshot.Loop.statistics>`,
 :meth:`~grapeshot.Loop.measure_callbacks`, :meth:`~grapeshot.Loop.add_slow_listener` and
 :meth:`~grapeshot.Loop.set_cpu_accounting`; the classes here are what they return. From a shell: ``python -m grapeshot
-attach``, ``top`` and ``profile``.
+attach``, ``top``, ``tree`` and ``profile``.
 """
 
 TYPE_CHECKING = False
