@@ -1,7 +1,8 @@
-"""Compares everything: the loops, coros and blocking-style servers: `python -m benchmarks [CASE ...]`. See README.md.
+"""Compare everything: loops, coros and blocking-style servers: `python -m benchmarks [CASE ...]`. See README.md.
 
-Every run is a fresh process; the peers alternate within one run (A B C, then C B A, ...). Writes a JSON and a table of
-each of the three, and one HTML page. Peers that are not installed are named and left out.
+Every run is a fresh process; the peers alternate within one run (A B C, then C B A, ...). Each of the three suites
+writes a JSON file and prints a table, and all of them together make one HTML page. A peer that is not installed is
+reported and left out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Starting servers and putting load on them."""
+"""Start servers and put load on them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from typing import Any, Self
 from benchmarks._loops import RAW
 from benchmarks._machine import ROOT, child_environment, cores, on_core
 
-# The kinds of servers that are in `benchmarks.blocking`, where a style stands in the place of a loop.
+# Kinds of servers that live in `benchmarks.blocking`. For these, the "loop" of a command is the name of a style.
 BLOCKING = ("blocking", "patched")
-# The same, of HTTP.
+# The kinds among them that speak HTTP.
 WEB = ("wsgi", "gunicorn")
 CRATE = ROOT / "benchmarks" / "loadgen"
 
@@ -33,12 +33,13 @@ class MeasurementError(Exception):
 
 
 class UnsupportedError(Exception):
-    """The loop does not have the measured feature, and says so."""
+    """The loop says that it does not have the measured feature."""
 
 
 @functools.cache
 def loadgen() -> str:
-    """Return the load generator, built if cargo is installed; GRAPESHOT_LOADGEN names another one."""
+    """Return the path of the load generator, after building it if cargo is installed. GRAPESHOT_LOADGEN overrides
+    the path."""
     name_libssl()
     named = os.environ.get("GRAPESHOT_LOADGEN")
     if named:
@@ -56,9 +57,10 @@ def loadgen() -> str:
 
 
 def name_libssl() -> None:
-    """Tells the load generator which OpenSSL this interpreter uses, so that the raw server shows that one's limit.
+    """Tell the load generator which OpenSSL this interpreter uses, so that the raw server shows the limit of that one.
 
-    Where it cannot be told (it is linked into the interpreter, or there is no /proc) the system's own is taken.
+    If the library cannot be found (it is linked into the interpreter, or there is no /proc), the load generator uses
+    the system's OpenSSL.
     """
     maps = Path("/proc/self/maps")
     if "LOADGEN_LIBSSL" in os.environ or not maps.exists():
@@ -72,7 +74,7 @@ def name_libssl() -> None:
 
 @functools.cache
 def check_openssl(version: str | None) -> None:
-    """Print once that the raw server uses another OpenSSL than this interpreter."""
+    """Print a warning, once, if the raw server uses a different OpenSSL from this interpreter."""
     if version not in (None, ssl.OPENSSL_VERSION):
         print(f"!!! the raw server has {version}, Python {ssl.OPENSSL_VERSION}", file=sys.stderr, flush=True)
 
@@ -84,14 +86,15 @@ def scratch_folder() -> tempfile.TemporaryDirectory[str]:
 
 @functools.cache
 def certificate() -> str:
-    """Return a folder with a new self-signed certificate and its key; it exists until this process ends."""
+    """Return a folder with a new self-signed certificate and its key. The folder is removed when this process
+    ends."""
     folder = f"{scratch_folder().name}/certificate"
     subprocess.run([loadgen(), "certificate", folder], check=True)
     return folder
 
 
 class Child:
-    """A process that prints one line of JSON when it is ready and ends when its stdin is closed."""
+    """A process that prints one line of JSON when it is ready, and that ends when its stdin is closed."""
 
     def __init__(self, command: Sequence[str], core: int | None, ready_within_s: float = 60) -> None:
         self.command = command
@@ -148,7 +151,8 @@ _socket_numbers = itertools.count()
 
 
 def raw_options(kind: str) -> list[str]:
-    """Return the raw server's arguments for this kind. It has one kind of stream for all stream servers in Python."""
+    """Return the raw server's arguments for this kind. Every kind of Python stream server has the same raw
+    counterpart."""
     if kind == "tls":
         return ["--tls", certificate()]
     if kind == "udp":
@@ -159,7 +163,7 @@ def raw_options(kind: str) -> list[str]:
 
 
 def flags(options: dict[str, object]) -> list[str]:
-    """Options of a program as its command line has them: True is a flag alone, None and False are not there."""
+    """Return command-line words for these options: a flag alone for True, and nothing for None and False."""
     words = []
     for name, value in options.items():
         flag = "--" + name.replace("_", "-")
@@ -183,7 +187,8 @@ def server_command(kind: str, loop: str, serving: dict[str, object] | None = Non
 
 
 class Server(Child):
-    """A server of benchmarks.servers (or the raw one) on the server's core; one that only helps is on the load's."""
+    """A server of benchmarks.servers (or the raw one) on the server's core, or on the load's core if it is not
+    measured."""
 
     def __init__(
         self,
@@ -199,7 +204,7 @@ class Server(Child):
         super().__init__([*under, *server_command(kind, loop, serving)], core, ready_within_s)
         # `address:port` or `unix:/path`.
         self.address: str = self.ready["address"]
-        # Of the process that serves, if that is another one.
+        # Some servers fork: then the process that serves reports its own id.
         self.pid = self.ready.get("pid", self.pid)
         if loop == RAW:
             check_openssl(self.ready["openssl"])
@@ -210,9 +215,9 @@ def load_command(mode: str, address: str, options: dict[str, object]) -> list[st
 
 
 def parse_report(output: str, mode: str) -> dict[str, Any]:
-    """Return the report of a load, unless the load has found an error.
+    """Return the report of a load.
 
-    Raises MeasurementError.
+    Raises MeasurementError if there is no report, or if the load saw an error.
     """
     try:
         report: dict[str, Any] = json.loads(output)
@@ -225,9 +230,9 @@ def parse_report(output: str, mode: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def load_beside(mode: str, address: str, **options: object) -> Iterator[None]:
-    """The same load beside what the block does; it must last longer than the block.
+    """Run a load in the background while the block runs. The load must last longer than the block.
 
-    Raises MeasurementError when a reply was wrong or missing.
+    Raises MeasurementError if it ended too early, or if a reply was wrong or missing.
     """
     command = load_command(mode, address, options)
     with on_core(cores()[1]):
@@ -244,7 +249,7 @@ def load_beside(mode: str, address: str, **options: object) -> Iterator[None]:
 
 
 def run_load(mode: str, address: str, **options: object) -> dict[str, Any]:
-    """Runs one load on the load's core and returns its report.
+    """Run one load on the load's core and return its report.
 
     Raises MeasurementError when a reply was wrong or missing.
     """
@@ -255,7 +260,7 @@ def run_load(mode: str, address: str, **options: object) -> dict[str, Any]:
 
 
 class IdleConnections(Child):
-    """Connections that are held until this is closed."""
+    """Open connections that send nothing, and hold them until this object is closed."""
 
     def __init__(self, address: str, connections: int, touch_size: int = 0) -> None:
         options: dict[str, object] = {"connections": connections, "touch_size": touch_size}

@@ -1,4 +1,4 @@
-"""Event loops by name, and which of them this interpreter has."""
+"""Event loops by name, and which of them are installed for this interpreter."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable
 from benchmarks._machine import ROOT
 
 LOOPS = ("grapeshot", "uvloop", "zuvloop", "rloop", "asyncio")
-# Not an event loop: the epoll server of the load generator's crate. It takes part where it can serve (plain echo).
+# Not an event loop: the epoll server of the load generator's crate. It takes part in the cases that it can serve.
 RAW = "raw"
 
-# What is compared, and what it is compared with.
+# The packages whose versions are recorded: those that are compared, and those that the servers and clients use.
 PACKAGES = (
     "grapeshot",
     "uvloop",
@@ -35,9 +35,9 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
 def loop_factory(name: str) -> LoopFactory:
-    """Return the factory of the loop with this name; `module:attribute` names any other one.
+    """Return the factory of the loop with this name. `module:attribute` names a factory that is not listed here.
 
-    Raises ImportError when it is not installed.
+    Raises ImportError when the module is not installed.
     """
     if name == "asyncio":
         return asyncio.SelectorEventLoop
@@ -47,9 +47,9 @@ def loop_factory(name: str) -> LoopFactory:
 
 
 def why_missing(name: str) -> str | None:
-    """Return why no loop of this name can be made here, or None.
+    """Return why a loop of this name cannot be created here, or None if it can.
 
-    This tries it in a new process, since a broken extension may crash the process.
+    The attempt runs in a new process, because a broken extension may crash the process.
     """
     if name == RAW:
         return None if sys.platform == "linux" else "the raw server is made for epoll"
@@ -58,7 +58,7 @@ def why_missing(name: str) -> str | None:
 
 
 def why_it_fails(code: str, *arguments: str) -> str | None:
-    """Return the last line of what the code says in a new process, or None if it succeeds."""
+    """Run the code in a new process. Return the last line of its stderr if it fails, or None if it succeeds."""
     outcome = subprocess.run(
         [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
@@ -71,7 +71,7 @@ def why_it_fails(code: str, *arguments: str) -> str | None:
 def available(
     names: Iterable[str], why_missing: Callable[[str], str | None] = why_missing
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the names that can be used, and the reasons for the others, which are also printed."""
+    """Return the usable names, and the reasons why the others are not. The reasons are also printed."""
     usable: list[str] = []
     missing: dict[str, str] = {}
     for name in names:
@@ -85,7 +85,7 @@ def available(
 
 
 def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
-    """The versions of those that are installed, and of OpenSSL."""
+    """Return the versions of the installed packages, and of OpenSSL."""
     found = {}
     for package in packages:
         try:

@@ -1,4 +1,4 @@
-"""The machine under the measurement: what it is, its cores, and what /proc says about a process."""
+"""The machine that runs the measurement: its description, its cores, and what /proc says about a process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @functools.cache
 def cores() -> tuple[int | None, int | None]:
-    """Return one core for the server and one for the load; None if there is one core only, or no way to choose."""
+    """Return a core for the server and one for the load, or (None, None) if there is only one or it cannot be
+    chosen."""
     if not hasattr(os, "sched_getaffinity"):
         return None, None
     usable = sorted(os.sched_getaffinity(0))
@@ -29,7 +30,7 @@ def cores() -> tuple[int | None, int | None]:
 
 @contextlib.contextmanager
 def on_core(core: int | None) -> Iterator[None]:
-    """Processes that are started in this block run on this core."""
+    """Pin processes that are started in this block to this core."""
     if core is None:
         yield
         return
@@ -47,26 +48,26 @@ def _bytecode_folder() -> tempfile.TemporaryDirectory[str]:
 
 
 def child_environment() -> dict[str, str]:
-    """The environment of measured Python processes: bytecode is kept, wherever Python itself may not write it.
+    """Return the environment of measured Python processes, with a writable folder for bytecode.
 
-    Without this a read-only installation (or PYTHONDONTWRITEBYTECODE) would compile every module at every start.
+    Without it, a read-only installation (or PYTHONDONTWRITEBYTECODE) would compile every module at every start.
     """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return environment | {"PYTHONPYCACHEPREFIX": _bytecode_folder().name}
 
 
 def raise_descriptor_limit() -> int:
-    """Raises the soft limit of open descriptors as far as allowed, and returns it."""
+    """Raise the soft limit of open descriptors as far as allowed, and return it."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 1_000_000 if hard == resource.RLIM_INFINITY else hard
-    # macOS refuses more than OPEN_MAX although it says that there is no limit.
+    # macOS refuses more than OPEN_MAX even when it reports no limit.
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 def resident_kib(pid: int) -> float:
-    """The resident memory of a process. Linux only, as all of /proc here."""
+    """Return the resident memory of a process. Like everything here that reads /proc, it works on Linux only."""
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return pages * resource.getpagesize() / 1024
 
@@ -93,13 +94,13 @@ def _revision() -> str | None:
         return outcome.stdout.strip()
 
     revision = said("describe", "--always", "--abbrev=12")
-    # The results are what the comparison itself writes.
+    # Ignore changes to the results, which the comparison itself writes.
     changed = said("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/results")
     return f"{revision}-dirty" if revision and changed else revision or None
 
 
 def describe() -> dict[str, object]:
-    """Describe the machine: what a reader needs to judge the numbers."""
+    """Describe the machine, as far as a reader needs it to judge the numbers."""
     return {
         "processor": _processor(),
         "architecture": platform.machine(),

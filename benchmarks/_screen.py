@@ -1,4 +1,4 @@
-"""What people see while a comparison runs: a live table with progress in a terminal, a line per row elsewhere."""
+"""Progress of a comparison: a live table with a progress bar in a terminal, and one line per row elsewhere."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 COLOURS = {"ahead": "green", "equal": "yellow", "behind": "red"}
-# Lines around the live table: its frame and header, the progress, and the prompt.
+# Lines on the screen beside the table's rows: its frame and header, the progress bar, and the prompt.
 AROUND = 9
-# Where the output is a file: wide enough for all loops.
+# The width of tables that are written to a file: wide enough for all loops.
 FILE_WIDTH = 200
 
 
@@ -26,7 +26,7 @@ def say(*words: object, end: str = "\n") -> None:
 
 
 class Screen:
-    """A line per row; each sample is a dot."""
+    """Plain output: a line per row, with a dot for each sample."""
 
     def __init__(self, title: str, cases: int, samples: int, loops: Sequence[str]) -> None:
         self.title, self.cases, self.samples, self.loops = title, cases, samples, loops
@@ -53,7 +53,7 @@ class Screen:
 
 
 def row(outcome: Outcome, loops: Sequence[str], has_bounds: bool) -> list[str]:
-    """The cells of a row for the terminal."""
+    """Return the cells of a row of the terminal's table."""
     best, word = best_peer(outcome), standing(outcome)
     low_high = tables.ratio_text(ratio(outcome, best), "")
     cells = [
@@ -84,7 +84,7 @@ def table(title: str, outcomes: Sequence[Outcome], loops: Sequence[str], has_bou
 
 
 class LiveScreen(Screen):
-    """The last rows as a table that grows, and a bar of how many samples have been taken."""
+    """The last rows as a growing table, and a bar that counts the samples taken."""
 
     def __init__(self, console: Console, title: str, cases: int, samples: int, loops: Sequence[str]) -> None:
         super().__init__(title, cases, samples, loops)
@@ -96,7 +96,7 @@ class LiveScreen(Screen):
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self.progress = Progress(*columns, console=console)
         self.task = self.progress.add_task(title, total=samples)
-        # The whole table is printed at the end, in the place of this one.
+        # The table here is transient: the complete one is printed at the end.
         self.live: Live = Live(console=console, refresh_per_second=4, get_renderable=self.shown, transient=True)
 
     def shown(self) -> RenderableType:
@@ -128,7 +128,7 @@ class LiveScreen(Screen):
 
 
 def console(*, for_errors: bool) -> Console | None:
-    """Where to print tables; None without rich, which requirements/bench.in names."""
+    """Return where to print tables, or None if rich (listed in requirements/bench.in) is not installed."""
     try:
         from rich.console import Console
     except ImportError:
@@ -145,7 +145,7 @@ def open_screen(title: str, cases: int, samples: int, loops: Sequence[str]) -> S
 
 
 def show(result: dict[str, Any]) -> None:
-    """The whole table, and the remarks below it."""
+    """Print the whole table, with the remarks below it."""
     found = console(for_errors=False)
     if found is None:
         print(tables.markdown(result))

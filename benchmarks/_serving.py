@@ -1,4 +1,4 @@
-"""What all measured servers share: their options, their sockets, and how they say that they are ready."""
+"""What all measured servers share: their options, their listening socket, and the line that announces them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BACKLOG = 4096
 
 
 class Options(argparse.Namespace):
-    """The command line; filled by main."""
+    """The command line; main fills it in."""
 
     kind: str
     loop: str
@@ -25,8 +25,8 @@ options = Options()
 
 
 def listen() -> socket.socket:
-    # The protocol is named because asyncio sets TCP_NODELAY only where it is: without that, a reply in several writes
-    # waits 40 ms for the client's delayed ACK.
+    # Name the protocol, because asyncio sets TCP_NODELAY only on sockets that do. Without TCP_NODELAY, a reply that
+    # is written in several pieces waits 40 ms for the client's delayed ACK.
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.bind(("127.0.0.1", 0))
@@ -45,7 +45,7 @@ def address_of(sock: socket.socket) -> str:
 
 
 def burn(cpu_s: float) -> None:
-    """Computes for so much CPU time of this thread."""
+    """Compute until this thread has used `cpu_s` of CPU time."""
     end = time.thread_time() + cpu_s
     while time.thread_time() < end:
         sum(range(1000))

@@ -1,7 +1,8 @@
-"""What got worse since an earlier comparison: `python -m benchmarks.compare --against OLD.json`.
+"""Report what got worse since an earlier comparison: `python -m benchmarks.compare --against OLD.json`.
 
-Where both have a peer of one version in common, ratios to that peer are compared, so that a machine that was slower
-that day is no reason; otherwise the numbers themselves are. Worse is a row whose intervals do not meet.
+If both comparisons measured the same version of a peer, ratios to that peer are compared, so that a slower machine
+does not count as a loss; otherwise the numbers themselves are compared. A row is worse if its interval now lies wholly
+above its interval then.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from benchmarks.standings import OURS, Outcome, number, peers, ratio
 @dataclass(frozen=True)
 class Change:
     name: str
-    # The peer that both were divided by, if any.
+    # The peer by which both numbers are divided, or None if they are compared directly.
     peer: str | None
     before: float
     after: float
@@ -30,7 +31,7 @@ class Change:
 
 
 def common_peer(before: Outcome, after: Outcome, same: set[str]) -> str | None:
-    """The first peer that was measured both times in the same version."""
+    """Return the first peer that was measured in the same version both times."""
     return next((peer for peer in peers(after) if peer in same and ratio(before, peer)), None)
 
 
@@ -39,13 +40,14 @@ def compared_number(outcome: Outcome, peer: str | None) -> Interval | None:
 
 
 def same_versions(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
-    """The peers whose version is the same in both; asyncio's is the interpreter's."""
+    """Return the peers that have the same version in both. asyncio's version is that of the interpreter."""
     found = {name for name, version in after["versions"].items() if before["versions"].get(name) == version}
     return found | ({"asyncio"} if before["machine"]["python"] == after["machine"]["python"] else set())
 
 
 def common(before: dict[str, Any], after: dict[str, Any]) -> Iterator[tuple[str, str | None, Interval, Interval]]:
-    """The rows of both that have enough runs: the name, the peer that both are divided by, before and now."""
+    """Yield the rows that both have with enough runs: name, the peer that divides both numbers, number before and
+    now."""
     earlier = {outcome["name"]: outcome for outcome in before["cases"]}
     same = same_versions(before, after)
     for outcome in after["cases"]:

@@ -1,4 +1,4 @@
-"""The HTTP and websocket servers among the measured ones: applications of the libraries that people use."""
+"""The HTTP and websocket servers that are measured: small applications of widely used libraries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BURNT_S = 0.1
 
 
 def body() -> bytes:
-    """What `/` answers: HELLO, again and again up to the length that was asked for."""
+    """Return the body for `/`: HELLO, repeated up to the requested length."""
     return (HELLO * (options.body_len // len(HELLO) + 1))[: options.body_len]
 
 
@@ -39,7 +39,7 @@ async def serve_aiohttp(stop: asyncio.Future[None]) -> None:
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     sock = listen()
-    address = address_of(sock)  # before a loop that takes the descriptor over
+    address = address_of(sock)  # some loops take over the descriptor, so read the address first
     await web.SockSite(runner, sock, backlog=BACKLOG).start()
     say(address=address)
     await stop
@@ -47,7 +47,7 @@ async def serve_aiohttp(stop: asyncio.Future[None]) -> None:
 
 
 async def serve_uvicorn(stop: asyncio.Future[None]) -> None:
-    """A bare ASGI application under uvicorn with httptools, which must really be in use."""
+    """A bare ASGI application under uvicorn with httptools. Fails if uvicorn does not use httptools."""
     import uvicorn
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -72,7 +72,7 @@ async def serve_uvicorn(stop: asyncio.Future[None]) -> None:
 
 
 async def serve_websockets(stop: asyncio.Future[None]) -> None:
-    """Sends each message back; nothing is compressed."""
+    """Send each message back, without compression."""
     from websockets.asyncio.server import ServerConnection, serve
     from websockets.exceptions import ConnectionClosed
 

@@ -1,14 +1,14 @@
-"""Instructions per echo and per call_soon, by valgrind: `python -m benchmarks.callgrind`.
+"""Count instructions per echo and per call_soon, with valgrind: `python -m benchmarks.callgrind`.
 
-Every case runs twice, short and long; the difference over the difference of the counts is what one operation takes, and
-the start and the end of the process cancel out. Only user space is counted (the kernel's part of an echo is not). The
-numbers do not depend on how busy the machine is, but they do on the versions of everything. The garbage collector works
-as always, so what a loop makes it look at is counted with the calls.
+Each case runs twice, with few operations and with many. The difference of the instructions, divided by the difference
+of the operations, is the cost of one operation; the start and the end of the process cancel out. Only user space is
+counted (not the kernel's part of an echo). The counts do not depend on how busy the machine is, but they do depend on
+the versions of everything. The garbage collector is enabled, so a loop also pays for the objects that it tracks.
 
-`--bounds` counts our loop in the cases of benchmarks/instructions.toml, and fails if one takes more than it may there.
-CPython's cache of type attributes is indexed by the addresses of names, so that a case whose names share a place takes
-some 200 instructions more for each lookup, by the length of a path alone. What is above its bound is therefore counted
-again with other addresses.
+`--bounds` counts our loop in the cases of benchmarks/instructions.toml, and fails if one needs more than its bound.
+CPython's cache of type attributes is indexed by the addresses of names. If two names of a case share a slot there, each
+lookup costs some 200 instructions more, and the length of a path is enough to cause that. A count above its bound is
+therefore repeated with other addresses.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from benchmarks._load import MeasurementError, Server, run_load
 from benchmarks._loops import LOOPS, RAW, available, versions
 from benchmarks._machine import ROOT, child_environment, describe
 
-# An echo is one iteration of the loop here: one connection, one message in flight.
+# One connection with one message in flight, so that each echo is one iteration of the loop.
 ECHO_SIZE = 1024
 BOUNDS = Path(__file__).with_name("instructions.toml")
 READY_WITHIN_S = 300.0
-# How often a case is counted before it is above its bound: each time with other addresses.
+# How often a case is counted, with different addresses each time, before it fails its bound.
 LAYOUTS = 4
 
 
 def valgrind(out: Path | None) -> list[str]:
-    """The words before the command; none for a run that is not counted."""
+    """Return the words to put before the command, or none for a run that is not counted."""
     return (
         [] if out is None else ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}", f"--log-file={out}.log"]
     )
 
 
 def instructions(out: Path | None) -> int:
-    """The total of a callgrind file."""
+    """Return the total of a callgrind file."""
     if out is None:
         return 0
     for line in out.read_text(errors="replace").splitlines():
@@ -62,14 +62,14 @@ def instructions(out: Path | None) -> int:
 def echo_instructions(
     loop: str, count: int, out: Path | None, *, kind: str = "echo", connections: int = 1
 ) -> tuple[int, int]:
-    """Total instructions of a server that answers `count` messages, and the count."""
+    """Run a server that answers `count` messages. Return its total instructions, and the count."""
     with Server(kind, loop, under=valgrind(out), ready_within_s=READY_WITHIN_S) as server:
         run_load("echo", server.address, connections=connections, size=ECHO_SIZE, requests=count, stall=READY_WITHIN_S)
     return instructions(out), count
 
 
 def call_instructions(kind: str, loop: str, rounds: int, out: Path | None) -> tuple[int, int]:
-    """Total instructions of a process that does so many rounds of calls, and the number of calls."""
+    """Run a process that does this many rounds of calls. Return its total instructions, and the number of calls."""
     command = [*valgrind(out), sys.executable, "-m", "benchmarks.micro", kind, "--loop", loop, "--rounds", str(rounds)]
     outcome = subprocess.run(command, cwd=ROOT, env=child_environment(), stdout=subprocess.PIPE, text=True, check=False)
     if outcome.returncode:
@@ -84,7 +84,7 @@ class Count:
     short: int
     long: int
     with_raw: bool = False
-    # Who takes part, where it is not everybody.
+    # The loops that take part; empty means all.
     only: tuple[str, ...] = ()
 
 
@@ -119,20 +119,20 @@ COUNTS = {
 
 
 def per_operation(count: Count, loop: str, folder: Path) -> float:
-    count.run(loop, count.short, None)  # the first run of all writes the bytecode
+    count.run(loop, count.short, None)  # run once uncounted, so that the bytecode is written
     short, few = count.run(loop, count.short, folder / "short")
     long, many = count.run(loop, count.long, folder / "long")
     return (long - short) / (many - few)
 
 
 def interpreter() -> str:
-    """What the counts depend on beside our code: the version of CPython and its compiler."""
+    """Return what the counts depend on beside our code: the version of CPython and its compiler."""
     return f"{platform.python_version()}, {platform.python_compiler()}"
 
 
 @contextlib.contextmanager
 def layout(number: int) -> Iterator[None]:
-    """Move what the children of this process allocate, by environment variables of several lengths; 0 moves nothing."""
+    """Move the allocations of child processes, with environment variables of various lengths. 0 moves nothing."""
     names = [f"LAYOUT_{i}{'_' * (i % 5 * 9)}" for i in range(number * 7)]
     os.environ.update({name: "-" * (i % 7 * 8) for i, name in enumerate(names)})
     try:
@@ -143,7 +143,8 @@ def layout(number: int) -> Iterator[None]:
 
 
 def fewest(count: Count, bound: float) -> float:
-    """Instructions per operation; where they are above the bound, the fewest of several layouts of the memory."""
+    """Return the instructions per operation. If they exceed the bound, try more memory layouts and return the
+    fewest."""
     found = math.inf
     for number in range(LAYOUTS):
         with layout(number), tempfile.TemporaryDirectory() as folder:
@@ -154,7 +155,8 @@ def fewest(count: Count, bound: float) -> float:
 
 
 def check_bounds(file: Path = BOUNDS) -> int:
-    """Counts the cases of `file` for this interpreter. 1 if one is above its bound or cannot be counted, else 0."""
+    """Count the cases of `file` for this interpreter. Return 1 if one is above its bound or cannot be counted,
+    else 0."""
     known = tomllib.loads(file.read_text(encoding="utf-8"))
     bounds = known["interpreter"].get(interpreter())
     if bounds is None:

@@ -1,4 +1,5 @@
-"""The cases of the loop itself, in a closed loop, with the bounds that they must keep. `services.py` has the others."""
+"""The cases of the loop itself under closed-loop load, with the bounds that they must keep. See also
+`services.py`."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from benchmarks.measure import KIB, PEER, Bound, Case, Sample, Settings, load_ca
 
 @dataclass(frozen=True)
 class Echo:
-    """One kind of echo server, and how it is loaded."""
+    """A kind of echo server, and how to load it."""
 
     title: str
     group: str = "Network"
@@ -29,7 +30,7 @@ ECHOES = {
     "udp": Echo("UDP echo", mode="datagrams", with_raw=True, of="sockets"),
     "sock": Echo("sock_* echo"),
     "streams": Echo("streams echo"),
-    # On other loops these are asyncio's streams, too.
+    # On other loops these are asyncio's streams.
     "native-streams": Echo("streams (native) echo"),
 }
 
@@ -47,7 +48,8 @@ def _echo(
     coalesce: bool = False,
     read_len: int | None = None,
 ) -> Case:
-    """`variant` and `note` are appended to name and title of a case that is not the ordinary one of its size."""
+    """Build an echo case. `variant` and `note` distinguish its name and title from the usual case of the same
+    size."""
     echo = ECHOES[kind]
     size_text = f"{size // KIB} KiB" if size >= KIB else f"{size} B"
     name = f"{kind}-{size_text.partition(' ')[0]}{'k' if size >= KIB else ''}-{connections}"
@@ -130,7 +132,7 @@ CASES: tuple[Case, ...] = (
     _echo(1 * KIB, 10, kind="udp", at_most=0.72),
     _echo(1 * KIB, 50, kind="udp", at_most=0.72),
     _echo(1 * KIB, 100, kind="sock", at_most=0.42, note=", reads of 64 KiB"),
-    # 256 KiB is what asyncio's own transports ask for; 64 KiB is less than the message.
+    # 256 KiB is the size that asyncio's own transports read; 64 KiB is less than one message.
     _echo(100 * KIB, 10, kind="sock", at_most=0.32, read_len=256 * KIB, note=", reads of 256 KiB"),
     _echo(100 * KIB, 10, kind="sock", at_most=None, variant="-r64k", note=", reads of 64 KiB"),
     _echo(1 * KIB, 100, kind="streams", at_most=0.80),

@@ -1,6 +1,6 @@
-"""Charts of a comparison as SVG, by matplotlib: without scripts, fonts or anything else to load.
+"""Charts of a comparison as SVG, drawn by matplotlib: without scripts, fonts or other external parts.
 
-In a page, text and grid take their colours from the page's CSS; as a file of its own a chart has a theme.
+In a page, text and grid take their colours from the page's CSS. A chart in a file of its own has a fixed theme.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Theme:
 
 LIGHT = Theme(text="#1f2328", grid="#d1d9e0")
 DARK = Theme(text="#e6edf3", grid="#3d444d")
-# In a page: these exact colours are replaced by what the page says.
+# The theme of charts in a page: these placeholder colours are replaced with the page's CSS variables.
 PAGE = Theme(text="#010203", grid="#040506")
 CSS = {PAGE.text: "var(--text)", PAGE.grid: "var(--grid)"}
 
-# Colour and marker of each participant; both differ, for those who do not see one of them.
+# Colour and marker of each participant. Both differ, for readers who cannot tell the colours apart.
 LOOKS = {
     OURS: ("#8b5cf6", "o"),
     "uvloop": ("#0ea5e9", "s"),
@@ -64,7 +64,7 @@ def new_figure(height: float, theme: Theme, name: str, width: float = WIDTH_INCH
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    # Text stays text, and the same numbers give the same file.
+    # Keep text as text, and produce the same file from the same numbers.
     mpl.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": name, "font.size": 9, "text.color": theme.text})
     mpl.rcParams["font.family"] = "DejaVu Sans"
     figure = Figure(figsize=(width, height), layout="constrained")
@@ -85,7 +85,7 @@ def style(axes: Axes, theme: Theme) -> None:
 
 
 def svg(figure: Figure, tips: Sequence[str] = (), colours: dict[str, str] | None = None) -> str:
-    """The figure as an element; `tips` become the titles of the artists that are called `tip0`, `tip1`, ..."""
+    """Return the figure as an element. `tips` become the titles of the artists named `tip0`, `tip1`, ..."""
     out = io.StringIO()
     figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = out.getvalue()
@@ -99,7 +99,8 @@ def svg(figure: Figure, tips: Sequence[str] = (), colours: dict[str, str] | None
 
 
 def relative(outcome: Outcome, loop: str, peer: str) -> Interval | None:
-    """The ratio to the peer. Only grapeshot's is taken run by run and has an interval."""
+    """Return the ratio to the peer. Only grapeshot's ratio is computed run by run, so only that one has an
+    interval."""
     if loop == OURS:
         return ratio(outcome, peer)
     own, other = median(outcome, loop), median(outcome, peer)
@@ -113,7 +114,8 @@ def ratio_label(value: float) -> str:
 
 
 def draw_ratios(axes: Axes, rows: Sequence[tuple[str, Outcome, str]], loops: Sequence[str], theme: Theme) -> list[str]:
-    """One line for each row (title, outcome, the peer that is 1): a mark for each loop. Returns what the marks say."""
+    """Draw a line per row (title, outcome, the peer that is 1), with a mark per loop. Return the tooltips of the
+    marks."""
     tips: list[str] = []
 
     def tip(artist: Any, text: str) -> None:
@@ -179,7 +181,7 @@ def ratio_chart(
 
 
 def group_chart(name: str, outcomes: Sequence[Outcome], loops: Sequence[str]) -> str | None:
-    """The rows of a group, each as a part of its best peer; an element for a page. None if nothing is compared."""
+    """Return an element for a page: a group's rows relative to their best peers, or None if none has a peer."""
     rows = [(outcome["title"], outcome, best) for outcome in outcomes if (best := best_peer(outcome))]
     if not rows:
         return None
@@ -189,7 +191,7 @@ def group_chart(name: str, outcomes: Sequence[Outcome], loops: Sequence[str]) ->
 
 
 def summary_chart(name: str, chosen: dict[str, str], result: dict[str, Any], theme: Theme) -> str:
-    """A file with the chosen rows (name and title), each as a part of the best peer."""
+    """Return an SVG file of the chosen rows (name and title), each relative to its best peer."""
     outcomes = {outcome["name"]: outcome for outcome in result["cases"]}
     rows = []
     for row, title in chosen.items():
@@ -203,12 +205,12 @@ def summary_chart(name: str, chosen: dict[str, str], result: dict[str, Any], the
 
 
 def nines(quantile: float) -> float:
-    """Where a quantile stands: 0.9 at 1, 0.99 at 2, and so on."""
+    """Return the position of a quantile on the axis: 0.9 is at 1, 0.99 at 2, and so on."""
     return -math.log10(max(1 - quantile, 1e-4))
 
 
 def curve(outcome: Outcome, loop: str) -> list[tuple[float, float]]:
-    """Pairs of a quantile and us, where the comparison has them."""
+    """Return pairs of a quantile and a latency in us; empty if the comparison has no curve for this loop."""
     return [(quantile, us) for quantile, us in outcome.get("curves", {}).get(loop, [])]
 
 
@@ -217,7 +219,7 @@ def time_label(us: float) -> str:
 
 
 def latency_chart(name: str, outcomes: Sequence[Outcome], loops: Sequence[str]) -> str | None:
-    """Latency by quantile, a panel for each row; an element for a page. None if no row has such a curve."""
+    """Return an element for a page: latency by quantile, a panel per row. None if no row has such a curve."""
     shown = [outcome for outcome in outcomes if any(curve(outcome, loop) for loop in loops)]
     if not shown:
         return None

@@ -1,9 +1,9 @@
-"""Connections that come and go under load: `python -m benchmarks.churn --minutes 10` (Linux).
+"""Put a server under connections that come and go: `python -m benchmarks.churn --minutes 10` (Linux).
 
-Rounds of a few seconds: connections are made, exchange messages and end (some by a reset, some without waiting for the
-reply) while others stay and send all the time. After each round everything is closed, and the server's descriptors must
-be as many as before. RSS is looked at after each round; it must not have grown between the first rounds after the
-warm-up and the last ones. Every byte is checked by the load. Exits with 1 when something grew or was wrong.
+Each round takes a few seconds: connections are made, exchange messages and end (some by a reset, some without waiting
+for the reply), while other connections stay open and send all the time. After a round everything is closed, and the
+server must have as many descriptors as before. RSS is read after each round; it must not grow between the first rounds
+after the warm-up and the last ones. The load checks every byte. Exits with 1 if something grew or was wrong.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Round:
 
 
 def run_round(address: str, seconds: float, at_a_time: int) -> tuple[int, int]:
-    """One round of both loads; how many connections came and went, and the messages on those that stayed."""
+    """Run one round of both loads. Return how many connections came and went, and the messages on those that
+    stayed."""
     churn: dict[str, object] = {"connections": at_a_time, "messages": 2, "size": 512, "reset_every": 7}
     churn |= {"leave_every": 11, "duration": seconds}
     steady: dict[str, object] = {"connections": 20, "size": 4096, "depth": 2, "verify_every": 1, "duration": seconds}
@@ -55,7 +56,7 @@ def run_round(address: str, seconds: float, at_a_time: int) -> tuple[int, int]:
 
 
 def settled_descriptors(pid: int, wanted: int) -> int:
-    """Return the number of descriptors, as soon as it is the expected one or the time is over."""
+    """Return the number of descriptors, as soon as it is the expected one or the time is up."""
     deadline = time.monotonic() + DESCRIPTORS_WITHIN_S
     while (count := open_descriptors(pid)) != wanted and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -63,7 +64,7 @@ def settled_descriptors(pid: int, wanted: int) -> int:
 
 
 def growth_kib(rounds: Sequence[Round]) -> float:
-    """RSS of the last rounds less that of the first ones after the warm-up, both as medians."""
+    """Return the median RSS of the last rounds minus the median of the first rounds after the warm-up."""
     after = rounds[int(len(rounds) * WARM_UP_PART) :]
     compared = max(1, int(len(after) * COMPARED_PART))
     first, last = after[:compared], after[-compared:]
@@ -71,7 +72,7 @@ def growth_kib(rounds: Sequence[Round]) -> float:
 
 
 def churn(loop: str, args: argparse.Namespace) -> tuple[list[Round], list[str]]:
-    """The rounds, and what was wrong."""
+    """Return the rounds, and descriptions of what was wrong."""
     rounds: list[Round] = []
     wrong: list[str] = []
     with Server("echo", loop) as server:

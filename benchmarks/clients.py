@@ -1,6 +1,6 @@
-"""Client libraries in this process: `python -m benchmarks.clients KIND --loop LOOP --address ADDRESS`.
+"""Measure client libraries in this process: `python -m benchmarks.clients KIND --loop LOOP --address ADDRESS`.
 
-The server is the same for all loops, and on another core; the CPU time of this process counts. Prints
+The server is the same for all loops, and runs on another core; only this process's CPU time counts. Prints
 `{"cpu_us": per operation, "rps": operations per second}`, or `{"unsupported": why}`.
 """
 
@@ -16,16 +16,16 @@ from contextlib import asynccontextmanager
 from benchmarks._loops import loop_factory
 from benchmarks.applications import HELLO
 
-# How many are under way at a time: requests of aiohttp and connections of the databases.
+# How many operations run at a time: requests for aiohttp, connections for the databases.
 AT_A_TIME = {"aiohttp": 50, "redis": 10, "asyncpg": 10}
 STALL_S = 30.0
-# An operation: does one thing, and checks the answer. The number says which of those at a time it is.
+# Does one operation and checks the answer. The argument is the number of the worker, below AT_A_TIME.
 Operation = Callable[[int], Awaitable[None]]
 
 
 @asynccontextmanager
 async def aiohttp_client(address: str) -> AsyncIterator[Operation]:
-    """GET requests of one session."""
+    """GET requests in one session."""
     import aiohttp
 
     url = f"http://{address}/"
@@ -42,7 +42,7 @@ async def aiohttp_client(address: str) -> AsyncIterator[Operation]:
 
 @asynccontextmanager
 async def redis_client(address: str) -> AsyncIterator[Operation]:
-    """SET and GET of redis-py, each in a pool with a connection for everyone."""
+    """SET and GET with redis-py; each operation takes a connection from the client's pool."""
     import redis.asyncio
 
     host, _, port = address.rpartition(":")
@@ -59,7 +59,8 @@ async def redis_client(address: str) -> AsyncIterator[Operation]:
 
 @asynccontextmanager
 async def asyncpg_client(address: str) -> AsyncIterator[Operation]:
-    """A prepared statement of asyncpg; each has a connection. The address is the folder of the server's socket."""
+    """Run a prepared statement with asyncpg; each worker has a connection. The address is the folder of the
+    server's socket."""
     import asyncpg
 
     count = AT_A_TIME["asyncpg"]
@@ -92,11 +93,11 @@ async def measure(kind: str, address: str, seconds: float, warm_up_s: float) -> 
 
         workers = [asyncio.create_task(work(number)) for number in range(AT_A_TIME[kind])]
         finished = asyncio.gather(*workers)
-        # A worker ends early only by an error, which gather then raises.
+        # A worker ends early only if it raises; gather then raises that error.
         await asyncio.wait((finished,), timeout=warm_up_s)
         before, cpu_s, wall_s = count, time.process_time(), time.perf_counter()
         await asyncio.wait((finished,), timeout=seconds)
-        # On a machine that is very busy so short a time may not suffice for one.
+        # On a very busy machine not even one operation may end in so short a time: then go on, up to STALL_S.
         while count == before and not finished.done() and time.perf_counter() - wall_s < STALL_S:
             await asyncio.wait((finished,), timeout=seconds)
         done, cpu_s, wall_s = count - before, time.process_time() - cpu_s, time.perf_counter() - wall_s

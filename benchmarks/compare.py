@@ -1,8 +1,8 @@
-"""Compares the loops: `python -m benchmarks.compare [CASE ...]`. `python -m benchmarks` does this, coros and
+"""Compare the loops: `python -m benchmarks.compare [CASE ...]`. `python -m benchmarks` also compares coros and
 blocking-style servers. See README.md.
 
-Every run is a fresh process; the loops alternate within one run (A B C, then C B A, ...), so that what changes on the
-machine in the meantime meets all of them. Ratios are taken run by run; `intervals.py` says how they decide a row.
+Every run is a fresh process. The loops alternate within one run (A B C, then C B A, ...), so that a change of the
+machine's state affects all of them. Ratios are taken run by run; `intervals.py` says how they decide a row.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from benchmarks.standings import OURS
 
 SCHEMA = 3
 RESULTS = ROOT / "benchmarks" / "results"
-# The runs themselves, the HTML page, and what is not committed: some cases, or some loops only.
+# Where uncommitted files go: the raw runs, the HTML page, and comparisons of only some cases or loops.
 UNCOMMITTED = ROOT / "target" / "bench"
 # What must be the same for rows that stand in one table.
 SAME_MACHINE = ("processor", "cores", "system", "python", "free_threaded")
-# As many as decide a row, and what suffices to see that everything works.
+# RUNS are enough to decide a row; QUICK_RUNS are enough to see that everything works.
 RUNS, QUICK_RUNS = LEAST_PAIRS, 3
 QUICK = Settings(idle_connections=2000, startup_pairs=1, many_timers=200_000)
 
@@ -46,18 +46,18 @@ class Suite:
 
     cases: tuple[Case, ...]
     loops: tuple[str, ...]
-    # The names that can take part here, and the reasons for the others.
+    # Returns the usable names, and the reasons why the others are not.
     available: Callable[[Iterable[str]], tuple[list[str], dict[str, str]]]
     packages: tuple[str, ...]
-    # Dataclasses with a field `seconds`: of the measured time of one run.
+    # Dataclasses with a field `seconds`: the measured time of one run.
     settings: Any
     quick: Any
     committed: Path
-    # Whether there is a load, on a core of its own.
+    # Whether a load generator runs, on a core of its own.
     has_load: bool
-    # What its page says of itself beyond what is common: the heading, and how it was measured.
+    # What the page says about this suite: the heading, and how it was measured.
     page: dict[str, str]
-    # Those of `loops` that are shown beside the others and are no peers.
+    # The members of `loops` that are shown for reference and do not count as peers.
     references: tuple[str, ...] = ()
 
 
@@ -86,8 +86,8 @@ def participants(case: Case, loops: Sequence[str]) -> list[str]:
 
 
 def prepare(case: Case, loops: Sequence[str], settings: Any) -> tuple[dict[str, Any], Case, str | None]:
-    """What is found out before the first run, the case with the measurement that follows from it, and why it is left
-    out, if it is.
+    """Run the case's preparation. Return what it found out, the case with the measurement to use, and why the case is
+    left out (or None).
     """
     if case.prepare is None:
         return {}, case, None
@@ -99,7 +99,8 @@ def prepare(case: Case, loops: Sequence[str], settings: Any) -> tuple[dict[str, 
 
 
 def run_case(case: Case, loops: Sequence[str], runs: int, settings: Any, screen: Screen) -> dict[str, Any]:
-    """Do all runs of one case. A loop that fails, or lacks the feature, is left out of the rest; the reason is kept."""
+    """Do all runs of one case. A loop that fails or lacks the feature sits out the remaining runs; the reason is
+    kept."""
     samples: dict[str, list[Sample]] = {loop: [] for loop in loops}
     failures: dict[str, str] = {}
     unsupported: dict[str, str] = {}
@@ -134,8 +135,8 @@ def run_case(case: Case, loops: Sequence[str], runs: int, settings: Any, screen:
 
 
 def choose_cases(patterns: Sequence[str], cases: Sequence[Case] = CASES, without: Sequence[str] = ()) -> list[Case]:
-    """The cases whose names (or groups) match any of the patterns, all if there is none, but for those that match one
-    of `without`. Raises SystemExit for a pattern that matches nothing, and if no case is left.
+    """Return the cases whose name or group matches any of the patterns (all cases if there are no patterns), except
+    cases that match one of `without`. Raises SystemExit for a pattern that matches nothing, or if no case is left.
     """
 
     def matches(case: Case, pattern: str) -> bool:
@@ -156,7 +157,7 @@ def choose_cases(patterns: Sequence[str], cases: Sequence[Case] = CASES, without
 
 
 def compare(suite: Suite, cases: Sequence[Case], loops: Sequence[str], runs: int, settings: Any) -> dict[str, Any]:
-    """Runs everything and returns all runs with what they were taken on."""
+    """Run everything. Return all runs, with a description of the machine that they were taken on."""
     usable, missing = suite.available(loops)
     if OURS in missing:
         raise SystemExit(f"there is nothing to compare: {missing[OURS]}")
@@ -191,7 +192,7 @@ def compare(suite: Suite, cases: Sequence[Case], loops: Sequence[str], runs: int
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """Return why the rows of two comparisons cannot be in one table. grapeshot's own version may differ."""
+    """Return why the rows of two comparisons cannot be in one table. Only grapeshot's own version may differ."""
     pairs = [(f"settings: {name}", before["settings"].get(name), value) for name, value in after["settings"].items()]
     pairs += [(name, before["machine"].get(name), after["machine"][name]) for name in SAME_MACHINE]
     shared = (before["versions"].keys() & after["versions"].keys()) - {OURS}
@@ -200,7 +201,7 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 def merge(before: dict[str, Any], after: dict[str, Any], cases: Sequence[Case] = CASES) -> dict[str, Any]:
-    """Return the older comparison with the newer one's rows in it, in the order in which the cases are listed.
+    """Return the older comparison updated with the rows of the newer one, in the order of the listed cases.
 
     Raises SystemExit if they cannot be in one table.
     """
@@ -257,7 +258,7 @@ def parse(suites: Sequence[Suite], description: str | None, arguments: Sequence[
 
 
 def write(suite: Suite, result: dict[str, Any], path: Path, runs_path: Path, *, is_merged: bool) -> None:
-    """Write the comparison in short to `path`, and all of its runs to the other one."""
+    """Write the digest of the comparison to `path`, and all of its runs to `runs_path`."""
     short = digest.digest(result)
     if is_merged and path.exists():
         short = merge(json.loads(path.read_text()), short, suite.cases)
@@ -270,7 +271,7 @@ def write(suite: Suite, result: dict[str, Any], path: Path, runs_path: Path, *, 
 
 
 def run_suite(suite: Suite, cases: Sequence[Case], args: argparse.Namespace) -> tuple[Path, bool]:
-    """Measures, writes and shows; returns the path of the runs, and whether a run failed or something got worse."""
+    """Measure, write and show. Return the path of the runs, and whether a run failed or something got worse."""
     settings, runs = (suite.quick, QUICK_RUNS) if args.quick else (suite.settings, RUNS)
     if args.seconds is not None:
         settings = dataclasses.replace(settings, seconds=args.seconds)
@@ -298,7 +299,7 @@ def run_suite(suite: Suite, cases: Sequence[Case], args: argparse.Namespace) -> 
 
 
 def write_page(paths: Sequence[Path]) -> None:
-    """One page of all that has been measured now, from its runs."""
+    """Write one HTML page of everything that was measured now, from its runs."""
     from benchmarks import page
 
     where = paths[0].with_name("report.html")

@@ -1,4 +1,4 @@
-"""The database servers whose clients are measured: on free ports, with nothing kept on disk."""
+"""The database servers whose clients are measured. They listen on free ports and keep nothing on disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ START_WITHIN_S = 60.0
 
 
 def program(name: str, *places: str) -> str | None:
-    """Return the path of the program, which may be in folders that are not searched otherwise."""
+    """Return the path of the program. `places` are folders that are not in PATH."""
     found = shutil.which(name)
     return found or next((path for place in places for path in sorted(glob.glob(f"{place}/{name}"))), None)
 
@@ -32,17 +32,17 @@ def postgres_program(name: str) -> str | None:
 
 
 def is_there(kind: str) -> bool:
-    """Is the server of this client installed?"""
+    """Return whether the server for this client is installed."""
     if kind == "redis":
         return program("redis-server") is not None
-    # As root it runs under the account that its package makes.
+    # PostgreSQL refuses to run as root: then it runs as the user that its package creates.
     has_account = os.geteuid() != 0 or any(entry.pw_name == "postgres" for entry in pwd.getpwall())
     return postgres_program("initdb") is not None and has_account
 
 
 @contextmanager
 def running(command: Sequence[str], target: tuple[socket.AddressFamily, object], user: str | None) -> Iterator[None]:
-    """The server, from the moment when it takes connections, until the end of the block."""
+    """Run the server. The block starts when the server accepts connections, and the server ends with the block."""
     with on_core(cores()[1]):
         process = subprocess.Popen(command, user=user, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
@@ -69,7 +69,7 @@ def free_port() -> int:
 
 @contextmanager
 def redis_server() -> Iterator[str]:
-    """Yields `address:port`."""
+    """Yield `address:port`."""
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="grapeshot-bench-") as folder:
         command = ["redis-server", "--bind", "127.0.0.1", "--port", str(port), "--dir", folder]
@@ -80,7 +80,7 @@ def redis_server() -> Iterator[str]:
 
 @contextmanager
 def postgres_server() -> Iterator[str]:
-    """Yields the folder of its unix socket, where everybody is trusted."""
+    """Yield the folder of its unix socket, where every user is trusted."""
     initdb, postgres = postgres_program("initdb"), postgres_program("postgres")
     if initdb is None or postgres is None:
         raise MeasurementError("PostgreSQL is not installed")

@@ -17,13 +17,13 @@ CONNECTIONS = 50
 
 
 def progress(text: str) -> None:
-    """One line that is written over, where someone is watching."""
+    """Show a progress line in a terminal, which the next one overwrites."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
 def take(loops: Sequence[str], rounds: int, seconds: float) -> dict[str, list[Sample]]:
-    """Runs of a fresh server each; the loops alternate."""
+    """Take samples, each from a fresh server; the loops alternate."""
     settings = Settings(seconds=seconds, warm_up_s=0.3)
     options: dict[str, object] = {"connections": CONNECTIONS, "path": PATH}
     samples: dict[str, list[Sample]] = {loop: [] for loop in loops}
@@ -41,7 +41,7 @@ def median(samples: Sequence[Sample], metric: str) -> float | None:
 
 
 def table(samples: dict[str, list[Sample]]) -> list[str]:
-    """The loops below each other; the ratio is taken run by run."""
+    """Return the lines of the table, one per loop; the ratio is computed run by run."""
     lines = [
         f"  {'':<11}{'requests/s':>12}{'server CPU':>15}{'latency p50':>15}{'p99':>12}{'CPU vs uvloop':>17}",
         f"  {'-' * 80}",

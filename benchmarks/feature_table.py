@@ -1,4 +1,4 @@
-"""Writes docs/features.md from the committed results of the probes: `python -m benchmarks.feature_table`."""
+"""Write docs/features.md from the committed results of the probes: `python -m benchmarks.feature_table`."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def outcome(why: str | None) -> str:
 
 
 def expected() -> dict[Path, str]:
-    """Return the page with the text that it must have."""
+    """Return the page, with the text that it must have."""
     return {PAGE: page(*load())}
 
 

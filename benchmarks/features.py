@@ -1,9 +1,9 @@
 """Find out which features each loop has: `python -m benchmarks.features` (`--help`).
 
-Every probe (benchmarks/probes) runs in a process of its own, on each of the loops, several times, and works if it
-succeeds every time. The peers have to be installed (`pip install uvloop zuvloop rloop`); a file is only written when
-all of them took part. `--free-threaded` names a free-threaded interpreter for the probe that needs one; it needs the
-same packages. feature_table.py makes the tables from the JSON (`make tables`).
+Every probe (benchmarks/probes) runs several times on each of the loops, in a process of its own, and must succeed every
+time. The peers have to be installed (`pip install uvloop zuvloop rloop`); a file is only written if all of them took
+part. `--free-threaded` names a free-threaded interpreter, with the same packages, for the probe that needs one.
+feature_table.py makes the tables from the JSON (`make tables`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from benchmarks._loops import available, loop_factory, versions
 from benchmarks._machine import ROOT, describe
 
 LOOPS = ("asyncio", "uvloop", "zuvloop", "rloop", "grapeshot")
-FREE_THREADED = "gil_stays_off"  # the probe that asks a free-threaded interpreter
+FREE_THREADED = "gil_stays_off"  # the probe that needs a free-threaded interpreter
 TIMEOUT_S = 30.0
 
 
 def why_not(name: str, loop: str, certificate_folder: Path, python: str = sys.executable) -> str | None:
-    """None if the probe works on that loop, else what went wrong."""
+    """Return None if the probe succeeds on that loop, else what went wrong."""
     command = [python, "-W", "ignore", "-m", "benchmarks.features", "--certificate", str(certificate_folder)]
     try:
         done = subprocess.run(
@@ -44,7 +44,7 @@ def why_not(name: str, loop: str, certificate_folder: Path, python: str = sys.ex
 
 
 def ask(names: list[str], folder: Path, rounds: int, python: str = sys.executable) -> dict[str, dict[str, str | None]]:
-    """`{probe: {loop: None or the reason}}`."""
+    """Return `{probe: {loop: None or the reason}}`."""
     found: dict[str, dict[str, str | None]] = {}
     for name in names:
         found[name] = {}
@@ -56,7 +56,7 @@ def ask(names: list[str], folder: Path, rounds: int, python: str = sys.executabl
 
 
 def required_pythons() -> dict[str, str]:
-    """The Python versions that each package says it needs."""
+    """Return the Python versions that each package says it needs."""
     return {loop: importlib.metadata.metadata(loop)["Requires-Python"] for loop in LOOPS if loop != "asyncio"}
 
 
