@@ -1,6 +1,6 @@
-"""What one run of one loop measures, and how: the parts that the cases are made of.
+"""The parts from which cases are built: what one run of one loop measures, and how.
 
-A sample is what one run gave: a dict of numbers, of which `Case.metric` names the one that counts. Less is better.
+A sample is the result of one run: a dict of numbers. `Case.metric` names the number that is compared; less is better.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Sample = dict[str, Any]
 Measure = Callable[[str, Any], Sample]
 PEER = "uvloop"
 KIB = 1024
-# A process that measures itself ends within seconds, but for the largest of them on a slow machine.
+# A process that measures itself ends within seconds, except the largest ones on a slow machine.
 OWN_SAMPLE_S = 300.0
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How long one run takes. Many short runs say more than a few long ones: a process that is slower than the next one
-    of its kind stays so, and each is one run.
+    """How long one run takes. Many short runs say more than a few long ones: whether a process is faster or slower than
+    others of its kind is settled when it starts, so only another process gives another sample of that.
     """
 
     seconds: float = 0.1
@@ -35,9 +35,9 @@ class Settings:
     micro_s: float = 0.05
     idle_connections: int = 4000
     startup_pairs: int = 2
-    # Of a load at a constant rate: tails need more requests than means.
+    # The duration of a load at a constant rate. Tail latencies need more requests than means do.
     steady_s: float = 0.4
-    # Connections of the rows about scale, and timers that are pending.
+    # The number of connections and of pending timers in the cases about scale.
     many_connections: int = 8000
     many_timers: int = 1_000_000
     spin: bool = False
@@ -62,14 +62,14 @@ class Case:
     measure: Measure
     # Whether the raw server takes part.
     with_raw: bool = False
-    # Who takes part, where it is not everybody.
+    # The loops that take part; empty means all.
     only: tuple[str, ...] = ()
-    # Who is shown and is no peer here, beside those of the suite.
+    # Loops that are shown for reference and are not peers in this case, beside the references of the suite.
     references: tuple[str, ...] = ()
-    # What has to be found out first, once for all loops that take part: returns what is kept of it (the rate of a load,
-    # the tool that makes it), and how to measure then, instead of `measure`.
+    # Runs once, before the first run, for all loops that take part. Returns facts to keep (the rate of a load, the load
+    # tool's version) and the function to use instead of `measure`.
     prepare: Callable[[Sequence[str], Any], tuple[dict[str, Any], Measure]] | None = None
-    # The name of the case that has the same load with fewer of something: the page shows this case's ratio to that one.
+    # The name of the case with the same load at a smaller scale; the page shows the ratio of this case to that one.
     grown_from: str | None = None
 
 
@@ -81,9 +81,9 @@ def load_sample(
     options: dict[str, object],
     serving: dict[str, object] | None = None,
 ) -> Sample:
-    """One fresh server under one load: CPU per request is the main number, throughput and latency stand beside it.
+    """Put one fresh server under one load. CPU per request is the main number; throughput and latency are also kept.
 
-    `options` are those of the load generator; they may replace the settings' own.
+    `options` are options of the load generator; they override those derived from the settings.
     """
     with Server(kind, loop, serving) as server:
         window: dict[str, object] = {"duration": settings.seconds, "warmup": settings.warm_up_s, "spin": settings.spin}
@@ -91,9 +91,9 @@ def load_sample(
 
 
 def sample_of(report: dict[str, Any]) -> Sample:
-    """What counts of the load generator's report.
+    """Return the sample for a report of the load generator.
 
-    Raises MeasurementError for a load without a reply.
+    Raises MeasurementError if the load got no reply.
     """
     if not report["requests"]:
         raise MeasurementError("not a single reply came in the measured time")
@@ -114,9 +114,9 @@ def sample_of(report: dict[str, Any]) -> Sample:
 def own_sample(
     module: str, kind: str, loop: str, *options: str, is_pinned: bool = True, within_s: float = OWN_SAMPLE_S
 ) -> Sample:
-    """One fresh process that measures itself: `options` are those of the module `benchmarks.<module>`.
+    """Run one fresh process that measures itself. `options` are those of the module `benchmarks.<module>`.
 
-    Raises MeasurementError when it fails, or has not ended in time: a peer that hangs costs its number and no more.
+    Raises MeasurementError if it fails or does not end in time, so a peer that hangs loses only its own number.
     """
     command = [sys.executable, "-m", f"benchmarks.{module}", kind, *options]
     with on_core(cores()[0] if is_pinned else None):
@@ -148,7 +148,8 @@ def load_case(
     serving: dict[str, object] | None = None,
     **options: object,
 ) -> Case:
-    """A load in a closed loop. `serving` are the options of the server, the others those of the load generator."""
+    """Build a case of a closed-loop load. `serving` are options of the server; all others go to the load
+    generator."""
 
     def measure(loop: str, settings: Settings) -> Sample:
         return load_sample(kind, mode, loop, settings, options, serving)

@@ -9,7 +9,7 @@ from benchmarks._load import IdleConnections, MeasurementError, Server
 from benchmarks._machine import open_descriptors, raise_descriptor_limit, resident_kib
 
 WARM_UP_CONNECTIONS = 20
-# Held first, so that what the heap had free before does not make the others look cheaper.
+# These are opened first, to use up memory that was already free in the heap: it would make the others look cheaper.
 FILLING_CONNECTIONS = 2000
 SPARE_DESCRIPTORS = 100
 
@@ -23,7 +23,7 @@ def _wait_for_descriptors(pid: int, at_least: int, at_most: int) -> None:
 
 
 def _settled(read: Callable[[int], float], pid: int) -> float:
-    """Return what `read` says of the process as soon as two readings agree."""
+    """Return what `read` reports for the process, as soon as two readings agree."""
     deadline = time.monotonic() + 10
     before = -1.0
     while (now := read(pid)) != before and time.monotonic() < deadline:
@@ -33,12 +33,12 @@ def _settled(read: Callable[[int], float], pid: int) -> float:
 
 
 def measure(loop: str, connections: int, touch_size: int = 0, kind: str = "echo") -> dict[str, float]:
-    """KiB per connection, after a few have been served and closed.
+    """Return KiB per connection, after a few have been served and closed.
 
-    "kib" is what so many more need when some thousands are there already; "from_none_kib" is the plain difference to
-    no connection, which is smaller by what the heap had free.
+    "kib" is what `connections` more need when FILLING_CONNECTIONS are already open. "from_none_kib" is the difference
+    to having no connection; it is smaller by the memory that was free in the heap.
 
-    Raises MeasurementError when the machine does not allow so many descriptors.
+    Raises MeasurementError when the machine does not allow enough descriptors.
     """
     limit = raise_descriptor_limit()
     if limit < FILLING_CONNECTIONS + connections + SPARE_DESCRIPTORS:

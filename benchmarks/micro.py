@@ -1,9 +1,9 @@
-"""What the loop's own calls cost, in this process: `python -m benchmarks.micro <kind> --loop <loop>`.
+"""Measure what the loop's own calls cost, in this process: `python -m benchmarks.micro <kind> --loop <loop>`.
 
-Each kind does rounds of a fixed number of operations. Without `--rounds` they go on until enough CPU time has been
-spent, after a warm-up, and the median round counts. Prints `{"cpu_ns": per operation, "wall_ns": ..., "rounds": ...}`,
-or `{"unsupported": why}` when the loop has no such call. CPU time is that of this process and all its threads, without
-that of children. With `--rounds N` exactly N rounds are run, without a warm-up (for counting instructions).
+Each kind does rounds of a fixed number of operations. After a warm-up, rounds are run until enough CPU time has been
+spent, and the median round counts. `--rounds N` runs exactly N rounds without a warm-up, for counting instructions.
+Prints `{"cpu_ns": per operation, "wall_ns": ..., "rounds": ...}`, or `{"unsupported": why}` if the loop has no such
+call. CPU time is that of this process with all its threads, without its children.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Callable
 from benchmarks._loops import loop_factory
 
 Loop = asyncio.AbstractEventLoop
-# A round of one kind: runs, and returns how many operations it did.
+# Runs one round of a kind, and returns how many operations it did.
 Round = Callable[[Loop], int]
 
 BATCH = 10_000
@@ -37,7 +37,7 @@ def _nothing_with_two(first: object, second: object) -> None:
 
 
 def call_soon_bulk(loop: Loop) -> int:
-    """Many callbacks at once, run in the next iteration."""
+    """Schedule many callbacks at once, which run in the next iteration."""
     for _ in range(BATCH):
         loop.call_soon(_nothing)
     loop.call_soon(loop.stop)
@@ -73,7 +73,7 @@ def call_soon_chain(loop: Loop) -> int:
 
 
 def call_later_cancel(loop: Loop) -> int:
-    """A timeout that never comes: scheduled and cancelled, a hundred per iteration."""
+    """A timeout that never fires: schedule and cancel, a hundred times per iteration."""
     left = BATCH // 100
 
     def step() -> None:
@@ -101,7 +101,7 @@ def call_later_zero(loop: Loop) -> int:
 
 
 def due_timers(loop: Loop) -> int:
-    """Timers with different deadlines, set in no order; all are due when the loop runs them."""
+    """Timers with different deadlines, set in scrambled order, that are all due when the loop runs."""
     count = 5_000
     left = count
 
@@ -136,7 +136,7 @@ def _pending_timers(loop: Loop, pending: int) -> int:
 
 
 def pending_thousand(loop: Loop) -> int:
-    """Set and cancel a timer, a thousand at a time: half with the same delay, half with delays in no order."""
+    """Set and cancel timers, a thousand at a time: half have the same delay, the others have scrambled delays."""
     return _pending_timers(loop, 1_000)
 
 
@@ -146,7 +146,7 @@ def pending_million(loop: Loop) -> int:
 
 
 def sleep_zero(loop: Loop) -> int:
-    """One task that yields again and again."""
+    """One task that yields repeatedly."""
 
     async def run() -> None:
         for _ in range(BATCH):
@@ -170,7 +170,7 @@ def future_wake_up(loop: Loop) -> int:
 
 
 def create_task(loop: Loop) -> int:
-    """A hundred tasks made and awaited, again and again."""
+    """Create and await tasks, in batches of a hundred."""
 
     async def nothing() -> None:
         pass
@@ -247,17 +247,17 @@ def _getaddrinfo(loop: Loop, kind: int) -> int:
 
 
 def getaddrinfo_literal(loop: Loop) -> int:
-    """An address that needs no resolving; it is answered for each type of socket."""
+    """An address that needs no resolving; the answer lists every type of socket."""
     return _getaddrinfo(loop, 0)
 
 
 def getaddrinfo_typed(loop: Loop) -> int:
-    """The same for one type of socket, which uvloop answers without a thread."""
+    """The same for one type of socket, which uvloop answers without using a thread."""
     return _getaddrinfo(loop, socket.SOCK_STREAM)
 
 
 def spawn(loop: Loop) -> int:
-    """A child that ends at once is started and waited for; its own CPU time is not counted."""
+    """Start a child that ends at once and wait for it; the child's own CPU time is not counted."""
     count = 20
     program = shutil.which("true")
     if program is None:
@@ -273,7 +273,7 @@ def spawn(loop: Loop) -> int:
 
 
 def run_in_executor(loop: Loop) -> int:
-    """A function that does nothing, in the default executor; the CPU time of its thread is counted."""
+    """Run an empty function in the default executor; the CPU time of its thread is counted."""
     count = BATCH // 5
 
     async def run() -> None:
@@ -309,12 +309,12 @@ KINDS: dict[str, Round] = {
 }
 
 
-# A kind that mostly waits (for children) gets so much time on the clock, as a multiple of its CPU time.
+# A kind that mostly waits (for children) may take this many times its CPU budget on the clock.
 PATIENCE = 2.5
 
 
 class Stopwatch:
-    """The time since it was made: CPU time, or that part of the wall time if it is more."""
+    """Time spent since it was created: CPU time, or wall time divided by PATIENCE if that is more."""
 
     def __init__(self) -> None:
         self._cpu_s, self._wall_s = time.process_time(), time.perf_counter()
@@ -324,7 +324,7 @@ class Stopwatch:
 
 
 def measure(kind: Round, loop: Loop, cpu_s: float) -> dict[str, float]:
-    """Rounds until `cpu_s` are spent, at least one, after a quarter of it as a warm-up."""
+    """Run rounds until `cpu_s` are spent (at least one), after a warm-up of a quarter of that."""
     warm_up = Stopwatch()
     while warm_up.spent_s() < cpu_s / 4:
         kind(loop)

@@ -1,7 +1,7 @@
-"""pyperformance's asyncio benchmarks on each loop: `python -m benchmarks.pyperf`.
+"""Run pyperformance's asyncio benchmarks on each loop: `python -m benchmarks.pyperf`.
 
-The benchmarks are those of pyperformance, unchanged; each of their processes begins by installing the loop as what
-`asyncio.new_event_loop` returns. Prints the mean of each in ms with its standard deviation, and writes a JSON if asked.
+The benchmarks are unchanged. Each of their processes first installs the loop as the result of
+`asyncio.new_event_loop`. Prints the mean of each benchmark in ms with its standard deviation; `--json` writes a file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks._load import MeasurementError
 from benchmarks._loops import LOOPS, available, versions
 from benchmarks._machine import ROOT, cores, describe, on_core
 
-# Name: the benchmark's folder, and the arguments of its script.
+# The name maps to the benchmark's folder and the arguments of its script.
 BENCHMARKS = {
     "async_tree_none": ("bm_async_tree", ["none"]),
     "async_tree_none_tg": ("bm_async_tree", ["none", "--task-groups"]),
@@ -32,8 +32,9 @@ BENCHMARKS = {
     "asyncio_tcp_ssl": ("bm_asyncio_tcp", ["--ssl"]),
     "asyncio_websockets": ("bm_asyncio_websockets", []),
 }
-# Python runs this module first in each process that finds it; pyperf starts several. Python would only print an error
-# here and go on, with asyncio's own loop.
+# The text of a `sitecustomize` module, which Python imports first in every process; pyperf starts several. The module
+# must end the process itself on an error, because Python would only print the error and go on with asyncio's own
+# loop.
 CUSTOMIZE = """
 import os, sys
 try:
@@ -50,9 +51,9 @@ INHERITED = "PYTHONPATH,BENCHMARKED_LOOP"
 
 
 def folder() -> Path:
-    """Where pyperformance has its benchmarks.
+    """Return the folder of pyperformance's benchmarks.
 
-    Raises SystemExit when it is not installed.
+    Raises SystemExit when pyperformance is not installed.
     """
     found = importlib.util.find_spec("pyperformance")
     if found is None or found.origin is None:
@@ -61,7 +62,7 @@ def folder() -> Path:
 
 
 def run(name: str, loop: str, *options: str) -> dict[str, float]:
-    """Mean and standard deviation in ms, and the number of values.
+    """Return mean and standard deviation in ms, and the number of values.
 
     Raises MeasurementError when the benchmark fails.
     """

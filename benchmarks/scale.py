@@ -1,12 +1,12 @@
-"""What a loop costs when there is much of something, in this process: `python -m benchmarks.scale KIND --loop LOOP`.
+"""Measure what a loop costs at scale, in this process: `python -m benchmarks.scale KIND --loop LOOP`.
 
-- `idle_timers`: a program that does nothing but has 1,000 timers, each of which fires once a second. Prints
-  `{"cpu_ms_per_s": ..., "late_us": median}`: a loop that wakes up less often fires them later.
+- `idle_timers`: a program that does nothing except run 1,000 timers, each of which fires once a second. Prints
+  `{"cpu_ms_per_s": ..., "late_us": median}`: a loop that wakes up less often fires its timers later.
 - `pending_timers`: a timer is set and cancelled while `--count` others wait. Prints `{"cpu_ns": per pair, ...}`.
-- `two_loops`: a loop in each of two threads, on one port (SO_REUSEPORT); each serves echoes and is also their client.
-  Prints `{"wall_us": per echo of both, "speedup": over one thread}`. Only where threads run side by side.
+- `two_loops`: a loop in each of two threads, on one port (SO_REUSEPORT); each serves echoes and also runs clients.
+  Prints `{"wall_us": per echo of both, "speedup": over one thread}`. It needs an interpreter without the GIL.
 
-A loop that lacks something prints `{"unsupported": why}`.
+A loop that lacks a feature prints `{"unsupported": why}`.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ def _nothing() -> None:
 
 
 def idle_timers(factory: Callable[[], Loop], args: argparse.Namespace) -> dict[str, float]:
-    """The timers are spread over the period, so that each wakes the loop."""
+    """Measure a loop that is idle except for timers, which are spread over the period so that each wakes the loop."""
     loop = factory()
     fired = 0
     late_s = []
 
-    # By the system's clock: the loop's own stands still between two polls on some.
+    # Read the system's clock: some loops update their own time only once per poll.
     def fire(due_s: float) -> None:
         nonlocal fired
         fired += 1
@@ -54,7 +54,7 @@ def idle_timers(factory: Callable[[], Loop], args: argparse.Namespace) -> dict[s
         for number in range(IDLE_TIMERS):
             delay_s = IDLE_PERIOD_S * number / IDLE_TIMERS
             loop.call_later(delay_s, fire, time.monotonic() + delay_s)
-        # Until each timer was set for a whole period.
+        # Wait until every timer has been set for a whole period.
         loop.run_until_complete(asyncio.sleep(IDLE_PERIOD_S + args.warm_up))
         before, cpu_s, wall_s = fired, time.process_time(), time.perf_counter()
         loop.run_until_complete(asyncio.sleep(args.seconds))
@@ -66,7 +66,7 @@ def idle_timers(factory: Callable[[], Loop], args: argparse.Namespace) -> dict[s
 
 
 def pending_timers(factory: Callable[[], Loop], args: argparse.Namespace) -> dict[str, float]:
-    """The new timers are due in between the others."""
+    """Set and cancel timers whose deadlines lie among those of the pending ones."""
     loop = factory()
     deadlines = random.Random(1)
     try:
@@ -90,7 +90,7 @@ def pending_timers(factory: Callable[[], Loop], args: argparse.Namespace) -> dic
 
 
 class Echo(asyncio.Protocol):
-    """Sends each piece back."""
+    """Send each piece back."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
@@ -100,7 +100,7 @@ class Echo(asyncio.Protocol):
 
 
 class Client(asyncio.Protocol):
-    """Sends the next message as soon as the one before is back."""
+    """Send the next message as soon as the previous one has come back."""
 
     message = bytes(SIZE)
 
@@ -120,7 +120,7 @@ class Client(asyncio.Protocol):
 
 
 async def _serve(port: int, together: threading.Barrier, args: argparse.Namespace) -> tuple[float, float]:
-    """Echoes per second of this loop's clients, which another loop may answer, and the CPU seconds of this thread."""
+    """Return echoes per second of this loop's clients (another loop may answer them), and this thread's CPU usage."""
     loop = asyncio.get_running_loop()
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -135,7 +135,7 @@ async def _serve(port: int, together: threading.Barrier, args: argparse.Namespac
     await asyncio.sleep(args.seconds)
     wall_s, cpu_s = time.perf_counter() - began, time.thread_time() - cpu_s
     rate = (sum(client.done for client in clients) - before) / wall_s
-    # Not before the others have measured: their clients may be served here.
+    # Go on only when the other threads have measured: this loop may serve their clients.
     await loop.run_in_executor(None, together.wait)
     for client in clients:
         client.transport.abort()
@@ -144,7 +144,7 @@ async def _serve(port: int, together: threading.Barrier, args: argparse.Namespac
 
 
 def _rate(factory: Callable[[], Loop], threads: int, args: argparse.Namespace) -> tuple[float, float]:
-    """Echoes per second of so many loops together, and us of CPU for each."""
+    """Return the echoes per second of this many loops together, and the CPU time per echo in us."""
     port, together = free_port(), threading.Barrier(threads)
     rates: list[tuple[float, float]] = []
     errors: list[BaseException] = []

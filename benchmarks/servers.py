@@ -1,7 +1,8 @@
 """The servers that are put under load: `python -m benchmarks.servers <kind> --loop <loop>`.
 
-A server prints `{"address": ...}` when it listens (`127.0.0.1:port`, `unix:/path`), or `{"unsupported": why}` if the
-loop lacks the feature. It ends when stdin is closed. The runner reads CPU time, memory and descriptors from outside.
+A server prints `{"address": ...}` when it listens (`127.0.0.1:port` or `unix:/path`), or `{"unsupported": why}` if the
+loop lacks the feature. It ends when its stdin is closed. The runner reads CPU time, memory and descriptors from the
+outside.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from benchmarks._loops import loop_factory
 from benchmarks._machine import raise_descriptor_limit
 from benchmarks._serving import BACKLOG, address_of, listen, options, say
 
-# The reply in 4 writes: what a small HTTP-like server does (status line, headers, body, end).
+# A reply in 4 writes, as a small HTTP server makes it (status line, headers, body, end).
 SPLIT_REQUEST_LEN = 64
 SPLIT_REPLY_PARTS = (32, 160, 768, 64)
 SPLIT_REPLY_LEN = sum(SPLIT_REPLY_PARTS)
 
 
 def pattern(length: int) -> bytes:
-    """The fixed reply, as the load generator expects it."""
+    """Return the fixed reply that the load generator expects."""
     return bytes((i * 31 + i // 251 + 7) & 0xFF for i in range(length))
 
 
@@ -46,7 +47,7 @@ class EchoProtocol(asyncio.Protocol):
 
 
 class BufferedEchoProtocol(asyncio.BufferedProtocol):
-    """The same with its own buffer; it writes a copy, since the buffer is filled again."""
+    """The same with a buffer of its own. It writes a copy, because the next read overwrites the buffer."""
 
     __slots__ = ("buffer", "transport")
 
@@ -62,7 +63,7 @@ class BufferedEchoProtocol(asyncio.BufferedProtocol):
 
 
 class SplitReplyProtocol(asyncio.Protocol):
-    """A fixed reply in 4 writes to each request of a fixed length."""
+    """Send a fixed reply in 4 writes for each request of a fixed length."""
 
     __slots__ = ("pending", "transport")
 
@@ -80,7 +81,7 @@ class SplitReplyProtocol(asyncio.Protocol):
 
 
 class TaskReplyProtocol(SplitReplyProtocol):
-    """The same from a task of its own for what each read brings, as the applications of HTTP servers write."""
+    """The same, but each read starts a task that writes the replies, as applications of HTTP servers do."""
 
     __slots__ = ()
 
@@ -111,11 +112,11 @@ async def serve_protocol(
     factory: Callable[[], asyncio.BaseProtocol], stop: asyncio.Future[None], context: ssl.SSLContext | None = None
 ) -> None:
     sock = listen()
-    address = address_of(sock)  # before a loop that takes the descriptor over
+    address = address_of(sock)  # some loops take over the descriptor, so read the address first
     server = await asyncio.get_running_loop().create_server(factory, sock=sock, backlog=BACKLOG, ssl=context)
     say(address=address)
     await stop
-    # No wait_closed: from 3.12 on it waits for clients, which may well be there.
+    # Do not call wait_closed(): from 3.12 on it waits for clients, and some may still be connected.
     server.close()
 
 
@@ -141,7 +142,7 @@ async def serve_split_task(stop: asyncio.Future[None]) -> None:
 
 
 def server_context() -> ssl.SSLContext:
-    """TLS 1.3; everything else is Python's default."""
+    """Return a context for TLS 1.3; everything else is Python's default."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_cert_chain(options.certificate / "cert.pem", options.certificate / "key.pem")
@@ -170,7 +171,7 @@ async def serve_udp(stop: asyncio.Future[None]) -> None:
 
 
 async def serve_sock(stop: asyncio.Future[None]) -> None:
-    """One task per connection, with the loop's calls for plain sockets."""
+    """One task per connection, with the loop's sock_* methods."""
     loop = asyncio.get_running_loop()
     tasks: set[asyncio.Task[None]] = set()
 
@@ -214,7 +215,7 @@ async def serve_streams(stop: asyncio.Future[None], start_server: Callable[..., 
 
 
 async def serve_native_streams(stop: asyncio.Future[None]) -> None:
-    """grapeshot's own streams on grapeshot, asyncio's on other loops."""
+    """grapeshot's own streams on grapeshot, asyncio's streams on other loops."""
     module = type(asyncio.get_running_loop()).__module__
     if module.partition(".")[0] == "grapeshot":
         await serve_streams(stop, importlib.import_module("grapeshot.streams").start_server)

@@ -1,6 +1,7 @@
-"""The cases of a service: tails at a constant rate, light clients among heavy ones, client libraries, many of a kind.
+"""Cases from the life of a service: tail latency at a constant rate, light clients beside heavy ones, client
+libraries, and large numbers of connections and timers.
 
-`cases.py` has those of the loop itself, in a closed loop.
+`cases.py` has the cases of the loop itself, under closed-loop load.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from benchmarks.measure import (
     sample_of,
 )
 
-# The peer of these rows' bounds is whichever is best, so they have none of their own.
+# These rows have no fixed bounds: they are compared with whichever peer is best.
 NO_BOUNDS: tuple[Bound, ...] = ()
 
 # ---------------------------------------------------------------- a constant rate
@@ -37,7 +38,7 @@ NO_BOUNDS: tuple[Bound, ...] = ()
 
 @functools.cache
 def _capacity(kind: str, mode: str, loop: str, settings: Settings, options: tuple[tuple[str, object], ...]) -> float:
-    """Requests per second in the closed loop: the median of three short runs."""
+    """Return the requests per second under closed-loop load: the median of three short runs."""
     short = replace(settings, seconds=min(settings.seconds, 0.4), warm_up_s=min(settings.warm_up_s, 0.2))
     return statistics.median(load_sample(kind, mode, loop, short, dict(options))["rps"] for _ in range(3))
 
@@ -45,13 +46,13 @@ def _capacity(kind: str, mode: str, loop: str, settings: Settings, options: tupl
 def _steady(
     name: str, title: str, percent: int, *, kind: str, mode: str, with_raw: bool = False, **options: object
 ) -> Case:
-    """A load at this part of what the slowest loop can do, and the latencies of it."""
+    """Build a case that measures latencies under a load of `percent` of what the slowest loop can do."""
 
     def prepare(loops: Sequence[str], settings: Settings) -> tuple[dict[str, Any], Measure]:
         fixed = tuple(options.items())
         capacity = {}
         for loop in loops:
-            # One that cannot do this at all fails again when it is measured, and is named then.
+            # A loop that fails here fails again when it is measured, and is reported then.
             with contextlib.suppress(MeasurementError, UnsupportedError):
                 if loop != RAW:
                     capacity[loop] = _capacity(kind, mode, loop, settings, fixed)
@@ -80,7 +81,7 @@ def _steady(
 
 
 def no_measure(loop: str, settings: Settings) -> Sample:
-    """In the place of what `prepare` returns."""
+    """A placeholder for cases whose `prepare` returns the measurement."""
     raise NotImplementedError
 
 
@@ -118,7 +119,7 @@ BURNING: dict[str, object] = {"connections": 100, "rate": 250, "path": "/", "oth
 def _light_among_heavy() -> Case:
     def measure(loop: str, settings: Settings) -> Sample:
         window: dict[str, object] = {"duration": settings.steady_s, "warmup": settings.warm_up_s}
-        # It begins before the light one and ends after it.
+        # The heavy load begins before the light one and ends after it.
         heavy_s = settings.warm_up_s + settings.steady_s + 0.5
         with Server("echo", loop) as server, load_beside("echo", server.address, **HEAVY | {"duration": heavy_s}):
             return sample_of(run_load("echo", server.address, **LIGHT | window | {"cpu_of": server.pid}))
@@ -140,7 +141,7 @@ def _burning() -> Case:
 
 
 def _client(kind: str, title: str) -> Case:
-    """The client's process is measured; its server is the same for all loops, on the other core."""
+    """Build a case that measures the client's process. Its server is the same for all loops, on the other core."""
 
     def measure(loop: str, settings: Settings) -> Sample:
         options = ("--loop", loop, "--seconds", str(settings.seconds), "--warm-up", str(settings.warm_up_s))
@@ -163,7 +164,8 @@ def _client(kind: str, title: str) -> Case:
 
 
 def _pending_timers(count: int) -> Case:
-    """`count` is the number of the settings if it is not a thousand."""
+    """Build a case for `count` pending timers; any count except 1000 is replaced with the number from the
+    settings."""
 
     def measure(loop: str, settings: Settings) -> Sample:
         many = count if count == 1000 else settings.many_timers
@@ -178,7 +180,7 @@ def _pending_timers(count: int) -> Case:
 def _many_connections() -> Case:
     def measure(loop: str, settings: Settings) -> Sample:
         options: dict[str, object] = {"size": KIB, "connections": settings.many_connections}
-        # All of them at least once before it is measured.
+        # A longer warm-up, so that every connection is used at least once before the measurement.
         return load_sample("echo", "echo", loop, settings, options | {"warmup": settings.warm_up_s + 0.3})
 
     title = "Protocol echo 1 KiB, 8,000 connections"

@@ -1,7 +1,7 @@
 """Measure what it costs to import a loop, make it, run one iteration and close it, in CPU time of whole processes.
 
-Two kinds of process alternate: one that only imports asyncio, and one that uses the loop. "beyond" is the difference
-of the two, paired; the whole includes the interpreter's own start, which no loop can change.
+Two kinds of process alternate: one only imports asyncio, the other also uses the loop. "beyond" is the difference
+between the two, pair by pair. "whole" includes the interpreter's own start, which no loop can change.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from benchmarks._load import MeasurementError
 from benchmarks._machine import ROOT, child_environment, cores, on_core
 
 BASE = "import asyncio"
-# One iteration: stop() lets the iteration end in which it is called.
+# Run one iteration: stop() makes run_forever() return at the end of the current iteration.
 TURN = "loop.call_soon(loop.stop); loop.run_forever(); loop.close()"
 
 
@@ -27,7 +27,7 @@ def script(loop: str) -> str:
 
 
 def cpu_ms(code: str) -> float:
-    """User and system time of a Python process that runs this code, in ms."""
+    """Return the user and system time, in ms, of a Python process that runs this code."""
     with on_core(cores()[0]):
         process = subprocess.Popen(
             [sys.executable, "-P", "-c", code], cwd=ROOT, env=child_environment(), stdin=subprocess.DEVNULL
@@ -40,7 +40,7 @@ def cpu_ms(code: str) -> float:
 
 
 def measure(loop: str, pairs: int) -> dict[str, float]:
-    """Medians of so many pairs, after one that fills the caches."""
+    """Return medians of this many pairs, after one extra pair that fills the caches."""
     whole: list[float] = []
     beyond: list[float] = []
     for _ in range(pairs + 1):

@@ -1,4 +1,4 @@
-"""Load tools that people know, where they are installed: they check what our own load generator says of HTTP."""
+"""Well-known load tools, used where they are installed: they cross-check our own load generator for HTTP."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ UNITS_US = {"us": 1.0, "ms": 1e3, "s": 1e6, "m": 60e6}
 
 
 def in_us(text: str) -> float:
-    """A time as the tools write it: `1.25ms`."""
+    """Convert a time as the tools write it, for example `1.25ms`."""
     found = re.fullmatch(r"([\d.]+)(us|ms|s|m)", text)
     if found is None:
-        raise MeasurementError(f"{text!r} is no time")
+        raise MeasurementError(f"{text!r} is not a time like 1.25ms")
     return float(found[1]) * UNITS_US[found[2]]
 
 
 def _search(pattern: str, output: str, tool: str) -> re.Match[str]:
     found = re.search(pattern, output)
     if found is None:
-        raise MeasurementError(f"{tool} has not said what matches {pattern!r}")
+        raise MeasurementError(f"{tool}'s output has nothing that matches {pattern!r}")
     return found
 
 
 def parse_wrk(output: str) -> Sample:
-    """Raises MeasurementError for a failed request."""
+    """Parse wrk's output. Raises MeasurementError for a failed request."""
     if wrong := re.search(r"Non-2xx or 3xx responses: \d+|Socket errors: .*", output):
         raise MeasurementError(f"wrk: {wrong[0]}")
     requests, seconds = _search(r"(\d+) requests in ([\d.]+)s", output, "wrk").groups()
@@ -45,17 +45,17 @@ def parse_wrk(output: str) -> Sample:
 
 
 def parse_h2load(output: str) -> Sample:
-    """It shows no percentiles in this mode. Raises MeasurementError for a failed request."""
+    """Parse h2load's output, which has no percentiles in this mode. Raises MeasurementError for a failed request."""
     seconds = in_us(_search(r"finished in (\S+),", output, "h2load")[1]) / 1e6
     succeeded, failed = _search(r"(\d+) succeeded, (\d+) failed", output, "h2load").groups()
-    # Those that are under way at the end of the time count as failed.
+    # Requests under way at the end of the time count as failed.
     if int(failed) > CONNECTIONS:
         raise MeasurementError(f"h2load: {failed} requests failed")
     return {"requests": int(succeeded), "seconds": seconds}
 
 
 def parse_oha(output: str) -> Sample:
-    """Raises MeasurementError for a failed request."""
+    """Parse oha's output. Raises MeasurementError for a failed request."""
     report = json.loads(output)
     statuses = report["statusCodeDistribution"]
     errors = {name: count for name, count in report["errorDistribution"].items() if "deadline" not in name}
@@ -68,7 +68,7 @@ def parse_oha(output: str) -> Sample:
 
 @dataclass(frozen=True)
 class Tool:
-    # The words before the URL, for so many whole seconds.
+    # Returns the words before the URL, for this many whole seconds.
     words: Callable[[int], list[str]]
     parse: Callable[[str], Sample]
     version: tuple[str, ...]
@@ -97,12 +97,12 @@ def version(name: str) -> str | None:
 
 
 def cpu_s(pid: int) -> float:
-    """CPU time of another process, in ns resolution (Linux): its clock's number is made of its id."""
+    """Return the CPU time of another process with ns resolution (Linux), whose clock id encodes the pid."""
     return time.clock_gettime((~pid << 3) | 2)
 
 
 def sample(name: str, kind: str, loop: str, seconds: float) -> Sample:
-    """One fresh server under the tool. Its warm-up is counted with the rest."""
+    """Put one fresh server under the tool. The tool's warm-up is included in the numbers."""
     tool = TOOLS[name]
     whole_s = max(1, round(seconds))
     with Server(kind, loop) as server:

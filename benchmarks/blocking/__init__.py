@@ -1,1 +1,1 @@
-"""Blocking-style servers on coros beside those of their peers: `python -m benchmarks.blocking`."""
+"""Compare blocking-style servers and clients on coros with similar libraries: `python -m benchmarks.blocking`."""

@@ -1,7 +1,7 @@
-"""A server that answers clients with constant replies, so that what a call costs is the client's: `python -m
+"""A server with constant replies, so that a measured call costs only what the client spends: `python -m
 benchmarks.blocking.canned PROTOCOL`.
 
-It reads a request, looks only at where that ends, and writes the reply. It prints `{"port": ...}` when it listens and
+It reads a request only far enough to find its end, and writes the reply. It prints `{"port": ...}` when it listens and
 ends when its stdin is closed.
 """
 
@@ -42,7 +42,7 @@ QUERY_REPLY = packets(1, b"\x01", COLUMN, END, b"\x05hello", END)
 
 
 class Http(asyncio.Protocol):
-    """Requests without a body."""
+    """Answers requests that have no body."""
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
@@ -52,7 +52,7 @@ class Http(asyncio.Protocol):
 
 
 class Redis(Http):
-    """Commands as arrays of strings; the client sends each in one piece."""
+    """Answers commands sent as arrays of strings; expects each command in one piece."""
 
     def data_received(self, data: bytes) -> None:
         for command in data.split(b"*")[1:]:
@@ -61,7 +61,7 @@ class Redis(Http):
 
 
 class MariaDB(Http):
-    """Commands of one packet."""
+    """Answers commands of one packet."""
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport

@@ -11,7 +11,7 @@ ALL = (OURS, GEVENT, RUNLOOM, PROTOCOL, TASKS, RAW)
 SETTINGS = Settings()
 QUICK = Settings(idle_connections=2000)
 
-# The servers that have no style: the kind of server, and its loop.
+# Servers without a style: the kind of server, and its loop.
 OTHERS = {PROTOCOL: ("echo", OURS), TASKS: ("sock", OURS), RAW: ("echo", RAW)}
 SOCKETS = {"blocking": "coro.sock", "patched": "patched sockets"}
 
@@ -40,14 +40,14 @@ def _idle(name: str, title: str, *bounds: Bound, touch_size: int) -> Case:
     return Case(name, "Memory", title, "kib", "KiB/connection", bounds, measure, only=(OURS, *peers))
 
 
-# Of the messages one in 50 begins with `b` and burns CPU in a real thread; the latency of the others counts.
+# One in 50 messages begins with `b` and burns CPU in a real thread; only the latency of the others counts.
 MIXED: dict[str, object] = {"size": 8, "connections": 50, "rate": 250, "other_byte": ord("b"), "every": 50}
 BURN_MS = 100
 
 
 def _mixed() -> Case:
     def measure(who: str, settings: Settings) -> Sample:
-        # Long enough for the percentile.
+        # Run long enough for a meaningful 99th percentile.
         options = MIXED | {"verify_every": 1, "duration": settings.steady_s * 4}
         return load_sample("blocking", "echo", who, settings, options, {"burn_ms": BURN_MS})
 
@@ -67,7 +67,7 @@ def _web(kind: str, title: str, bound: Bound, connections: int = 50) -> Case:
 def _client(library: str, title: str) -> Case:
     def measure(who: str, settings: Settings) -> Sample:
         options = ("--style", who, "--seconds", str(settings.seconds))
-        return own_sample("blocking.clients", library, who, *options, is_pinned=False)  # it has a server
+        return own_sample("blocking.clients", library, who, *options, is_pinned=False)  # it pins itself and its server
 
     bounds, participants = (Bound(1.0, GEVENT),), (OURS, GEVENT, RUNLOOM)
     return Case(library, "Clients", title, "cpu_ns", "ns CPU/call", bounds, measure, only=participants)
@@ -80,7 +80,7 @@ CASES: tuple[Case, ...] = (
     _echo(1 * KIB, 10, *_SMALL, read_len=4 * KIB),
     _echo(1 * KIB, 100, *_SMALL, read_len=4 * KIB),
     _echo(1 * KIB, 1000, *_SMALL, read_len=4 * KIB),
-    # As many bytes as asyncio's transports ask for, and less than a message.
+    # 256 KiB is the size that asyncio's transports read; 64 KiB is less than one message.
     _echo(100 * KIB, 10, Bound(0.55, GEVENT), read_len=256 * KIB),
     _echo(100 * KIB, 10, Bound(0.55, GEVENT), read_len=64 * KIB, variant="-r64k"),
     _echo(1 * KIB, 10, *_PATCHED, kind="patched", read_len=4 * KIB),

@@ -1,6 +1,6 @@
-"""What one call of an unmodified blocking library costs: `python -m benchmarks.blocking.clients LIBRARY --style STYLE`.
+"""Measure one call of an unmodified blocking library: `python -m benchmarks.blocking.clients LIBRARY --style STYLE`.
 
-THREADS patched threads have a client each and call in a loop. The server is a process of its own with constant replies
+THREADS patched threads each have a client and call in a loop. The server is a separate process with constant replies
 (`canned.py`). Prints `{"cpu_ns": per call, ...}`, or `{"unsupported": why}`.
 """
 
@@ -17,7 +17,7 @@ from benchmarks.blocking.styles import GEVENT, OURS, RUNLOOM
 
 THREADS, CALLS = 10, 20
 
-# Makes a client of the server on this port, and returns what does one call.
+# Makes a client of the server on this port, and returns a function that does one call.
 Connect = Callable[[int], Callable[[], object]]
 
 
@@ -25,7 +25,7 @@ def requests(port: int) -> Callable[[], object]:
     import requests
 
     session, url = requests.Session(), f"http://127.0.0.1:{port}/hello"
-    session.trust_env = False  # or most of a call is a search for proxies and passwords
+    session.trust_env = False  # otherwise most of a call is spent looking for proxies and passwords
     return lambda: session.get(url).text
 
 
@@ -58,7 +58,7 @@ def patched_coros() -> Run:
     from grapeshot import coro
 
     coro.patch()
-    coro.set_latency_warning(0)  # the others have none
+    coro.set_latency_warning(0)  # the other styles have no such warning
     return coro.run
 
 
@@ -119,7 +119,7 @@ def main() -> None:
     if importlib.util.find_spec(args.library) is None:
         print(json.dumps({"unsupported": f"no module {args.library}"}))
         return
-    run = STYLES[args.style]()  # patches, before anything else is imported
+    run = STYLES[args.style]()  # patch before importing anything else
     from benchmarks._load import Child
     from benchmarks._machine import cores, on_core
 

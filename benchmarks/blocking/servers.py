@@ -1,8 +1,8 @@
 """The blocking-style server that is put under load: `python -m benchmarks.blocking.servers KIND --style STYLE`.
 
-Each connection has a cooperative thread, which receives and sends in a loop. The program is the same for all styles. It
-prints `{"address": ...}` when it listens, or `{"unsupported": why}`. It ends when stdin is closed. With `--burn-ms` a
-message that begins with `b` first burns so much CPU time in a real thread.
+Each connection has a cooperative thread, which receives and sends in a loop. The program is the same for all styles.
+It prints `{"address": ...}` when it listens, or `{"unsupported": why}`. It ends when its stdin is closed. With
+`--burn-ms`, each message that begins with `b` first burns that much CPU time in a real thread.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def accept(listener: socket.socket, style: Style, handler: Callable[..., None], 
 
 
 def serve(style: Style, read_len: int, burn_ms: float | None) -> NoReturn:
-    """Serves until stdin is closed, and ends the process: threads that wait have no end."""
+    """Serve until stdin is closed, then end the process, because the waiting threads never return."""
     listener = style.make_socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", 0))

@@ -1,4 +1,5 @@
-"""Ways to write a blocking-style server, each with the same few names, so that one program measures all of them."""
+"""Ways to write a blocking-style server. They all have the same few methods, so that one program measures them
+all."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from benchmarks._load import UnsupportedError
 from benchmarks._loops import RAW
 
 OURS, GEVENT, RUNLOOM = "grapeshot", "gevent", "runloom"
-# Not styles: what they stand beside. Both run in grapeshot's loop.
+# Other servers, shown for comparison. Both run in grapeshot's loop.
 PROTOCOL, TASKS = "protocol", "tasks"
 
 Function = Callable[..., Any]
@@ -21,20 +22,20 @@ Function = Callable[..., Any]
 class Style(Protocol):
     """What every style has."""
 
-    # Runs a program as a cooperative thread, until it returns.
+    # Runs a program in a cooperative thread and waits until it returns.
     run: Function
-    # Begins a function with its arguments as a thread of its own.
+    # Starts a cooperative thread that calls a function with these arguments.
     spawn: Function
-    # Makes a TCP socket whose calls let other threads of the style run while they wait.
+    # Makes a TCP socket. While one of its calls waits, other threads of the style run.
     make_socket: Function
     # Waits until a descriptor can be read.
     wait_readable: Function
-    # Calls a function in a real thread, and lets other threads of the style run meanwhile.
+    # Calls a function in a real thread. Other threads of the style run in the meantime.
     run_in_thread: Function
 
 
 class Coros:
-    """grapeshot's coros, with the sockets that are made for them."""
+    """grapeshot's coros, with coro sockets."""
 
     def __init__(self) -> None:
         from grapeshot import coro
@@ -61,7 +62,7 @@ class PatchedCoros(Coros):
 
 
 class Gevent:
-    """gevent's sockets. Those that it patches in are the same class."""
+    """gevent's own sockets, which are the same class that its monkey patching installs."""
 
     def __init__(self) -> None:
         import gevent
@@ -78,7 +79,7 @@ class Gevent:
 
 
 class Runloom:
-    """runloom on one thread; it has only patched sockets."""
+    """runloom on one thread. It has only patched sockets."""
 
     def __init__(self) -> None:
         import runloom
@@ -102,7 +103,7 @@ STYLES: dict[str, dict[str, Callable[[], Style]]] = {
 
 
 def why_missing(name: str) -> str | None:
-    """Return why this style cannot take part here, or None. This tries it in a new process."""
+    """Return why this style cannot take part here, or None. The attempt runs in a new process."""
     if name == RAW:
         return None if sys.platform == "linux" else "the raw server is made for epoll"
     module = {OURS: "grapeshot.coro", PROTOCOL: "grapeshot", TASKS: "grapeshot"}.get(name, name)

@@ -1,8 +1,8 @@
 """The WSGI servers that are put under load: `python -m benchmarks.blocking.web KIND --style STYLE`.
 
-They serve the same application, without an access log. `wsgi` is grapeshot.coro.wsgi or gevent.pywsgi; `gunicorn` is a
-gunicorn with one worker of grapeshot's or gevent's class. The program prints `{"address": ..., "pid": ...}` of the
-process that serves, or `{"unsupported": why}`. It ends when stdin is closed.
+They serve the same application, without an access log. `wsgi` is grapeshot.coro.wsgi or gevent.pywsgi; `gunicorn` is
+gunicorn with one worker of grapeshot's or gevent's class. The program prints the address and the id of the process that
+serves, `{"address": ..., "pid": ...}`, or `{"unsupported": why}`. It ends when its stdin is closed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from benchmarks.blocking.styles import GEVENT, OURS
 BACKLOG = 2048
 STDIN = 0
 FIELDS = [("Content-Type", "text/plain"), ("Content-Length", "13")]
-# Longer than any load, so that no connection is closed within it.
+# Longer than any load, so that no connection is closed during one.
 KEEP_ALIVE_S = 300
 WORKERS = {OURS: "grapeshot.coro.gunicorn.Worker", GEVENT: "gevent"}
 
@@ -86,7 +86,7 @@ def serve_gunicorn(style: str) -> None:
 
 
 def end_with_stdin(arbiter: Any) -> None:
-    """Have the master end gracefully when stdin is closed."""
+    """Make gunicorn's master end gracefully when stdin is closed."""
 
     def wait() -> None:
         os.read(STDIN, 1)

@@ -1,1 +1,1 @@
-"""Coros beside greenlet, gevent, greenback and asyncio's tasks: `python -m benchmarks.coros`."""
+"""Compare coros with greenlet, gevent, runloom, greenback and asyncio's tasks: `python -m benchmarks.coros`."""

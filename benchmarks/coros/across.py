@@ -1,4 +1,4 @@
-"""Where blocking-style code and asyncio meet, and what asyncio's own tasks cost: coros beside greenback and tasks.
+"""Measure the border between blocking-style code and asyncio, and asyncio's own tasks: coros, greenback and tasks.
 
 Everything here runs in grapeshot's loop, so that only the way to yield differs.
 """
@@ -19,7 +19,7 @@ Measure = Callable[[float], dict[str, float]]
 
 
 def _in_tasks(take: Callable[[asyncio.AbstractEventLoop], Taken]) -> Measure:
-    """Rounds that run the loop themselves."""
+    """Return a measurement whose rounds run the loop themselves."""
 
     def run(cpu_s: float) -> dict[str, float]:
         loop = grapeshot.new_event_loop()
@@ -35,7 +35,7 @@ def _in_tasks(take: Callable[[asyncio.AbstractEventLoop], Taken]) -> Measure:
 
 
 def _tasks_spawn(loop: asyncio.AbstractEventLoop) -> Taken:
-    """As programs.spawn."""
+    """Like programs.spawn."""
     ended = 0
 
     async def body() -> None:
@@ -57,7 +57,7 @@ def _tasks_spawn(loop: asyncio.AbstractEventLoop) -> Taken:
 
 
 def _tasks_yield(loop: asyncio.AbstractEventLoop) -> Taken:
-    """As programs.yield_shallow."""
+    """Like programs.yield_shallow."""
 
     async def body() -> None:
         for _ in range(TURNS + 4):
@@ -85,7 +85,7 @@ async def _nothing() -> None:
 
 
 def _await_coro(loop: asyncio.AbstractEventLoop) -> Taken:
-    """A task awaits a coro that has ended."""
+    """A task awaits a coro that has already ended."""
     from grapeshot import coro
 
     async def program() -> Taken:
@@ -100,7 +100,7 @@ def _await_coro(loop: asyncio.AbstractEventLoop) -> Taken:
 
 
 def _await_task(loop: asyncio.AbstractEventLoop) -> Taken:
-    """The same with a task that has ended."""
+    """A task awaits a task that has already ended."""
 
     async def program() -> Taken:
         ended = asyncio.create_task(_nothing())
@@ -114,7 +114,7 @@ def _await_task(loop: asyncio.AbstractEventLoop) -> Taken:
 
 
 def _coro_future(cpu_s: float) -> dict[str, float]:
-    """A coro waits for a future that is done."""
+    """A coro waits for a future that is already done."""
     from grapeshot import coro
 
     def program() -> dict[str, float]:
@@ -134,7 +134,7 @@ def _coro_future(cpu_s: float) -> dict[str, float]:
 
 
 def _greenback_future(loop: asyncio.AbstractEventLoop) -> Taken:
-    """The same in a task with greenback."""
+    """A task with greenback waits for a future that is already done."""
     import greenback
 
     def blocking(future: asyncio.Future[None]) -> Taken:
@@ -168,7 +168,7 @@ def _coro_sleep(cpu_s: float) -> dict[str, float]:
 
 
 def _greenback_sleep(loop: asyncio.AbstractEventLoop) -> Taken:
-    """The same in a task with greenback."""
+    """A task with greenback runs asyncio.sleep(0)."""
     import greenback
 
     def blocking() -> Taken:

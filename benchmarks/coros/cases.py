@@ -16,9 +16,9 @@ ALL = (OURS, GREENLET, GEVENT, RUNLOOM, GREENBACK, TASKS)
 class CoroSettings:
     """How long one run takes."""
 
-    # CPU time that is measured.
+    # The CPU time to measure.
     seconds: float = 0.1
-    # How many are held when memory is measured.
+    # How many threads are held when memory is measured.
     threads: int = 20_000
 
 

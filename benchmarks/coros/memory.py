@@ -17,12 +17,12 @@ HOUR_S = 3600.0
 
 
 def idle(style: Style) -> Callable[[], object]:
-    """Waits for somebody to wake it."""
+    """Each thread waits for a wake-up that never comes."""
     return style.wait
 
 
 def asleep(style: Style) -> Callable[[], object]:
-    """Has a timer."""
+    """Each thread sleeps, so it has a timer."""
     sleep = style.sleep
     return lambda: sleep(HOUR_S)
 
@@ -31,9 +31,9 @@ KINDS = {"idle": idle, "asleep": asleep}
 
 
 def measure(style: Style, kind: Callable[[Style], Callable[[], object]], count: int) -> NoReturn:
-    """KiB per thread of so many that are suspended three calls deep: prints the sample and ends the process.
+    """Measure KiB per thread of `count` threads that are suspended three calls deep; print the sample, end the process.
 
-    It ends at once, since what is suspended here has no end.
+    The process exits at once, because the suspended threads never return.
     """
     suspend = kind(style)
 

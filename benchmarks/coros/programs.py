@@ -1,9 +1,9 @@
-"""What a way of cooperative threading costs, in this process: `python -m benchmarks.coros.programs KIND --style STYLE`.
+"""Measure a style of cooperative threading, in this process: `python -m benchmarks.coros.programs KIND --style STYLE`.
 
-A kind does rounds of a fixed number of operations, until enough CPU time has been spent after a warm-up, and the median
-round counts. What a round needs to begin and to end (its threads, their first and last steps) is outside of what is
-measured. Prints `{"cpu_ns": per operation, "rounds": ...}`, for kinds that sleep also how many woke `early`; for memory
-`{"kib": per thread, ...}`.
+A kind does rounds of a fixed number of operations. After a warm-up, rounds are run until enough CPU time has been
+spent, and the median round counts. The start and the end of a round (its threads' first and last steps) are not
+measured. Prints `{"cpu_ns": per operation, "rounds": ...}`; kinds that sleep add how many woke `early`; kinds about
+memory print `{"kib": per thread, ...}`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from benchmarks.coros import across, memory
 from benchmarks.coros.rounds import Stopwatch, Taken, measure
 from benchmarks.coros.styles import STYLES, Function, Style
 
-# One round: runs as a thread of the style, and returns what it took.
+# Runs one round in a thread of the style, and returns what it took.
 Round = Callable[[Style], Taken]
 
 THREADS = 1000
-# How often each of them gives way in a round.
+# How often each thread yields in a round.
 TURNS = 20
 
 
@@ -32,10 +32,10 @@ TURNS = 20
 
 
 def _giving_way(style: Style, body: Function) -> Taken:
-    """A thousand threads that only yield; a round of all of them is THREADS operations.
+    """Measure a thousand threads that only yield; one turn of all of them is THREADS operations.
 
-    `body` yields TURNS times and a few more. The first round, in which the threads begin, and the last ones, in which
-    they end, do not count.
+    `body` yields TURNS times and a few times more. The first turn, in which the threads begin, and the last ones, in
+    which they end, are not measured.
     """
     give_way = style.give_way
     for _ in range(THREADS):
@@ -52,7 +52,7 @@ def _giving_way(style: Style, body: Function) -> Taken:
 
 
 def yield_alone(style: Style) -> Taken:
-    """One thread, and nothing else is ready."""
+    """One thread yields while nothing else is ready."""
     give_way = style.give_way
     stopwatch = Stopwatch()
     for _ in range(THREADS * TURNS):
@@ -61,7 +61,7 @@ def yield_alone(style: Style) -> Taken:
 
 
 def yield_shallow(style: Style) -> Taken:
-    """In the function of the thread itself."""
+    """Yield in the thread's own function."""
     give_way = style.give_way
 
     def body() -> None:
@@ -72,7 +72,7 @@ def yield_shallow(style: Style) -> Taken:
 
 
 def yield_deep(style: Style) -> Taken:
-    """20 Python functions deep."""
+    """Yield 20 Python functions deep."""
     give_way = style.give_way
 
     def down(left: int) -> None:
@@ -86,7 +86,7 @@ def yield_deep(style: Style) -> Taken:
 
 
 def yield_reduce(style: Style) -> Taken:
-    """In a function that functools.reduce calls: its C frame lies on the stack."""
+    """Yield in a function that functools.reduce calls, so that its C frame is on the stack."""
     give_way = style.give_way
 
     def step(total: int, value: int) -> int:
@@ -97,7 +97,7 @@ def yield_reduce(style: Style) -> Taken:
 
 
 def yield_sorted(style: Style) -> Taken:
-    """In a key function: sorting keeps more than 2 KiB on the stack."""
+    """Yield in a key function: sorting keeps more than 2 KiB on the stack."""
     give_way = style.give_way
 
     def key(value: int) -> int:
@@ -108,7 +108,7 @@ def yield_sorted(style: Style) -> Taken:
 
 
 def spawn(style: Style) -> Taken:
-    """Threads that do nothing are spawned, a hundred at a time, run and end."""
+    """Spawn threads that do nothing, a hundred at a time, and let them run and end."""
     ended = 0
 
     def body() -> None:
@@ -133,7 +133,7 @@ ROUND_TRIPS = 5000
 
 
 def _ping_pong(style: Any, send: Function, receive: Function, reply: Function, get_reply: Function) -> Taken:
-    """Two threads hand something over to each other, in turn: there and back is one operation."""
+    """Two threads hand a value to each other in turn: there and back is one operation."""
 
     def partner() -> None:
         for _ in range(ROUND_TRIPS + 1):
@@ -172,23 +172,23 @@ def semaphore(style: Any) -> Taken:
 
 
 def fifo(style: Any) -> Taken:
-    """Queues without a bound."""
+    """Unbounded queues."""
     return _ping_pong(style, *style.fifo(), *style.fifo())
 
 
 def channel(style: Any) -> Taken:
-    """Channels: whoever sends waits until it is received."""
+    """Channels: a sender waits until its value is received."""
     return _ping_pong(style, *style.channel(), *style.channel())
 
 
 # ---------------------------------------------------------------- time
 
-# Threads that are due together, and the time between their moments.
+# The number of threads that are due together, and the time between two such moments.
 MANY, APART_S = 10_000, 0.5
 
 
 def _sleeping(style: Style, count: int, wakes: int, body: Function) -> Taken:
-    """So many threads run `body`, each of which sleeps `wakes` times; the first going to sleep of each does not count.
+    """Run `body` in `count` threads; each sleeps `wakes` times. The start of each thread's first sleep is not measured.
 
     `body(woken)` calls `woken(is_early)` after each sleep.
     """
@@ -210,7 +210,7 @@ def _sleeping(style: Style, count: int, wakes: int, body: Function) -> Taken:
 
 
 def due_together(style: Style) -> Taken:
-    """10,000 threads sleep until the same moment, again and again."""
+    """10,000 threads repeatedly sleep until the same moment."""
     count, wakes, apart_s = MANY, 3, APART_S
     sleep, monotonic = style.sleep, time.monotonic
     first_s = monotonic() + apart_s
@@ -226,7 +226,7 @@ def due_together(style: Style) -> Taken:
 
 
 def sleepers(style: Style) -> Taken:
-    """1,000 threads that sleep 10 to 20 ms again and again, each its own time."""
+    """1,000 threads repeatedly sleep for 10 to 20 ms, each for a time of its own."""
     count, wakes = THREADS, 20
     sleep, monotonic = style.sleep, time.monotonic
     numbers = itertools.count()
@@ -259,7 +259,7 @@ KINDS: dict[str, Round] = {
         sleepers,
     )
 }
-# Rounds of these are long, and mostly idle: few will do.
+# The number of rounds for kinds whose rounds are long and mostly idle.
 SLEEPING = {"due_together": 1, "sleepers": 2}
 
 

@@ -1,4 +1,4 @@
-"""How rounds of operations are measured: CPU time per operation, the median round."""
+"""How rounds of operations are measured: CPU time per operation; the median round counts."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Taken:
 
     cpu_ns: int
     operations: int
-    # Of sleeps: how many ended before their time.
+    # How many sleeps ended too early.
     early: int = 0
 
 
 class Stopwatch:
-    """CPU time of this process since it was made."""
+    """CPU time that this process has used since the stopwatch was created."""
 
     def __init__(self) -> None:
         self._began_ns = time.process_time_ns()
@@ -29,7 +29,7 @@ class Stopwatch:
 
 
 def summary(took: list[Taken]) -> dict[str, float]:
-    """The median round."""
+    """Return the sample: the median round."""
     cpu_ns = statistics.median(taken.cpu_ns / taken.operations for taken in took)
     sample: dict[str, float] = {"cpu_ns": cpu_ns, "rounds": len(took)}
     if early := sum(taken.early for taken in took):
@@ -38,7 +38,8 @@ def summary(took: list[Taken]) -> dict[str, float]:
 
 
 def measure(take: Callable[[], Taken], cpu_s: float, rounds: int | None = None) -> dict[str, float]:
-    """Rounds until `cpu_s` are spent, at least three, after a quarter of it as a warm-up; or exactly so many."""
+    """Run rounds until `cpu_s` are spent (at least three), after a warm-up of a quarter of that; or exactly
+    `rounds`."""
     took: list[Taken] = []
 
     def take_rounds(enough_s: float) -> None:

@@ -1,7 +1,7 @@
-"""Ways to write cooperative threads, each with the same few names, so that one program measures all of them.
+"""Ways to write cooperative threads. They all have the same few methods, so that one program measures them all.
 
-A style's names are the peer's own functions wherever it has one that does just that: no wrapper is measured. What is
-measured runs inside of `run(program)`, as an ordinary cooperative thread of its style.
+Where a library has a function that does exactly what a method is for, that function is the method: no wrapper is
+measured. The measured code runs inside `run(program)`, as an ordinary cooperative thread of its style.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from benchmarks import _loops
 
-# asyncio's tasks in grapeshot's loop: not a style, but they stand beside coros.
+# asyncio's tasks in grapeshot's loop. They are not a style, but they are shown beside coros.
 TASKS = "tasks"
 
 Function = Callable[..., Any]
@@ -24,15 +24,15 @@ Function = Callable[..., Any]
 class Style(Protocol):
     """What every style has."""
 
-    # Runs a program, and what it leaves behind, to the end.
+    # Runs a program to its end, along with what it started.
     run: Function
-    # spawn(function, *arguments): it begins when the caller gives way.
+    # spawn(function, *arguments): starts a thread, which begins to run when the caller yields.
     spawn: Function
-    # Lets everything run that is ready.
+    # Yields to everything that is ready.
     give_way: Function
-    # Waits until something else wakes it, which never happens here.
+    # Waits for a wake-up, which never comes here.
     wait: Function
-    # Waits for so many seconds.
+    # Waits for this many seconds.
     sleep: Function
 
 
@@ -51,20 +51,20 @@ class Coros:
         self._fifo, self._channel = coro.fifo, coro.channel
 
     def fifo(self) -> tuple[Function, Function]:
-        """How to put into a new queue without a bound, and how to get out of it."""
+        """Return the functions that put into a new unbounded queue and get from it."""
         queue = self._fifo()
         return queue.push, queue.pop
 
     def channel(self) -> tuple[Function, Function]:
-        """How to send through a new channel, and how to receive."""
+        """Return the functions that send through a new channel and receive from it."""
         channel = self._channel()
         return channel.send, channel.receive
 
 
 class Greenlets:
-    """greenlet behind a hub in Python, as one writes it by hand: a deque of what is ready and a heap of timers.
+    """greenlet with a hub in Python, as one writes it by hand: a deque of ready greenlets and a heap of timers.
 
-    Every switch goes through the hub, which is what makes a round fair, and what gevent does too.
+    Every switch goes through the hub, as in gevent. That is what gives every thread its turn.
     """
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Greenlets:
         kind, getcurrent = greenlet.greenlet, greenlet.getcurrent
         ready: collections.deque[Any] = collections.deque()
         timers: list[tuple[float, int, Any]] = []
-        # greenlet ends a suspended thread that nobody refers to.
+        # greenlet kills a suspended greenlet when the last reference to it goes away, so keep one.
         waiting: list[Any] = []
         counter = itertools.count()
         monotonic = time.monotonic
@@ -94,7 +94,7 @@ class Greenlets:
         hub = kind(loop)
 
         def spawn(function: Function, *arguments: Any) -> Any:
-            # The first switch passes the arguments; the hub's switches have none.
+            # The first switch passes the arguments, but the hub switches without any.
             thread = kind(lambda: function(*arguments), hub) if arguments else kind(function, hub)
             ready.append(thread)
             return thread
@@ -145,7 +145,7 @@ class Gevent:
         self._queues = gevent.queue
 
     def fifo(self) -> tuple[Function, Function]:
-        """The quicker one of its unbounded queues."""
+        """The faster one of gevent's unbounded queues."""
         queue = self._queues.SimpleQueue()
         return queue.put, queue.get
 
@@ -176,7 +176,7 @@ class Runloom:
         self._channel = runloom.Chan
 
     def fifo(self) -> tuple[Function, Function]:
-        """A channel with room for more than is ever put in: it has no queue without a bound."""
+        """A channel with more room than is ever used, because runloom has no unbounded queue."""
         queue = self._channel(1024)
         return queue.send, queue.recv
 
@@ -195,7 +195,7 @@ STYLES: dict[str, Callable[[], Style]] = {
 
 
 def why_missing(name: str) -> str | None:
-    """Return why this style cannot take part here, or None. This tries it in a new process."""
+    """Return why this style cannot take part here, or None. The attempt runs in a new process."""
     module = {"grapeshot": "grapeshot.coro", TASKS: "grapeshot"}.get(name, name)
     return _loops.why_it_fails(f"import {module}")
 

@@ -1,8 +1,8 @@
 """The probes of the feature table: one function per row, which raises if the loop does not have the feature.
 
-Each runs in a process of its own (see features.py), with nothing but the standard library and the loop's factory. A
-probe looks at behaviour, not at names: a method that is there and raises NotImplementedError does not count. Here are
-the list of them and what they share.
+Each probe runs in a process of its own (see features.py), and uses only the standard library and the loop's factory. A
+probe tests behaviour, not names: a method that exists but raises NotImplementedError does not count. This module has
+the list of probes and their common helpers.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ PROBES: dict[str, Probe] = {}
 
 
 def sync_probe(function: Probe) -> Probe:
-    """A probe that takes the factory."""
+    """Register a probe that takes the loop's factory."""
     PROBES[function.__name__] = function
     return function
 
 
 def probe(function: Callable[[Any], Coroutine[Any, Any, Any]]) -> None:
-    """A probe that is a coroutine function of the running loop; whatever reaches the exception handler fails it."""
+    """Register a probe that is a coroutine function of the running loop; any call of the exception handler fails
+    it."""
 
     def run(factory: Callable[[], Loop]) -> None:
         contexts: list[dict[str, Any]] = []
@@ -57,7 +58,7 @@ async def until(condition: Callable[[], Any]) -> None:
 
 
 def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """The server's and the client's."""
+    """Return the server's context and the client's."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(certificate_folder / "cert.pem", certificate_folder / "key.pem")
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -66,7 +67,8 @@ def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
 
 
 async def received(sock: socket.socket) -> bytes:
-    """Return what arrives next at the other end, which is not part of the loop; nothing at the end of the stream."""
+    """Return the next bytes that arrive at the other end, which the loop does not manage; b"" at the end of the
+    stream."""
     sock.setblocking(False)
     give_up_s = time.monotonic() + CAP_S
     while True:
@@ -113,7 +115,7 @@ def port_of(server: Any) -> int:
 
 
 async def exchange(loop: Any, factory: Any = Recorder, **options: Any) -> tuple[Any, Any, Any]:
-    """A server that echoes, and a connection that has had its echo."""
+    """Start an echo server and a connection to it that has received one echo."""
     tls = options.pop("tls", None)
     server = await loop.create_server(Echo, HOST, 0, ssl=tls and tls[0])
     transport, protocol = await loop.create_connection(factory, HOST, port_of(server), ssl=tls and tls[1], **options)
@@ -123,7 +125,7 @@ async def exchange(loop: Any, factory: Any = Recorder, **options: Any) -> tuple[
 
 
 def every_probe() -> dict[str, Probe]:
-    """All of them by name, in the order of the modules."""
+    """Return all probes by name, in the order of the modules."""
     for module in ("connections", "channels", "scheduling"):
         importlib.import_module(f"{__name__}.{module}")
     return PROBES

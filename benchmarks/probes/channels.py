@@ -144,7 +144,7 @@ async def signals(loop: Any) -> None:
 
 @sync_probe
 def ctrl_c(factory: Any) -> None:
-    """It ends a loop that is busy with its own callbacks."""
+    """Ctrl-C ends a loop that is busy with its own callbacks."""
     loop = factory()
 
     def again() -> None:
@@ -189,7 +189,7 @@ async def sock_datagrams(loop: Any) -> None:
 
 @probe
 async def sock_tasks(loop: Any) -> None:
-    """The calls are coroutines: a task can be made of one, and cancelling it leaves the socket usable."""
+    """The methods are coroutines: a task can run one, and cancelling it leaves the socket usable."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     task = asyncio.create_task(loop.sock_recv(ours, 10))

@@ -61,7 +61,7 @@ async def eager_tasks(loop: Any) -> None:
 
 @sync_probe
 def debug_mode(factory: Any) -> None:
-    """A slow callback is logged with its duration, and a call from another thread is refused."""
+    """A slow callback is logged with its duration, and call_soon from another thread is refused."""
     records: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
@@ -102,7 +102,7 @@ def call_graph(factory: Any) -> None:
 
 @sync_probe
 def fork(factory: Any) -> None:
-    """A child process makes a loop of its own, while the parent's goes on."""
+    """A child process can create a loop of its own, while the parent's loop goes on."""
     loop = factory()
     loop.run_until_complete(asyncio.sleep(0))
     with warnings.catch_warnings():
@@ -134,7 +134,7 @@ for name, names in before.items():
 
 @sync_probe
 def closed_descriptors(factory: Any) -> None:
-    """`transport.close()` closes the descriptor in the next iteration of the loop, not when it is collected."""
+    """`transport.close()` closes the descriptor in the next iteration of the loop, not at garbage collection."""
     loop = factory()
 
     async def main() -> None:

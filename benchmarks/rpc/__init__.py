@@ -1,1 +1,1 @@
-"""Calls between processes beside grpc.aio and rpyc: `python -m benchmarks.rpc`."""
+"""Compare calls between processes with grpc.aio and rpyc: `python -m benchmarks.rpc`."""

@@ -1,4 +1,4 @@
-"""Compares grapeshot.rpc with similar libraries: `python -m benchmarks.rpc [CASE ...]`. See README.md.
+"""Compare grapeshot.rpc with similar libraries: `python -m benchmarks.rpc [CASE ...]`. See README.md.
 
 Every run is a fresh pair of processes, and the libraries take turns (A B C, then C B A, ...).
 """

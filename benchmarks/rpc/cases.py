@@ -14,7 +14,7 @@ ALL = (OURS, COROS, ON_ASYNCIO, GRPC, RPYC, RPYC_THREADS)
 class RpcSettings:
     """How long one run takes."""
 
-    # CPU time of both processes that is measured.
+    # The CPU time to measure, of both processes together.
     seconds: float = 0.2
 
 

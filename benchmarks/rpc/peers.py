@@ -1,6 +1,7 @@
-"""Ways to call another process, each with the same two methods: serve an echo, and call it from many callers at a time.
+"""Ways to call another process. Each has two methods: serve an echo, and call it from many callers at a time.
 
-Every peer sends the payload as its own manual says: grpc.aio as bytes without a schema, the others as one argument.
+Every peer sends the payload as its own manual recommends: grpc.aio as bytes without a schema, the others as one
+argument.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ HOST = "127.0.0.1"
 OURS, COROS, ON_ASYNCIO = "grapeshot", "coros", "on asyncio"
 GRPC, RPYC, RPYC_THREADS = "grpc.aio", "rpyc", "rpyc threads"
 
-# Makes so many calls from each caller, and returns when all are answered.
+# Makes this many calls from each caller, and returns when all are answered.
 Round = Callable[[int], None]
 
 
 class Peer(Protocol):
     def serve(self, ready: Callable[[int], None]) -> None:
-        """Serve for ever; tell the port."""
+        """Serve forever; pass the port to `ready`."""
 
     def drive(self, port: int, callers: int, payload: bytes, measure: Callable[[Round], None]) -> None:
-        """Connect, and let `measure` make rounds of calls."""
+        """Connect, and let `measure` run rounds of calls."""
 
 
 def _drive(
@@ -48,7 +49,7 @@ def _drive(
 
 
 class Grapeshot:
-    """grapeshot.rpc: tasks call, an async function answers."""
+    """grapeshot.rpc: tasks call, and an async function answers."""
 
     def __init__(self, loop: str) -> None:
         self._loop_factory = _loops.loop_factory(loop)
@@ -79,7 +80,7 @@ class Grapeshot:
 
 
 class Coros:
-    """grapeshot.coro.rpc: coros call, a coro for each call answers."""
+    """grapeshot.coro.rpc: coros call, and a coro per call answers."""
 
     def serve(self, ready: Callable[[int], None]) -> None:
         from grapeshot import coro
@@ -115,7 +116,7 @@ class Coros:
 
 
 class Grpc:
-    """grpc.aio without protobuf: bytes in, bytes out, a handler that is an async function."""
+    """grpc.aio without protobuf: bytes in, bytes out; the handler is an async function."""
 
     def serve(self, ready: Callable[[int], None]) -> None:
         import grpc
@@ -147,7 +148,7 @@ class Grpc:
 
 
 class Rpyc:
-    """rpyc: one thread that keeps as many asynchronous calls under way (`rpyc.async_`) as there are callers."""
+    """rpyc: one thread that keeps as many asynchronous calls (`rpyc.async_`) under way as there are callers."""
 
     def serve(self, ready: Callable[[int], None]) -> None:
         import rpyc
@@ -158,7 +159,7 @@ class Rpyc:
                 return payload
 
         server = ThreadedServer(Service, hostname=HOST, port=0)
-        server._listen()  # start() would, and it does not return
+        server._listen()  # start() would also call this, but it does not return
         ready(server.port)
         server.start()
 
@@ -182,7 +183,8 @@ class Rpyc:
 
 
 class RpycThreads(Rpyc):
-    """rpyc with a thread for each caller, and one that receives: callers written as the others' are."""
+    """rpyc with a thread for each caller and one that receives, so that callers are written as for the other
+    peers."""
 
     def drive(self, port: int, callers: int, payload: bytes, measure: Callable[[Round], None]) -> None:
         import rpyc
@@ -227,7 +229,7 @@ _NEEDS = {
 
 
 def why_missing(name: str) -> str | None:
-    """Return why this peer cannot take part here, or None. This tries it in a new process."""
+    """Return why this peer cannot take part here, or None. The attempt runs in a new process."""
     return _loops.why_it_fails(f"import {_NEEDS[name]}")
 
 

@@ -1,6 +1,6 @@
-"""One peer under one load, in two processes: `python -m benchmarks.rpc.programs call --peer NAME`.
+"""Put one peer under one load, in two processes: `python -m benchmarks.rpc.programs call --peer NAME`.
 
-Prints a sample: the CPU time of client and server together for each call, the median of its rounds.
+Prints a sample: the CPU time per call, of client and server together, as the median of the rounds.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ ROUNDS = 5
 
 
 def _cpu_ns_of(pid: int) -> int:
-    """The CPU time of all threads of a process. Linux's encoding of clock_getcpuclockid(3)."""
+    """Return the CPU time of all threads of a process, by Linux's encoding of clock_getcpuclockid(3)."""
     return time.clock_gettime_ns(~pid << 3 | 2)
 
 
 @contextlib.contextmanager
 def _server(peer: str) -> Iterator[tuple[int, int]]:
-    """A fresh server: its process id and port."""
+    """Start a fresh server; yield its process id and port."""
     command = [sys.executable, "-m", "benchmarks.rpc.programs", "serve", "--peer", peer]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -42,7 +42,7 @@ def serve(peer: str) -> None:
 
 
 def call(peer: str, callers: int, size: int, cpu_s: float) -> dict[str, float]:
-    """Rounds of about `cpu_s` in all, after a warm-up of a quarter of it."""
+    """Measure rounds that take about `cpu_s` in all, after a warm-up of a quarter of that."""
     taken: list[tuple[float, float]] = []
 
     with _server(peer) as (pid, port):

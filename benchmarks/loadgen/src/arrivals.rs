@@ -1,17 +1,17 @@
-//! The open loop: requests are due at a constant rate, whether or not the server has answered the ones before.
+//! The open loop: requests are due at a constant rate, whether or not the server has answered the previous ones.
 //!
-//! A latency begins when its request is due, not when a connection was free for it, so that a server that stands still
-//! for a while does not hide the requests that would have come meanwhile ("coordinated omission").
+//! A latency begins when its request is due, not when a connection becomes free for it. Otherwise a server that stalls
+//! would hide the requests that should have been sent during the stall ("coordinated omission").
 
 use std::collections::VecDeque;
 
 pub(crate) struct Arrivals {
     interval_ns: f64,
-    /// How many have come due so far.
+    /// The number of requests that have come due so far.
     count: u64,
-    /// Due, and waiting for a connection.
+    /// The due times of requests that wait for a connection.
     waiting: VecDeque<u64>,
-    /// Places for one more request: the connection's index, as often as its depth allows.
+    /// Places for one more request: the index of a connection, up to `depth` times.
     free: VecDeque<usize>,
 }
 
@@ -34,12 +34,12 @@ impl Arrivals {
         (self.count as f64 * self.interval_ns) as u64
     }
 
-    /// How long until the next one is due.
+    /// The time until the next request is due.
     pub(crate) fn left_ns(&self, now_ns: u64) -> u64 {
         self.next_due_ns().saturating_sub(now_ns)
     }
 
-    /// Takes note of those that have come due.
+    /// Queues the requests that have come due.
     pub(crate) fn advance(&mut self, now_ns: u64) {
         while self.next_due_ns() <= now_ns {
             self.waiting.push_back(self.next_due_ns());
@@ -47,7 +47,7 @@ impl Arrivals {
         }
     }
 
-    /// The next request that is due, and the place for it; the place that has been free for longest comes first.
+    /// Takes the next due request and a place for it. The place that has been free for the longest time comes first.
     pub(crate) fn take(&mut self) -> Option<(usize, u64)> {
         if self.waiting.is_empty() {
             return None;
@@ -56,14 +56,14 @@ impl Arrivals {
         Some((index, self.waiting.pop_front()?))
     }
 
-    /// A reply has come on this connection.
+    /// Frees `count` places of this connection after as many replies.
     pub(crate) fn give_back(&mut self, index: usize, count: u64) {
         for _ in 0..count {
             self.free.push_back(index);
         }
     }
 
-    /// When those were due that have no connection yet.
+    /// The due times of requests that have no connection yet.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = u64> {
         self.waiting.iter().copied()
     }

@@ -1,7 +1,7 @@
-//! Lives that exchange some messages: connect, messages, close.
+//! Lives that exchange a few messages: connect, messages, close.
 //!
-//! Every message carries the connection's own number and its content is compared, so that bytes which belong to
-//! another connection (a descriptor used again too early) are seen.
+//! Every message carries the number of its connection and its content is compared, which reveals bytes that belong to
+//! another connection (a descriptor that was reused too early).
 
 use std::io::{self, Read as _, Write as _};
 use std::net::SocketAddr;
@@ -26,7 +26,7 @@ pub(crate) struct Life {
     stream: TcpStream,
     ordinal: u64,
     position: Position,
-    /// Messages sent completely, and bytes of the next one.
+    /// The number of messages sent completely, and of bytes sent of the next one.
     sent: u32,
     offset: usize,
     answered: u32,
@@ -48,7 +48,7 @@ fn as_index(ordinal: u64) -> usize {
     ordinal as usize
 }
 
-/// Nothing to do before the next event. `NotConnected`: the connect is still under way.
+/// Whether to wait for the next event. `NotConnected` means that the connect is still under way.
 pub(crate) fn must_wait(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -150,7 +150,7 @@ impl Lives for Churn {
         }
     }
 
-    /// Closes a finished life in the way its number asks for.
+    /// Closes a finished life by a close or a reset, depending on its number.
     fn end(&mut self, life: &mut Life) -> io::Result<()> {
         if is_nth(life.ordinal, self.shape.reset_every) {
             sockets::reset_on_close(&life.stream)?;

@@ -1,12 +1,12 @@
-//! CPU time of a process, in seconds with ns resolution, at the very edges of the measured window.
+//! CPU time of a process, in seconds with ns resolution, read exactly at the edges of the measured window.
 //!
-//! Source: `clock_getcpuclockid(3)`. /proc/<pid>/stat would round to 10 ms. Elsewhere than on Linux another process
-//! cannot be asked this way, and `None` is the answer.
+//! Source: `clock_getcpuclockid(3)`. /proc/<pid>/stat would round to 10 ms. Only Linux can read the clock of another
+//! process this way; elsewhere the result is `None`.
 
 #[cfg(target_os = "linux")]
 pub(crate) fn process_s(pid: u32) -> Option<f64> {
     let mut clock: libc::clockid_t = 0;
-    // SAFETY: `clock` is a valid place for the answer; an unknown pid is answered by an error.
+    // SAFETY: `clock` is valid for writing; the call returns an error for an unknown pid.
     let failed = unsafe { libc::clock_getcpuclockid(libc::pid_t::try_from(pid).ok()?, &raw mut clock) };
     if failed != 0 { None } else { read_s(clock) }
 }
@@ -25,7 +25,7 @@ fn read_s(clock: libc::clockid_t) -> Option<f64> {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: `time` is a valid place for the answer.
+    // SAFETY: `time` is valid for writing.
     if unsafe { libc::clock_gettime(clock, &raw mut time) } != 0 {
         return None;
     }

@@ -1,7 +1,7 @@
 //! UDP: many sockets, each with one datagram under way; the reply issues the next one.
 //!
-//! A datagram may get lost. It is sent again when no reply has come for a while, which is counted; a reply to an earlier
-//! datagram (the server was late, not the datagram lost) is passed over.
+//! A datagram may get lost. If no reply arrives for a while, the datagram is sent again, and the report counts that. A
+//! reply to an earlier datagram (which was late, not lost) is ignored.
 
 use std::io;
 use std::net::SocketAddr;
@@ -16,20 +16,20 @@ use crate::echo::{Echo, HEADER_LEN, header};
 use crate::engine::Exchange as _;
 use crate::report::{Meter, Phase, Report};
 
-/// More than any datagram, so that a reply that is too long is seen as such.
+/// Larger than any datagram, so that a reply that is too long is noticed.
 const BUFFER_LEN: usize = 65_536;
 
 pub(crate) struct Shape {
     pub(crate) size: usize,
     pub(crate) verify_every: u64,
-    /// Without a reply for so long, a datagram counts as lost.
+    /// A datagram without a reply for this long counts as lost.
     pub(crate) resend_after: Duration,
 }
 
 struct Peer {
     socket: UdpSocket,
     sequence: u64,
-    /// When the datagram was sent first, and when last.
+    /// When the datagram was first sent, and when it was last sent.
     started_ns: u64,
     sent_ns: u64,
     is_waiting: bool,
@@ -40,7 +40,7 @@ enum Reply {
     Late,
 }
 
-/// What a datagram of a peer that waits for `sequence` is.
+/// Judges a datagram that arrived at a peer that waits for `sequence`.
 fn judge(echo: &Echo, index: usize, sequence: u64, verify_every: u64, reply: &[u8]) -> Result<Reply, String> {
     if reply.len() != echo.request_len() {
         return Err(format!(
@@ -76,7 +76,8 @@ struct Load {
 }
 
 impl Load {
-    /// Sends the datagram of this peer's sequence, perhaps again. One that does not fit anywhere is lost as any other.
+    /// Sends the current datagram of this peer, or sends it again. If the socket is full, it counts as lost like any
+    /// other.
     fn send(&mut self, index: usize, now_ns: u64) -> Result<(), String> {
         let peer = &mut self.peers[index];
         peer.sent_ns = now_ns;
@@ -88,7 +89,7 @@ impl Load {
         }
     }
 
-    /// Issues the next datagram, if the meter grants one.
+    /// Issues the next datagram, if the meter allows it.
     fn issue(&mut self, index: usize, now_ns: u64) -> Result<(), String> {
         let peer = &mut self.peers[index];
         peer.is_waiting = self.meter.grant(1) == 1;
@@ -99,8 +100,8 @@ impl Load {
         self.send(index, now_ns)
     }
 
-    /// Reads up to the awaited reply. What may lie behind it belongs to a datagram that was sent twice, and is found when
-    /// the next one wakes the poller.
+    /// Reads up to the awaited reply. Anything behind it answers a datagram that was sent twice, and is read when the
+    /// next datagram wakes the poller.
     fn receive(&mut self, index: usize) -> Result<(), String> {
         loop {
             let peer = &mut self.peers[index];
@@ -123,7 +124,7 @@ impl Load {
         }
     }
 
-    /// Sends again what has had no reply for too long.
+    /// Sends datagrams again that have waited too long for a reply.
     fn resend(&mut self) {
         let now_ns = self.meter.now_ns();
         for index in 0..self.peers.len() {
@@ -154,7 +155,7 @@ fn open(address: SocketAddr) -> io::Result<UdpSocket> {
 /// Runs the load and reports the measured window.
 ///
 /// # Errors
-/// When a socket cannot be made or the poller fails; a wrong reply is counted in the report instead.
+/// If a socket cannot be made or the poller fails. A wrong reply is counted in the report instead.
 pub(crate) fn run(window: &Window, shape: Shape) -> anyhow::Result<Report> {
     ensure!(
         shape.size >= HEADER_LEN,

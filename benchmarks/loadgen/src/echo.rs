@@ -1,12 +1,12 @@
-//! Messages with a number in front: `connection` and `sequence` (8 bytes each, little endian) and then a pattern. The
-//! reply is the message itself or a fixed pattern of another length.
+//! Numbered messages: the connection and the sequence number (8 bytes each, little endian), followed by a pattern. The
+//! reply is the message itself, or a fixed pattern of another length.
 
 use crate::engine::Exchange;
 use crate::http;
 
 pub(crate) const HEADER_LEN: usize = 16;
 
-/// Byte `i` of a body. The Python server of the "reply" mode makes its reply by the same rule.
+/// Byte `i` of a body. The Python server of the "reply" mode builds its reply by the same rule.
 #[allow(clippy::cast_possible_truncation)] // the pattern is this wrapped byte
 pub(crate) fn pattern_byte(index: usize) -> u8 {
     (index * 31 + index / 251 + 7) as u8
@@ -17,9 +17,9 @@ pub(crate) struct Echo {
     reply_len: usize,
     returns_message: bool,
     verify_every: u64,
-    /// In how many messages of a connection one begins with another byte, which the server knows as other work.
+    /// How often a message begins with another byte, which asks the server for another kind of work.
     other: Option<Other>,
-    /// `depth` messages one after the other; the numbers in front are written just before sending.
+    /// `depth` messages in a row; their numbers are filled in just before sending.
     messages: Vec<u8>,
     pattern: Vec<u8>,
 }
@@ -30,14 +30,14 @@ pub(crate) struct Other {
     pub(crate) every: u64,
 }
 
-/// Where a connection stands in the stream of replies.
+/// The position of a connection in its stream of replies.
 #[derive(Default)]
 pub(crate) struct Position {
     reply: u64,
     offset: usize,
 }
 
-/// The number in front of a message.
+/// The number at the start of a message.
 pub(crate) fn header(connection: u64, sequence: u64) -> [u8; HEADER_LEN] {
     let mut header = [0; HEADER_LEN];
     header[..8].copy_from_slice(&connection.to_le_bytes());
@@ -60,13 +60,13 @@ impl Echo {
         }
     }
 
-    /// The same with messages of another kind; only for those that are too short for a number in front.
+    /// The same, but some messages are of another kind. Only for messages that are too short to carry a number.
     pub(crate) fn with_other(mut self, other: Option<Other>) -> Self {
         self.other = other;
         self
     }
 
-    /// Is `part` what stands at `offset` of the reply to this message?
+    /// Whether `part` is what the reply to this message must contain at `offset`.
     pub(crate) fn is_right(&self, connection: usize, reply: u64, offset: usize, part: &[u8]) -> bool {
         let end = offset + part.len();
         if offset == 0 && !self.is_counted(connection, reply) {

@@ -1,8 +1,8 @@
-//! The load over long-lived connections. In the closed loop as many requests as there are places (`connections` times
-//! `depth`) are under way at any time, and each reply issues the next request. In the open loop requests come due at a
-//! constant rate ([`Arrivals`]), and a place takes the next one that is due.
+//! The load over long-lived connections, driven by one thread.
 //!
-//! One thread owns everything. What is sent and what counts as a reply is the [`Exchange`]'s business.
+//! There are `connections` times `depth` places for requests under way. In the closed loop all of them are always
+//! taken: each reply issues the next request. In the open loop requests come due at a constant rate ([`Arrivals`]),
+//! and a free place takes the next one that is due. An [`Exchange`] defines the requests and recognizes the replies.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,37 +18,37 @@ use crate::report::{Meter, Phase, Report};
 use crate::target::Target;
 use crate::wire::{self, BUFFER_LEN, TlsClient, Wire};
 
-/// One kind of request and reply. Requests have one length, so that a position in the stream is a number.
+/// A kind of request and reply. All requests have the same length, so a position in the stream is just a number.
 pub(crate) trait Exchange {
-    /// What is kept per connection between two reads.
+    /// The state that a connection keeps between two reads.
     type State: Default;
 
-    /// The HTTP request that turns a new connection into one of this kind, if it needs that.
+    /// The HTTP request that upgrades a new connection to this protocol, if one is needed.
     fn upgrade(&self) -> Option<&[u8]> {
         None
     }
 
-    /// Whether the latency of this request of a connection counts: not if its work is of another kind.
+    /// Whether this request's latency counts. It does not for requests that ask for another kind of work.
     fn is_counted(&self, _connection: usize, _number: u64) -> bool {
         true
     }
 
     fn request_len(&self) -> usize;
 
-    /// The bytes of the requests `first .. first + count` of a connection; `count` is at most the depth.
+    /// The bytes of the requests `first .. first + count` of a connection, where `count` is at most the depth.
     fn requests(&mut self, connection: usize, first: u64, count: usize) -> &[u8];
 
-    /// Takes in what arrived and returns how many replies became complete.
+    /// Consumes the bytes that arrived and returns how many replies are now complete.
     ///
     /// # Errors
-    /// The reason why the reply is wrong.
+    /// The reason why a reply is wrong.
     fn replies(&mut self, state: &mut Self::State, connection: usize, input: &[u8]) -> Result<u64, String>;
 }
 
 struct Connection<W, S> {
     stream: W,
     state: S,
-    /// Requests handed to the kernel completely; `offset` bytes of the next one are sent too.
+    /// Requests that are sent completely; `offset` bytes of the next one are sent, too.
     sent: u64,
     offset: usize,
     issued: u64,
@@ -57,7 +57,7 @@ struct Connection<W, S> {
 }
 
 impl<W: Wire, S> Connection<W, S> {
-    /// Issues up to `wanted` requests and sends what the socket takes.
+    /// Issues up to `wanted` requests and sends as much as the socket takes.
     fn issue<E: Exchange<State = S>>(
         &mut self,
         index: usize,
@@ -94,7 +94,7 @@ impl<W: Wire, S> Connection<W, S> {
         Ok(())
     }
 
-    /// Reads until the socket is empty, and goes on with the next requests: at once, or when they are due.
+    /// Reads until the socket is empty. Each reply issues the next request, or frees a place for the next due one.
     fn receive<E: Exchange<State = S>>(
         &mut self,
         index: usize,
@@ -138,10 +138,10 @@ impl<W: Wire, S> Connection<W, S> {
     }
 }
 
-/// Runs the load over what the window asks for, and reports the measured part.
+/// Runs the load over the transport that the window asks for, and reports the measured part.
 ///
 /// # Errors
-/// When the connections cannot be made or the poller fails; a wrong reply is counted in the report instead.
+/// If the connections cannot be made or the poller fails. A wrong reply is counted in the report instead.
 pub(crate) fn run<E: Exchange>(
     mode: &'static str,
     window: &Window,
@@ -168,7 +168,7 @@ pub(crate) fn run<E: Exchange>(
     }
 }
 
-/// Issues the requests that have come due, as far as there are places for them.
+/// Issues the requests that have come due, as far as there are free places.
 fn issue_due<E: Exchange, W: Wire>(
     arrivals: &mut Arrivals,
     connections: &mut [Option<Connection<W, E::State>>],
@@ -187,7 +187,7 @@ fn issue_due<E: Exchange, W: Wire>(
     }
 }
 
-/// Waits until a socket is ready or the time is over. `epoll_wait` would round the time up to milliseconds.
+/// Waits until a socket is ready or the time is up. `epoll_wait` would round the time up to milliseconds.
 fn wait(poll: &mut Poll, events: &mut Events, at_most_ns: u64) -> io::Result<()> {
     let mut watched = libc::pollfd {
         fd: poll.as_raw_fd(),
@@ -200,11 +200,12 @@ fn wait(poll: &mut Poll, events: &mut Events, at_most_ns: u64) -> io::Result<()>
             tv_sec: libc::time_t::try_from(at_most_ns / 1_000_000_000).unwrap_or(libc::time_t::MAX),
             tv_nsec: libc::c_long::try_from(at_most_ns % 1_000_000_000).unwrap_or(0),
         };
-        // SAFETY: both places outlive the call, there is one descriptor, and the signal mask is left as it is.
+        // SAFETY: the descriptor record and the timespec outlive the call, the count of descriptors is one, and a
+        // null mask leaves the signal mask unchanged.
         unsafe { libc::ppoll(&raw mut watched, 1, &raw const time, std::ptr::null()) };
     }
     #[cfg(not(target_os = "linux"))]
-    let _ = (&mut watched, at_most_ns); // no such call: it polls without sleeping
+    let _ = (&mut watched, at_most_ns); // without ppoll: poll without sleeping
     poll.poll(events, Some(Duration::ZERO))
 }
 
@@ -219,7 +220,7 @@ fn run_over<E: Exchange, W: Wire>(
     let mut connections: Vec<Option<Connection<W, E::State>>> = Vec::with_capacity(window.connections);
     for index in 0..window.connections {
         let mut stream = connect(index as u64)?;
-        // Both interests once and for all: the poller is edge-triggered, so an idle writable side costs nothing.
+        // Register both interests permanently: the poller is edge-triggered, so an idle writable side costs nothing.
         poll.registry()
             .register(&mut stream, Token(index), Interest::READABLE | Interest::WRITABLE)?;
         connections.push(Some(Connection {
@@ -265,7 +266,7 @@ fn run_over<E: Exchange, W: Wire>(
             issue_due(arrivals, &mut connections, &mut meter, &mut exchange);
         }
         let mut open = connections.iter().flatten();
-        // Looking at all connections is only for the end (of the budget or of the time), not for every turn.
+        // Check all connections only at the end (of the budget or of the time), not in every iteration.
         if (phase == Phase::Drain || meter.is_spent())
             && open.all(|connection| connection.started_ns.is_empty())
         {

@@ -1,8 +1,8 @@
 //! Lives that consist of a TLS handshake: connect, handshake, close. Handshakes are full, or resume an earlier session.
 //!
-//! The client says `close_notify` as soon as the handshake is complete on its side, and the life ends well only when the
-//! server has answered with its own and then closed: a server cannot encrypt that before it has verified the handshake,
-//! so that no handshake counts which only one side believes in.
+//! The client sends `close_notify` as soon as the handshake is complete on its side. The life ends well only if the
+//! server answers with its own `close_notify` and then closes. A server can encrypt that only after it has verified the
+//! handshake, so a handshake counts only if both sides have completed it.
 
 use std::io::{self, Read as _};
 use std::net::SocketAddr;
@@ -26,14 +26,14 @@ pub(crate) struct Handshakes {
     address: SocketAddr,
     client: TlsClient,
     buffer: Vec<u8>,
-    /// Whether handshakes resume, and the ticket of the last one that ended.
+    /// Whether handshakes resume a session, and the ticket of the last handshake that ended.
     resumes: bool,
     ticket: Option<Ticket>,
 }
 
 impl Handshakes {
     /// # Errors
-    /// When there is no OpenSSL 3.
+    /// If there is no OpenSSL 3.
     pub(crate) fn new(address: SocketAddr, resumes: bool) -> anyhow::Result<Self> {
         Ok(Self {
             address,
@@ -67,7 +67,7 @@ impl Life {
                 Ok(0) => {}
                 Ok(_) => return Err(io::Error::other("a server that should be silent sent something")),
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // The handshake may have become complete by what was read just now.
+                // The bytes that were just read may have completed the handshake.
                 Err(error)
                     if error.kind() == io::ErrorKind::WouldBlock
                         && !self.has_said_goodbye

@@ -1,10 +1,10 @@
-//! HTTP/1.1 keep-alive GET requests. A reply needs a Content-Length; a chunked one is refused, since the servers
-//! compared here do not send any.
+//! HTTP/1.1 keep-alive GET requests. A reply must have a Content-Length. Chunked replies are refused: the servers that
+//! are compared here do not send any.
 
 use crate::engine::Exchange;
 use crate::target::Target;
 
-/// What every reply must have.
+/// What every reply must contain.
 #[derive(Clone, Copy)]
 pub(crate) struct Expected {
     pub(crate) status: u16,
@@ -14,17 +14,17 @@ pub(crate) struct Expected {
 pub(crate) struct Http {
     requests: Vec<u8>,
     request_len: usize,
-    /// The request for the other path, as long as the ordinary one, and how often it is sent.
+    /// The request for the other path, which is as long as the ordinary one, and how often it is sent.
     other: Option<(Vec<u8>, u64)>,
     expected: Expected,
 }
 
-/// Is this request of the connection the one of so many that is of the other kind?
+/// Whether this request of the connection is of the other kind, as one in `every` requests is.
 pub(crate) fn is_other(connection: usize, number: u64, every: u64) -> bool {
     (number + connection as u64) % every == every - 1
 }
 
-/// What is left of a reply between two reads.
+/// The state of a reply between two reads.
 #[derive(Default)]
 pub(crate) struct Partial {
     head: Vec<u8>,
@@ -32,7 +32,7 @@ pub(crate) struct Partial {
 }
 
 impl Http {
-    /// `other`: another path, and in how many requests of a connection it is asked for once.
+    /// `other`: another path, and the number of requests of which one asks for it.
     pub(crate) fn new(
         address: &Target,
         path: &str,
@@ -44,7 +44,7 @@ impl Http {
             Target::Inet(address) => address.to_string(),
             Target::Unix(_) => "localhost".into(),
         };
-        // Requests have one length, so the header that nobody reads is as long as the other path needs it.
+        // Requests must have the same length, so an unused header is padded to make up for the other path.
         let request = |path: &str, agent_len: usize| {
             let agent = "loadgen".repeat(agent_len.div_ceil(7));
             format!(
@@ -62,7 +62,7 @@ impl Http {
         }
     }
 
-    /// Parses a head: its length and that of the body, or `None` while it is incomplete.
+    /// Parses a head. Returns its length and that of the body, or `None` while it is incomplete.
     fn parse_head(&self, bytes: &[u8]) -> Result<Option<(usize, usize)>, String> {
         let mut headers = [httparse::EMPTY_HEADER; 32];
         let mut response = httparse::Response::new(&mut headers);
@@ -114,7 +114,8 @@ impl Exchange for Http {
         let Some((other, every)) = &self.other else {
             return &self.requests[..(count * self.request_len).min(self.requests.len())];
         };
-        // One at a time, and by its number alone: a request that was sent in part is asked for again.
+        // Return one request at a time, chosen by its number alone: the rest of a partly sent request is asked for
+        // again.
         if is_other(connection, first, *every) {
             other
         } else {

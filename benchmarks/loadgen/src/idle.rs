@@ -1,4 +1,4 @@
-//! Connections that are only held, for counting the server's memory.
+//! Holds idle connections open, so that the server's memory can be measured.
 //!
 //! Prints `{"held": N}` when all are open, and ends when stdin is closed.
 

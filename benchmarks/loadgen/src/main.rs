@@ -1,7 +1,7 @@
 //! `loadgen`: a load from one thread, in a closed loop or at a constant rate, and the raw epoll echo servers.
 //!
-//! Every load writes one JSON object to stdout (see [`report`]) and exits with 1 when anything was wrong with the
-//! replies. `raw-server` prints `{"address": ...}` like the Python servers do and ends when its stdin is closed.
+//! Every load writes one JSON object to stdout (see [`report`]), and exits with status 1 if anything was wrong with the
+//! replies. Like the Python servers, `raw-server` prints `{"address": ...}` and ends when its stdin is closed.
 
 mod arrivals;
 mod churn;
@@ -48,9 +48,9 @@ enum Command {
     Reply(ReplyArgs),
     /// HTTP/1.1 keep-alive requests; status and body length are checked
     Http(HttpArgs),
-    /// Connect, exchange messages, close; again and again
+    /// Connect, exchange messages, close, and start again
     Churn(ChurnArgs),
-    /// Connect, TLS 1.3 handshake, close; again and again
+    /// Connect, TLS 1.3 handshake, close, and start again
     Handshake(HandshakeArgs),
     /// Binary messages on websockets; every one must come back as it was sent
     Websocket(WebsocketArgs),
@@ -68,7 +68,7 @@ enum Command {
     RawServer(RawServerArgs),
 }
 
-/// What every measured load shares.
+/// The options that all measured loads share.
 #[derive(Args, Clone)]
 pub(crate) struct Window {
     /// Where the server listens: `address:port` or `unix:/path`
@@ -77,7 +77,7 @@ pub(crate) struct Window {
     /// Speak TLS 1.3 (echo, reply and http; handshake does so anyway)
     #[arg(long)]
     tls: bool,
-    /// Send all TLS records of a message in one call, instead of one call for each (as OpenSSL does it on a socket)
+    /// Send all TLS records of a message in one call, instead of one call per record (as OpenSSL does on a socket)
     #[arg(long)]
     coalesce: bool,
     /// Connections (or sockets) open at a time
@@ -108,10 +108,10 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// The window of a load that knows no rate.
+    /// The window of a load that supports no constant rate.
     ///
     /// # Errors
-    /// When there is one.
+    /// If a rate was given.
     fn closed(&self) -> anyhow::Result<&Self> {
         ensure!(self.rate.is_none(), "this load has no --rate");
         Ok(self)
@@ -131,10 +131,10 @@ struct EchoArgs {
     /// Compare the content of every n-th reply (1: of all)
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..))]
     verify_every: u64,
-    /// Let one of --every messages of a connection begin with this byte; its latency does not count (below 16 bytes)
+    /// Let one in --every messages of a connection begin with this byte; its latency does not count (below 16 bytes)
     #[arg(long, requires = "every")]
     other_byte: Option<u8>,
-    /// How often a message is of the other kind: once in so many
+    /// Send one message of the other kind in this many
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..), requires = "other_byte")]
     every: Option<u64>,
 }
@@ -159,10 +159,11 @@ struct HttpArgs {
     /// Length that every body must have
     #[arg(long)]
     expect_length: Option<usize>,
-    /// Another path for one of --every requests of a connection; its reply must be as long, its latency does not count
+    /// Another path for one in --every requests of a connection; its reply must be as long, its latency does not
+    /// count
     #[arg(long, requires = "every")]
     other_path: Option<String>,
-    /// How often the other path is asked for: once in so many requests
+    /// Ask for the other path once in this many requests
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..), requires = "other_path")]
     every: Option<u64>,
     /// Requests under way per connection
@@ -222,7 +223,7 @@ struct DatagramsArgs {
     /// Compare the content of every n-th reply (1: of all)
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..))]
     verify_every: u64,
-    /// Send again (and count) what has had no reply for this many seconds
+    /// Send a datagram again (and count it) if it had no reply for this many seconds
     #[arg(long, default_value = "0.2", value_parser = parse_seconds)]
     resend_after: Duration,
 }

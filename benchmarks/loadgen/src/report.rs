@@ -1,4 +1,4 @@
-//! What a load reports: counts, rates, latency percentiles and CPU seconds of the measured window.
+//! The report of a load: counts, rates, latency percentiles and CPU seconds of the measured window.
 
 use std::time::Instant;
 
@@ -17,7 +17,7 @@ pub(crate) struct Latency {
     max: f64,
 }
 
-/// The quantiles of the curve that a chart shows: about evenly spaced in the number of nines.
+/// The quantiles of the curve in a chart, spaced about evenly by the number of nines.
 const CURVE: [f64; 14] = [
     0.0, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975, 0.99, 0.995, 0.9975, 0.999, 0.9995, 0.9999, 1.0,
 ];
@@ -32,21 +32,22 @@ pub(crate) struct Report {
     latency_us: Latency,
     /// Pairs of a quantile and its latency in us.
     curve_us: Vec<(f64, f64)>,
-    /// Requests per second that were asked for; null in the closed loop.
+    /// The requested rate in requests per second; null in the closed loop.
     rate: Option<f64>,
-    /// Requests that were due in the measured window and had no reply at its end; their latencies so far are counted.
+    /// Requests that were due in the measured window but had no reply at its end. The time that they waited counts as
+    /// a latency.
     unanswered: u64,
     pub(crate) errors: u64,
     first_error: Option<String>,
     /// Datagrams sent again because no reply came in time; 0 for streams.
     resent: u64,
-    /// CPU seconds of the process named by --cpu-of; null where this cannot be read.
+    /// CPU seconds of the process that --cpu-of names; null where they cannot be read.
     server_cpu_s: Option<f64>,
-    /// CPU seconds of the load itself: when this nears `seconds`, the load is what limits.
+    /// CPU seconds of the load itself. If they are close to `seconds`, the load is the bottleneck.
     load_cpu_s: Option<f64>,
 }
 
-/// Where a run stands: replies count only while measuring.
+/// The phase of a run. Replies count only while measuring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Phase {
     WarmUp,
@@ -54,14 +55,14 @@ pub(crate) enum Phase {
     Drain,
 }
 
-/// The phases of one run and everything that is counted in them.
+/// The phases of one run, and everything that is counted in them.
 pub(crate) struct Meter {
     start: Instant,
     warm_up_end_ns: u64,
-    /// Length of the measured window; `None`: until the budget is spent.
+    /// Length of the measured window; `None` to measure until the budget is spent.
     duration_ns: Option<u64>,
     measure_end_ns: Option<u64>,
-    /// Requests that may still be issued; `None`: as many as fit into the time.
+    /// Requests that may still be issued; `None` for as many as fit into the time.
     budget: Option<u64>,
     phase: Phase,
     cpu_of: Option<u32>,
@@ -89,7 +90,7 @@ impl Meter {
     /// Starts the clock.
     ///
     /// # Errors
-    /// When the histogram cannot be made.
+    /// If the histogram cannot be created.
     pub(crate) fn start(window: &Window) -> anyhow::Result<Self> {
         let warm_up_end_ns = if window.requests.is_some() {
             0
@@ -125,12 +126,12 @@ impl Meter {
         as_ns(self.start.elapsed())
     }
 
-    /// Moves to the next phase when its time has come, and returns the phase and how long it lasts at most, in ns.
+    /// Moves to the next phase if its time has come. Returns the phase and its longest remaining time in ns.
     pub(crate) fn advance(&mut self) -> (Phase, u64) {
         let now_ns = self.now_ns();
         if self.phase == Phase::WarmUp && now_ns >= self.warm_up_end_ns {
             self.phase = Phase::Measure;
-            // From now and not from when it was due: this process may have been kept waiting.
+            // Count from now, not from when the phase was due: this process may have been delayed.
             self.measure_start_ns = now_ns;
             self.measure_end_ns = self.duration_ns.map(|duration_ns| now_ns + duration_ns);
             self.cpu_start = (self.cpu_of.and_then(cpu_clock::process_s), cpu_clock::own_s());
@@ -175,7 +176,7 @@ impl Meter {
         }
     }
 
-    /// A reply has come; `is_counted`: its latency counts, too.
+    /// Counts a reply. Its latency counts only if `is_counted`.
     pub(crate) fn record(&mut self, started_ns: u64, now_ns: u64, is_counted: bool) {
         self.last_reply_ns = now_ns;
         if self.phase == Phase::Measure {
@@ -187,8 +188,8 @@ impl Meter {
         }
     }
 
-    /// Counts the requests that were due and have no reply at the end of the measured window. A latency that is not over
-    /// would otherwise be missing, and these are the longest ones.
+    /// Counts the requests that were due but have no reply at the end of the measured window. Their latencies, which
+    /// are still growing, are the longest ones and would otherwise be missing.
     pub(crate) fn record_unanswered(&mut self, due_ns: impl Iterator<Item = u64>) {
         let Some((end_ns, ..)) = self.closed else { return };
         for due_ns in due_ns.filter(|&due_ns| due_ns < end_ns) {
@@ -197,7 +198,7 @@ impl Meter {
         }
     }
 
-    /// Something sent before was lost and is sent again.
+    /// Counts a datagram that was lost and is sent again.
     pub(crate) fn count_resent(&mut self) {
         if self.phase == Phase::Measure {
             self.resent += 1;
@@ -209,12 +210,12 @@ impl Meter {
         self.first_error.get_or_insert_with(|| error.to_string());
     }
 
-    /// Has every request of a fixed number been issued?
+    /// Whether all of a fixed number of requests have been issued.
     pub(crate) fn is_spent(&self) -> bool {
         self.budget == Some(0)
     }
 
-    /// A load that fails all the time is not worth going on with.
+    /// Whether the load fails so often that it should be stopped.
     pub(crate) fn has_too_many_errors(&self) -> bool {
         self.errors >= 1000
     }

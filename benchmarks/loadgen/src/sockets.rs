@@ -1,5 +1,5 @@
-//! Making client sockets: source addresses are spread over 127.0.0.0/8 so that closed connections in `TIME_WAIT` do not
-//! use up the ports of one pair of addresses.
+//! Creates client sockets. Their source addresses are spread over 127.0.0.0/8, so that closed connections in
+//! `TIME_WAIT` do not use up the ports of one pair of addresses.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -14,7 +14,7 @@ fn make(address: SocketAddr, ordinal: u64) -> io::Result<Socket> {
     socket.set_tcp_nodelay(true)?;
     #[cfg(target_os = "linux")]
     if address.ip() == IpAddr::V4(Ipv4Addr::LOCALHOST) {
-        // IP_BIND_ADDRESS_NO_PORT: the port is chosen at connect, when the destination is known.
+        // IP_BIND_ADDRESS_NO_PORT: choose the port at connect, when the destination is known.
         let on: libc::c_int = 1;
         // SAFETY: the descriptor is open, and the option is an int that outlives the call.
         let failed = unsafe {
@@ -38,20 +38,20 @@ fn make(address: SocketAddr, ordinal: u64) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// A connected stream, made by a blocking connect; it blocks.
+/// A connected stream in blocking mode.
 ///
 /// # Errors
-/// What socket, bind or connect say; a timeout after 10 s.
+/// If socket, bind or connect fails, or if the connect takes longer than 10 s.
 pub(crate) fn connect(address: SocketAddr, ordinal: u64) -> io::Result<std::net::TcpStream> {
     let socket = make(address, ordinal)?;
     socket.connect_timeout(&address.into(), Duration::from_secs(10))?;
     Ok(socket.into())
 }
 
-/// A nonblocking stream whose connect was started and usually (on loopback) has ended.
+/// A nonblocking stream whose connect was started. On loopback the connect has usually ended already.
 ///
 /// # Errors
-/// What socket, bind or connect say.
+/// If socket, bind or connect fails.
 pub(crate) fn start_connect(address: SocketAddr, ordinal: u64) -> io::Result<std::net::TcpStream> {
     let socket = make(address, ordinal)?;
     socket.set_nonblocking(true)?;
@@ -63,21 +63,21 @@ pub(crate) fn start_connect(address: SocketAddr, ordinal: u64) -> io::Result<std
     Ok(socket.into())
 }
 
-/// Closing the stream after this sends a reset.
+/// Makes the stream send a reset when it is closed.
 ///
 /// # Errors
-/// What setsockopt says.
+/// If setsockopt fails.
 pub(crate) fn reset_on_close(stream: &mio::net::TcpStream) -> io::Result<()> {
     socket2::SockRef::from(stream).set_linger(Some(Duration::ZERO))
 }
 
-/// Raises the soft limit of open descriptors to the hard one; a connect says EMFILE when that is not enough.
+/// Raises the soft limit of open descriptors to the hard one. If that is not enough, a connect fails with EMFILE.
 pub(crate) fn raise_descriptor_limit() {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
-    // SAFETY: `limit` is a valid place to read into and to read from.
+    // SAFETY: `limit` is valid for reading and for writing.
     unsafe {
         if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
             limit.rlim_cur = limit.rlim_max;

@@ -16,10 +16,10 @@ pub(crate) enum Target {
 }
 
 impl Target {
-    /// The address of a load that knows only IP.
+    /// The address, for a load that supports only IP.
     ///
     /// # Errors
-    /// For a unix path.
+    /// If the address is a unix path.
     pub(crate) fn inet(&self) -> anyhow::Result<SocketAddr> {
         match self {
             Self::Inet(address) => Ok(*address),

@@ -1,7 +1,8 @@
-//! Connections that come and go without end: a fixed number of places, each taken again as soon as it is free.
+//! Connections that keep coming and going: a fixed number of places, each of which is filled again as soon as it is
+//! free.
 //!
-//! A request is one connection's whole life here; its latency runs from the start of the connect to its end. What a
-//! life consists of is the [`Lives`]' business.
+//! A request here is the whole life of one connection; its latency runs from the start of the connect to the end of
+//! the life. An implementation of [`Lives`] defines what happens in between.
 
 use std::io;
 use std::time::Duration;
@@ -17,29 +18,29 @@ pub(crate) enum Step {
     Ends,
 }
 
-/// One kind of life.
+/// A kind of connection life.
 pub(crate) trait Lives {
     type Life;
 
-    /// A new life, whose connect has been started.
+    /// Begins a new life by starting its connect.
     ///
     /// # Errors
-    /// What the connect says.
+    /// If the connect fails.
     fn begin(&mut self, ordinal: u64) -> anyhow::Result<Self::Life>;
 
-    /// What the poller watches.
+    /// The socket for the poller to watch.
     fn source(life: &mut Self::Life) -> &mut impl Source;
 
-    /// Does what can be done without waiting.
+    /// Makes as much progress as possible without waiting.
     ///
     /// # Errors
     /// The reason why the life has failed.
     fn go_on(&mut self, life: &mut Self::Life, is_readable: bool, is_writable: bool) -> Result<Step, String>;
 
-    /// The last thing before a life is dropped that came to its proper end.
+    /// Called just before a life that ended well is dropped.
     ///
     /// # Errors
-    /// What the socket says.
+    /// If a call on the socket fails.
     fn end(&mut self, _life: &mut Self::Life) -> io::Result<()> {
         Ok(())
     }
@@ -50,7 +51,7 @@ struct Place<L> {
     started_ns: u64,
 }
 
-/// The places for connections, each vacant or with a life in it.
+/// The places for connections; each is vacant or holds a life.
 struct Places<L> {
     taken: Vec<Option<Place<L>>>,
     vacant: Vec<usize>,
@@ -70,7 +71,7 @@ impl<L> Places<L> {
         self.vacant.len() == self.taken.len()
     }
 
-    /// Starts a life in every vacant place, as far as the meter grants it.
+    /// Starts a life in every vacant place, as far as the meter allows.
     fn fill(&mut self, lives: &mut impl Lives<Life = L>, registry: &Registry, meter: &mut Meter) {
         while !meter.has_too_many_errors() {
             let Some(&index) = self.vacant.last() else { return };
@@ -108,7 +109,7 @@ fn begin<K: Lives>(
 /// Runs the load and reports the measured window.
 ///
 /// # Errors
-/// When the poller fails; a failed connection is counted in the report instead.
+/// If the poller fails. A failed connection is counted in the report instead.
 pub(crate) fn run<K: Lives>(mode: &'static str, window: &Window, mut lives: K) -> anyhow::Result<Report> {
     let mut poll = Poll::new()?;
     let mut places = Places::new(window.connections);

@@ -1,4 +1,4 @@
-//! Binary messages on websockets, each in one frame. The opening handshake is done before the load begins.
+//! Binary websocket messages, each in one frame. The opening handshake is done before the load begins.
 //!
 //! Source: RFC 6455.
 
@@ -14,20 +14,20 @@ pub(crate) struct WebSocket {
     upgrade: Vec<u8>,
     frames: Vec<u8>,
     frame_len: usize,
-    /// What a server sends, which masks nothing.
+    /// The frame that the server sends back, which is not masked.
     reply: Vec<u8>,
     reply_head_len: usize,
     verify_every: u64,
 }
 
-/// Where a connection stands in the stream of replies.
+/// The position of a connection in its stream of replies.
 #[derive(Default)]
 pub(crate) struct Position {
     reply: u64,
     offset: usize,
 }
 
-/// The head of a final binary frame. The length is the shortest form, as the protocol asks for it.
+/// The head of a final binary frame, with the shortest encoding of the length, as the protocol requires.
 fn head(length: usize, mask_bit: u8) -> Vec<u8> {
     let mut head = vec![FINAL_BINARY];
     match (u8::try_from(length), u16::try_from(length)) {
@@ -93,7 +93,7 @@ impl Exchange for WebSocket {
         while !input.is_empty() {
             let (part, rest) = input.split_at(input.len().min(self.reply.len() - state.offset));
             let expected = &self.reply[state.offset..state.offset + part.len()];
-            // The head always: a frame of another length or kind would shift all that follows.
+            // Always compare the head: a frame of another length or kind would shift everything after it.
             let is_compared = state.offset < self.reply_head_len || state.reply % self.verify_every == 0;
             if is_compared && part != expected {
                 return Err(format!(

@@ -1,4 +1,4 @@
-//! What a load sends its bytes over: TCP or a unix stream, with or without TLS.
+//! The streams that carry a load: TCP or a unix stream, with or without TLS.
 
 use std::cell::RefCell;
 use std::io::{Read, Write};
@@ -20,7 +20,7 @@ const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
 
 /// A nonblocking stream under an edge-triggered poller.
 pub(crate) trait Wire: Read + Write + Source {
-    /// May there be more to read, after a read of `count` into a buffer of that length?
+    /// Whether there may be more to read, after a read of `count` bytes into a buffer of `buffer_len`.
     fn may_hold_more(&self, count: usize, buffer_len: usize) -> bool {
         count == buffer_len
     }
@@ -29,10 +29,10 @@ pub(crate) trait Wire: Read + Write + Source {
 impl Wire for TcpStream {}
 impl Wire for UnixStream {}
 
-/// `upgrade`: the HTTP request that must be answered by a change of protocol before the connection is used.
+/// Connects. `upgrade` is an HTTP request that the server must answer with a change of protocol before the load begins.
 ///
 /// # Errors
-/// What connect says, and what is wrong with the answer.
+/// If the connect fails, or if the answer to the upgrade is wrong.
 pub(crate) fn tcp(address: SocketAddr, ordinal: u64, upgrade: Option<&[u8]>) -> anyhow::Result<TcpStream> {
     let mut stream =
         sockets::connect(address, ordinal).with_context(|| format!("connection {ordinal} to {address}"))?;
@@ -43,7 +43,7 @@ pub(crate) fn tcp(address: SocketAddr, ordinal: u64, upgrade: Option<&[u8]>) -> 
     Ok(TcpStream::from_std(stream))
 }
 
-/// Sends the request and reads the head of its answer, byte by byte: what follows belongs to the other protocol.
+/// Sends the request and reads the head of its answer byte by byte, because what follows belongs to the new protocol.
 fn switch_protocols(stream: &mut BlockingTcp, request: &[u8]) -> anyhow::Result<()> {
     stream.set_read_timeout(Some(HANDSHAKE_WITHIN))?;
     stream.write_all(request)?;
@@ -63,14 +63,14 @@ fn switch_protocols(stream: &mut BlockingTcp, request: &[u8]) -> anyhow::Result<
 }
 
 /// # Errors
-/// What connect says.
+/// If the connect fails.
 pub(crate) fn unix(path: &Path) -> anyhow::Result<UnixStream> {
     let stream = BlockingUnix::connect(path).with_context(|| path.display().to_string())?;
     stream.set_nonblocking(true)?;
     Ok(UnixStream::from_std(stream))
 }
 
-/// TLS clients of one context, which shares its room for ciphertext.
+/// TLS clients of one context, which share one buffer for ciphertext.
 pub(crate) struct TlsClient {
     context: Context,
     scratch: Scratch,
@@ -78,10 +78,10 @@ pub(crate) struct TlsClient {
 }
 
 impl TlsClient {
-    /// `coalesces`: all records of a write leave in one call, instead of one call for each as OpenSSL itself does it.
+    /// `coalesces`: send all records of a write in one call. OpenSSL itself uses one call for each.
     ///
     /// # Errors
-    /// When there is no OpenSSL 3.
+    /// If there is no OpenSSL 3.
     pub(crate) fn new(coalesces: bool) -> anyhow::Result<Self> {
         Ok(Self {
             context: Context::client()?,
@@ -93,13 +93,13 @@ impl TlsClient {
     /// A session on a socket, before its handshake.
     ///
     /// # Errors
-    /// When OpenSSL has no memory.
+    /// If OpenSSL runs out of memory.
     pub(crate) fn start<S: Read + Write>(&self, socket: S) -> anyhow::Result<TlsStream<S>> {
         TlsStream::new(socket, &self.context, &self.scratch, self.coalesces)
     }
 
     /// # Errors
-    /// What connect and the handshake say.
+    /// If the connect or the handshake fails.
     pub(crate) fn tcp(&self, address: SocketAddr, ordinal: u64) -> anyhow::Result<TlsStream<TcpStream>> {
         let stream: BlockingTcp = sockets::connect(address, ordinal)
             .with_context(|| format!("connection {ordinal} to {address}"))?;
@@ -114,7 +114,7 @@ impl TlsClient {
     }
 
     /// # Errors
-    /// What connect and the handshake say.
+    /// If the connect or the handshake fails.
     pub(crate) fn unix(&self, path: &Path) -> anyhow::Result<TlsStream<UnixStream>> {
         let stream = BlockingUnix::connect(path).with_context(|| path.display().to_string())?;
         stream.set_read_timeout(Some(HANDSHAKE_WITHIN))?;

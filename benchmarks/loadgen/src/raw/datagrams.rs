@@ -1,4 +1,4 @@
-//! The UDP server: all that has arrived with one recvmmsg, all replies with one sendmmsg.
+//! The UDP server: one recvmmsg receives all datagrams that have arrived, and one sendmmsg sends all replies.
 
 use std::io;
 use std::mem;
@@ -12,7 +12,7 @@ use crate::target::Target;
 const BATCH: usize = 64;
 const DATAGRAM_LEN: usize = 65_536;
 
-/// Room for a batch. The message headers point into the other members, whose places on the heap never change.
+/// Buffers for a batch. The message headers point into the other members, which never move on the heap.
 struct Batch {
     headers: Vec<libc::mmsghdr>,
     pieces: Vec<libc::iovec>,
@@ -46,7 +46,8 @@ impl Batch {
         }
     }
 
-    /// Receives what there is (up to the batch) and sends it back; what the socket does not take is lost, as on any net.
+    /// Receives what there is (up to a batch) and sends it back. What the socket does not take is lost, as on any
+    /// network.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // at most 64 messages of 64 KiB
     fn echo(&mut self, socket: &UdpSocket) -> io::Result<()> {
         for (header, piece) in self.headers.iter_mut().zip(&mut self.pieces) {
@@ -54,7 +55,8 @@ impl Batch {
             piece.iov_len = DATAGRAM_LEN;
         }
         let fd = socket.as_raw_fd();
-        // SAFETY: the headers are as many as the count says and point to live places of the lengths that they name.
+        // SAFETY: there are as many headers as the count says, and they point to live buffers of the lengths that
+        // they state.
         let received = check(unsafe {
             libc::recvmmsg(
                 fd,
@@ -69,7 +71,7 @@ impl Batch {
         }
         let mut sent = 0;
         while sent < received {
-            // SAFETY: as above, from a place within the batch on.
+            // SAFETY: as above, from an index within the batch on.
             let outcome = check(unsafe {
                 libc::sendmmsg(
                     fd,
@@ -81,17 +83,17 @@ impl Batch {
             match outcome {
                 Ok(count) => sent += count as usize,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
-                Err(_) => sent += 1, // an error of one peer, which may be gone
+                Err(_) => sent += 1, // the error belongs to this peer only, which may be gone
             }
         }
         Ok(())
     }
 }
 
-/// Serves until stdin is closed; says first where.
+/// Prints the address, then serves until stdin is closed.
 ///
 /// # Errors
-/// When the socket or the poller fails.
+/// If the socket or the poller fails.
 pub(super) fn run(address: SocketAddr) -> anyhow::Result<()> {
     let socket = UdpSocket::bind(address)?;
     socket.set_nonblocking(true)?;
@@ -106,7 +108,8 @@ pub(super) fn run(address: SocketAddr) -> anyhow::Result<()> {
         }
         match batch.echo(&socket) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            // What a peer that is gone left behind (ICMP) is the next call's error, and says nothing about the others.
+            // An ICMP error from a peer that is gone surfaces in the next call; it says nothing about the other
+            // peers.
             Err(error) if error.raw_os_error() == Some(libc::ECONNREFUSED) => {}
             outcome => outcome?,
         }

@@ -1,11 +1,11 @@
-//! The poller of the raw servers: level-triggered, waits without end, watches stdin too.
+//! The poller of the raw servers: level-triggered, without a timeout; it watches stdin, too.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd, RawFd};
 
 const STDIN: RawFd = 0;
 
-/// A result of the C library: negative means errno.
+/// Converts a result of the C library: a negative one means that errno is set.
 pub(super) fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 {
         Err(io::Error::last_os_error())
@@ -26,9 +26,9 @@ pub(super) struct Epoll {
 
 impl Epoll {
     /// # Errors
-    /// What epoll says.
+    /// If a call of epoll fails.
     pub(super) fn new() -> io::Result<Self> {
-        // SAFETY: the descriptor is checked before it is owned, and nothing else owns it.
+        // SAFETY: `check` rejects an invalid descriptor before it is owned, and nothing else owns it.
         let owned = unsafe { OwnedFd::from_raw_fd(check(libc::epoll_create1(libc::EPOLL_CLOEXEC))?) };
         let epoll = Self {
             owned,
@@ -36,7 +36,7 @@ impl Epoll {
         };
         match epoll.control(libc::EPOLL_CTL_ADD, STDIN, libc::EPOLLIN) {
             Err(error) if error.raw_os_error() != Some(libc::EPERM) => Err(error),
-            _ => Ok(epoll), // EPERM: stdin is a file or /dev/null, which has no end to wait for
+            _ => Ok(epoll), // EPERM: stdin is a file or /dev/null, whose end cannot be waited for
         }
     }
 
@@ -46,7 +46,7 @@ impl Epoll {
             events: interest as u32,
             u64: fd as u64,
         };
-        // SAFETY: `event` outlives the call; a descriptor that is not open is answered by an error.
+        // SAFETY: `event` outlives the call; the call returns an error for a descriptor that is not open.
         check(unsafe { libc::epoll_ctl(self.owned.as_raw_fd(), operation, fd, &raw mut event) }).map(drop)
     }
 
@@ -54,7 +54,7 @@ impl Epoll {
         self.control(libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN)
     }
 
-    /// Watches the one or the other of what is watched already.
+    /// Changes a watched descriptor to wait for writability, or back to readability.
     pub(super) fn choose(&self, fd: RawFd, is_writable: bool) -> io::Result<()> {
         let interest = if is_writable {
             libc::EPOLLOUT
@@ -64,10 +64,10 @@ impl Epoll {
         self.control(libc::EPOLL_CTL_MOD, fd, interest)
     }
 
-    /// Waits and lists the descriptors that are ready; false when stdin is one of them.
+    /// Waits, and lists the descriptors that are ready. Returns false if stdin is one of them.
     ///
     /// # Errors
-    /// What epoll says.
+    /// If a call of epoll fails.
     #[allow(
         clippy::cast_possible_truncation,
         clippy::cast_possible_wrap,
@@ -75,7 +75,7 @@ impl Epoll {
     )] // fds and event counts
     pub(super) fn wait(&mut self, ready: &mut Vec<Ready>) -> io::Result<bool> {
         ready.clear();
-        // SAFETY: the events are live and as many as the length says.
+        // SAFETY: the events are live, and there are as many as the length says.
         let count = unsafe {
             libc::epoll_wait(
                 self.owned.as_raw_fd(),

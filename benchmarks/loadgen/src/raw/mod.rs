@@ -1,6 +1,6 @@
-//! Echo servers on bare epoll, without Python: what any event loop on this machine can at best reach.
+//! Echo servers on bare epoll, without Python: the best that any event loop on this machine could reach.
 //!
-//! Each prints where it listens, serves from one thread, and ends when stdin is closed.
+//! Each prints its address, serves from one thread, and ends when stdin is closed.
 
 mod datagrams;
 mod epoll;
@@ -12,10 +12,10 @@ use std::path::Path;
 use crate::target::Target;
 use crate::tls;
 
-/// What is served.
+/// What to serve.
 pub(crate) enum Kind<'a> {
     Streams,
-    /// With the `cert.pem` and `key.pem` of a folder.
+    /// TLS with the `cert.pem` and `key.pem` of this folder.
     Tls(&'a Path),
     Datagrams,
 }
@@ -30,7 +30,7 @@ fn announce(address: &Target, openssl: Option<&str>) -> io::Result<()> {
 /// Serves until stdin is closed.
 ///
 /// # Errors
-/// When the listening socket, the certificate or the poller fails; a failing connection is closed instead.
+/// If the listening socket, the certificate or the poller fails. A connection that fails is closed instead.
 pub(crate) fn run(address: &Target, kind: &Kind<'_>) -> anyhow::Result<()> {
     match kind {
         Kind::Streams => streams::run(address, None),

@@ -1,7 +1,7 @@
-//! The stream server: one recv and one send per readiness, over TCP or unix, with OpenSSL in between or without.
+//! The stream server: one recv and one send per readiness, over TCP or unix, with or without OpenSSL in between.
 //!
-//! A connection whose reply did not fit keeps the rest and is not read until it is sent, so nothing is lost and nothing
-//! grows.
+//! If a reply does not fit into the socket, the connection keeps the rest and reads nothing until that is sent, so that
+//! no data is lost and no buffer grows.
 
 use std::collections::HashMap;
 use std::io;
@@ -16,7 +16,7 @@ use crate::tls::{Context, Session, library};
 use crate::wire::BUFFER_LEN;
 
 fn send(fd: RawFd, bytes: &[u8]) -> io::Result<usize> {
-    // SAFETY: pointer and length are those of a live slice.
+    // SAFETY: pointer and length come from a live slice.
     let sent = unsafe { libc::send(fd, bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL) };
     usize::try_from(sent)
         .map_err(|_| io::Error::last_os_error())
@@ -31,7 +31,7 @@ fn send(fd: RawFd, bytes: &[u8]) -> io::Result<usize> {
 
 /// A nonblocking recv: `None` when it would block.
 fn receive(fd: RawFd, buffer: &mut [u8]) -> io::Result<Option<usize>> {
-    // SAFETY: the buffer is live and as long as it says.
+    // SAFETY: the buffer is live, and the length is its own.
     let received = unsafe { libc::recv(fd, buffer.as_mut_ptr().cast(), buffer.len(), 0) };
     match usize::try_from(received) {
         Ok(count) => Ok(Some(count)),
@@ -43,7 +43,7 @@ fn receive(fd: RawFd, buffer: &mut [u8]) -> io::Result<Option<usize>> {
 }
 
 struct Connection {
-    /// Held for closing it when the connection is dropped.
+    /// Closes the descriptor when the connection is dropped.
     _owned: OwnedFd,
     unsent: Vec<u8>,
     session: Option<Session>,
@@ -62,7 +62,7 @@ struct Server {
 impl Server {
     fn accept(&mut self) -> anyhow::Result<()> {
         loop {
-            // SAFETY: null is allowed for an address that nobody wants.
+            // SAFETY: null is allowed when the caller does not want the address.
             let accepted = check(unsafe {
                 libc::accept4(
                     self.listener.as_raw_fd(),
@@ -79,7 +79,7 @@ impl Server {
                 }
                 Err(error) => return Err(error.into()),
             };
-            // SAFETY: accept4 just made this descriptor, and nothing else owns it.
+            // SAFETY: accept4 just returned this descriptor, and nothing else owns it.
             let owned = unsafe { OwnedFd::from_raw_fd(fd) };
             if self.is_tcp {
                 socket2::SockRef::from(&owned).set_tcp_nodelay(true)?;
@@ -95,7 +95,7 @@ impl Server {
         }
     }
 
-    /// One recv and one send; false at the end of the stream.
+    /// One recv and one send. Returns false at the end of the stream.
     fn echo(&mut self, fd: RawFd) -> io::Result<bool> {
         let Some(received) = receive(fd, &mut self.buffer)? else {
             return Ok(true);
@@ -113,7 +113,7 @@ impl Server {
         Ok(true)
     }
 
-    /// The same with a session in between; false at the end of the stream or of the session.
+    /// The same with a TLS session in between. Returns false at the end of the stream or of the session.
     fn echo_sealed(&mut self, fd: RawFd) -> io::Result<bool> {
         let Some(session) = self
             .connections
@@ -167,7 +167,7 @@ impl Server {
     }
 }
 
-/// A listening socket and the address that it has got.
+/// Opens a listening socket and returns it with its actual address.
 fn listen(address: &Target) -> anyhow::Result<(OwnedFd, Target)> {
     let (owned, address): (OwnedFd, Target) = match address {
         Target::Inet(address) => {
@@ -183,10 +183,10 @@ fn listen(address: &Target) -> anyhow::Result<(OwnedFd, Target)> {
     Ok((owned, address))
 }
 
-/// Serves until stdin is closed; says first where.
+/// Prints the address, then serves until stdin is closed.
 ///
 /// # Errors
-/// When the listening socket or the poller fails; a failing connection is closed instead.
+/// If the listening socket or the poller fails. A connection that fails is closed instead.
 pub(super) fn run(address: &Target, tls: Option<Context>) -> anyhow::Result<()> {
     let (listener, address) = listen(address)?;
     let epoll = Epoll::new()?;
@@ -221,7 +221,7 @@ pub(super) fn run(address: &Target, tls: Option<Context>) -> anyhow::Result<()> 
                 server.echo(event.fd)
             };
             if !matches!(outcome, Ok(true)) {
-                server.connections.remove(&event.fd); // closes it, which also takes it out of the poller
+                server.connections.remove(&event.fd); // closing it also removes it from the poller
             }
         }
     }

@@ -1,4 +1,4 @@
-//! A self-signed certificate (ECDSA, P-256) for the servers under load, made anew at every start.
+//! Makes a self-signed certificate (ECDSA, P-256) for the servers under load; each start makes a new one.
 
 use std::ffi::CString;
 use std::fs;
@@ -14,7 +14,7 @@ const VALID_FOR_S: i32 = 30 * 86_400;
 const MBSTRING_ASC: i32 = 0x1001;
 const LAST: i32 = -1;
 
-/// Frees what OpenSSL made when it goes out of scope.
+/// An object of OpenSSL that is freed when it goes out of scope.
 struct Owned(Pointer, unsafe extern "C" fn(Pointer));
 
 impl Owned {
@@ -31,17 +31,17 @@ impl Owned {
 
 impl Drop for Owned {
     fn drop(&mut self) {
-        // SAFETY: the object is ours and not null, and this is its own free function.
+        // SAFETY: we own the object, it is not null, and this is its own free function.
         unsafe { (self.1)(self.0) };
     }
 }
 
 fn sign(library: &Library, key: &Owned) -> anyhow::Result<Owned> {
-    // SAFETY: X509_new takes nothing.
+    // SAFETY: X509_new has no arguments.
     let made = unsafe { (library.X509_new)() };
     let certificate = Owned::new(library, made, library.X509_free, "X509_new")?;
     let name = "localhost";
-    // SAFETY: both objects are ours; what the getters return lives in the certificate; the name is as long as it says.
+    // SAFETY: we own both objects; the results of the getters live in the certificate; the name has the given length.
     let signed = unsafe {
         let x509 = certificate.0;
         (library.X509_set_version)(x509, 2) == 1
@@ -72,27 +72,27 @@ fn write_pem(library: &Library, path: &Path, write: impl FnOnce(Pointer) -> i32)
     let file = unsafe { (library.BIO_new_file)(name.as_ptr(), c"w".as_ptr()) };
     ensure!(!file.is_null(), "{}: {}", path.display(), library.take_error());
     let written = write(file);
-    // SAFETY: the BIO was just made and is not used any more.
+    // SAFETY: the BIO was created above and is not used afterwards.
     unsafe { (library.BIO_free)(file) };
     ensure!(written == 1, "{}: {}", path.display(), library.take_error());
     Ok(())
 }
 
-/// Makes the folder and in it `cert.pem` and `key.pem`, whose paths it returns.
+/// Creates the folder with `cert.pem` and `key.pem`, and returns the two paths.
 ///
 /// # Errors
-/// When there is no OpenSSL 3 or the files cannot be written.
+/// If there is no OpenSSL 3, or if the files cannot be written.
 pub(crate) fn make(folder: &Path) -> anyhow::Result<(PathBuf, PathBuf)> {
     let library = library()?;
     fs::create_dir_all(folder).with_context(|| folder.display().to_string())?;
-    // SAFETY: null means the default library; the name of the curve is what follows "EC".
+    // SAFETY: null means the default library; the argument after "EC" is the name of the curve.
     let made = unsafe {
         (library.EVP_PKEY_Q_keygen)(ptr::null_mut(), ptr::null(), c"EC".as_ptr(), c"P-256".as_ptr())
     };
     let key = Owned::new(library, made, library.EVP_PKEY_free, "EVP_PKEY_Q_keygen")?;
     let certificate = sign(library, &key)?;
     let paths = (folder.join("cert.pem"), folder.join("key.pem"));
-    // SAFETY: the objects are ours and the file is open; null stands for no encryption and no password.
+    // SAFETY: we own the objects and the file is open; null means no encryption and no password.
     write_pem(library, &paths.0, |file| unsafe {
         (library.PEM_write_bio_X509)(file, certificate.0)
     })?;

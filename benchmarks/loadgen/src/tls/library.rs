@@ -1,7 +1,7 @@
-//! The functions of OpenSSL 3 that are needed, from the libssl that is there at run time.
+//! The required functions of OpenSSL 3, from the libssl that is found at run time.
 //!
-//! Loaded and not linked: the build needs neither headers nor minutes, and the raw server runs on the very library
-//! that CPython's `ssl` uses (the harness names it in `LOADGEN_LIBSSL`), so that the limit is that library's.
+//! The library is loaded, not linked. The build then needs no headers and is quick, and the raw server can use the very
+//! library of CPython's `ssl` (the harness names it in `LOADGEN_LIBSSL`), so that it shows the limit of that library.
 //!
 //! Source: the manual pages ssl(7) and crypto(7) of OpenSSL 3.
 
@@ -12,13 +12,13 @@ use std::sync::OnceLock;
 use anyhow::{Context as _, bail};
 use libloading::Library as SharedObject;
 
-/// OpenSSL's objects are only ever pointed to.
+/// A pointer to an object of OpenSSL, which is never dereferenced here.
 pub(crate) type Pointer = *mut c_void;
 
 const FIRST_VERSION: c_ulong = 0x3000_0000;
 const NAMES: [&str; 3] = ["libssl.so.3", "libssl.3.dylib", "libssl.so"];
 
-/// Declares the table of functions and how it is filled; a list of names and signatures must not be kept twice.
+/// Declares the table of functions and the code that fills it, so that names and signatures are listed only once.
 macro_rules! functions {
     ($($name:ident: fn($($argument:ty),* $(; $variadic:tt)?) $(-> $result:ty)?;)*) => {
         /// Each member is the function of the same name, with its C signature.
@@ -29,11 +29,11 @@ macro_rules! functions {
 
         impl Library {
             /// # Safety
-            /// The shared object is OpenSSL 3's libssl.
+            /// The shared object must be OpenSSL 3's libssl.
             unsafe fn from_shared(object: &SharedObject) -> Result<Self, libloading::Error> {
                 Ok(Self {
-                    // SAFETY: the signatures are those of OpenSSL 3's headers, which the caller vouches for; libcrypto's
-                    // functions are found through libssl, which depends on it.
+                    // SAFETY: the signatures are those of OpenSSL 3's headers, and the caller guarantees that library.
+                    // The functions of libcrypto are found through libssl, which depends on it.
                     $($name: unsafe { *object.get(concat!(stringify!($name), "\0").as_bytes())? },)*
                 })
             }
@@ -121,21 +121,21 @@ fn open() -> anyhow::Result<&'static Library> {
             names.join(", ")
         );
     };
-    // SAFETY: nothing but OpenSSL (and what imitates it) has this name; the version is checked before anything is called.
+    // SAFETY: only OpenSSL (or an imitation of it) has this name, and the version is checked before any other call.
     let library =
         unsafe { Library::from_shared(&object) }.context("this libssl is not OpenSSL 3 or later")?;
-    // SAFETY: takes nothing and changes nothing.
+    // SAFETY: the function has no arguments and no side effects.
     if unsafe { (library.OpenSSL_version_num)() } < FIRST_VERSION {
         bail!("OpenSSL 3 or later is needed");
     }
-    std::mem::forget(object); // the functions live as long as the process
+    std::mem::forget(object); // the functions are used until the process ends
     Ok(Box::leak(Box::new(library)))
 }
 
-/// The library, loaded at the first call.
+/// The library, which the first call loads.
 ///
 /// # Errors
-/// When there is no OpenSSL 3.
+/// If there is no OpenSSL 3.
 pub(crate) fn library() -> anyhow::Result<&'static Library> {
     static LOADED: OnceLock<&'static Library> = OnceLock::new();
     if let Some(library) = LOADED.get() {
@@ -146,7 +146,7 @@ pub(crate) fn library() -> anyhow::Result<&'static Library> {
 }
 
 impl Library {
-    /// `OpenSSL 3.0.19 27 Jan 2026`.
+    /// The version text, for example `OpenSSL 3.0.19 27 Jan 2026`.
     pub(crate) fn version(&self) -> String {
         // SAFETY: 0 asks for the version text, which is static.
         unsafe { CStr::from_ptr((self.OpenSSL_version)(0)) }
@@ -154,10 +154,10 @@ impl Library {
             .into_owned()
     }
 
-    /// The oldest error in the thread's queue, in words; the queue is empty afterwards.
+    /// The text of the oldest error in the thread's queue. The call empties the queue.
     pub(crate) fn take_error(&self) -> String {
         let mut text: [c_char; 256] = [0; 256];
-        // SAFETY: the buffer is as long as it says, and the text in it ends with a zero.
+        // SAFETY: the length is that of the buffer, and OpenSSL ends the text with a zero.
         unsafe {
             let code = (self.ERR_get_error)();
             (self.ERR_clear_error)();

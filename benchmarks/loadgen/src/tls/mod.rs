@@ -1,4 +1,4 @@
-//! TLS through OpenSSL: [`session`] is one side without a socket, [`stream`] puts it on one.
+//! TLS through OpenSSL: [`session`] is one side without a socket, [`stream`] connects it to one.
 
 pub(crate) mod certificate;
 mod library;

@@ -1,7 +1,7 @@
 //! One side of a TLS connection, without a socket: ciphertext in, plaintext out, and the other way round.
 //!
-//! OpenSSL reads from the slice that is being opened and appends to a `Vec` that is sent from, through a BIO of our own;
-//! a memory BIO would copy everything once more in either direction.
+//! OpenSSL uses a custom BIO, which reads from the slice that is being opened and appends to a `Vec` that is sent
+//! from. A memory BIO would copy all data once more in each direction.
 
 use std::ffi::{CString, c_char, c_int, c_long, c_void};
 use std::io;
@@ -22,22 +22,22 @@ const PEM: c_int = 1;
 const ERROR_WANT_READ: c_int = 2;
 const ERROR_ZERO_RETURN: c_int = 6;
 
-/// What is on its way between the two sides. OpenSSL's BIO points at it.
+/// Data on its way between the two sides. OpenSSL's BIO points to it.
 struct Transit {
-    /// The rest of the slice that is being opened; nothing outside of `open`.
+    /// The rest of the slice that is being opened; empty outside `open`.
     incoming: *const u8,
     incoming_len: usize,
-    /// Ciphertext that is to be sent, from `sent` on.
+    /// Ciphertext to send; the part before `sent` has been sent.
     outgoing: Vec<u8>,
     sent: usize,
 }
 
 /// # Safety
-/// As OpenSSL calls it: with a BIO whose data is a live [`Transit`], and a buffer of that length.
+/// To be called by OpenSSL only: the BIO's data must be a live [`Transit`], and the buffer must have that length.
 unsafe extern "C" fn read(bio: Pointer, buffer: *mut c_char, length: c_int) -> c_int {
     let Ok(library) = library() else { return -1 };
-    // SAFETY: the session put its boxed transit there and outlives the BIO; nothing else uses the transit during a call
-    // into OpenSSL, and the slice behind `incoming` is borrowed for all of it.
+    // SAFETY: the session set its boxed transit as the data and outlives the BIO. Nothing else uses the transit during
+    // a call into OpenSSL, and the slice behind `incoming` is borrowed for all of that call.
     unsafe {
         let transit = &mut *(library.BIO_get_data)(bio).cast::<Transit>();
         (library.BIO_clear_flags)(bio, BIO_READ_RETRY);
@@ -59,7 +59,7 @@ unsafe extern "C" fn read(bio: Pointer, buffer: *mut c_char, length: c_int) -> c
 /// As for [`read`].
 unsafe extern "C" fn write(bio: Pointer, bytes: *const c_char, length: c_int) -> c_int {
     let Ok(library) = library() else { return -1 };
-    // SAFETY: as in `read`; OpenSSL's bytes are as many as it says.
+    // SAFETY: as in `read`; OpenSSL passes the length of its bytes.
     unsafe {
         let transit = &mut *(library.BIO_get_data)(bio).cast::<Transit>();
         let count = usize::try_from(length).unwrap_or_default();
@@ -71,14 +71,14 @@ unsafe extern "C" fn write(bio: Pointer, bytes: *const c_char, length: c_int) ->
 }
 
 /// # Safety
-/// None of the arguments is used beyond its value.
+/// Always safe: no argument is used except by value.
 unsafe extern "C" fn control(_bio: Pointer, command: c_int, _number: c_long, _argument: Pointer) -> c_long {
     c_long::from(command == CTRL_FLUSH)
 }
 
-/// The method table of our BIO, one for all sessions of a context.
+/// The method table of the custom BIO, which all sessions of a context share.
 fn new_method(library: &Library) -> anyhow::Result<Pointer> {
-    // SAFETY: the functions have the signatures that OpenSSL asks for, and the name is static.
+    // SAFETY: the functions have the signatures that OpenSSL requires, and the name is static.
     unsafe {
         let method = (library.BIO_meth_new)(BIO_TYPE_SOURCE_SINK | 0x7f, c"transit".as_ptr());
         ensure!(!method.is_null(), "BIO_meth_new: {}", library.take_error());
@@ -89,7 +89,7 @@ fn new_method(library: &Library) -> anyhow::Result<Pointer> {
     }
 }
 
-/// What all sessions of one side share: TLS 1.3, OpenSSL's own choice of ciphers, no verification of the peer's name.
+/// What all sessions of one side share: TLS 1.3, OpenSSL's default ciphers, no verification of the peer's name.
 pub(crate) struct Context {
     library: &'static Library,
     raw: Pointer,
@@ -99,7 +99,7 @@ pub(crate) struct Context {
 
 impl Context {
     fn new(library: &'static Library, is_server: bool) -> anyhow::Result<Self> {
-        // SAFETY: a method table from OpenSSL itself; the result is checked before it is used.
+        // SAFETY: the method table comes from OpenSSL, and the result is checked before it is used.
         let raw = unsafe {
             let method = if is_server {
                 (library.TLS_server_method)()
@@ -110,7 +110,7 @@ impl Context {
         };
         ensure!(!raw.is_null(), "SSL_CTX_new: {}", library.take_error());
         let method = new_method(library)?;
-        // SAFETY: the context was just made; this control takes a number and no pointer.
+        // SAFETY: the context was just created; this control takes a number, not a pointer.
         let set = unsafe { (library.SSL_CTX_ctrl)(raw, SET_MIN_PROTOCOL, TLS_1_3, ptr::null_mut()) };
         ensure!(set == 1, "TLS 1.3 is not there: {}", library.take_error());
         Ok(Self {
@@ -122,19 +122,19 @@ impl Context {
     }
 
     /// # Errors
-    /// When there is no OpenSSL 3.
+    /// If there is no OpenSSL 3.
     pub(crate) fn client() -> anyhow::Result<Self> {
         Self::new(library()?, false)
     }
 
     /// # Errors
-    /// When there is no OpenSSL 3, or the files are no certificate and its key (PEM).
+    /// If there is no OpenSSL 3, or if the files are not a certificate and its key in PEM form.
     pub(crate) fn server(certificate: &Path, key: &Path) -> anyhow::Result<Self> {
         let library = library()?;
         let made = Self::new(library, true)?;
         let certificate = CString::new(certificate.as_os_str().as_bytes())?;
         let key = CString::new(key.as_os_str().as_bytes())?;
-        // SAFETY: the context is ours, and the paths end with a zero.
+        // SAFETY: we own the context, and the paths end with a zero.
         let outcome = unsafe {
             if (library.SSL_CTX_use_certificate_chain_file)(made.raw, certificate.as_ptr()) == 1 {
                 (library.SSL_CTX_use_PrivateKey_file)(made.raw, key.as_ptr(), PEM)
@@ -149,7 +149,7 @@ impl Context {
     /// A new session, which begins with a full handshake.
     ///
     /// # Errors
-    /// When OpenSSL has no memory.
+    /// If OpenSSL runs out of memory.
     pub(crate) fn session(&self) -> anyhow::Result<Session> {
         let library = self.library;
         let mut transit = Box::new(Transit {
@@ -158,8 +158,8 @@ impl Context {
             outgoing: Vec::new(),
             sent: 0,
         });
-        // SAFETY: results are checked before they are used; the session owns the BIO from SSL_set_bio on, and the transit
-        // that the BIO points to is boxed, so that it stays where it is when the session moves.
+        // SAFETY: results are checked before they are used. The session owns the BIO from SSL_set_bio on. The BIO
+        // points to the transit, which is boxed and therefore stays in place when the session moves.
         unsafe {
             let ssl = (library.SSL_new)(self.raw);
             let bio = (library.BIO_new)(self.method);
@@ -188,13 +188,13 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: the context is ours; sessions have references of their own. The method table is left alone, since a
+        // SAFETY: we own the context; sessions have references of their own. The method table is not freed, because a
         // session may still use it.
         unsafe { (self.library.SSL_CTX_free)(self.raw) };
     }
 }
 
-/// What a session leaves behind for a later one that resumes it.
+/// What a session leaves behind, so that a later one can resume it.
 pub(crate) struct Ticket {
     library: &'static Library,
     raw: Pointer,
@@ -202,7 +202,7 @@ pub(crate) struct Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        // SAFETY: the reference is ours.
+        // SAFETY: we own the reference.
         unsafe { (self.library.SSL_SESSION_free)(self.raw) };
     }
 }
@@ -215,24 +215,25 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Does the handshake as far as it goes without the peer's next message; true when it is complete.
+    /// Does as much of the handshake as is possible without another message from the peer. Returns true when it is
+    /// complete.
     ///
     /// # Errors
-    /// When the peer is refused or refuses.
+    /// If either side refuses the handshake.
     pub(crate) fn handshake(&mut self) -> io::Result<bool> {
-        // SAFETY: the session is ours.
+        // SAFETY: we own the session.
         let outcome = unsafe { (self.library.SSL_do_handshake)(self.ssl) };
         Ok(self.check(outcome)? > 0)
     }
 
     pub(crate) fn is_established(&self) -> bool {
-        // SAFETY: the session is ours.
+        // SAFETY: we own the session.
         unsafe { (self.library.SSL_is_init_finished)(self.ssl) == 1 }
     }
 
-    /// The ticket that the server has sent, if it has.
+    /// The ticket that the server has sent, if any.
     pub(crate) fn ticket(&self) -> Option<Ticket> {
-        // SAFETY: the session is ours; the reference that is returned becomes the ticket's.
+        // SAFETY: we own the session; the returned reference becomes the ticket's.
         unsafe {
             let raw = (self.library.SSL_get1_session)(self.ssl);
             if raw.is_null() {
@@ -246,32 +247,32 @@ impl Session {
         }
     }
 
-    /// Resumes the session that left this ticket. To be called before the handshake.
+    /// Resumes the session that left this ticket. Must be called before the handshake.
     ///
     /// # Errors
-    /// When OpenSSL does not take it.
+    /// If OpenSSL rejects the ticket.
     pub(crate) fn resume(&mut self, ticket: &Ticket) -> io::Result<()> {
-        // SAFETY: both are ours; OpenSSL takes a reference of its own.
+        // SAFETY: we own both; OpenSSL takes a reference of its own.
         let outcome = unsafe { (self.library.SSL_set_session)(self.ssl, ticket.raw) };
         self.check(outcome).map(drop)
     }
 
-    /// Did the server resume a session?
+    /// Whether the server has resumed a session.
     pub(crate) fn is_resumed(&self) -> bool {
-        // SAFETY: the session is ours.
+        // SAFETY: we own the session.
         unsafe { (self.library.SSL_session_reused)(self.ssl) == 1 }
     }
 
-    /// Has the peer said that it sends no more (`close_notify`)?
+    /// Whether the peer has announced the end of its data (`close_notify`).
     pub(crate) fn has_ended(&self) -> bool {
         self.has_ended
     }
 
-    /// Takes in what the socket gave, all of it, and returns the length of the plaintext, which stands at the beginning of
-    /// `plain`; that must be at least as long as the ciphertext. The handshake is a part of this.
+    /// Consumes all of the ciphertext that the socket returned, handshake messages included. Writes the plaintext to
+    /// the start of `plain`, which must be at least as long as the ciphertext, and returns its length.
     ///
     /// # Errors
-    /// What OpenSSL finds wrong with it.
+    /// If OpenSSL rejects the ciphertext.
     pub(crate) fn open(&mut self, ciphertext: &[u8], plain: &mut [u8]) -> io::Result<usize> {
         self.transit.incoming = ciphertext.as_ptr();
         self.transit.incoming_len = ciphertext.len();
@@ -284,7 +285,7 @@ impl Session {
         let mut length = 0;
         loop {
             let room = c_int::try_from(plain.len() - length).unwrap_or(c_int::MAX);
-            // SAFETY: the place is as long as it says; the incoming slice is borrowed by the caller.
+            // SAFETY: the buffer has the given length, and the caller borrows the incoming slice.
             let outcome =
                 unsafe { (self.library.SSL_read)(self.ssl, plain[length..].as_mut_ptr().cast(), room) };
             match usize::try_from(self.check(outcome)?) {
@@ -294,23 +295,23 @@ impl Session {
         }
     }
 
-    /// Encrypts all of it; false, and nothing done, while the handshake is under way.
+    /// Encrypts all of it. Returns false, without doing anything, while the handshake is under way.
     ///
     /// # Errors
-    /// When the session has failed or is shut down.
+    /// If the session has failed or is shut down.
     pub(crate) fn seal(&mut self, plain: &[u8]) -> io::Result<bool> {
         if !self.is_established() {
             return Ok(false);
         }
         let length = c_int::try_from(plain.len()).map_err(io::Error::other)?;
-        // SAFETY: pointer and length are those of a slice.
+        // SAFETY: pointer and length come from a slice.
         let outcome = unsafe { (self.library.SSL_write)(self.ssl, plain.as_ptr().cast::<c_void>(), length) };
         Ok(self.check(outcome)? == length)
     }
 
-    /// Says that nothing more will be sent (`close_notify`).
+    /// Announces the end of our data (`close_notify`).
     pub(crate) fn shut_down(&mut self) {
-        // SAFETY: the session is ours. A session that cannot say it any more is closed anyway.
+        // SAFETY: we own the session. If it can no longer send this, it is closed anyway.
         unsafe {
             if (self.library.SSL_shutdown)(self.ssl) < 0 {
                 (self.library.ERR_clear_error)();
@@ -318,12 +319,12 @@ impl Session {
         }
     }
 
-    /// Ciphertext for the socket.
+    /// Ciphertext to send to the socket.
     pub(crate) fn outgoing(&self) -> &[u8] {
         &self.transit.outgoing[self.transit.sent..]
     }
 
-    /// So many bytes of it are with the socket.
+    /// Removes `count` bytes that the socket has taken.
     pub(crate) fn take_outgoing(&mut self, count: usize) {
         let transit = &mut *self.transit;
         transit.sent += count;
@@ -333,12 +334,12 @@ impl Session {
         }
     }
 
-    /// A call's result: positive as it is, 0 when the peer must send something first or has ended.
+    /// Returns a positive result as it is, and 0 if the peer must send something first or has ended.
     fn check(&mut self, outcome: c_int) -> io::Result<c_int> {
         if outcome > 0 {
             return Ok(outcome);
         }
-        // SAFETY: the session is ours, and this is the result of its last call.
+        // SAFETY: we own the session, and this is the result of its last call.
         match unsafe { (self.library.SSL_get_error)(self.ssl, outcome) } {
             ERROR_WANT_READ => Ok(0),
             ERROR_ZERO_RETURN => {
@@ -352,7 +353,7 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // SAFETY: the session is ours, and frees its BIO; the transit is dropped after this.
+        // SAFETY: we own the session, which frees its BIO; the transit is dropped afterwards.
         unsafe { (self.library.SSL_free)(self.ssl) };
     }
 }

@@ -1,4 +1,4 @@
-//! A client's TLS session on a nonblocking socket, as the engine reads and writes any stream.
+//! A client's TLS session on a nonblocking socket, with the interface of any other stream of the engine.
 
 use std::cell::RefCell;
 use std::io::{self, Read, Write};
@@ -10,19 +10,19 @@ use mio::{Interest, Registry, Token};
 use super::session::{Context, Session, Ticket};
 use crate::wire::Wire;
 
-/// Room for ciphertext, shared by all connections of the thread.
+/// A buffer for ciphertext, shared by all connections of the thread.
 pub(crate) type Scratch = Rc<RefCell<Vec<u8>>>;
 
-/// The most plaintext that one record holds.
+/// The maximum plaintext in one record.
 const RECORD_LEN: usize = 16_384;
 
 pub(crate) struct TlsStream<S> {
     socket: S,
     session: Session,
     scratch: Scratch,
-    /// Plaintext that is encrypted before it is sent: one record, or all that is written.
+    /// The amount of plaintext to encrypt before sending: one record, or all of a write.
     sealed_at_once: usize,
-    /// Did the last read leave something in the socket?
+    /// Whether the last read may have left data in the socket.
     may_hold_more: bool,
     has_socket_ended: bool,
 }
@@ -31,7 +31,7 @@ impl<S: Read + Write> TlsStream<S> {
     /// The handshake begins with the first read, write or flush.
     ///
     /// # Errors
-    /// When OpenSSL has no memory.
+    /// If OpenSSL runs out of memory.
     pub(crate) fn new(
         socket: S,
         context: &Context,
@@ -51,7 +51,7 @@ impl<S: Read + Write> TlsStream<S> {
     /// Completes the handshake on a blocking socket.
     ///
     /// # Errors
-    /// When the server refuses, ends or does not answer in the socket's time.
+    /// If the server refuses, closes the connection, or does not answer within the socket's timeout.
     pub(crate) fn establish(&mut self) -> io::Result<()> {
         let mut plain = vec![0; self.scratch.borrow().len()];
         while !self.session.handshake()? {
@@ -69,19 +69,19 @@ impl<S: Read + Write> TlsStream<S> {
         self.flush()
     }
 
-    /// Sends the first message, if that has not been done; reading does the rest.
+    /// Sends the first message if that was not done yet. Reads do the rest of the handshake.
     ///
     /// # Errors
-    /// What send says, except that it would block.
+    /// If the send fails, except when it would block.
     pub(crate) fn start_handshake(&mut self) -> io::Result<()> {
         self.session.handshake()?;
         self.flush()
     }
 
-    /// The same session on the same socket in another form.
+    /// Moves the session to a converted form of its socket.
     ///
     /// # Errors
-    /// What the change of form says.
+    /// If `change` fails.
     pub(crate) fn convert<T>(self, change: impl FnOnce(S) -> io::Result<T>) -> io::Result<TlsStream<T>> {
         Ok(TlsStream {
             socket: change(self.socket)?,
@@ -100,28 +100,28 @@ impl<S: Read + Write> TlsStream<S> {
     /// Resumes an earlier session.
     ///
     /// # Errors
-    /// When OpenSSL does not take the ticket.
+    /// If OpenSSL rejects the ticket.
     pub(crate) fn resume(&mut self, ticket: &Ticket) -> io::Result<()> {
         self.session.resume(ticket)
     }
 
-    /// Says that nothing more will be sent.
+    /// Sends `close_notify`: nothing more will be sent.
     ///
     /// # Errors
-    /// What send says, except that it would block.
+    /// If the send fails, except when it would block.
     pub(crate) fn shut_down(&mut self) -> io::Result<()> {
         self.session.shut_down();
         self.flush()
     }
 
-    /// Has the socket been read up to its end?
+    /// Whether the socket has been read to its end.
     pub(crate) fn has_socket_ended(&self) -> bool {
         self.has_socket_ended
     }
 }
 
 impl<S: Read + Write> Read for TlsStream<S> {
-    /// Plaintext; 0 at the end. `buffer` is at least as long as the scratch.
+    /// Returns plaintext; 0 bytes at the end. `buffer` must be at least as long as the scratch buffer.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let scratch = Rc::clone(&self.scratch);
         let mut ciphertext = scratch.borrow_mut();
@@ -142,7 +142,7 @@ impl<S: Read + Write> Read for TlsStream<S> {
 }
 
 impl<S: Read + Write> Write for TlsStream<S> {
-    /// What is taken is taken completely; of its ciphertext, `flush` sends what does not fit into the socket.
+    /// Accepts bytes only as a whole. `flush` sends the part of their ciphertext that does not fit into the socket yet.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if !self.session.is_established() {
             self.session.handshake()?;
@@ -162,7 +162,7 @@ impl<S: Read + Write> Write for TlsStream<S> {
         Ok(taken)
     }
 
-    /// Sends what the socket takes now.
+    /// Sends as much as the socket takes now.
     fn flush(&mut self) -> io::Result<()> {
         while !self.session.outgoing().is_empty() {
             match self.socket.write(self.session.outgoing()) {
