@@ -39,7 +39,8 @@ class UnsupportedError(Exception):
 @functools.cache
 def loadgen() -> str:
     """Return the path of the load generator, after building it if cargo is installed. GRAPESHOT_LOADGEN overrides
-    the path."""
+    the path.
+    """
     name_libssl()
     named = os.environ.get("GRAPESHOT_LOADGEN")
     if named:
@@ -87,7 +88,8 @@ def scratch_folder() -> tempfile.TemporaryDirectory[str]:
 @functools.cache
 def certificate() -> str:
     """Return a folder with a new self-signed certificate and its key. The folder is removed when this process
-    ends."""
+    ends.
+    """
     folder = f"{scratch_folder().name}/certificate"
     subprocess.run([loadgen(), "certificate", folder], check=True)
     return folder
@@ -152,7 +154,8 @@ _socket_numbers = itertools.count()
 
 def raw_options(kind: str) -> list[str]:
     """Return the raw server's arguments for this kind. Every kind of Python stream server has the same raw
-    counterpart."""
+    counterpart.
+    """
     if kind == "tls":
         return ["--tls", certificate()]
     if kind == "udp":
@@ -188,7 +191,8 @@ def server_command(kind: str, loop: str, serving: dict[str, object] | None = Non
 
 class Server(Child):
     """A server of benchmarks.servers (or the raw one) on the server's core, or on the load's core if it is not
-    measured."""
+    measured.
+    """
 
     def __init__(
         self,

@@ -47,7 +47,8 @@ def same_versions(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
 
 def common(before: dict[str, Any], after: dict[str, Any]) -> Iterator[tuple[str, str | None, Interval, Interval]]:
     """Yield the rows that both have with enough runs: name, the peer that divides both numbers, number before and
-    now."""
+    now.
+    """
     earlier = {outcome["name"]: outcome for outcome in before["cases"]}
     same = same_versions(before, after)
     for outcome in after["cases"]:

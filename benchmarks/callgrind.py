@@ -144,7 +144,8 @@ def layout(number: int) -> Iterator[None]:
 
 def fewest(count: Count, bound: float) -> float:
     """Return the instructions per operation. If they exceed the bound, try more memory layouts and return the
-    fewest."""
+    fewest.
+    """
     found = math.inf
     for number in range(LAYOUTS):
         with layout(number), tempfile.TemporaryDirectory() as folder:
@@ -156,7 +157,8 @@ def fewest(count: Count, bound: float) -> float:
 
 def check_bounds(file: Path = BOUNDS) -> int:
     """Count the cases of `file` for this interpreter. Return 1 if one is above its bound or cannot be counted,
-    else 0."""
+    else 0.
+    """
     known = tomllib.loads(file.read_text(encoding="utf-8"))
     bounds = known["interpreter"].get(interpreter())
     if bounds is None:

@@ -1,5 +1,6 @@
 """The cases of the loop itself under closed-loop load, with the bounds that they must keep. See also
-`services.py`."""
+`services.py`.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ def _echo(
     read_len: int | None = None,
 ) -> Case:
     """Build an echo case. `variant` and `note` distinguish its name and title from the usual case of the same
-    size."""
+    size.
+    """
     echo = ECHOES[kind]
     size_text = f"{size // KIB} KiB" if size >= KIB else f"{size} B"
     name = f"{kind}-{size_text.partition(' ')[0]}{'k' if size >= KIB else ''}-{connections}"

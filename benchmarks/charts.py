@@ -100,7 +100,8 @@ def svg(figure: Figure, tips: Sequence[str] = (), colours: dict[str, str] | None
 
 def relative(outcome: Outcome, loop: str, peer: str) -> Interval | None:
     """Return the ratio to the peer. Only grapeshot's ratio is computed run by run, so only that one has an
-    interval."""
+    interval.
+    """
     if loop == OURS:
         return ratio(outcome, peer)
     own, other = median(outcome, loop), median(outcome, peer)
@@ -115,7 +116,8 @@ def ratio_label(value: float) -> str:
 
 def draw_ratios(axes: Axes, rows: Sequence[tuple[str, Outcome, str]], loops: Sequence[str], theme: Theme) -> list[str]:
     """Draw a line per row (title, outcome, the peer that is 1), with a mark per loop. Return the tooltips of the
-    marks."""
+    marks.
+    """
     tips: list[str] = []
 
     def tip(artist: Any, text: str) -> None:

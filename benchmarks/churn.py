@@ -40,7 +40,8 @@ class Round:
 
 def run_round(address: str, seconds: float, at_a_time: int) -> tuple[int, int]:
     """Run one round of both loads. Return how many connections came and went, and the messages on those that
-    stayed."""
+    stayed.
+    """
     churn: dict[str, object] = {"connections": at_a_time, "messages": 2, "size": 512, "reset_every": 7}
     churn |= {"leave_every": 11, "duration": seconds}
     steady: dict[str, object] = {"connections": 20, "size": 4096, "depth": 2, "verify_every": 1, "duration": seconds}

@@ -60,7 +60,8 @@ async def redis_client(address: str) -> AsyncIterator[Operation]:
 @asynccontextmanager
 async def asyncpg_client(address: str) -> AsyncIterator[Operation]:
     """Run a prepared statement with asyncpg; each worker has a connection. The address is the folder of the
-    server's socket."""
+    server's socket.
+    """
     import asyncpg
 
     count = AT_A_TIME["asyncpg"]

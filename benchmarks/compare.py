@@ -100,7 +100,8 @@ def prepare(case: Case, loops: Sequence[str], settings: Any) -> tuple[dict[str, 
 
 def run_case(case: Case, loops: Sequence[str], runs: int, settings: Any, screen: Screen) -> dict[str, Any]:
     """Do all runs of one case. A loop that fails or lacks the feature sits out the remaining runs; the reason is
-    kept."""
+    kept.
+    """
     samples: dict[str, list[Sample]] = {loop: [] for loop in loops}
     failures: dict[str, str] = {}
     unsupported: dict[str, str] = {}

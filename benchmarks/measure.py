@@ -149,7 +149,8 @@ def load_case(
     **options: object,
 ) -> Case:
     """Build a case of a closed-loop load. `serving` are options of the server; all others go to the load
-    generator."""
+    generator.
+    """
 
     def measure(loop: str, settings: Settings) -> Sample:
         return load_sample(kind, mode, loop, settings, options, serving)

@@ -165,7 +165,8 @@ def _client(kind: str, title: str) -> Case:
 
 def _pending_timers(count: int) -> Case:
     """Build a case for `count` pending timers; any count except 1000 is replaced with the number from the
-    settings."""
+    settings.
+    """
 
     def measure(loop: str, settings: Settings) -> Sample:
         many = count if count == 1000 else settings.many_timers

@@ -2,7 +2,7 @@
 
 A test that uses the fixture `loop` (or `new_loop`) runs once per kind of loop: on asyncio's own loop (which checks the
 test itself), on uvloop if it is installed (known deviations are marked), and on grapeshot. No test skips grapeshot: if
-it cannot be imported, its tests fail. `TEST_LOOPS="grapeshot"` in the environment restricts the tests to that kind.
+it cannot be imported, its tests fail. To restrict the kinds, set the environment variable `TEST_LOOPS="grapeshot"`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ import pytest
 from leftovers import Leftovers
 from support import coro_is_available, expect_failure, has_uvloop, loop_factory
 
-# How long a phase of a test may take: its setup, its body or its teardown. Tests that run once per kind of loop are
-# short; other tests start programs, compile, or build the site.
+# The time limit for each phase of a test: its setup, its body and its teardown. Tests that run once per kind of loop
+# are short; other tests start programs, compile, or build the site.
 LOOP_TEST_S = float(os.environ.get("TEST_WATCHDOG_S", "30"))
 OTHER_TEST_S = 300.0
-# After the first interruption, the same phase is interrupted again at this interval: a handler or the next fixture may
-# hang too.
+# After the first interruption, the same phase is interrupted again at this interval, because a handler or the next
+# fixture may hang too.
 AGAIN_S = 5.0
-# If the phase still has not ended this long after the limit, the process is ended, because a signal does not interrupt
-# native code that hangs. pytest-xdist starts a new process and continues.
+# If the phase still has not ended this long after the limit, the process is ended, because a signal does not
+# interrupt native code that hangs. pytest-xdist then starts a new process and continues.
 GRACE_S = float(os.environ.get("TEST_GRACE_S", "60"))
 
 _stderr_fd = -1
@@ -42,7 +42,7 @@ _stderr_fd = -1
 
 def pytest_configure(config: pytest.Config) -> None:
     global _stderr_fd
-    _stderr_fd = os.dup(2)  # the real stderr, because capturing has not begun yet
+    _stderr_fd = os.dup(2)  # the real stderr, because pytest does not capture yet
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell makes background processes ignore Ctrl-C, and programs that the tests start would inherit that.
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -88,14 +88,14 @@ def pytest_collection_finish() -> None:
     coro_is_available()  # imports grapeshot.coro, which replaces functions of asyncio
     if has_uvloop():
         loop_factory("uvloop")().close()  # libuv opens a pipe for signals with its first loop, and keeps it open
-    # Objects that exist now need not be scanned by the collections after each test.
+    # The collections after each test need not scan the objects that exist now.
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def imports_stay() -> Iterator[None]:
-    """Excludes the objects that a test module has imported from later collections."""
+    """Exclude the objects that a test module has imported from later collections."""
     yield
     gc.collect()
     gc.freeze()
@@ -108,7 +108,7 @@ def _kind(item: pytest.Item) -> str | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Runs an `async def` test on its `loop` fixture."""
+    """Run an `async def` test on its `loop` fixture."""
     function = pyfuncitem.obj
     loop = pyfuncitem.funcargs.get("loop")
     if loop is None or not inspect.iscoroutinefunction(function):
@@ -156,7 +156,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 
 
 def _in_time(item: pytest.Item) -> Iterator[None]:
-    """Interrupts a phase of the test that takes too long. The run continues with the next fixture, or the next test."""
+    """Interrupt a phase of the test that takes too long. The run continues with the next fixture, or the next test."""
     seconds = _watchdog_s(item)
     before = signal.signal(signal.SIGALRM, _end_phase)
     signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)
@@ -183,7 +183,7 @@ def _watchdog_s(item: pytest.Item) -> float:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `--dist loadfile`: does not run a test again whose process has ended during the test.
+    """With `--dist loadfile`: do not run a test again if its process ended during the test.
 
     pytest-xdist's own scheduler would run it in a new process, which would probably end too, and so on.
     """
@@ -212,7 +212,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(autouse=True)
 def _leftovers(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Checks that the test leaves the process with the same threads, descriptors, children and settings as before."""
+    """Check that the test leaves the process with the same threads, descriptors, children and settings as before."""
     before = Leftovers()
     yield
     if request.node.get_closest_marker("no_audit"):
@@ -221,13 +221,13 @@ def _leftovers(request: pytest.FixtureRequest) -> Iterator[None]:
         before.restore()
         return
     if _kind(request.node) is None:
-        gc.collect()  # so that messages of destructors come in this test; for tests on a loop `_audit` collects
+        gc.collect()  # so that destructors print their messages during this test; `_audit` collects for tests on a loop
     found = before.found()
     assert not found, f"left behind by the test: {found}"
 
 
 def _leaks(item: pytest.Item) -> bool:
-    """Whether the test's kind of loop is known to leak here."""
+    """Whether the test's kind of loop is known to leak in this test."""
     kind = _kind(item)
     return any(kind in marker.kwargs for marker in item.iter_markers("leaks_on"))
 
@@ -236,7 +236,7 @@ _LOOP_OBJECTS = (asyncio.BaseProtocol, asyncio.BaseTransport, asyncio.Handle, as
 
 
 def _loop_objects() -> dict[int, object]:
-    """Live protocols, transports, handles and futures. None of them may outlive its test."""
+    """Return live protocols, transports, handles and futures. None of them may outlive its test."""
     return {
         id(thing): thing
         for thing in gc.get_objects()
@@ -245,7 +245,7 @@ def _loop_objects() -> dict[int, object]:
 
 
 def _left_objects(before: set[int]) -> list[str]:
-    """Loop objects that are not in `before`. This waits a moment for threads that have not released one yet."""
+    """Return loop objects that are not in `before`, after a short wait for threads that may still hold references."""
     deadline = time.monotonic() + 2
     while True:
         left = [repr(thing)[:300] for key, thing in _loop_objects().items() if key not in before]
@@ -267,7 +267,7 @@ def _audit(loop_kind: str, _leftovers: None, request: pytest.FixtureRequest) -> 
     sys.unraisablehook = on_unraisable
     threading.excepthook = lambda args: in_threads.append(repr(args.exc_value))
     gc.collect()
-    unraisable.clear()  # these come from an earlier test that failed, because its report has kept its frames alive
+    unraisable.clear()  # these belong to an earlier failed test, whose report kept its frames alive
     objects = set(_loop_objects())
     try:
         yield
@@ -310,7 +310,9 @@ def _contexts(_audit: None) -> Iterator[Contexts]:
 
 @pytest.fixture
 def reported(_contexts: Contexts) -> Contexts:
-    """The contexts that reached the loop's exception handler. Without this fixture any such context fails the test."""
+    """Gives the test the contexts that reach the loop's exception handler. Without this fixture, a context fails the
+    test.
+    """
     _contexts.expected = True
     return _contexts
 
@@ -337,7 +339,7 @@ def _finish(loop: asyncio.AbstractEventLoop) -> None:
 
 @pytest.fixture
 def new_loop(loop_kind: str, _audit: None) -> Iterator[Callable[[], asyncio.AbstractEventLoop]]:
-    """A factory of loops with their default settings. The fixture closes loops that are still open after the test."""
+    """A factory of loops with default settings. The fixture closes the loops that are still open after the test."""
     factory = loop_factory(loop_kind)
     made: list[asyncio.AbstractEventLoop] = []
 

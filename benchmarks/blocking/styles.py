@@ -1,5 +1,6 @@
 """Ways to write a blocking-style server. They all have the same few methods, so that one program measures them
-all."""
+all.
+"""
 
 from __future__ import annotations
 

@@ -39,7 +39,8 @@ def summary(took: list[Taken]) -> dict[str, float]:
 
 def measure(take: Callable[[], Taken], cpu_s: float, rounds: int | None = None) -> dict[str, float]:
     """Run rounds until `cpu_s` are spent (at least three), after a warm-up of a quarter of that; or exactly
-    `rounds`."""
+    `rounds`.
+    """
     took: list[Taken] = []
 
     def take_rounds(enough_s: float) -> None:

@@ -34,7 +34,8 @@ def sync_probe(function: Probe) -> Probe:
 
 def probe(function: Callable[[Any], Coroutine[Any, Any, Any]]) -> None:
     """Register a probe that is a coroutine function of the running loop; any call of the exception handler fails
-    it."""
+    it.
+    """
 
     def run(factory: Callable[[], Loop]) -> None:
         contexts: list[dict[str, Any]] = []
@@ -68,7 +69,8 @@ def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
 
 async def received(sock: socket.socket) -> bytes:
     """Return the next bytes that arrive at the other end, which the loop does not manage; b"" at the end of the
-    stream."""
+    stream.
+    """
     sock.setblocking(False)
     give_up_s = time.monotonic() + CAP_S
     while True:

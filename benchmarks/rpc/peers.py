@@ -184,7 +184,8 @@ class Rpyc:
 
 class RpycThreads(Rpyc):
     """rpyc with a thread for each caller and one that receives, so that callers are written as for the other
-    peers."""
+    peers.
+    """
 
     def drive(self, port: int, callers: int, payload: bytes, measure: Callable[[Round], None]) -> None:
         import rpyc

@@ -1,7 +1,7 @@
-"""Blocking clients, used as their manuals say, for blocking_program.py.
+"""Blocking clients for blocking_program.py, used as their manuals recommend.
 
-Each class is one library. `ask` is one call, which waits in the server and returns the number that it was given.
-`attempt` speaks to a server that gives trouble. Nothing here knows of coros.
+Each class wraps one library. `ask` makes one call, which waits in the server and returns the number that it was given.
+`attempt` calls a server that misbehaves. Nothing in this module knows about coros.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LONG_S = 60
 
 
 class Library:
-    needs: tuple[str, ...] = ()  # modules that take long to import
+    needs: tuple[str, ...] = ()  # modules that are slow to import
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         self.arguments = arguments
@@ -27,10 +27,10 @@ class Library:
             importlib.import_module(name)
 
     def open(self) -> None:
-        """Make what the threads that ask share."""
+        """Create what the calling threads share."""
 
     def close(self) -> None:
-        """End that."""
+        """Close what `open` created."""
 
     def ask(self, number: int) -> int:
         raise NotImplementedError
@@ -179,7 +179,7 @@ class Psycopg(Library):
 
 
 class Psycopg2(Psycopg):
-    """With a callback of its own for programs with cooperative threads."""
+    """psycopg2 with the wait callback that it offers to programs with cooperative threads."""
 
     needs = ("psycopg2.extensions", "psycopg2.extras")
 
@@ -197,7 +197,7 @@ class Psycopg2(Psycopg):
 
 
 class Django(Library):
-    """Its ORM on PostgreSQL: each thread has a connection of its own."""
+    """Django's ORM on PostgreSQL: each thread has a connection of its own."""
 
     needs = ("django.conf", "django.db", "django.db.backends.postgresql.base")
 
@@ -357,7 +357,7 @@ class Ftp(Library):
 
 
 class Meeting:
-    """Lets all go when all have come, as the slow servers do."""
+    """A barrier: releases all threads when all of them have arrived, as the slow servers do."""
 
     def __init__(self) -> None:
         self.barrier = threading.Barrier(COUNT)
@@ -368,7 +368,7 @@ class Meeting:
 
 
 class Threaded(Library):
-    """A server of the library in this process, with a thread for each connection."""
+    """A server from the library, which runs in this process with a thread for each connection."""
 
     def open(self) -> None:
         self.meeting = Meeting()
@@ -462,13 +462,13 @@ class Thrift(Library):
         self.meeting = Meeting()
         self.listening = TServerSocket(HOST, 0, socket_family=socket.AF_INET)
         self.listening.listen()
-        self.listening.listen = lambda: None  # it does so again, on another port
+        self.listening.listen = lambda: None  # the server calls it again, on another port
         server = TThreadedServer(self, self.listening, daemon=True)
-        # There is no way to stop it, but the end of the program.
+        # Only the end of the program stops it.
         threading.Thread(target=server.serve, daemon=True).start()
 
     def process(self, incoming: Any, outgoing: Any) -> None:
-        """Answer one call; the server's interface for processors."""
+        """Answer one call. Thrift's servers call this method."""
         from thrift.Thrift import TMessageType
 
         name, _, number = incoming.readMessageBegin()

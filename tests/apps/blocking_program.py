@@ -1,7 +1,8 @@
 """The program that test_blocking_libraries.py runs: `blocking_program.py PLACE JOBS`.
 
-It is a blocking program with threads. PLACE says what these are: `threads` or `coros`. With coros an asyncio task runs
-on the same loop. The jobs are done one after the other. What each has seen is printed as JSON, by its name.
+It is a blocking program with threads. PLACE says what the threads are: `threads` or `coros`. With coros, an asyncio
+task runs on the same loop. The jobs are done one after the other. The program prints what each job saw, by the job's
+name, as JSON.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Seen = dict[str, Any]
 
 
 def describe(error: BaseException | None) -> list[str]:
-    """The types of an error and of what it was raised from."""
+    """Return the types of an error and of the errors that it was raised from."""
     types: list[str] = []
     while error is not None:
         types.append(f"{type(error).__module__}.{type(error).__qualname__}")
@@ -37,7 +38,7 @@ def describe(error: BaseException | None) -> list[str]:
 
 
 def overlap(library: Library) -> Seen:
-    """COUNT calls at once."""
+    """Make COUNT calls at once."""
     answers: dict[int, Any] = {}
 
     def work(number: int) -> None:
@@ -58,7 +59,7 @@ def overlap(library: Library) -> Seen:
 
 
 def troubles(library: Library, ports: dict[str, int]) -> Seen:
-    """What a call raises for servers that give trouble."""
+    """Return what a call raises for each of the servers that misbehave."""
     raised: Seen = {}
     for name, port in ports.items():
         try:
@@ -79,7 +80,7 @@ def do(library: Library, task: dict[str, Any]) -> Seen:
 
 
 async def beside_asyncio(job: Callable[[], Seen]) -> Seen:
-    """Do a job in a coro, beside a task of asyncio's that counts."""
+    """Do a job in a coro, while an asyncio task counts."""
     ticks, longest_s = 0, 0.0
 
     async def tick() -> None:
@@ -110,5 +111,5 @@ def main() -> None:
 
 
 if sys.argv[1] == "coros":
-    coro.set_latency_warning(0)  # to make a client may take long, and the machine may be busy
+    coro.set_latency_warning(0)  # making a client may take long, and the machine may be busy
 main()

@@ -1,4 +1,4 @@
-"""Certificates for localhost and 127.0.0.1 from an authority that exists for one run of the tests."""
+"""Certificates for localhost and 127.0.0.1, from an authority that exists only for one run of the tests."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ class Certificates:
         return context
 
     def for_client(self) -> ssl.SSLContext:
-        """Trusts the authority, and only it."""
+        """Return a context that trusts only this authority."""
         return ssl.create_default_context(cafile=str(self.authority_file))

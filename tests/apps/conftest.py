@@ -31,13 +31,13 @@ def _enough_descriptors() -> None:
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """For localhost and 127.0.0.1."""
+    """Certificates for localhost and 127.0.0.1."""
     return Certificates(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(scope="session")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment where GRAPESHOT_INSTALL counts."""
+    """The interpreter of a virtual environment where `grapeshot enable` was run, so that GRAPESHOT_INSTALL works."""
     folder = tmp_path_factory.mktemp("environment")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     packages = next(iter((folder / "lib").glob("python*/site-packages")))

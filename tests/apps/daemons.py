@@ -1,7 +1,7 @@
 """Server programs that the tests start: on free ports, in a temporary directory, stopped at the end.
 
-The tests use no server that already runs on the machine. pytest starts each server once; the tests share it and
-choose names of their own in it.
+The tests never use a server that already runs on the machine. pytest starts each server once. The tests share it, so
+they choose names of their own in it.
 """
 
 from __future__ import annotations
@@ -24,35 +24,36 @@ from tests.support import HOST, free_port
 
 START_CAP_S = 60.0
 STOP_CAP_S = 30.0
-TRIES = 5  # a port that was free a moment ago may be taken
+TRIES = 5  # a port that was free may be taken when the server starts
 
 
 class Daemon(ABC):
-    """A server program in a process of its own. `with` starts it, waits until it is ready, and stops it."""
+    """A server program in its own process. `with` starts it, waits until it is ready, and stops it."""
 
     stop_signal = signal.SIGTERM
     user: str | None = None  # another account to run as
 
     def __init__(self, certificates: Certificates) -> None:
         self.certificates = certificates
-        # Not pytest's own temporary directory: its path is too long for a unix socket and closed to other accounts.
+        # pytest's own temporary directory will not do: its path is too long for a unix socket, and other accounts
+        # cannot enter it.
         self.folder = Path(tempfile.mkdtemp(prefix="gs-", dir="/tmp"))
         self.log = self.folder / "log"
 
     @abstractmethod
     def prepare(self) -> None:
-        """Fill the directory; called once."""
+        """Fill the directory. This is called once."""
 
     @abstractmethod
     def command(self) -> list[str]:
-        """The command line, with newly chosen ports."""
+        """Return the command line, with newly chosen ports."""
 
     @abstractmethod
     def is_ready(self, log: str) -> bool:
-        """Whether the log says that connections are accepted."""
+        """Return whether the log says that the server accepts connections."""
 
     def learn(self, log: str) -> None:  # noqa: B027 - most servers need no change
-        """Take from the log of a failed start what the next try has to do differently."""
+        """Learn from the log of a failed start what the next attempt must do differently."""
 
     def __enter__(self) -> Self:
         try:
@@ -107,7 +108,7 @@ class Daemon(ABC):
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
 
     def account(self) -> dict[str, Any]:
-        """Arguments of Popen that change the account, if it has to be changed."""
+        """Return arguments for Popen that change the account, if it must be changed."""
         if self.user is None:
             return {}
         entry = pwd.getpwnam(self.user)
@@ -120,7 +121,7 @@ class Daemon(ABC):
             os.chown(path, entry.pw_uid, entry.pw_gid)
 
     def write(self, name: str, text: str) -> str:
-        """Write a file that only the server may read; gives its path."""
+        """Write a file that only the server may read; return its path."""
         path = self.folder / name
         path.write_text(text)
         path.chmod(0o600)
@@ -129,8 +130,8 @@ class Daemon(ABC):
 
 
 def die_with_parent() -> list[str]:
-    """A prefix for a command. Where the system can do that, the command then ends with the tests, even if they are
-    killed.
+    """Return a prefix for a command. Where the system supports it, the command then ends with the tests, even if the
+    tests are killed.
     """
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
@@ -144,7 +145,7 @@ class RedisAddress:
 
 
 class Redis(Daemon):
-    """redis-server: plain, TLS (if it can) and on a unix socket, nothing on disk."""
+    """redis-server: plain, with TLS (if it was built with it) and on a unix socket; it keeps nothing on disk."""
 
     def __init__(self, certificates: Certificates) -> None:
         self.program = program("redis-server", "Debian: redis-server")
@@ -173,7 +174,7 @@ class Redis(Daemon):
 
     def learn(self, log: str) -> None:
         if "Bad directive" in log:
-            self.has_tls = False  # a build without TLS does not know tls-port
+            self.has_tls = False  # a build without TLS rejects the option tls-port
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,9 +187,11 @@ class PostgresAddress:
 
 
 class Postgres(Daemon):
-    """PostgreSQL: passwords and TLS over TCP, trust on its unix socket. As root it runs as another account."""
+    """PostgreSQL: passwords and TLS over TCP, trust on its unix socket. If root runs the tests, it uses another
+    account.
+    """
 
-    stop_signal = signal.SIGINT  # its fast shutdown: does not wait for clients
+    stop_signal = signal.SIGINT  # PostgreSQL's fast shutdown, which does not wait for clients
 
     def __init__(self, certificates: Certificates) -> None:
         places = ("/usr/lib/postgresql/*/bin", "/usr/local/pgsql/bin")  # not on Debian's search path
@@ -196,7 +199,7 @@ class Postgres(Daemon):
             os.path.realpath(program(name, "Debian: postgresql", *places)) for name in ("initdb", "postgres")
         )
         if os.geteuid() == 0:
-            self.user = "postgres"  # the package makes it; the server refuses to run as root
+            self.user = "postgres"  # the package creates this account; the server refuses to run as root
         super().__init__(certificates)
 
     def prepare(self) -> None:
@@ -239,11 +242,11 @@ class MariaDBAddress:
 
 
 class MariaDB(Daemon):
-    """MariaDB: a password and TLS over TCP and on its unix socket, nothing synced to disk. As root it runs as another
-    account.
+    """MariaDB: a password and TLS over TCP and on its unix socket; nothing is synced to disk. If root runs the tests,
+    it uses another account.
     """
 
-    # Small files, and none of them synced: the data lives as long as the tests.
+    # Small files without syncing: the data is needed only as long as the tests run.
     SETTINGS: ClassVar[dict[str, str]] = {
         "innodb-log-file-size": "4M",
         "innodb-buffer-pool-size": "8M",
@@ -251,7 +254,7 @@ class MariaDB(Daemon):
         "innodb-flush-log-at-trx-commit": "0",
         "innodb-doublewrite": "OFF",
         "innodb-fast-shutdown": "2",
-        "innodb-use-native-aio": "OFF",  # io_uring may be out of reach in a container
+        "innodb-use-native-aio": "OFF",  # io_uring may be unavailable in a container
         "sync-frm": "OFF",
     }
 
@@ -261,7 +264,7 @@ class MariaDB(Daemon):
             for name in ("mariadb-install-db", "mariadbd")
         )
         if os.geteuid() == 0:
-            self.user = "mysql"  # the package makes it; the server refuses to run as root
+            self.user = "mysql"  # the package creates this account; the server refuses to run as root
         super().__init__(certificates)
 
     def prepare(self) -> None:
@@ -292,7 +295,7 @@ class MariaDB(Daemon):
 
 
 class Memcached(Daemon):
-    """memcached over TCP. As root it runs as another account."""
+    """memcached over TCP. If root runs the tests, it uses another account."""
 
     def __init__(self, certificates: Certificates) -> None:
         self.program = program("memcached", "Debian: memcached")

@@ -1,4 +1,4 @@
-"""Runs the commands of the pages: see tests/project/markdown.py for the words."""
+"""Run the commands of the documentation pages. tests/project/markdown.py explains the words of the test comments."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def of_page(page: Path) -> list[Block]:
 
 
 def need(what: str) -> None:
-    """Skips the test if this is not there: coros, a program, or a package."""
+    """Skip the test if this is not available: coros, a program, or a package."""
     if what == "coro":
         if not coro_is_available():
             pytest.skip("no coros on this interpreter")
@@ -38,9 +38,9 @@ def need(what: str) -> None:
 
 
 class Command:
-    """A command of a page: `VARIABLE=value program argument ...`, with numbers of the page replaced by free ports.
+    """A command of a page: `VARIABLE=value program argument ...`. Port numbers of the page are replaced by free ports.
 
-    The files of the page that stand before it are in its folder.
+    Its folder contains the files that come before it on the page.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Command:
                 (self.folder / saved.words["save"]).write_text(self._replaced(saved.text), encoding="utf-8")
 
     def start(self, *arguments: str) -> Process:
-        """Start it, or Python with other arguments in the same place."""
+        """Start the command, or Python with other arguments in the same folder."""
         self._save()
         if arguments:
             return Process(*arguments, env=self.env, cwd=self.folder, python=self.python)
@@ -89,5 +89,5 @@ class Command:
             name, _, value = words.pop(0).partition("=")
             self.env[name] = value
         program, *rest = words
-        # Not the script `uvicorn`: it names the Python of the environment that uvicorn is installed in.
+        # Do not run the script `uvicorn`: it uses the Python of the environment that uvicorn is installed in.
         return self.start(*(rest if program == "python" else ["-m", program, *rest]))

@@ -1,8 +1,8 @@
 """Programs and packages that the application tests need. A missing one skips the test, or fails it.
 
-A test that lacks something is skipped with the reason, and the summary of the run repeats the reason (see conftest.py).
-With `REQUIRE_SERVERS=1` in the environment, as in the project's CI, a test that lacks a program fails instead, and with
-`REQUIRE_FRAMEWORKS=1`, as in .ci/matrix, a test that lacks a package of the extra `frameworks`.
+A skipped test gives the reason, and the summary of the run repeats it (see conftest.py). Two environment variables turn
+skips into failures: `REQUIRE_SERVERS=1`, set in the project's CI, for a missing program; and `REQUIRE_FRAMEWORKS=1`,
+set by .ci/matrix, for a missing package of the extra `frameworks`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import NoReturn
 import pytest
 
 REQUIRE = "REQUIRE_SERVERS"
-ABSENT: dict[str, str] = {}  # what was looked for in vain in this run, and where it comes from
+ABSENT: dict[str, str] = {}  # what this run did not find, and where to get it
 
 
 def absent(what: str, where_from: str, variable: str = REQUIRE) -> NoReturn:
-    """Skips the test, or fails it where everything is required."""
+    """Skip the test, or fail it if the environment says that everything is required."""
     ABSENT[what] = where_from
     reason = f"{what} is not installed ({where_from})"
     if os.environ.get(variable, "0") not in ("", "0"):
@@ -29,19 +29,19 @@ def absent(what: str, where_from: str, variable: str = REQUIRE) -> NoReturn:
 
 
 def framework(module: str) -> None:
-    """Skips the test if a module that only the extra `frameworks` installs is not there."""
+    """Skip the test if this module, which only the extra `frameworks` installs, is missing."""
     if importlib.util.find_spec(module) is None:
         absent(module, "requirements/frameworks.txt", "REQUIRE_FRAMEWORKS")
 
 
 def package(module: str) -> None:
-    """Skips the test if a module that the extra `dev` installs is not there."""
+    """Skip the test if this module, which the extra `dev` installs, is missing."""
     if importlib.util.find_spec(module) is None:
         absent(module, "pip install grapeshot[dev]")
 
 
 def program(name: str, where_from: str, *beside: str) -> str:
-    """Returns the path of a program on the search path, or in a directory that one of the patterns `beside` matches."""
+    """Return the path of a program on the search path, or in a directory that one of the patterns `beside` matches."""
     found = shutil.which(name)
     if found is not None:
         return found

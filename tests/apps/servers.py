@@ -1,6 +1,6 @@
-"""One small application on three servers (aiohttp, tornado, uvicorn), each on a loop and in a thread of its own.
+"""One small application on three servers (aiohttp, tornado, uvicorn), each on its own loop in its own thread.
 
-Each serves HTTP, or HTTPS if it is given certificates.
+Each server speaks HTTP, or HTTPS if it is given certificates.
 
 The routes, the same everywhere:
 
@@ -54,7 +54,7 @@ def pieces(data: bytes = PAYLOAD) -> list[bytes]:
 
 
 class Journal:
-    """A log of what happened inside the server. Any thread can write to it and wait for an entry."""
+    """A log of events inside the server. Any thread can write to it and wait for an entry."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -104,25 +104,25 @@ class App(ABC):
             assert not self.contexts, f"reported to the exception handler: {self.contexts}"
 
     def join(self) -> None:
-        """Wait for the server to end by itself."""
+        """Wait until the server ends by itself."""
         self._thread.join(CAP_S)
         assert not self._thread.is_alive(), "the server does not end"
         if self._error is not None:
             raise self._error
 
     def begin_shutdown(self) -> None:
-        """Ask for a graceful end; does not wait for it."""
+        """Ask for a graceful shutdown, without waiting for it."""
         self._call(self._stopping.set)
 
     def open_gate(self) -> None:
-        """Let the requests of /held go."""
+        """Release the requests of /held."""
         self._call(self._gate.set)
 
     def _call(self, callback: Callable[[], Any]) -> None:
         try:
             self.loop.call_soon_threadsafe(callback)
         except RuntimeError:
-            if not self.loop.is_closed():  # closed: the server has ended meanwhile
+            if not self.loop.is_closed():  # a closed loop means that the server has just ended
                 raise
 
     def _run(self) -> None:
@@ -149,11 +149,11 @@ class App(ABC):
 
     @abstractmethod
     async def start(self) -> None:
-        """Listen, and set `port`."""
+        """Start to listen, and set `port`."""
 
     @abstractmethod
     async def shut_down(self) -> None:
-        """Stop listening, let the requests in flight end, close the rest."""
+        """Stop listening, let requests in flight finish, and close the other connections."""
 
     async def gather(self, count: int) -> None:
         self._gathered += 1
@@ -354,13 +354,13 @@ class TornadoApp(App):
 
     async def shut_down(self) -> None:
         self._server.stop()
-        await self.idle.wait()  # tornado has no method for it: close_all_connections cuts off requests in flight
+        await self.idle.wait()  # tornado has no method for this: close_all_connections cuts off requests in flight
         await self._server.close_all_connections()
 
 
 class Endless:
-    """Plain ASGI: streams until `receive` reports that the client has disconnected (uvicorn's `send` does not report
-    it).
+    """Plain ASGI: streams until `receive` reports that the client has disconnected, because uvicorn's `send` does not
+    report it.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -381,7 +381,7 @@ class Endless:
 
 
 class Echo:
-    """Plain ASGI: sends what it receives. Starlette's StreamingResponse would itself call `receive`, to notice a
+    """Plain ASGI: sends back what it receives. Starlette's StreamingResponse would call `receive` itself, to notice a
     disconnect.
     """
 
@@ -477,4 +477,4 @@ async def iter_pieces() -> Any:
 APPS: dict[str, type[App]] = {"aiohttp": AiohttpApp, "tornado": TornadoApp, "uvicorn": UvicornApp}
 
 for name in ("aiohttp.server", "tornado.access", "tornado.general", "uvicorn.error"):
-    logging.getLogger(name).setLevel(logging.CRITICAL)  # in some tests clients disconnect without a word to the server
+    logging.getLogger(name).setLevel(logging.CRITICAL)  # in some tests clients disconnect without notice

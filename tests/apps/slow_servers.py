@@ -1,7 +1,7 @@
-"""Servers that answer late, and servers that give trouble, for the tests of blocking clients.
+"""Servers that answer late, and servers that misbehave, for the tests of blocking clients.
 
-They are asyncio's, on its own loop in a real thread of the test's process. A slow server answers nobody before as many
-clients as it is told wait for it at once, and then DELAY_S later.
+They run on asyncio's own loop, in a real thread of the test's process. A slow server first waits until a given number
+of clients wait for it at once, and answers all of them DELAY_S later.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ Serve = Callable[[Reader, Writer], Awaitable[None]]
 
 
 class Crowd:
-    """Lets all go when enough have come."""
+    """A barrier: releases all waiters when enough have arrived."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.most = 0  # how many have waited at once
+        self.most = 0  # the largest number that waited at once
         self._now = 0
         self._is_complete = asyncio.Event()
 
@@ -43,13 +43,13 @@ class Crowd:
 
 
 class SlowServers:
-    """`with` starts the thread; the methods start servers and return their ports."""
+    """`with` starts the thread; each method starts a server and returns its port."""
 
     def __init__(self, crowd_size: int) -> None:
         self._size = crowd_size
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
-        self.crowds: list[Crowd] = []  # one for each slow server
+        self.crowds: list[Crowd] = []  # one per slow server
         self.signed: list[bytes] = []  # the first line of each HTTP request that was signed for AWS
 
     def __enter__(self) -> Self:
@@ -76,7 +76,7 @@ class SlowServers:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def start(self, serve: Serve) -> int:
-        """Start a server whose connections are served by this coroutine function."""
+        """Start a server that runs this coroutine function for each connection."""
         return asyncio.run_coroutine_threadsafe(self._start(serve), self._loop).result(30)
 
     async def _start(self, serve: Serve) -> int:
@@ -99,7 +99,7 @@ class SlowServers:
     # ---------------------------------------------------------------- trouble
 
     def resetting(self, greeting: bytes) -> int:
-        """Resets each connection as soon as the client has said something."""
+        """Start a server that resets each connection as soon as the client has sent something."""
 
         async def serve(reader: Reader, writer: Writer) -> None:
             writer.write(greeting)
@@ -111,7 +111,7 @@ class SlowServers:
         return self.start(serve)
 
     def silent(self) -> int:
-        """Lets clients connect, and never says anything."""
+        """Start a server that accepts connections and never sends anything."""
         port: int = self._silent.getsockname()[1]
         return port
 
@@ -122,7 +122,7 @@ class SlowServers:
         return self.crowds[-1]
 
     def proxy(self, port: int) -> int:
-        """Passes everything on to a server. From there, data comes late the first time."""
+        """Start a proxy of a server. The first data from the server is delayed."""
         crowd = self._crowd()
 
         async def serve(reader: Reader, writer: Writer) -> None:
@@ -150,7 +150,7 @@ class SlowServers:
         return self.start(serve)
 
     def http(self) -> int:
-        """Answers each request with its path."""
+        """Start a server that answers each request with its path."""
         crowd = self._crowd()
 
         async def serve(reader: Reader, writer: Writer) -> None:
@@ -165,7 +165,7 @@ class SlowServers:
         return self.start(serve)
 
     def lines(self, greeting: bytes, answer: Callable[[bytes], bytes | None]) -> int:
-        """Speaks a protocol of lines. A line is answered by what `answer` returns, late if that ends with LATE."""
+        """Start a server of a line protocol. `answer` returns the answer to a line; one that ends with LATE is delayed."""
         crowd = self._crowd()
 
         async def serve(reader: Reader, writer: Writer) -> None:
@@ -186,7 +186,7 @@ class SlowServers:
 LATE = b"\0"
 
 
-# What the servers of lines say. The clients call themselves by a number, and the late reply has it.
+# The answers of the line servers. Each client names itself by a number, which the delayed answer repeats.
 
 
 def smtp() -> tuple[bytes, Callable[[bytes], bytes | None]]:

@@ -20,7 +20,7 @@ def head(method: str, path: str, *fields: str) -> bytes:
 
 
 def chunk(data: bytes) -> bytes:
-    """One chunk of the chunked transfer coding. Empty data makes the last chunk."""
+    """Return one chunk of the chunked transfer coding. Empty data gives the last chunk."""
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
@@ -42,7 +42,7 @@ def parse_head(lines: list[bytes]) -> tuple[int, dict[str, str]]:
 
 
 class Wire:
-    """A client on a blocking socket, through TLS where a context is given."""
+    """A client on a blocking socket, with TLS if a context is given."""
 
     def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
         self.sock = socket.create_connection((HOST, port), TIMEOUT_S)
@@ -96,7 +96,7 @@ class Wire:
         return line[:-2]
 
     def line_lf(self) -> bytes:
-        """A line of another protocol, without its end."""
+        """Return a line of another protocol, without its line end."""
         return self.file.readline().rstrip(b"\n")
 
     def exactly(self, length: int) -> bytes:
@@ -105,7 +105,7 @@ class Wire:
         return data
 
     def is_at_end(self) -> bool:
-        """Whether the server has closed; waits for it."""
+        """Wait for data or the end of the stream; return whether the server has closed."""
         return self.file.read(1) == b""
 
 
@@ -143,7 +143,7 @@ class Stream:
 
 
 def on_asyncio(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """Runs the client on asyncio's own loop, whatever is installed."""
+    """Run the client on asyncio's own loop, no matter which loop is installed."""
 
     async def capped() -> Result:
         return await asyncio.wait_for(coroutine, 2 * TIMEOUT_S)

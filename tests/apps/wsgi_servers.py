@@ -55,7 +55,7 @@ class Errors(logging.Handler):
 
 
 class Served:
-    """`wsgi.serve(application, ...)` on a loop in a thread of its own. With `with` it starts, and stops gracefully."""
+    """Run `wsgi.serve(application, ...)` on a loop in its own thread. `with` starts the server and stops it gracefully."""
 
     def __init__(self, application: Callable[..., Any], grace_s: float = CAP_S, **options: Any) -> None:
         self._application, self._grace_s, self._options = application, grace_s, options
@@ -97,7 +97,7 @@ class Served:
         return self
 
     def begin_stop(self) -> None:
-        """Idempotent: the loop may be closed soon after the first call."""
+        """Begin to stop the server. More calls are allowed, although the loop may be closed soon after the first one."""
         if not self._is_stopping:
             self._is_stopping = True
             self.loop.call_soon_threadsafe(self._ending.set)
@@ -114,7 +114,7 @@ class Served:
 
 
 class Process:
-    """A server in a process of its own, whose output is kept. `close()` ends it."""
+    """A server in its own process. Its output is recorded. `close()` ends it."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class Process:
                 self._changed.notify_all()
 
     def wait_line(self, *texts: str, count: int = 1) -> str:
-        """Wait for a line that contains all of the texts, or for the last of `count` such lines; return it."""
+        """Wait for a line that contains all of the texts, or for the last of `count` such lines; return that line."""
 
         def found() -> list[str]:
             return [line for line in self.output if all(text in line for text in texts)]
@@ -168,7 +168,7 @@ class Process:
 
     def close(self) -> None:
         try:
-            os.killpg(self.process.pid, signal.SIGKILL)  # also what it has started
+            os.killpg(self.process.pid, signal.SIGKILL)  # the group includes the processes that it has started
         except ProcessLookupError:
             pass
         self.process.wait()
@@ -188,14 +188,14 @@ def connect(address: Any) -> socket.socket:
 
 
 def talk(address: Any, data: bytes, *, half_close: bool = True) -> bytes:
-    """Send bytes and return everything that comes back until the server closes."""
+    """Send bytes, and return everything that the server sends until it closes the connection."""
     with connect(address) as sock:
         try:
             sock.sendall(data)
             if half_close:
                 sock.shutdown(socket.SHUT_WR)
         except OSError:
-            pass  # the server has had enough
+            pass  # the server has stopped reading
         return drain(sock)
 
 
@@ -210,7 +210,7 @@ def drain(sock: socket.socket) -> bytes:
 
 
 def replies(data: bytes) -> list[tuple[int, dict[str, str], bytes]]:
-    """Split what a server has sent into answers: status, fields, body. Bodies have a length or end with the data."""
+    """Split what a server has sent into replies: status, fields, body. A body has a length, or ends with the data."""
     found = []
     while data:
         head, _, data = data.partition(b"\r\n\r\n")

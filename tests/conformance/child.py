@@ -1,7 +1,7 @@
-"""Runs one module of `test.test_asyncio` in this process, on the subject's loop, and reports every test as a JSON line.
+"""Run one module of `test.test_asyncio` in this process, on the subject's loop, and report every test as a JSON line.
 
-`run.py` starts this program and reads the lines. The program flushes a line when a test starts and when it ends.
-After a crash or a hang the parent therefore knows which test caused it, and continues with the next one.
+`run.py` starts this program and reads the lines. The program flushes a line when a test starts and when it ends, so
+that after a crash or a hang the parent knows which test caused it, and can continue with the next one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, TextIO
 
 from subject import Substitution
 
-HANG_AFTER_S = 40.0  # the tests' own caps are 30 s
+HANG_AFTER_S = 40.0  # longer than the tests' own limits of 30 s
 PREFIX = "test.test_asyncio."
 
 
@@ -40,7 +40,7 @@ def flatten(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
 
 
 class Reporter(unittest.TestResult):
-    """Writes a line per test: its outcome, the loops it built and, for a failure, the traceback."""
+    """Write a line per test: its outcome, the loops that it built and, for a failure, the traceback."""
 
     def __init__(self, substitution: Substitution, simulated: list[str], lines: TextIO, hang: TextIO) -> None:
         super().__init__()
@@ -80,7 +80,8 @@ class Reporter(unittest.TestResult):
             foreign=self._substitution.foreign,
         )
         if self._outcome == "fail":
-            # Objects that a failed test left open must not warn in a later test that counts warnings.
+            # Collect the objects that a failed test left open now, so that they do not warn in a later test that
+            # counts warnings.
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 gc.collect()
@@ -88,7 +89,7 @@ class Reporter(unittest.TestResult):
     def _failed(self, test: unittest.TestCase, error: Any) -> None:
         detail = "".join(traceback.format_exception(*error))
         if not isinstance(test, unittest.TestCase) or type(test).__name__ == "_ErrorHolder":
-            # setUpModule, setUpClass and their counterparts have no start and no stop
+            # setUpModule, setUpClass and their counterparts report errors without a start and a stop.
             holder = str(test).replace(PREFIX, "")
             self._write(event="end", test=holder, outcome="fail", detail=detail, elapsed_s=0.0, ours={}, foreign={})
             return

@@ -1,4 +1,4 @@
-"""The summary of a run names the loop that the conformance tests ran on, or says why they did not run."""
+"""Add to the summary of a run which loop the conformance tests ran on, or why they did not run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def summaries(request: pytest.FixtureRequest) -> list[str]:
-    """Lines for the end of the run."""
+    """Lines to print at the end of the run."""
     return request.config.stash[SUMMARIES]
 
 

@@ -1,8 +1,8 @@
-"""Runs CPython's own asyncio tests against a loop: `python tests/conformance/run.py [--subject NAME] [module ...]`.
+"""Run CPython's own asyncio tests against a loop: `python tests/conformance/run.py [--subject NAME] [module ...]`.
 
-Each module of `test.test_asyncio` runs in a process of its own (`child.py`) with this interpreter; a test that crashes
-or hangs is reported as such and the rest of its module goes on in a new process. What is left out, and why, stands in
-`exclusions.toml`. The run fails when
+Each module of `test.test_asyncio` runs with this interpreter in a process of its own (`child.py`). If a test crashes or
+hangs, it is reported, and the rest of its module continues in a new process. `exclusions.toml` lists the exceptions,
+with reasons. The run fails when
 
 - a test fails that is not listed there,
 - a listed test passes, or a listed pattern matches no test (so that the list stays true),
@@ -66,7 +66,7 @@ def shipped_tests() -> Path | None:
 
 
 def is_for_this_python(entry: dict[str, Any]) -> bool:
-    """Whether the entry's `python` (such as ">=3.12", or ">=3.12,<3.14") and `platform` hold here."""
+    """Return whether the entry's `python` (such as ">=3.12", or ">=3.12,<3.14") and `platform` apply here."""
     if not sys.platform.startswith(entry.get("platform", "")):
         return False
     for condition in filter(None, entry.get("python", "").split(",")):
@@ -80,7 +80,7 @@ def is_for_this_python(entry: dict[str, Any]) -> bool:
 
 
 def load_exclusions(subject: str, file: Path = EXCLUSIONS) -> tuple[list[str], dict[str, dict[str, str]]]:
-    """The modules to run, and per table the patterns with their reasons that hold here."""
+    """Return the modules to run and, for each table, the patterns that apply here with their reasons."""
     data = tomllib.loads(file.read_text())
     patterns: dict[str, dict[str, str]] = {table: {} for table in (*TABLES, "maybe_absent")}
     for table in TABLES:
@@ -95,20 +95,20 @@ def load_exclusions(subject: str, file: Path = EXCLUSIONS) -> tuple[list[str], d
 
 
 def modules_to_run() -> list[str]:
-    """The modules of the data file that this interpreter ships."""
+    """Return the modules of the data file that this interpreter ships."""
     folder = shipped_tests()
     modules, _ = load_exclusions("grapeshot")
     return [module for module in modules if folder is not None and (folder / f"{module}.py").exists()]
 
 
 def matching(identity: str, patterns: dict[str, str]) -> str | None:
-    """The first of the patterns that the test's id matches."""
+    """Return the first pattern that matches the test's id."""
     return next((pattern for pattern in patterns if fnmatch.fnmatchcase(identity, pattern)), None)
 
 
 def run_children(module: str, subject: str, job: dict[str, Any]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Runs a module in as many processes as its crashes and hangs require. Returns all test ids, and the outcomes of
-    the tests that ran.
+    """Run a module in as many processes as its crashes and hangs require. Return all test ids, and the outcomes of the
+    tests that ran.
     """
     known: list[str] = []
     ended: list[dict[str, Any]] = []
@@ -158,7 +158,7 @@ def lost(test: str, outcome: str, detail: str) -> dict[str, Any]:
 
 
 def run_module(module: str, subject: str, file: Path = EXCLUSIONS) -> Report:
-    """Runs one module and judges its outcomes."""
+    """Run one module and judge its outcomes."""
     _, patterns = load_exclusions(subject, file)
     job = {"skip": list(patterns["skip"]), "simulated": list(patterns["simulated"])}
     report = Report(module, subject)
@@ -182,7 +182,7 @@ def run_module(module: str, subject: str, file: Path = EXCLUSIONS) -> Report:
 
 
 def judge(end: dict[str, Any], patterns: dict[str, dict[str, str]], problems: list[str]) -> str:
-    """The outcome to count for one test; adds to `problems` what makes the run fail."""
+    """Return the outcome to count for one test. If it makes the run fail, add the reason to `problems`."""
     identity, outcome = end["test"], end["outcome"]
     expected = matching(identity, patterns["fail"])
     is_bad = outcome in ("fail", "crash", "hang")
@@ -202,7 +202,7 @@ def judge(end: dict[str, Any], patterns: dict[str, dict[str, str]], problems: li
 
 
 def stale_patterns(module: str, known: list[str], patterns: dict[str, dict[str, str]]) -> list[str]:
-    """Returns a line for each pattern about this module that matches none of its tests."""
+    """Return a line for each pattern about this module that matches none of its tests."""
     return [
         f"STALE [[{table}]] pattern {pattern!r} matches no test of this interpreter"
         for table in TABLES

@@ -1,12 +1,12 @@
-"""Puts a chosen loop where CPython's own asyncio tests look for one.
+"""Put a chosen loop where CPython's own asyncio tests look for one.
 
 The tests of `test.test_asyncio` make their loops in four ways: through the policy (`asyncio.new_event_loop`,
 `asyncio.run`, `asyncio.Runner`), by naming a class (`asyncio.SelectorEventLoop`, `asyncio.EventLoop`), through
 `TestCase.new_test_loop` (a loop with simulated time) and by building a bare `BaseEventLoop`. `Substitution.install`
 redirects the first three before a test module is imported; `Substitution.adapt` handles the last one in the module.
 
-Every loop is counted by its class, so that a run can prove which loop it tested. A loop of asyncio's own that is
-built in spite of the substitution is counted, too.
+Every loop is counted by its class, so that a run can prove which loop it tested. Loops of asyncio's own that are built
+despite the substitution are counted, too.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ NAMED = {
     "grapeshot": "grapeshot:new_event_loop",
     "grapeshot-streams": "grapeshot:new_event_loop",
 }
-# What this subject puts under asyncio's names, beside the loop.
+# The other names of asyncio that this subject replaces, beside the loop.
 STREAMS = "grapeshot-streams"
 
 
 def class_name(loop: object) -> str:
-    """`module.Class` of a loop, the key under which loops are counted."""
+    """Return `module.Class` of a loop, the key under which loops are counted."""
     return f"{type(loop).__module__}.{type(loop).__qualname__}"
 
 
 def resolve(subject: str) -> Callable[[], asyncio.AbstractEventLoop]:
-    """The factory named by `subject`: a key of NAMED or `module:callable`."""
+    """Return the factory that `subject` names: a key of NAMED or `module:callable`."""
     module_name, _, attribute = NAMED.get(subject, subject).partition(":")
     if not attribute:
         raise SystemExit(f"unknown subject {subject!r}: use one of {', '.join(NAMED)} or module:callable")
@@ -45,7 +45,7 @@ def resolve(subject: str) -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 class Substitution:
-    """Replaces asyncio's loops by those of one factory and records what was built."""
+    """Replaces asyncio's loops with those of one factory, and records which loops were built."""
 
     def __init__(self, subject: str) -> None:
         self._factory = resolve(subject)
@@ -54,10 +54,10 @@ class Substitution:
         self._making = False
         self.ours: collections.Counter[str] = collections.Counter()
         self.foreign: collections.Counter[str] = collections.Counter()
-        self.simulate = False  # set for tests that need the stdlib's loop with simulated time
+        self.simulate = False  # true for tests that need the standard library's loop with simulated time
 
     def make_loop(self, selector: Any = None) -> asyncio.AbstractEventLoop:
-        """Makes a loop of the subject. It ignores and closes a selector that a test passes."""
+        """Make a loop of the subject. A selector that a test passes is ignored and closed."""
         if selector is not None:
             selector.close()
         self._making = True
@@ -69,7 +69,7 @@ class Substitution:
         return loop
 
     def install(self) -> None:
-        """Redirects every public way to a new loop. Call it before a test module is imported."""
+        """Redirect every public way to make a new loop. Call this before a test module is imported."""
         self._watch_asyncios_own()
         if self._subject == STREAMS:
             self._put_streams()
@@ -92,14 +92,14 @@ class Substitution:
         policy = getattr(unix_events, "_UnixDefaultEventLoopPolicy", None)
         if policy is not None:
             policy._loop_factory = staticmethod(self.make_loop)
-        else:  # no policies any more (3.16): new_event_loop builds the loop itself
+        else:  # 3.16 has no policies: new_event_loop builds the loop itself
             for namespace in (asyncio, events):
                 setattr(namespace, "new_event_loop", self.make_loop)  # noqa: B010
         self._replace_test_utilities()
         self._mirror_patches()
 
     def _put_streams(self) -> None:
-        """The classes and functions of grapeshot.streams under asyncio's names."""
+        """Put the classes and functions of grapeshot.streams under asyncio's names."""
         ours = importlib.import_module("grapeshot.streams")
         for name in ours.__all__:
             for namespace in (asyncio, asyncio.streams):
@@ -107,7 +107,7 @@ class Substitution:
                     setattr(namespace, name, getattr(ours, name))
 
     def adapt(self, module: Any) -> None:
-        """Makes the classes of a test module that build a bare `BaseEventLoop` use the subject's loop instead."""
+        """Make classes of a test module that build a bare `BaseEventLoop` use the subject's loop instead."""
         is_runners = module.__name__.endswith(".test_runners")
         for test_class in list(vars(module).values()):
             if not isinstance(test_class, type) or test_class.__module__ != module.__name__:
@@ -132,7 +132,7 @@ class Substitution:
         test_class.setUp = set_up
 
     def _adapt_run_loop(self, test_class: Any) -> None:
-        """The tests of gather run the loop until its private `_ready` is empty. A number of iterations will do."""
+        """Run a fixed number of iterations. The tests of gather would run the loop until its private `_ready` is empty."""
         run_briefly = importlib.import_module("test.test_asyncio.utils").run_briefly
 
         def run_loop(_test: Any, loop: Any) -> None:
@@ -148,7 +148,7 @@ class Substitution:
             original = loop.shutdown_asyncgens
 
             async def shutdown_asyncgens() -> None:
-                loop.shutdown_ag_run = True  # what the tests look at in the end
+                loop.shutdown_ag_run = True  # the tests check this at the end
                 await original()
 
             loop.shutdown_asyncgens = shutdown_asyncgens
@@ -178,7 +178,8 @@ class Substitution:
             return loop
 
         def close_loop(loop: Any) -> None:
-            # The stdlib's version needs the private attribute; a loop without it may still have an executor to end.
+            # The standard library's version needs the private attribute. A loop without it may still have an executor
+            # to shut down.
             if not loop.is_closed() and getattr(loop, "_default_executor", loop) is not None:
                 loop.run_until_complete(loop.shutdown_default_executor())
             loop.close()
@@ -194,11 +195,11 @@ class Substitution:
         utils.TestCase.close_loop = staticmethod(close_test_loop)
 
     def _mirror_patches(self) -> None:
-        """Let a patch of a name in an asyncio module reach the subject too.
+        """Make a patch of a name in an asyncio module affect the subject too.
 
-        Many tests replace `asyncio.base_events.socket` or `.logger` by a mock. A loop that lives elsewhere has imported
-        the same module or logger under the same name, and gets the same mock. Code that is not Python looks the logger
-        up where it is defined, in `asyncio.log`.
+        Many tests replace `asyncio.base_events.socket` or `.logger` with a mock. A loop from another module has imported
+        the same socket module or logger under the same name, and gets the same mock. Code that is not Python looks up
+        the logger where it is defined, in `asyncio.log`.
         """
         if self._package == "asyncio":
             return

@@ -1,4 +1,4 @@
-"""The two places where tests run code that was written for a thread: a thread, and a coro that hides the loop."""
+"""The two places where tests run code that was written for a thread: a real thread, and a coro that hides the loop."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def in_thread(fn, *args):
 
 
 def in_coro(fn, *args):
-    """Run a function in a coro that hides the loop, beside a task that ticks all the time."""
+    """Run a function in a coro that hides the loop, beside an asyncio task that runs all the time."""
 
     async def tick():
         while True:

@@ -1,4 +1,4 @@
-"""Tests of coros run with both modes of eviction: when another coro needs the stack, and after each switch."""
+"""Run the tests of coros with both modes of eviction: when another coro needs the stack, and after each switch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import pytest
 from support import coro_is_available
 
-# These files test what does not depend on the place of stacks: names, arguments, messages, times, locks. They run with
-# the first mode only. TEST_EVICTION=both (.ci/matrix sets it) runs everything with both; lazy or always: with that one.
+# These files test things that do not depend on where stacks are: names, arguments, messages, times, locks. They run
+# with the first mode only. Set TEST_EVICTION=both to run everything with both modes (as .ci/matrix does), or lazy or
+# always to run everything with that mode.
 EITHER_WAY = {
     "test_asyncio_run",
     "test_basics",
@@ -62,7 +63,7 @@ EITHER_WAY = {
 
 
 def is_sensitive(module: str) -> bool:
-    """Whether what this file tests depends on the place of stacks."""
+    """Whether the behaviour that this file tests depends on where stacks are."""
     return module.rpartition(".")[2] not in EITHER_WAY
 
 
@@ -77,7 +78,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(autouse=True)
 def eviction(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """When suspended stacks are evicted, in this thread and in the threads and processes that the test starts."""
+    """The mode of eviction of suspended stacks, in this thread and in the threads and processes that the test starts."""
     mode: str = request.param
     if not coro_is_available():
         yield mode
@@ -89,8 +90,8 @@ def eviction(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     else:
         monkeypatch.delenv("GRAPESHOT_CORO_EVICT", raising=False)
     _core._coro_evict_always(mode == "always")
-    # In the files that run with both modes, few coros are enough to evict others with the first one; the second one
-    # evicts them whether they have a stack each or not.
+    # In files that run with both modes, the first mode gets a single stack slot, so that even a few coros evict each
+    # other. The second mode evicts anyway.
     is_shared = mode == "lazy" and is_sensitive(request.module.__name__)
     _core._coro_set_stack_slots(1 if is_shared else None)
     yield mode

@@ -22,7 +22,7 @@ PAGE = 4096
 
 
 def resident() -> int:
-    """The resident memory of this process in bytes, after the C library has returned free memory to the system."""
+    """Return the resident memory of this process in bytes, after the C library has released its free memory."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
@@ -33,7 +33,7 @@ def mappings() -> int:
 
 
 def sleepers(count: int) -> dict[str, Any]:
-    """All coros begin, sleep at the same time three calls deep, wake and end."""
+    """All coros start, sleep at the same time three calls deep, wake and end."""
     woken_early = 0
     asleep: list[int] = []
 
@@ -50,7 +50,7 @@ def sleepers(count: int) -> dict[str, Any]:
     def outer(number: int) -> int:
         return middle(number, due)
 
-    # No coro is due before all of them sleep: the last one sets the time.
+    # No coro may be due before all of them sleep, so the last one sets the time.
     due = coro.now() + 3600.0
     threads = [coro.spawn(outer, number) for number in range(count)]
     while len(asleep) < count:
@@ -63,7 +63,7 @@ def sleepers(count: int) -> dict[str, Any]:
     coro.yield_slice()
     interrupted = sum(thread.done() for thread in threads)
     threads = []
-    # The same, with timers that come due.
+    # The same, with timers that are due.
     asleep.clear()
     due = coro.now() + 0.5
     threads = [coro.spawn(outer, number) for number in range(count)]
@@ -78,8 +78,7 @@ def sleepers(count: int) -> dict[str, Any]:
 
 
 def suspended(count: int) -> dict[str, Any]:
-    """All coros are suspended at the same time, twenty Python frames and a C function deep. Each must
-    keep its number.
+    """All coros are suspended at the same time, twenty Python frames and a C function deep. Each must keep its number.
     """
 
     def below_c(left: int, right: int) -> int:
@@ -110,7 +109,7 @@ def suspended(count: int) -> dict[str, Any]:
 
 
 def own(count: int) -> dict[str, Any]:
-    """All coros wait at the same time in a key function, with a stack of its own for each."""
+    """All coros wait at the same time in a key function, each on a stack of its own."""
 
     def key(number: int) -> int:
         coro.wait()

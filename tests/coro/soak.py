@@ -32,11 +32,11 @@ from soak_world import FAMILY, INJECTED, WORLD, Broken, Injected, World, check
 
 from grapeshot import _core, coro
 
-# Coros that are kept busy per loop.
+# The number of coros to keep running per loop.
 POPULATION = 30
-# After so many steps the loop is closed with its suspended coros, and its thread ends.
+# After this many steps the loop is closed with its suspended coros, and its thread ends.
 STEPS_PER_ROUND = 400
-# Seconds without progress after which the process counts as hanging.
+# After this many seconds without progress the process counts as hanging.
 PATIENCE_S = 120.0
 
 
@@ -63,7 +63,7 @@ class Soak:
 
 
 def actor(world: World) -> None:
-    """Runs a few scenes one after the other. It ends normally or with an injected exception."""
+    """Run a few scenes one after the other. The coro ends normally or with an injected exception."""
     own = next(world.families)
     FAMILY.set(own)
     world.begun += 1
@@ -77,7 +77,7 @@ def actor(world: World) -> None:
             try:
                 scene(world)
             except INJECTED as exc:
-                # A coro that could not begin ends with MemoryError, which its waiters get.
+                # A coro that could not start ends with MemoryError, which is passed on to the coros that wait for it.
                 is_without_memory = world.faults and isinstance(exc, (MemoryError, coro.InParallelError))
                 if own not in world.killed and not is_without_memory and not world.is_closing:
                     raise Broken(f"{scene.__name__}: nobody has killed this coro: {exc!r}") from exc
@@ -100,14 +100,14 @@ def on_end(world: World, co: Any) -> None:
 
 
 def kill_some(world: World) -> None:
-    """Interrupts coros, also some that other coros wait for, but never the calling coro."""
+    """Interrupt coros, also coros that others wait for, but never the calling coro."""
     generator = world.generator
     victims = [co for co in coro.get_live_coros() if co is not coro.current()]
     for co in generator.sample(victims, min(len(victims), generator.randrange(1, 4))):
         context = co.get_context()
         if co.done() or context is None:
             continue
-        # From here on this coro, its waiters and its family may raise an injected exception.
+        # From here on this coro, the coros that wait for it and its family may raise an injected exception.
         world.killed.add(context.get(FAMILY))
         world.soak.kills += 1
         how = generator.randrange(4)
@@ -122,7 +122,7 @@ def kill_some(world: World) -> None:
 
 
 def look_around(world: World) -> None:
-    """Walks the frames of all coros, of this thread and of the others."""
+    """Walk the frames of all coros, of this thread and of the others."""
     for co in coro.get_live_coros():
         frame = co.get_frame()
         names = []
@@ -130,7 +130,7 @@ def look_around(world: World) -> None:
             names.append((frame.f_code.co_name, frame.f_lineno, len(frame.f_locals)))
             frame = frame.f_back
         check(not names or "actor" in names[-1][0] or len(names) < 2000, f"a strange stack: {names}")
-    # A collection inside of it deadlocks with a thread that ends, up to CPython 3.11.4 (gh-106883).
+    # Up to CPython 3.11.4, a collection in here deadlocks with a thread that is ending (gh-106883).
     gc.disable()
     try:
         frames = list(sys._current_frames().values())
@@ -168,7 +168,7 @@ def disturb(world: World) -> None:
 
 
 def loop_main(world: World) -> None:
-    """The first coro of a loop. It keeps the others busy, then leaves them suspended."""
+    """The first coro of a loop. It keeps the other coros busy, then leaves them suspended."""
     FAMILY.set(0)
     WORLD.set(world)
     loop = coro.current()._loop
@@ -190,7 +190,7 @@ def loop_main(world: World) -> None:
 
 
 def one_round(soak: Soak, seed: str) -> None:
-    """Runs one loop in this thread, from its start to its end with suspended coros."""
+    """Run one loop in this thread, from its start to its end with suspended coros."""
     world = World(soak, random.Random(seed))
     world.is_mixed = soak.options.mixed
     world.evicts_always = coro.stack_info()["evicts_always"]
@@ -209,7 +209,7 @@ def one_round(soak: Soak, seed: str) -> None:
 
 
 def worker(soak: Soak, number: int) -> None:
-    """Runs rounds, each in a new thread, so that threads that had coros also end."""
+    """Run rounds, each in a new thread, so that threads that had coros also end."""
     for count in itertools.count():
         if soak.is_over():
             return
@@ -239,8 +239,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
-    warnings.simplefilter("ignore")  # killed coros leave coroutines behind that are never awaited
-    logging.getLogger("asyncio").setLevel(logging.ERROR)  # in development mode: what is slow on a busy machine
+    warnings.simplefilter("ignore")  # killed coros leave coroutines that are never awaited
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # in development mode it warns of slow callbacks
     faulthandler.enable()
     sys.setswitchinterval(0.0005)
     soak = Soak(options)
@@ -267,7 +267,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(failure, file=sys.stderr)
     if soak.failures:
         print(f"FAILED, seed {options.seed}: {len(soak.failures)} failures", file=sys.stderr)
-        # A thread may hang: do not wait for it.
+        # Do not wait for the threads: one may hang.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)

@@ -85,13 +85,14 @@ def sends(world: World) -> None:
             check(channel.receive() == number, "channel: not in order")
         producer.join()
     finally:
-        # On a stack of its own, even the call of `shutdown` may collect garbage whose finalizer waits: others run.
+        # On a stack of its own, even the call of `shutdown` may collect garbage whose finalizer waits, so that other
+        # coros run.
         with contextlib.suppress(coro.DeadCoroutine):
             producer.shutdown()
 
 
 def shares(world: World) -> None:
-    """The queues that all coros share. Every item arrives whole."""
+    """Use the queues that all coros share. Every item must arrive whole."""
     value = world.generator.random()
     world.fifo.push((value, -value))
     with world.limited():
@@ -202,8 +203,8 @@ def runs_in_tasks(world: World) -> None:
 
 
 def runs_in_threads(world: World) -> None:
-    # The executor ends before the coros that are left when a loop is closed. On a stack of its own, a finalizer of the
-    # collector may let others run while `submit` holds a lock of the whole process.
+    # When a loop is closed, the executor ends before the remaining coros. On a stack of its own, a finalizer that the
+    # collector calls may let other coros run while `submit` holds a process-wide lock.
     is_safe = not world.is_closing and coro.current().stack_info()["kind"] == "shared"
     if world.generator.random() < 0.2 and is_safe:
         check(coro.threads.run(sum, range(10)) == 45, "a wrong sum of a thread")
@@ -218,7 +219,7 @@ def woken_by_threads(world: World) -> None:
 
     def wake() -> None:
         if not is_over:
-            with contextlib.suppress(coro.ScheduleError):  # killed meanwhile, and about to run
+            with contextlib.suppress(coro.ScheduleError):  # the coro may have been killed, and is about to run
                 coro.schedule(waiter, "woken")
 
     thread = threading.Thread(target=waiter._loop.call_soon_threadsafe, args=(wake,))
@@ -231,7 +232,7 @@ def woken_by_threads(world: World) -> None:
 
 
 def traces(world: World) -> None:
-    """Uses tracing and profiling functions, which belong to the thread, while coros take turns."""
+    """Use tracing and profiling functions, which belong to the thread, while coros take turns."""
     if world.generator.random() < 0.8:
         return
     events: collections.Counter[str] = collections.Counter()

@@ -1,4 +1,4 @@
-"""Scenes of soak.py for single coros. Each scene checks its results and lets injected exceptions pass."""
+"""Scenes of soak.py for single coros. Each scene checks its results and lets injected exceptions through."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def special_methods(world: World) -> None:
 
 
 class Finalized:
-    """Has no `__init__`, whose frame another thread that looks around would keep, and with it the object."""
+    """Has no `__init__`: a thread that walks frames could keep its frame alive, and with it the object."""
 
     log: list[int]
 
@@ -193,7 +193,7 @@ class Finalized:
 
 
 def finalizers(world: World) -> None:
-    """Reference counting calls a finalizer that yields: only one variable keeps the object alive."""
+    """Dropping a variable, the only reference to an object, calls a finalizer that yields."""
     log: list[int] = []
     victim = Finalized()
     victim.log = log
@@ -202,7 +202,7 @@ def finalizers(world: World) -> None:
 
 
 class Collected:
-    """Has a finalizer that tries to yield. On the collector's stack it gets an error."""
+    """Has a finalizer that tries to yield, which fails on the collector's stack."""
 
     def __init__(self, log: list[str]) -> None:
         self.log = log
@@ -217,8 +217,8 @@ class Collected:
             self.log.append("refused")
         except INJECTED:
             self.log.append("injected")
-            # The collector has interrupted the coro anywhere, perhaps where it waits for one that was killed too. Or a
-            # timeout of the coro is over, and nobody has killed it before.
+            # The collector may have interrupted the coro anywhere, perhaps while it waited for one that was killed. Or a
+            # timeout of the coro has expired, although nobody has killed the coro.
             WORLD.get().killed.add(FAMILY.get())
             coro.current().cancel()
         else:
@@ -231,7 +231,7 @@ def collections_of_garbage(world: World) -> None:
     world.pause()
     if world.generator.random() < 0.3:
         gc.collect()
-        # Another thread, or a coro on a stack of its own, may have found it.
+        # Another thread, or a coro on a stack of its own, may have collected it.
         check(len(log) <= 1, f"a finalizer has run twice: {log}")
 
 
@@ -249,7 +249,7 @@ def own_stacks(world: World) -> None:
         if not failures:
             try:
                 world.pause()
-            except BaseException as exc:  # cannot pass through qsort
+            except BaseException as exc:  # an exception cannot pass through qsort
                 failures.append(exc)
         return left[0] - right[0]
 
@@ -271,7 +271,7 @@ class Node:
 
 
 def garbage(world: World) -> None:
-    """Makes cycles through frames, exceptions, coros and generators."""
+    """Make cycles of frames, exceptions, coros and generators."""
     nodes: list[Any] = [Node() for _ in range(10)]
     for node in nodes:
         node.others = nodes

@@ -23,12 +23,12 @@ class Injected(Exception):
     """The exception that `raise_exception` injects."""
 
 
-# What a coro may raise after one of its family was killed, or had no memory for its stack.
+# What a coro may raise after a member of its family was killed, or could not get memory for its stack.
 INJECTED = (asyncio.CancelledError, coro.CoroCancelled, Injected, coro.InParallelError, MemoryError)
 
-# A coro that the soak spawned and all coros that it spawns are a family and share this object.
+# A coro that the soak spawned and all coros that it spawned form a family and share this object.
 FAMILY: contextvars.ContextVar[int] = contextvars.ContextVar("family", default=-1)
-# The one of this thread.
+# The world of this thread.
 WORLD: contextvars.ContextVar[World] = contextvars.ContextVar("world")
 LEVEL: contextvars.ContextVar[int] = contextvars.ContextVar("level", default=0)
 
@@ -83,16 +83,16 @@ class World:
         if isinstance(exc, MemoryError) and self.faults:
             return
         if isinstance(exc, INJECTED):
-            return  # from a killed coro that has no waiter
+            return  # from a killed coro that nobody waits for
         if self.is_closing and ("asyncgen" in context or "destroyed" in context["message"]):
-            # asyncio closes asynchronous generators, and cancels tasks, before the coros that are left are ended.
+            # asyncio closes asynchronous generators and cancels tasks before the remaining coros are ended.
             return
         text = "".join(traceback.format_exception(exc)) if exc else ""
         self.soak.fail(f"reported: {context}\n{text}")
 
     @contextlib.contextmanager
     def limited(self, most_s: float = 0.02) -> Iterator[None]:
-        """A timeout around a block. It ends the block silently."""
+        """A timeout around a block. When it expires, it ends the block silently."""
         try:
             with coro.timeout(self.generator.random() * most_s):
                 yield

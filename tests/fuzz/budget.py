@@ -1,4 +1,4 @@
-"""How much a fuzzer does: a small and always equal part in `make test`, any time in `make fuzz`."""
+"""How much a fuzzer does: a small and always identical part in `make test`, as long as you like in `make fuzz`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import HealthCheck
 
 
 class Budget:
-    """Without a seed always the same examples."""
+    """The number of examples, and their seed. Without a seed, the examples are always the same."""
 
     def __init__(self, seed: int | None = None) -> None:
         self.seed = seed
@@ -26,7 +26,7 @@ class Budget:
         )
 
     def seeded(self, test: Any) -> Any:
-        """The test, or the state machine, with the seed."""
+        """Return the test, or the state machine, with the seed applied."""
         return test if self.seed is None else hypothesis.seed(self.seed)(test)
 
 

@@ -1,8 +1,8 @@
 """One transport on one kind of loop, driven step by step, and the log of what its protocol and its caller see.
 
-Two of these with the same steps, on asyncio's loop and on grapeshot's, have the same log. Each step is settled: the
+Two models that take the same steps, on asyncio's loop and on grapeshot's, must have the same log. After each step the
 loop runs until nothing happens any more. The log leaves out what the kernel decides: how data is cut, and how much of
-it waits in a buffer. To that end the peer reads everything at once, or, after the step `stall`, nothing: the step
+it waits in a buffer. For that reason the peer reads everything at once or, after the step `stall`, nothing; `stall`
 writes more than the kernel takes.
 """
 
@@ -27,11 +27,11 @@ REACTIONS = ("none", "write", "close", "abort", "pause", "raise", "eof", "lines"
 
 
 class Reaction(Exception):
-    """What a callback raises."""
+    """The exception that a callback raises."""
 
 
 class Logging(asyncio.Protocol, asyncio.DatagramProtocol):
-    """Logs its callbacks and does what the model says next."""
+    """Logs its callbacks and then does what the model has planned for them."""
 
     def __init__(self, model: Model, name: str = "first") -> None:
         self.model = model
@@ -182,7 +182,7 @@ class Model:
         self.transport, _ = await self.loop.create_datagram_endpoint(make, sock=mine)
 
     def settle(self) -> None:
-        """Runs iterations of the loop until nothing happens any more."""
+        """Run iterations of the loop until nothing happens any more."""
         quiet = 0
         while quiet < 3:
             before = len(self.log), len(self.log[-1][-1]) if self.log and self.log[-1][0] == "data" else 0
@@ -195,7 +195,7 @@ class Model:
             quiet = 0 if moved or before != after else quiet + 1
 
     def drain(self) -> bool:
-        """Reads all that the peer has got; whether there was anything."""
+        """Read everything that the peer has received; return whether there was anything."""
         moved = False
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -226,10 +226,10 @@ class Model:
         return moved
 
     def finish(self) -> tuple[Any, ...]:
-        """Ends the connection. The last of what happened."""
+        """End the connection. Return the complete log."""
         self.is_stalled = False
         self.reactions.clear()
-        with contextlib.suppress(Exception):  # asyncio's own fails on a transport that has gone
+        with contextlib.suppress(Exception):  # asyncio's own method fails on a transport that is already gone
             (self.transport.close if self.kind == "read pipe" else self.transport.abort)()
         for _ in range(3):
             self.settle()
@@ -255,7 +255,7 @@ class Model:
     def do(self, name: str, *arguments: Any) -> None:
         try:
             result = getattr(self, f"do_{name}")(*arguments)
-        except NotImplementedError:  # asyncio's pipes inherit methods of the other direction
+        except NotImplementedError:  # asyncio's pipes inherit the methods of the other direction
             self.note("raised", "AttributeError")
         except AssertionError:  # asyncio's pipes assert the type of what is written
             self.note("raised", "TypeError")
@@ -269,7 +269,7 @@ class Model:
         return (self.transport.is_reading(),) if self.kind in (*STREAMS, "read pipe") else ()
 
     def react(self, event: str) -> None:
-        """What a callback does this time."""
+        """Do what is planned for this call of a callback."""
         waiting = self.reactions.get(event)
         if not waiting or self.lost > 1:
             return
@@ -277,7 +277,7 @@ class Model:
         self.note("reaction", action)
         if action == "raise":
             raise Reaction
-        with contextlib.suppress(AttributeError, NotImplementedError):  # another kind of transport
+        with contextlib.suppress(AttributeError, NotImplementedError):  # another kind of transport has no such method
             if action.startswith("write"):
                 self.send(b"in a callback")
             if action in {"close", "write and close"}:
@@ -292,7 +292,7 @@ class Model:
                 self.do_write_lines([b"one", b"", bytearray(b"two")])
             elif action == "swap":
                 transport.set_protocol(Logging(self, "swapped"))
-            elif action == "limits" and self.kind != "write pipe":  # asyncio's resume only when all is written
+            elif action == "limits" and self.kind != "write pipe":  # asyncio's resume only when empty
                 transport.set_write_buffer_limits(high=0)
 
     def send(self, data: Any) -> None:
@@ -306,7 +306,7 @@ class Model:
 
     def do_write_lines(self, pieces: list[Any]) -> None:
         if sys.version_info[:2] in {(3, 12), (3, 13)} and self.transport.is_closing():
-            # asyncio's own of 3.12.1 and 3.13.0 calls connection_lost at once on a transport that is closing
+            # asyncio's own transports of 3.12.1 and 3.13.0 call connection_lost at once if they are already closing
             self.transport.write(b"".join(pieces))
         else:
             self.transport.writelines(pieces)
@@ -318,7 +318,7 @@ class Model:
         self.loop.call_soon(self.send, data).cancel()
 
     def do_stall(self) -> None:
-        """Writes more than the kernel takes."""
+        """Write more than the kernel takes."""
         self.is_stalled = True
         self.send(bytes(MUCH))
 
@@ -326,7 +326,7 @@ class Model:
         self.is_stalled = False
 
     def do_write_eof(self) -> None:
-        with contextlib.suppress(OSError):  # asyncio's raises the error of a dead socket
+        with contextlib.suppress(OSError):  # asyncio's own method raises the error of a dead socket
             self.transport.write_eof()
 
     def do_close(self) -> None:
@@ -339,7 +339,7 @@ class Model:
         self.transport.pause_reading()
 
     def do_resume_reading(self) -> None:
-        if not self.has_eof:  # asyncio would tell of it again
+        if not self.has_eof:  # asyncio would report the end of the stream again
             self.transport.resume_reading()
 
     def do_limits(self, high: Any, low: Any) -> Any:
@@ -347,7 +347,7 @@ class Model:
         return self.transport.get_write_buffer_limits()
 
     def do_together(self, steps: list[tuple[Any, ...]]) -> None:
-        """Does all of them in one callback of the loop."""
+        """Do all of the steps in one callback of the loop."""
 
         def callback() -> None:
             for step in steps:
@@ -376,7 +376,7 @@ class Model:
     def do_send_elsewhere(self, address: Any) -> None:
         self.transport.sendto(b"elsewhere", address)
 
-    # What the peer does fails without a trace once it is closed.
+    # What the peer does after it is closed fails without a trace.
 
     def do_peer_sends(self, data: bytes) -> None:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Both kinds of caller: coros with `coro.sock`, and a thread with plain sockets as the control."""
+"""Run each test with both kinds of caller: coros with `coro.sock`, and, as the control, a thread with plain sockets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from support import HOST, coro_is_available, in_thread
 
 
 class World:
-    """Where a test's blocking code runs, and what makes its sockets."""
+    """Where a test's blocking code runs, and how its sockets are made."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -38,7 +38,7 @@ class World:
         return coro.socketpair(socket.AF_UNIX, type)
 
     def tcp_pair(self) -> tuple[Any, Any]:
-        """Two ends of a TCP connection."""
+        """Return both ends of a TCP connection."""
         with socket.socket() as listener:
             listener.bind((HOST, 0))
             listener.listen()
@@ -48,7 +48,7 @@ class World:
         return near, self.class_()(far.family, far.type, far.proto, fileno=far.detach())
 
     def spawn(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Runs a function beside this one; the result has `join()`, which returns its result."""
+        """Run a function concurrently; the `join()` of the returned object returns the function's result."""
         if self.kind != "coros":
             return _Thread(function, *args)
         from grapeshot import coro
@@ -82,13 +82,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def world(request: pytest.FixtureRequest) -> World:
-    """`plain`: threads with Python's sockets, the control. `threads`: threads with ours. `coros`."""
+    """`plain`: threads with Python's sockets, the control. `threads`: threads with our sockets. `coros`: coros with
+    ours.
+    """
     return World(request.param)
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    """Each test closes its descriptors."""
+    """Check that the test closes its descriptors."""
     if not coro_is_available():
         yield
         return
@@ -104,5 +106,5 @@ def nothing_is_left() -> Iterator[None]:
             try:
                 left[number] = os.readlink(f"/proc/self/fd/{number}")
             except OSError:
-                continue  # the descriptor of the listing
+                continue  # the descriptor with which the directory was listed
         assert not left

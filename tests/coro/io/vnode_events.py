@@ -1,9 +1,9 @@
-"""``select.kqueue`` with the filter for vnodes, by inotify: what it takes to run ``coro.watch_file`` of the BSDs.
+"""A ``select.kqueue`` with the filter for vnodes, based on inotify, so that Linux can test the BSDs' ``coro.watch_file``.
 
-The notes are made from what Linux really reports of the open files. Those of one file become one event, as with
-``EV_CLEAR``, and the descriptor of the queue can be read while there are events. As on FreeBSD and macOS, ``DELETE``
-is also told of a file that has other links left, and of one that another file replaces, and a truncation is a change
-of attributes.
+The events come from what Linux really reports about the open files. As with ``EV_CLEAR``, all news of one file become
+one event, and the descriptor of the queue is readable while there are events. As on FreeBSD and macOS, ``DELETE`` is
+also reported for a file that has other links left and for one that another file replaces, and a truncation is reported
+as a change of attributes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KQ_NOTE_DELETE, KQ_NOTE_WRITE, KQ_NOTE_EXTEND, KQ_NOTE_ATTRIB = 0x1, 0x2, 0x4, 0
 KQ_NOTE_LINK, KQ_NOTE_RENAME, KQ_NOTE_REVOKE = 0x10, 0x20, 0x40
 _ALL_NOTES = 0x7F
 
-# Of inotify(7).
+# Constants from inotify(7).
 _MODIFY, _ATTRIB, _MOVED, _CREATE, _DELETE, _MOVE_SELF = 0x2, 0x4, 0xC0, 0x100, 0x200, 0x800
 _HEAD = struct.Struct("iIII")
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -41,11 +41,11 @@ class _Vnode:
         self.status = os.fstat(fd)
 
     def notes(self, mask: int) -> int:
-        """What the mask of an event of the file means."""
+        """Translate the mask of an inotify event about the file to kqueue's notes."""
         old, self.status = self.status, os.fstat(self.fd)
         notes = 0
         if mask & _MODIFY:
-            # O_TRUNC and truncate() set the size, and write nothing.
+            # O_TRUNC and truncate() set the size without writing anything.
             is_shorter = self.status.st_size < old.st_size
             notes |= KQ_NOTE_ATTRIB if is_shorter else KQ_NOTE_WRITE
             notes |= KQ_NOTE_EXTEND if self.status.st_size > old.st_size else 0
@@ -61,7 +61,7 @@ class _Vnode:
         return notes & self.wanted
 
     def has_lost_link(self) -> bool:
-        """A directory also has the links of those in it."""
+        """Whether the file has lost a link. A directory also has a link from each of its subdirectories."""
         return self.status.st_nlink == 0 or not os.path.isdir(f"/proc/self/fd/{self.fd}")
 
 
@@ -69,7 +69,8 @@ class kqueue:
     def __init__(self) -> None:
         self._fd = _checked(_libc.inotify_init1(os.O_CLOEXEC))
         self._vnodes: dict[int, _Vnode] = {}
-        # By inotify's watches, of which each inode has one: the descriptors of the file, or of the directories below.
+        # Keyed by inotify's watches, of which each inode has one: the descriptors of the file, or of the directories
+        # below.
         self._watches: defaultdict[int, set[int]] = defaultdict(set)
         self._parents: defaultdict[int, set[int]] = defaultdict(set)
 
@@ -106,7 +107,7 @@ class kqueue:
         self._vnodes[fd] = _Vnode(fd, notes)
         self._watches[self._watch(f"/proc/self/fd/{fd}", mask)].add(fd)
         if os.path.isdir(f"/proc/self/fd/{fd}"):
-            # The end of a directory that is open is told to the one above only.
+            # Only the parent directory is told when an open directory is deleted.
             self._parents[self._watch(f"/proc/self/fd/{fd}/..", _DELETE)].add(fd)
 
     def _watch(self, path: str, mask: int) -> int:
@@ -141,7 +142,7 @@ def _checked(result: int) -> int:
 
 
 def events_of(watch):
-    """What a watch has to tell now, and None at its end."""
+    """Return the events that a watch reports now, with None at its end."""
     found = []
     while None not in found:
         try:

@@ -1,4 +1,4 @@
-"""Runs one of CPython's own test modules.
+"""Run one of CPython's own test modules.
 
     python [-m grapeshot.coro] cpython_subject.py MODULE FILE [--without REGEX] [--futures] [--skip TEST...]
 
@@ -6,7 +6,7 @@ Writes a JSON object to FILE:
 
     {"passed": [test...], "skipped": [test...], "left_out": [test...], "bad": {test: traceback}}
 
-A test is named ``Class.method``. Those to skip are left out, and those whose name the regular expression matches.
+A test is named ``Class.method``. The tests named by --skip, and those that REGEX matches, are left out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LIMIT_S = 340
 
 def name_of(test: Any) -> str:
     name = ".".join(test.id().split(".")[-2:])
-    # setUpClass (test.test_x.Class)
+    # The id of a failed setUpClass: "setUpClass (test.test_x.Class)".
     return f"{name.split('.')[-1].rstrip(')')}.*" if name.endswith(")") else name
 
 
@@ -80,7 +80,7 @@ def all_of(suite: Any) -> Iterator[Any]:
 
 
 def run(module_name: str, skipped: set[str], without: str | None) -> Result:
-    # Nothing that costs minutes. The network is that of this machine for nearly all tests.
+    # Leave out tests that take minutes, and tests of the real network: nearly all tests use only this machine.
     support.use_resources = ["network"]
     module = importlib.import_module(f"test.{module_name}")
     tests = list(all_of(unittest.defaultTestLoader.loadTestsFromModule(module)))
@@ -110,7 +110,7 @@ def main() -> None:
         coro.patch("futures")
     faulthandler.dump_traceback_later(LIMIT_S, exit=True)
     os.chdir(tempfile.mkdtemp(prefix="cpython-"))
-    # The thread of the resolver is there from now on. Tests count threads.
+    # Start the resolver's thread now, because tests count threads.
     socket.gethostbyname("localhost")
     result = run(options.module, set(options.skip), options.without)
     skipped = [name_of(test) for test, _ in result.skipped]

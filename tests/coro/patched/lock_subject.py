@@ -1,8 +1,9 @@
-"""Runs CPython's own `test.lock_tests` on patched threading, in the main thread or in a coro.
+"""Run CPython's own `test.lock_tests` on patched threading, in the main thread or in a coro.
 
     python lock_subject.py thread|coro [PART/PARTS]
 
-Runs all of them, or every PARTS-th from the PART-th (from 0) on. Prints how many ran, and each that failed.
+Runs all of them, or every PARTS-th test beginning with number PART (counted from 0). Prints how many ran, and each
+failure.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import threading  # noqa: E402
 
 from test import lock_tests  # noqa: E402
 
-# Tests of what the new types are not meant to have.
+# Tests of properties that the patched types do not have on purpose.
 LEFT_OUT = {
     # A Condition on a plain lock cannot be acquired twice.
     "PlainConditionTests.test_acquire",

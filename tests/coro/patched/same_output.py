@@ -1,4 +1,4 @@
-"""Scripts that print the same plain and with `python -m grapeshot.coro`."""
+"""Check that a script prints the same when it runs plain and when it runs with `python -m grapeshot.coro`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ print("patched" if "grapeshot.coro" in sys.modules else "plain", file=sys.stderr
 
 
 def check_same_output(path: Path, code: str, *arguments: str) -> None:
-    """Runs a script plain and patched. Both have to end well and to print the same."""
+    """Run a script plain and patched. Both runs must succeed and print the same."""
     path.write_text(HEAD + textwrap.dedent(code) + TAIL)
     plain, patched = (
         subprocess.run(
@@ -30,7 +30,7 @@ def check_same_output(path: Path, code: str, *arguments: str) -> None:
             timeout=60,
             check=False,
             cwd=path.parent,
-            # A debug build shows these unless told otherwise.
+            # A debug build shows these warnings by default.
             env={**os.environ, "PYTHONWARNINGS": "ignore::ResourceWarning"},
         )
         for way in ((), ("-m", "grapeshot.coro"))
