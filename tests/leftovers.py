@@ -1,6 +1,6 @@
-"""Finds what a test has left behind in the process: threads, child processes, descriptors, replaced functions of the
-standard library, and changed settings. Such things could affect later tests, whose results would then depend on the
-order of the tests.
+"""Find what a test has left behind in the process: threads, child processes, descriptors, replaced functions of the
+standard library, and changed settings. These could affect later tests, whose results would then depend on the order of
+the tests.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 from support import CAP_S
 
-# The modules whose attributes the patches of grapeshot.coro and tests replace.
+# The modules whose attributes grapeshot.coro's patches and tests replace.
 PATCHED = (
     _thread,
     asyncio,
@@ -55,8 +55,8 @@ CHANGING = {
     "_cleanup",
 }
 LOGGERS = ("asyncio", "grapeshot", "concurrent.futures")
-# Threads with this prefix run until the process ends. They start child processes, and a child can ask for a signal when
-# the thread that has started it ends (PR_SET_PDEATHSIG).
+# Threads with this prefix run until the process ends. They start child processes, and a child can ask for a signal
+# when the thread that started it ends (PR_SET_PDEATHSIG).
 STAYING = "grapeshot-preexec"
 # A library that keeps its files open.
 CACHES = "/site-packages/matplotlib/"
@@ -78,7 +78,9 @@ def open_descriptors() -> set[str]:
 
 
 def _tracker() -> tuple[int | None, int | None]:
-    """The process and the descriptor of multiprocessing's resource tracker, which stays once it was started."""
+    """Return the process id and the descriptor of multiprocessing's resource tracker, which runs on once it was
+    started.
+    """
     tracker = resource_tracker._resource_tracker
     return tracker._pid, tracker._fd
 
@@ -88,7 +90,7 @@ def _threads() -> set[threading.Thread]:
 
 
 def children() -> set[int]:
-    """The child processes of this process, including ended ones that were not waited for (only on Linux)."""
+    """Return the child processes of this process, including ended ones that were not waited for (Linux only)."""
     found = set()
     for thread in os.listdir("/proc/self/task") if os.path.isdir("/proc/self/task") else ():
         try:
@@ -118,7 +120,7 @@ def _collector_callbacks() -> list[Any]:
     return [callback for callback in gc.callbacks if not str(callback.__module__).startswith(FOLLOWERS)]
 
 
-# The settings, and how to read them. The value after a test must equal the value before it.
+# The settings, and how to read them. Their values must be the same before and after a test.
 SETTINGS: dict[str, Callable[[], Any]] = {
     "the current directory": os.getcwd,
     "the environment": _environment,
@@ -160,7 +162,7 @@ class Leftovers:
         self.settings = {name: read() for name, read in SETTINGS.items()}
 
     def _changed(self) -> dict[str, Any]:
-        """Replaced functions and changed settings, which stay until they are restored."""
+        """Return replaced functions and changed settings, which stay until they are restored."""
         found: dict[str, Any] = {}
         for module, before in zip(PATCHED, self.modules, strict=True):
             if names := _replaced(before, vars(module)):
@@ -172,7 +174,7 @@ class Leftovers:
         return found
 
     def _unfinished(self) -> dict[str, Any]:
-        """Threads, child processes and descriptors, which may just be about to end."""
+        """Return threads, child processes and descriptors, which may just be about to end."""
         found = {
             "threads": sorted(thread.name for thread in _threads() - self.threads),
             "child processes": sorted(children() - self.children),
@@ -181,13 +183,13 @@ class Leftovers:
         return {name: what for name, what in found.items() if what}
 
     def restore(self) -> None:
-        """Restores the signal handlers, which a failed test may not have done."""
+        """Restore the signal handlers, in case a failed test has not done so."""
         for number, handler in self.settings["the handlers of signals"].items():
             if signal.getsignal(number) is not handler and number not in (signal.SIGKILL, signal.SIGSTOP):
                 signal.signal(number, handler)
 
     def found(self) -> dict[str, Any]:
-        """What the test has left behind. This waits a while for threads and processes that are still ending."""
+        """Return what the test has left behind, after a short wait for threads and processes that are still ending."""
         give_up = time.monotonic() + CAP_S
         while unfinished := self._unfinished():
             if time.monotonic() > give_up:

@@ -22,7 +22,7 @@ from typing import Any
 
 
 def coro_is_available() -> bool:
-    """Whether this interpreter and processor can run coros."""
+    """Return whether this interpreter and processor can run coros."""
     try:
         import grapeshot.coro  # noqa: F401
     except ImportError:
@@ -31,7 +31,7 @@ def coro_is_available() -> bool:
 
 
 def together(function: Callable[[int], Any], count: int = 10, **options: Any) -> list[Any]:
-    """Runs function(number) in `count` concurrent coros and returns their results. The options go to `coro.spawn`."""
+    """Run function(number) in `count` concurrent coros and return their results. The options go to `coro.spawn`."""
     from grapeshot import coro
 
     def main() -> list[Any]:
@@ -42,7 +42,7 @@ def together(function: Callable[[int], Any], count: int = 10, **options: Any) ->
 
 
 def spawn_blocked(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Spawns a coro and lets it run up to its first wait."""
+    """Spawn a coro and let it run to its first wait."""
     from grapeshot import coro
 
     co = coro.spawn(function, *args, **kwargs)
@@ -51,7 +51,7 @@ def spawn_blocked(function: Callable[..., Any], *args: Any, **kwargs: Any) -> An
 
 
 def until_waiting(*coros: Any) -> None:
-    """Lets coros run until all of the given ones wait."""
+    """Let coros run until all of the given ones wait."""
     from grapeshot import coro
 
     while not all(co._status == "waiting" for co in coros):
@@ -59,7 +59,7 @@ def until_waiting(*coros: Any) -> None:
 
 
 def gil_is_enabled() -> bool:
-    """Whether the GIL is enabled. A free-threaded build can run with the GIL too."""
+    """Return whether the GIL is enabled. A free-threaded build can run with the GIL, too."""
     return getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
@@ -98,8 +98,8 @@ _SCRIPT_HEAD = {
 
 
 def run_script(kind: str | None, code: str, *, flags: tuple[str, ...] = ("-W", "error")) -> str:
-    """Runs `code` in a new interpreter and returns its output. Fails if the script fails. If `kind` is given,
-    `new_event_loop` of that kind of loop is imported first.
+    """Run `code` in a new interpreter and return its output. Fails if the script fails. If `kind` is given, the script
+    can use `new_event_loop` of that kind of loop, which is imported first.
     """
     head = _SCRIPT_HEAD[kind] if kind is not None else ""
     done = subprocess.run(
@@ -114,7 +114,7 @@ def run_script(kind: str | None, code: str, *, flags: tuple[str, ...] = ("-W", "
 
 
 def wait_blocked(pid: int) -> None:
-    """Waits until the main thread of a process sleeps in a system call (on Linux; elsewhere this does not wait)."""
+    """Wait until the main thread of a process sleeps in a system call (on Linux; elsewhere this does not wait)."""
     path = f"/proc/{pid}/stat"
     if not os.path.exists(path):
         return
@@ -149,25 +149,25 @@ class Script:
         self.process.wait()
 
     def line(self) -> str:
-        """The next line of its output."""
+        """Return the next line of the script's output."""
         return self.process.stdout.readline().strip()
 
     def interrupt(self) -> None:
         self.process.send_signal(signal.SIGINT)
 
     def wait_blocked(self) -> None:
-        """Waits until the process sleeps in a system call."""
+        """Wait until the process sleeps in a system call."""
         wait_blocked(self.process.pid)
 
     def finish(self) -> str:
-        """Waits until the script has ended and returns the rest of its output. Fails if the script failed."""
+        """Wait until the script has ended, and return the rest of its output. Fails if the script failed."""
         out, err = self.process.communicate(timeout=PROCESS_CAP_S)
         assert self.process.returncode == 0, f"exit status {self.process.returncode}\n{out}\n{err}"
         return out
 
 
 def wait_until(condition: Callable[[], Any], what: str = "a condition", cap_s: float = CAP_S) -> None:
-    """Blocks this thread until the condition holds."""
+    """Block this thread until the condition holds."""
     give_up = time.monotonic() + cap_s
     while not condition():
         assert time.monotonic() < give_up, f"waited {cap_s} s for {what}"
@@ -178,13 +178,13 @@ _default_cap_s = CAP_S
 
 
 def expect_failure(expected: bool) -> None:
-    """Shortens the waits of `until` while the test is expected to fail, because such a wait often runs to its end."""
+    """Shorten the waits of `until` while the test is expected to fail, because such waits often time out."""
     global _default_cap_s
     _default_cap_s = min(1.0, CAP_S) if expected else CAP_S
 
 
 async def until(condition: Callable[[], Any], what: str = "a condition", cap_s: float | None = None) -> None:
-    """Runs iterations of the loop until the condition holds."""
+    """Run iterations of the loop until the condition holds."""
     cap_s = cap_s or _default_cap_s
     give_up = time.monotonic() + cap_s
     count = 0
@@ -195,7 +195,7 @@ async def until(condition: Callable[[], Any], what: str = "a condition", cap_s: 
 
 
 def in_thread(function: Callable[..., Any], *args: Any) -> Any:
-    """Calls the function in a new thread and waits until the thread has ended. Returns or raises what the function
+    """Call the function in a new thread and wait until the thread has ended. Returns or raises what the function
     returns or raises.
     """
     outcome: list[tuple[bool, Any]] = []
@@ -220,7 +220,7 @@ def in_thread(function: Callable[..., Any], *args: Any) -> Any:
 
 
 async def blocked_task(loop: asyncio.AbstractEventLoop, coroutine: Any, count: int = 3) -> asyncio.Task[Any]:
-    """Starts the coroutine as a task, runs it for `count` iterations, and checks that it waits then."""
+    """Start the coroutine as a task, run it for `count` iterations, and check that it then waits."""
     task = loop.create_task(coroutine)
     await iterations(count)
     assert not task.done()
@@ -228,20 +228,20 @@ async def blocked_task(loop: asyncio.AbstractEventLoop, coroutine: Any, count: i
 
 
 async def sleep_zero(count: int) -> None:
-    """Awaits `asyncio.sleep(0)` `count` times. Unlike `iterations`, this works with a clock that does not advance."""
+    """Await `asyncio.sleep(0)` `count` times. Unlike `iterations`, this works with a clock that stands still."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
 def run_iterations(loop: asyncio.AbstractEventLoop, count: int = 1) -> None:
-    """Runs a loop that is not running for `count` iterations."""
+    """Run a loop that is not running for `count` iterations."""
     for _ in range(count):
         loop.call_soon(loop.stop)
         loop.run_forever()
 
 
 async def iterations(count: int) -> None:
-    """Runs iterations of the loop, to show that something does *not* happen. The last one always polls the sockets."""
+    """Run iterations of the loop, to show that something does *not* happen. The last one always polls the sockets."""
     for _ in range(count):
         await asyncio.sleep(0)
     await asyncio.sleep(0.0002)
@@ -251,7 +251,7 @@ async def iterations(count: int) -> None:
 
 
 class Recorder(asyncio.Protocol):
-    """Records its callbacks in order. Consecutive calls of data_received are recorded as one."""
+    """Records its callbacks in order. Consecutive calls of data_received count as one."""
 
     def __init__(self) -> None:
         self.transport: Any = None
@@ -385,7 +385,7 @@ class Peer:
         return bytes(data)
 
     async def is_ended(self) -> bool:
-        """Waits for the end of the stream, by EOF or by a reset."""
+        """Wait for the end of the stream, by EOF or by a reset."""
         try:
             while await self.recv():
                 pass
@@ -394,7 +394,7 @@ class Peer:
         return True
 
     def is_silent(self) -> bool:
-        """Whether there is neither data nor the end of the stream."""
+        """Return whether there is neither data nor the end of the stream."""
         try:
             self.sock.recv(1, socket.MSG_PEEK)
         except BlockingIOError:
@@ -405,7 +405,7 @@ class Peer:
         self.sock.shutdown(socket.SHUT_WR)
 
     def reset(self) -> None:
-        """Closes the connection with a RST."""
+        """Close the connection with a RST."""
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         self.sock.close()
 
@@ -420,7 +420,7 @@ class Peer:
 
 
 class ForeignSocket:
-    """A socket of other code that has the descriptor `fd`. On exit this checks that the loop has not touched it."""
+    """A socket of other code, which has the descriptor `fd`. On exit, check that the loop has not touched it."""
 
     def __init__(self, fd: int, kind: int = socket.SOCK_STREAM) -> None:
         ours, self.theirs = socket.socketpair(socket.AF_UNIX, kind)
@@ -445,7 +445,7 @@ class ForeignSocket:
             self.theirs.close()
 
     def check(self) -> None:
-        """Fails if anything was written to the socket or read from it, or if it was closed."""
+        """Fail if anything was written to the socket or read from it, or if it was closed."""
         try:
             data = self.theirs.recv(100)
         except BlockingIOError:
@@ -457,7 +457,7 @@ class ForeignSocket:
 
 
 def is_closed_error(error: BaseException | None) -> bool:
-    """Whether the error means that the descriptor is closed."""
+    """Return whether the error means that the descriptor is closed."""
     return isinstance(error, OSError) and error.errno == errno.EBADF
 
 
@@ -470,7 +470,7 @@ def listening(family: int = socket.AF_INET, host: str = HOST) -> socket.socket:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface on which no socket listens."""
+    """Return a TCP port of the loopback interface on which no socket listens."""
     with socket.socket() as sock:
         sock.bind((HOST, 0))
         port: int = sock.getsockname()[1]
@@ -478,7 +478,7 @@ def free_port() -> int:
 
 
 def raw_pair(small: bool = False) -> tuple[socket.socket, socket.socket]:
-    """Two TCP sockets that are connected over the loopback interface. `small` shrinks the kernel's buffers."""
+    """Return two TCP sockets that are connected over the loopback interface. `small` shrinks the kernel's buffers."""
     with listening() as listener:
         client = socket.socket()
         if small:
@@ -495,7 +495,7 @@ def raw_pair(small: bool = False) -> tuple[socket.socket, socket.socket]:
 async def connected(
     loop: asyncio.AbstractEventLoop, factory: Callable[[], Any] = Recorder, how: str = "accepted", small: bool = False
 ) -> tuple[Any, Any, Peer]:
-    """A transport and its protocol, made in one of the three `WAYS`, and the other end as a raw peer."""
+    """Return a transport and its protocol, made in one of the three `WAYS`, and the other end as a raw peer."""
     if how == "accepted":
         sock, other = raw_pair(small)
         sock.setblocking(False)
@@ -538,7 +538,7 @@ def has_ipv6() -> bool:
 
 
 def link_local_address() -> tuple[str, int] | None:
-    """A link-local IPv6 address of this machine and the index of its interface, or None if there is none."""
+    """Return a link-local IPv6 address of this machine and the index of its interface, or None if there is none."""
     try:
         with open("/proc/net/if_inet6", encoding="ascii") as file:
             rows = [line.split() for line in file]
@@ -566,7 +566,7 @@ class Ends:
         assert os.write(self.other, data) == len(data)
 
     async def recv(self, limit: int = 1 << 20) -> bytes:
-        """Returns the data that can be read, after a wait if necessary; b"" at the end of the stream."""
+        """Return the data that can be read, after a wait if necessary; b"" at the end of the stream."""
         got: list[bytes] = []
 
         def has_data() -> bool:
@@ -613,7 +613,7 @@ class Ends:
 
 
 def pipe_ends(kind: str, direction: str) -> Ends:
-    """The ends for a test of `connect_read_pipe` or `connect_write_pipe`. The kind is pipe, fifo, socket or tty."""
+    """Return the ends for a test of `connect_read_pipe` or `connect_write_pipe`. The kind is pipe, fifo, socket or tty."""
     mode = "rb" if direction == "read" else "wb"
     if kind == "pipe":
         reader, writer = os.pipe()

@@ -1,10 +1,10 @@
-"""Calls native functions with any arguments, in a process of its own for each example: `python -m fuzz.native` reads
-one example a line, and answers what went wrong, if anything did.
+"""Call native functions with arbitrary arguments. `python -m fuzz.native` reads one example per line, runs each in a
+process of its own, and answers what went wrong, if anything did.
 
     PYTHONPATH=tests python -m fuzz.native callback 'Loop.call_later(loop, nan, function)'
 
-runs one by hand. A crash, a panic, a SystemError, a call that no signal can end, a descriptor, a native object or a
-reference that is left behind is a failure; every other exception is an answer.
+runs one example by hand. These are failures: a crash, a panic, a SystemError, a call that no signal can end, and a
+descriptor, native object or reference that is left behind. Any other exception is a valid answer.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from fuzz import world as worlds
 
 from grapeshot import _core
 
-# What only the process of the example sees, and what it is not called for.
+# Functions that no example calls, and what each of them does.
 LEFT_OUT = {
     "_coro_panic": "panics, for a test",
     "_coro_send_signal": "sends any signal to its own process",
     "_coro_after_fork": "ends the process together with the coro that calls it",
     "_coro_fail_evictions": "lets coros fail, for a test",
 }
-# What keeps its arguments as long as the process lives, or a thread that looks up a name.
+# Functions that keep their arguments until the process ends, or start a thread that looks up a name.
 KEEPING = ("_coro_set", "_set_stream_types", "_bind_", "_coro_socket_type", "_forget_parent", "getaddrinfo")
-# What gives its descriptor away, as that of socket.socket.
+# Functions that give away their descriptor, like socket.socket.detach.
 GIVING = ("_Socket.detach", "_Socket.__init__")
-BLOCKING_S = 0.02  # after which a signal interrupts what blocks
+BLOCKING_S = 0.02  # after this time a signal interrupts a call that blocks
 HANG_S = float(os.environ.get("FUZZ_HANG_S", "20"))
 MEMORY = 3 << 30
 PLACES = ("outside", "callback", "coro") if worlds.coro is not None else ("outside", "callback")
 
 
 class TimeUp(KeyboardInterrupt):
-    """Ends what blocks."""
+    """Ends a call that blocks."""
 
 
 class Function(NamedTuple):
@@ -56,16 +56,16 @@ class Function(NamedTuple):
     owner: str | None
     """The name of an object to call it on."""
     needed: int
-    """How many arguments it needs at least, without the object."""
+    """The number of required arguments, without the object."""
     names: list[str]
-    """Of its parameters: "*" takes any more."""
+    """The names of its parameters; "*" stands for any number of them."""
 
 
 def described(text: str, owner: str | None, value: Any) -> Function:
-    """The function with what its signature says."""
+    """Return the function with the parameters from its signature."""
     try:
         parameters = list(inspect.signature(value).parameters.values())
-    except (TypeError, ValueError):  # it has none
+    except (TypeError, ValueError):  # it has no signature
         return Function(text, owner, 0, ["*"])
     if owner is not None:
         del parameters[:1]
@@ -75,7 +75,7 @@ def described(text: str, owner: str | None, value: Any) -> Function:
 
 
 def functions() -> Iterator[Function]:
-    """Every native function and every way to use a native attribute."""
+    """Yield every native function, and every way to use a native attribute."""
     for name, value in vars(_core).items():
         if callable(value) and not isinstance(value, type) and name not in LEFT_OUT:
             yield described(f"core.{name}", None, value)
@@ -96,7 +96,7 @@ def functions() -> Iterator[Function]:
 
 
 class Example:
-    """Runs the statements of one example and notes what must not be."""
+    """Runs the statements of one example and notes its failures."""
 
     def __init__(self, place: str, statements: list[str]) -> None:
         self.place = place
@@ -115,7 +115,7 @@ class Example:
             raise TimeUp
 
     def guarded(self, function: Callable[[], Any]) -> None:
-        """Calls it; a signal ends it after a while."""
+        """Call the function; a signal ends it after a while."""
         before, self.is_interruptible = self.is_interruptible, True
         try:
             function()
@@ -197,7 +197,7 @@ def open_descriptors() -> set[tuple[int, str]]:
 
 
 def faults() -> dict[str, Callable[[], object]]:
-    """Faults that must be noticed, for a test."""
+    """Return faults that must be noticed, for a test."""
     import ctypes
 
     def keep_reference() -> None:
@@ -228,7 +228,7 @@ SHARED = worlds.shared_names()
 
 
 def prepare() -> None:
-    """What all examples share: warm caches, names of types, a directory for files, and a bound on memory."""
+    """Prepare what all examples share: warm caches, names of types, a directory for files, and a limit on memory."""
     warnings.simplefilter("ignore")
     sys.setrecursionlimit(200)
     os.chdir(tempfile.mkdtemp(prefix="fuzz"))
@@ -238,11 +238,11 @@ def prepare() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     gc.collect()
-    gc.freeze()  # a collection in the child looks at the example only
+    gc.freeze()  # a collection in the child scans only objects of the example
 
 
 def in_child(place: str, statements: list[str]) -> str | None:
-    """What went wrong in an example, which a child of this process runs."""
+    """Run an example in a child of this process. Return what went wrong, or None."""
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as report:
         pid = os.fork()
         if pid == 0:

@@ -1,9 +1,9 @@
-"""Runs the fuzzers for a time, each with new random numbers: `make fuzz SECONDS=60`.
+"""Run the fuzzers for some time, with new random numbers in each round: `make fuzz SECONDS=60`.
 
     python tests/fuzz/run.py --seconds 3600 arguments
-    python tests/fuzz/run.py --seed 7 --rounds 1 arguments      what the run with the number 7 has done
+    python tests/fuzz/run.py --seed 7 --rounds 1 arguments      repeat the round with seed 7
 
-The first example that fails is made as short as it can be and printed. The status is 0 if there is none.
+The first failing example is shortened as far as possible and printed. The status is 0 if no example fails.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FUZZERS = ("arguments", "transports", "tls_input")
 
 
 def run(name: str, seconds: float, first: int, rounds: int | None) -> bool:
-    """Whether nothing was found."""
+    """Run one fuzzer; return whether it found nothing."""
     fuzz = importlib.import_module(f"fuzz.test_{name}").fuzz
     end, number = time.monotonic() + seconds, first
     while time.monotonic() < end and (rounds is None or number < first + rounds):

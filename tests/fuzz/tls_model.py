@@ -1,8 +1,8 @@
-"""TLS on one kind of loop, fed by a peer that sends what it should not, and the log of what the protocol sees.
+"""TLS on one kind of loop, fed by a misbehaving peer, and the log of what the protocol sees.
 
-The peer is an `ssl.SSLObject`. What it wants to send is held in `pending`, where a step may change it: cut records
-anywhere, corrupt, repeat or drop bytes, put other records between. Two models with the same steps, on asyncio's loop
-and on grapeshot's, have the same log.
+The peer is an `ssl.SSLObject`. The bytes that it wants to send are held in `pending`, where a step may change them: cut
+records anywhere, corrupt, repeat or drop bytes, or insert other records. Two models that take the same steps, on
+asyncio's loop and on grapeshot's, must have the same log.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from support import loop_factory
 from tls.contexts import HOSTNAME, client_context, server_context
 
 ROUNDS = 12
-# OpenSSL itself, if Python has it as a library of its own.
+# OpenSSL itself, if Python uses it as a shared library.
 LIBRARY = ctypes.CDLL(getattr(_ssl, "__file__", None))
 HAS_LIBRARY = hasattr(LIBRARY, "SSL_key_update")
 VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
@@ -28,16 +28,16 @@ VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 @functools.cache
 def contexts(side: str, version: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Of the loop's side, and of the peer."""
+    """Return the context of the loop's side, and that of the peer."""
     server, client = server_context(version=VERSIONS[version]), client_context(VERSIONS[version])
     return (server, client) if side == "server" else (client, server)
 
 
 class Openssl:
-    """What OpenSSL can do with a connection and Python's module does not offer."""
+    """Functions of OpenSSL that Python's ssl module does not offer, applied to a connection."""
 
     def __init__(self, tls: ssl.SSLObject) -> None:
-        # PySSLSocket: the head of an object, a weak reference, SSL *.
+        # The layout of PySSLSocket: the head of an object, a weak reference, SSL *.
         place = id(tls._sslobj) + object.__basicsize__ + ctypes.sizeof(ctypes.c_void_p)  # type: ignore[attr-defined]
         self.ssl = ctypes.c_void_p.from_address(place)
         version = LIBRARY.SSL_get_version
@@ -123,7 +123,7 @@ class TlsModel:
     # ---------------------------------------------------------------- the peer
 
     def advance_peer(self) -> bool:
-        """Lets the peer take what has come, and takes what it wants to send; whether anything has moved."""
+        """Let the peer consume what has arrived, and collect what it wants to send; return whether anything has moved."""
         moved = False
         with contextlib.suppress(OSError):
             while data := self.raw.recv(65_536):
@@ -159,7 +159,7 @@ class TlsModel:
             quiet = 0 if moved or before != (len(self.log), len(self.data)) else quiet + 1
 
     def send(self, cuts: list[int]) -> None:
-        """Sends what is pending in pieces, unless it is held."""
+        """Send what is pending, in pieces, unless it is held."""
         if self.is_held:
             return
         data, self.pending = bytes(self.pending), bytearray()
@@ -175,7 +175,7 @@ class TlsModel:
     # ---------------------------------------------------------------- steps
 
     def shake_hands(self, cuts: list[int], spoiled_round: int, spoil: tuple[Any, ...]) -> None:
-        """The handshake, in pieces; what the peer sends in one of its rounds is spoiled."""
+        """Do the handshake in pieces. What the peer sends in round `spoiled_round` is spoiled."""
         self.settle()
         for number in range(ROUNDS):
             if number == spoiled_round:
@@ -186,9 +186,9 @@ class TlsModel:
         self.note("handshake", self.is_shaken and self.transport is not None)
 
     def step(self, name: str, *arguments: Any, spoil: tuple[Any, ...] = (), cuts: list[int]) -> None:
-        """A step of the peer or of the application; what the peer sends then is spoiled and cut."""
+        """Do a step of the peer or of the application; then spoil and cut what the peer sends."""
         self.note("step", name)
-        with contextlib.suppress(ssl.SSLError, OSError, ValueError):  # the peer's own connection is over
+        with contextlib.suppress(ssl.SSLError, OSError, ValueError):  # the peer's own connection may be over
             getattr(self, f"do_{name}")(*arguments)
         self.advance_peer()
         if spoil:
@@ -199,7 +199,7 @@ class TlsModel:
             self.note("state", self.transport.is_closing())
 
     def change(self, name: str, *arguments: Any) -> None:
-        """Changes what is pending."""
+        """Change what is pending."""
         self.has_spoiled = True
         where = arguments[0] % (len(self.pending) + 1) if arguments else 0
         if name == "corrupt" and where < len(self.pending):
@@ -248,7 +248,7 @@ class TlsModel:
             self.peer.unwrap()
 
     def do_peer_fails(self) -> None:
-        """Makes the peer send a fatal alert, encrypted."""
+        """Make the peer send a fatal alert, encrypted."""
         self.incoming.write(b"\x17\x03\x03\x00\x20" + bytes(32))
 
     def can_ask(self, version: str) -> bool:
@@ -276,7 +276,7 @@ class TlsModel:
         self.raw.close()
 
     def do_own(self, action: str) -> None:
-        """A call of the application."""
+        """Call a method of the transport, as an application does."""
         if self.transport is None or self.lost or self.has_closed:  # asyncio's transport fails after close()
             return
         self.note_action(action)

@@ -1,10 +1,10 @@
-"""Runs scripts of tlsfuzzer (https://github.com/tlsfuzzer/tlsfuzzer) against a TLS server on grapeshot.
+"""Run scripts of tlsfuzzer (https://github.com/tlsfuzzer/tlsfuzzer) against a TLS server on grapeshot.
 
     python tests/fuzz/tlsfuzzer.py --scripts CLONE/scripts --python PYTHON [--count 40] [--seconds 600] [NAME...]
 
-`.ci/soak fuzz` does this. PYTHON has tlslite-ng. No script begins after those seconds; their order is random. A
-conversation that fails on grapeshot is held again, and on asyncio as well. If it fails there, too, it says something of
-OpenSSL and its configuration, and nothing of the loop. The status is 0 if no other has failed.
+`.ci/soak fuzz` does this. PYTHON must have tlslite-ng. Scripts run in random order, and none starts after the given
+seconds. A conversation that fails on grapeshot is repeated, also on asyncio. If it fails there too, the cause is
+OpenSSL and its configuration, not the loop. The status is 0 if no conversation fails on grapeshot alone.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import trustme
 from support import HOST, loop_factory
 
-# What is about records, alerts and the order of messages. The others test which algorithms OpenSSL knows.
+# The scripts about records, alerts and the order of messages. The others test which algorithms OpenSSL knows.
 NAMES = (
     "conversation connection-abort early-application-data fuzzed-MAC fuzzed-ciphertext fuzzed-finished "
     "fuzzed-padding hello-request-by-client interleaved-application-data-in-renegotiation invalid-content-type "
@@ -56,7 +56,7 @@ class Answering(asyncio.Protocol):
 
 
 async def serve() -> None:
-    """Prints its port, and serves until its input ends."""
+    """Print the port, and serve until stdin ends."""
     loop = asyncio.get_running_loop()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     rsa = trustme.KeyType.RSA
@@ -73,7 +73,7 @@ async def serve() -> None:
 
 
 class Server:
-    """A server on one kind of loop, in a process of its own."""
+    """A server on one kind of loop, in its own process."""
 
     def __init__(self, kind: str) -> None:
         command = [sys.executable, __file__, "--serve", kind]
@@ -88,7 +88,7 @@ class Server:
 
 
 def failures(options: argparse.Namespace, name: str, port: int, conversations: list[str]) -> set[str]:
-    """The conversations of a script that fail; all of them, or these."""
+    """Return the conversations of a script that fail: of all of them, or of the given ones."""
     script = Path(options.scripts) / f"test-{name}.py"
     count = [] if conversations else ["-n", str(options.count)]
     done = subprocess.run(
@@ -106,7 +106,7 @@ def failures(options: argparse.Namespace, name: str, port: int, conversations: l
 
 
 def compare(options: argparse.Namespace) -> bool:
-    """Whether nothing fails on grapeshot only."""
+    """Return whether no conversation fails on grapeshot alone."""
     ours, control = Server("grapeshot"), Server("asyncio")
     held, ran = True, 0
     names = options.names or random.sample(NAMES, len(NAMES))

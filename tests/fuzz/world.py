@@ -1,7 +1,6 @@
-"""What a fuzzed call can name: a loop, one object of each native type, and arguments that nobody expects.
+"""The names that a fuzzed call can use: a loop, one object of each native type, and unexpected arguments.
 
-A program (native.py) evaluates the text of a call with a `World` as its names. An object is made when a call names it
-for the first time.
+native.py evaluates the text of a call with a `World` as its namespace. An object is created when a call first names it.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from grapeshot import _core, streams
 
 try:
     from grapeshot import coro
-except ImportError:  # free-threaded builds and unknown processors
+except ImportError:  # not available on free-threaded builds and on unsupported processors
     coro = None  # type: ignore[assignment]
 
 
 class Planned(Exception):
-    """What an argument raises when it is used."""
+    """The exception that an argument raises when it is used."""
 
 
 class Evil:
-    """Does `deed` whenever it is asked for anything, and then answers as an argument could."""
+    """Does `deed` whenever it is used, and then returns a plausible value."""
 
     world: World
 
@@ -125,7 +124,7 @@ class Evil:
 
 
 class EvilText(str):
-    """A str of a class of its own, with an __eq__ and a __hash__ that do `deed`."""
+    """A str subclass whose __eq__ and __hash__ do `deed`."""
 
     deed = "collect"
 
@@ -149,7 +148,7 @@ class EvilProtocol(asyncio.Protocol, asyncio.DatagramProtocol):
 
 
 class EvilBuffers(asyncio.BufferedProtocol):
-    """A protocol with a buffer whose callbacks do `deed`."""
+    """A buffered protocol whose callbacks do `deed`."""
 
     def __init__(self, deed: str, length: int = 5) -> None:
         self.deed = deed
@@ -175,19 +174,19 @@ class EvilOwner:
 
 
 def recursive() -> list[Any]:
-    """A list that holds itself."""
+    """Return a list that contains itself."""
     items: list[Any] = []
     items.append(items)
     return items
 
 
 async def nothing() -> None:
-    """Ends at its first step."""
+    """Ends in its first step."""
 
 
 @functools.cache
 def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """A client's context that checks nothing, and a server's without a certificate: no handshake is completed."""
+    """Return a client's context that checks nothing and a server's without a certificate: no handshake can complete."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.verify_mode = ssl.CERT_NONE
@@ -195,7 +194,7 @@ def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
 
 
 class World(dict[str, Any]):
-    """The names of one example. `loop` and what belongs to it are made when they are first named."""
+    """The names of one example. `loop` and its objects are created when they are first used."""
 
     def __init__(self, shared: dict[str, Any]) -> None:
         super().__init__(shared)
@@ -205,7 +204,7 @@ class World(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
         maker = MAKERS.get(name)
         if maker is None or self.is_over:
-            raise KeyError(name)  # a builtin name, perhaps
+            raise KeyError(name)  # it may be the name of a builtin
         self.is_making = True
         try:
             value = maker(self)
@@ -215,7 +214,7 @@ class World(dict[str, Any]):
         return value
 
     def near(self, kind: int = socket.SOCK_STREAM) -> socket.socket:
-        """A nonblocking socket; the other end stays open, and has sent something."""
+        """Return a nonblocking socket. Its other end stays open, and has sent something."""
         mine, other = socket.socketpair(socket.AF_UNIX, kind)
         mine.setblocking(False)
         other.setblocking(False)
@@ -233,7 +232,7 @@ class World(dict[str, Any]):
         return open(ends[index], "wb" if index else "rb", buffering=0)
 
     def finish(self) -> None:
-        """Closes what is open, and makes nothing more. Objects that an example has broken may refuse."""
+        """Close what is open, and create nothing more. Objects that an example has broken may refuse."""
         self.is_over = True
         loop = self.get("loop")
         for _ in range(3):
@@ -314,7 +313,7 @@ MAKERS: dict[str, Callable[[World], Any]] = {
 
 
 def nothing_at_all(*_args: Any) -> None:
-    """A callback."""
+    """A callback that does nothing."""
 
 
 if coro is not None:
@@ -335,7 +334,7 @@ if coro is not None:
 
 
 def shared_names() -> dict[str, Any]:
-    """Names of what all examples share. None of them has a reference more after an example than before it."""
+    """Return the names that all examples share. An example must not leave a new reference to any of these objects."""
     return {
         "nan": float("nan"),
         "inf": float("inf"),
@@ -368,12 +367,14 @@ def shared_names() -> dict[str, Any]:
 
 
 def native_types() -> Iterator[tuple[str, type]]:
-    """The native types, those among them that only their objects lead to, with the name of an object of each."""
+    """Yield the native types, including those that are reachable only from their objects, with the name of an object of
+    each.
+    """
     world = World(shared_names())
     Evil.world = world
     seen = set()
     for name in MAKERS:
-        if name == "waiting":  # in a coro only
+        if name == "waiting":  # only inside a coro
             continue
         for base in type(world[name]).__mro__:
             if (base.__module__ == "grapeshot._core" or base in vars(_core).values()) and base not in seen:

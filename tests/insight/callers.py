@@ -1,4 +1,4 @@
-"""Clients of a back door: raw sockets in the loop of the test, and processes of other users."""
+"""Clients of a back door: raw sockets in the test's loop, and processes of other users."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root
 
 
 class Caller(Peer):
-    """Speaks plain text, as `nc -U` does."""
+    """Speaks plain text, like `nc -U`."""
 
     def __init__(self, path: Any) -> None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -43,7 +43,7 @@ class Caller(Peer):
         return self
 
     async def ask(self, *lines: str) -> str:
-        """The output of a command, which may have several lines."""
+        """Return the output of a command, which may have several lines."""
         await self.send("".join(f"{line}\n" for line in lines).encode())
         return (await self.read_until(">>> ")).replace("... ", "")
 
@@ -53,7 +53,9 @@ async def call(path: Any) -> Caller:
 
 
 async def connected_as_nobody(path: Any) -> tuple[int, int]:
-    """A process of another user that has connected and sent a command: (its id, where it writes what it has got)."""
+    """Start a process of another user that connects and sends a command. Return its id, and the pipe that it reports
+    to.
+    """
     reader, writer = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -98,5 +100,5 @@ async def output_of(pid: int, reader: int) -> bytes:
 
 
 def without_coros(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets the back door believe that the program has no coros, so that its clients are tasks."""
+    """Make the back door believe that the program has no coros, so that its clients are tasks."""
     monkeypatch.delitem(sys.modules, "grapeshot.coro", raising=False)

@@ -1,4 +1,4 @@
-"""A back door at a path of the test, on each kind of loop."""
+"""Fixtures: the path of a back door for each test, on each kind of loop."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clients are tasks, whatever other tests have imported."""
+    """Make clients tasks, whatever other tests have imported."""
     without_coros(monkeypatch)

@@ -1,4 +1,4 @@
-"""Programs under a pseudo-terminal: what they show, and keys for them."""
+"""Run programs on a pseudo-terminal: read what they show, and press keys."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from typing import Any
 
 from support import CAP_S, wait_blocked
 
-# What moves the cursor, sets colours and modes; and what asks for the cursor's place, which a terminal answers.
+# Escape sequences that move the cursor or set colours and modes, and the one that asks a terminal for the cursor's
+# place.
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\r")
 ASKS_PLACE = b"\x1b[6n"
 
 
 class Terminal:
-    """A Python program on a terminal of its own."""
+    """A Python program on its own terminal."""
 
     def __init__(self, *arguments: Any, **variables: str) -> None:
         environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24", **variables}
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # the test runner may have threads
+            warnings.simplefilter("ignore", DeprecationWarning)  # forking warns if the test runner has threads
             self.pid, self.fd = pty.fork()
         if self.pid == 0:
             os.execve(sys.executable, [sys.executable, *map(str, arguments)], environment)
@@ -35,14 +36,14 @@ class Terminal:
 
     @property
     def shown(self) -> str:
-        """What it has shown since what was waited for last."""
+        """The output since the text that was last waited for."""
         return self._text[self._seen :]
 
     def type(self, keys: str) -> None:
         os.write(self.fd, keys.encode())
 
     def _take(self) -> bool:
-        """Takes what it shows. False: it has ended."""
+        """Read the program's output. Return False if the program has ended."""
         if not select.select([self.fd], [], [], 0.05)[0]:
             return True
         try:
@@ -57,7 +58,7 @@ class Terminal:
         return bool(data)
 
     def wait_for(self, text: str) -> None:
-        """Waits until it shows a text, behind the one that was waited for last."""
+        """Wait until the program shows a text, after the one that was last waited for."""
         give_up = time.monotonic() + CAP_S
         while text not in self.shown:
             assert time.monotonic() < give_up, f"waited for {text!r}, and it shows {self.shown!r}"
@@ -65,12 +66,12 @@ class Terminal:
         self._seen = self._text.index(text, self._seen) + len(text)
 
     def interrupt(self) -> None:
-        """Presses Ctrl-C once the program waits: readline shows a key before that, and then loses the signal."""
+        """Press Ctrl-C once the program waits: readline echoes keys before that, and then loses the signal."""
         wait_blocked(self.pid)
         self.type("\x03")
 
     def press_until(self, key: str, text: str) -> None:
-        """Presses a key again and again until it shows a text. Keys that come too fast count as one."""
+        """Press a key repeatedly until the program shows a text. Keys that follow too quickly count as one."""
         give_up = time.monotonic() + CAP_S
         while text not in self.shown:
             assert time.monotonic() < give_up, f"waited for {text!r}, and it shows {self.shown!r}"
@@ -80,7 +81,7 @@ class Terminal:
                 self._take()
 
     def finish(self) -> int:
-        """Waits for the end. Returns the exit status."""
+        """Wait for the end of the program. Return the exit status."""
         give_up = time.monotonic() + CAP_S
         while self._take():
             assert time.monotonic() < give_up, f"it does not end, and shows {self.shown!r}"

@@ -12,18 +12,18 @@ SHELL = "/bin/sh"
 
 
 def sh(script: str) -> tuple[str, str, str]:
-    """The arguments that run `script` in a shell."""
+    """Return the arguments that run `script` in a shell."""
     return SHELL, "-c", script
 
 
-# Ends when its standard input is closed.
+# A program that ends when its standard input is closed.
 CAT = sh("exec cat")
-# Runs until it is killed.
+# A program that runs until it is killed.
 BLOCKED = sh("exec sleep 3600")
 
 
 class Events(asyncio.SubprocessProtocol):
-    """Records its callbacks in order. Data of each pipe is collected in `data`."""
+    """Records its callbacks in order, and collects the data of each pipe in `data`."""
 
     def __init__(self) -> None:
         self.events: list[Any] = []
@@ -57,14 +57,14 @@ _others: set[int] = set()
 
 
 def note_other_children() -> None:
-    """Excludes the present children from the count."""
+    """Exclude the present children from the count."""
     _others.clear()
     _others.update(children())
 
 
 def children() -> set[int]:
-    """The children of this process whose status was not fetched, ended or not, except for those that
-    were noted before.
+    """Return the children of this process whose status was not fetched, whether they have ended or not, except those
+    that were noted before.
     """
     return {child.pid for child in psutil.Process().children()} - _others
 

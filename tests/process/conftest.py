@@ -1,4 +1,4 @@
-"""No test in this folder may leave a child behind, running or ended."""
+"""Check that no test in this folder leaves a child behind, running or ended."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ from process.children import children, note_other_children
 def _no_children(loop_kind: str) -> Iterator[None]:
     note_other_children()
     yield
-    # The status is fetched, so that later tests see no children.
+    # This fetches the statuses, so that later tests see no children.
     left = [os.waitpid(pid, 0) for pid in children()]
     assert not left, f"children left behind by the test, (pid, status): {left}"

@@ -1,7 +1,7 @@
-"""Reads Rust source and finds which modules of its crate it names.
+"""Read Rust source, and find which modules of its crate it names.
 
-A tokenizer separates code from comments, strings, characters and lifetimes. A walk over the tokens resolves every
-path that starts with `crate`, `self` or `super`, in `use` trees, expressions, types and macros.
+A tokenizer separates code from comments, strings, characters and lifetimes. A walk over the tokens resolves every path
+that starts with `crate`, `self` or `super`, in `use` trees, expressions, types and macros.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Mention:
 
 @dataclass
 class RustFile:
-    """The content of one file: the crate paths and identifiers it uses, and constructs that would hide an edge."""
+    """The content of one file: the crate paths and identifiers that it uses, and constructs that would hide an edge."""
 
     mentions: list[Mention] = field(default_factory=list)
     identifiers: dict[str, int] = field(default_factory=dict)  # name -> first line
@@ -56,7 +56,7 @@ def tokenize(text: str) -> list[Token]:
     position, line = 0, 1
     while position < len(text):
         match = _TOKEN.match(text, position)
-        assert match is not None  # `other` takes any character
+        assert match is not None  # `other` matches any character
         end = match.end()
         if match["comment"]:
             depth = 1
@@ -67,7 +67,7 @@ def tokenize(text: str) -> list[Token]:
                 depth += 1 if edge[0] == "/*" else -1
                 end = edge.end()
         elif match["raw"] or match["string"] or match["char"]:
-            tokens.append(Token(match[0], line))  # with its quotes, so never an identifier
+            tokens.append(Token(match[0], line))  # the token keeps its quotes, so it is never an identifier
         elif not match["space"]:
             tokens.append(Token(match[0].removeprefix("r#"), line))
         line += text.count("\n", position, end)
@@ -76,7 +76,7 @@ def tokenize(text: str) -> list[Token]:
 
 
 def module_of(path: PurePosixPath) -> tuple[str, ...]:
-    """The module of a file below src/: `sys/poller/mod.rs` is `sys::poller`, `lib.rs` is the root of the crate."""
+    """Return the module of a file below src/: `sys/poller/mod.rs` is `sys::poller`, and `lib.rs` is the crate's root."""
     parts = path.with_suffix("").parts
     return parts[:-1] if parts[-1] in {"mod", "lib", "main"} else parts
 
@@ -128,12 +128,12 @@ class _Walk:
         text, before, after = self.tokens[index].text, self._at(index - 1), self._at(index + 1)
         if text not in {"crate", "self", "super"} or before == "::":
             return False
-        if before == "in" and self._at(index - 2) == "(":  # pub(in crate::room): a visibility, not an import
+        if before == "in" and self._at(index - 2) == "(":  # pub(in crate::room) is a visibility, not an import
             return False
         return after == "::" or before == "use"
 
     def _tree(self, index: int, here: tuple[str, ...], base: tuple[str, ...] | None) -> int:
-        """Reads a path or a use tree from `index` and records its target. Returns the index after it."""
+        """Read a path or a use tree from `index` and record its target. Return the index after it."""
         first, line = True, self.tokens[index].line
         target = base if base is not None else ()
         while True:

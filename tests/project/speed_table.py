@@ -1,4 +1,4 @@
-"""Writes the speed tables of README.md and docs/speed.md, from the committed JSON only: `make tables`."""
+"""Write the speed tables of README.md and docs/speed.md, from the committed JSON only: `make tables`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ COUNTED = {
 }
 
 
-# The rows of the README's chart: what people run, and the calls that every program makes.
+# The rows of the README's chart: common applications, and the calls that every program makes.
 CHOSEN = {
     "echo-1k-100": "TCP echo, 1 KiB",
     "echo-100k-10": "TCP echo, 100 KiB",
@@ -45,7 +45,7 @@ CHOSEN = {
 
 
 def summary(result: dict[str, Any]) -> str:
-    """The README's chart, and the text that explains it."""
+    """Return the README's chart with the text that explains it."""
     from benchmarks.tables import summary
 
     machine, versions = result["machine"], result["versions"]
@@ -68,7 +68,7 @@ def summary(result: dict[str, Any]) -> str:
 
 
 def charts(result: dict[str, Any]) -> dict[Path, str]:
-    """The two files of the README's chart."""
+    """Return the two files of the README's chart."""
     from benchmarks import charts
 
     return {
@@ -78,7 +78,7 @@ def charts(result: dict[str, Any]) -> dict[Path, str]:
 
 
 def instructions() -> str:
-    """The section on instructions per operation."""
+    """Return the section on instructions per operation."""
     counted = json.loads(CALLGRIND.read_text(encoding="utf-8"))["instructions_per_operation"]
     loops = ["grapeshot", "uvloop", "asyncio"]
     lines = [
@@ -95,7 +95,7 @@ def instructions() -> str:
 
 
 def coros() -> str:
-    """The sections on coros and on blocking-style servers, beside other libraries."""
+    """Return the sections that compare coros and blocking-style servers with other libraries."""
     from benchmarks.tables import markdown
 
     parts = []
@@ -107,7 +107,7 @@ def coros() -> str:
 
 
 def put(page: Path, table: str) -> str:
-    """Returns the whole page with the table inserted."""
+    """Return the whole page with the table inserted."""
     before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     assert all((begin, end)), f"{page.name} has no place for the table"
@@ -115,7 +115,7 @@ def put(page: Path, table: str) -> str:
 
 
 def expected() -> dict[Path, str]:
-    """Returns the expected text of the two pages."""
+    """Return the expected text of the two pages."""
     from benchmarks.tables import markdown
 
     result = json.loads(RESULTS.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The tests of grapeshot.rpc need its extra."""
+"""Skip the tests of grapeshot.rpc if its extra is not installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Both ends of calls in one loop, the methods that the tests call, and a raw client that sends what it likes."""
+"""Both ends of calls in one loop, the methods that the tests call, and a raw client that can send anything."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from grapeshot import rpc
 
 
 class Methods:
-    """What the tests call. It notes what has begun and how it ended."""
+    """The methods that the tests call. They note what has begun and how it ended."""
 
     def __init__(self) -> None:
         self.begun: list[Any] = []
@@ -40,7 +40,7 @@ class Methods:
         raise ValueError(message)
 
     async def hold(self, name: Any = None) -> Any:
-        """Runs until `released` is set, or it is cancelled."""
+        """Runs until `released` is set, or until it is cancelled."""
         self.begun.append(name)
         try:
             await self.released.wait()
@@ -81,19 +81,19 @@ class Ends:
         return self.server.addresses[0][1]
 
     def client(self, **options: Any) -> rpc.Client:
-        """One more client. It connects with its first call."""
+        """Return another client. It connects with its first call."""
         client = rpc.Client(HOST, self.port, **self._options | options)
         self.clients.append(client)
         return client
 
     async def idle(self) -> None:
-        """Waits until the server has no call under way."""
+        """Wait until the server has no call under way."""
         await until(lambda: self.server.calls == 0, "the calls to end")
 
 
 @contextlib.asynccontextmanager
 async def ends(client_options: dict[str, Any] | None = None, **server_options: Any) -> AsyncIterator[Ends]:
-    """A server on TCP. Closes it and the clients in the end."""
+    """Run a server on TCP. At the end, the server and the clients are closed."""
     server = rpc.Server(**server_options)
     methods = Methods()
     methods.register(server)
@@ -122,7 +122,7 @@ FRAMED_HELLO = framed(json.dumps(HELLO).encode())
 
 
 class RawClient:
-    """Speaks to a server with sockets alone: what it sends need make no sense."""
+    """Speaks to a server through plain sockets, so that it can send nonsense."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -144,7 +144,7 @@ class RawClient:
         return msgspec.msgpack.decode(await self.packet())
 
     async def rest(self) -> bytes:
-        """All that comes until the server closes the connection."""
+        """Return everything that arrives until the server closes the connection."""
         try:
             return await self.reader.read()
         except ConnectionError:

@@ -1,4 +1,4 @@
-"""A fixture closes the streams that a test leaves open before their loop is closed."""
+"""Close the streams that a test leaves open before their loop is closed."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Stream:
         self.peer = peer
 
     async def send(self, data: bytes) -> None:
-        """Sends, then runs the loop until the reader has seen all of it."""
+        """Send data, then run the loop until the reader has seen all of it."""
         await self.peer.send(data)
         await iterations(3)
 
@@ -35,7 +35,7 @@ class Stream:
 
 
 opened: list[Stream] = []
-# The module whose classes a test uses unless it names others: asyncio or grapeshot.streams.
+# The module whose classes a test uses by default: asyncio or grapeshot.streams.
 usual: Any = asyncio
 
 
@@ -46,7 +46,7 @@ async def open_stream(
     protocol_type: type[asyncio.StreamReaderProtocol] | None = None,
     prepare: Callable[[Any, Any], None] = lambda reader, protocol: None,
 ) -> Stream:
-    """Connects. `prepare` gets the reader and the protocol before the transport does."""
+    """Connect. `prepare` gets the reader and the protocol before the transport does."""
     reader = (reader_type or usual.StreamReader)(limit=limit, loop=loop)
     protocol = (protocol_type or usual.StreamReaderProtocol)(reader, loop=loop)
     prepare(reader, protocol)

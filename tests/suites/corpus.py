@@ -1,10 +1,10 @@
-"""gunicorn's corpus of good and bad requests against `grapeshot.coro.wsgi`: `python tests/suites/corpus.py`.
+"""Run gunicorn's corpus of good and bad requests against `grapeshot.coro.wsgi`: `python tests/suites/corpus.py`.
 
 The corpus is in the sdist that `suites.toml` pins ([corpus.gunicorn]); `.ci/matrix suites requests` runs this. Each
-file there is a request (or several on one connection) and what gunicorn makes of it under some settings: the server
-gets the same settings where it has them. A good one must come to the application with the same method, target, query,
-version and body; a bad one must not be answered with 200. The exceptions are in `suites.toml`, each with its reason,
-and an exception that is not needed any more fails the run.
+file of the corpus has a request (or several on one connection), and how gunicorn parses it under some settings. Our
+server gets the same settings where it has them. A good request must reach the application with the same method, target,
+query, version and body; a bad one must not be answered with 200. The exceptions are in `suites.toml`, each with its
+reason. An exception that is not needed fails the run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-# gunicorn's settings that have a twin here, and what 0 stands for. (It counts the whole line, and we the target.)
+# gunicorn's settings that exist here, too, and the meaning of 0. (gunicorn limits the whole line; we limit the
+# target.)
 LIMITS = {
     "limit_request_line": ("max_target_size", 8190),
     "limit_request_fields": ("max_headers", 100),
@@ -30,7 +31,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def load(file: Path, config: Any) -> tuple[Any, dict[str, Any]]:
-    """Run the Python file beside a request: what it expects, and the settings that it changes."""
+    """Run the Python file beside a request. Return what it expects, and the settings that it changes."""
 
     def uri(target: str) -> dict[str, str]:
         from gunicorn.util import split_request_uri
@@ -39,7 +40,7 @@ def load(file: Path, config: Any) -> tuple[Any, dict[str, Any]]:
 
     names: dict[str, Any] = {"uri": uri, "cfg": config}
     exec(compile(file.read_text(), str(file), "exec"), names)
-    config, defaults = names["cfg"], type(config)().settings  # it may have made its own
+    config, defaults = names["cfg"], type(config)().settings  # the file may have replaced the configuration
     changed = {
         name: setting.get() for name, setting in config.settings.items() if setting.get() != defaults[name].get()
     }
@@ -47,7 +48,9 @@ def load(file: Path, config: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def decode(file: Path) -> bytes:
-    r"""The bytes of a request. The files write line ends and other signs as escapes: \r\n, \0, \n, \t, \xHH."""
+    r"""Return the bytes of a request. The files write line ends and other characters as escapes: \r\n, \0, \n, \t,
+    \xHH.
+    """
     data = file.read_bytes().replace(b"\n", b"")
     for escape, octets in ((b"\\r\\n", b"\r\n"), (b"\\0", b"\0"), (b"\\n", b"\n"), (b"\\t", b"\t")):
         data = data.replace(escape, octets)
@@ -55,7 +58,7 @@ def decode(file: Path) -> bytes:
 
 
 def with_host(data: bytes) -> bytes:
-    """The same request with a Host, which RFC 9112 (3.2) demands of HTTP/1.1 and gunicorn does not."""
+    """Return the request with a Host field, which RFC 9112 (3.2) requires of HTTP/1.1, but gunicorn does not."""
 
     def add(match: re.Match[bytes]) -> bytes:
         return match[0] if re.search(rb"(?im)^host[ \t]*:", match[0]) else match[1] + b"Host: a\r\n" + match[2]
@@ -64,7 +67,7 @@ def with_host(data: bytes) -> bytes:
 
 
 def exchange(address: Any, data: bytes, step: int) -> list[str]:
-    """Send a request in steps of that many bytes; return the statuses of the answers."""
+    """Send a request in pieces of `step` bytes; return the statuses of the answers."""
     from grapeshot import coro
 
     received = b""
@@ -76,7 +79,7 @@ def exchange(address: Any, data: bytes, step: int) -> list[str]:
                 sock.sendall(data[start : start + step])
             sock.shutdown(socket.SHUT_WR)
         except OSError:
-            pass  # it has heard enough
+            pass  # the server has stopped reading
         try:
             while part := sock.recv(65536):
                 received += part
@@ -86,7 +89,7 @@ def exchange(address: Any, data: bytes, step: int) -> list[str]:
 
 
 def judge_good(wanted: Any, seen: list[dict[str, Any]], statuses: list[str]) -> str | None:
-    """Why a good request is not served as it should be; None if it is."""
+    """Return why a good request is not served as it should be, or None if it is."""
     wanted = wanted if isinstance(wanted, list) else [wanted]
     if statuses != ["200"] * len(wanted) or len(seen) != len(wanted):
         return f"answered with {statuses}"
@@ -101,7 +104,7 @@ def judge_good(wanted: Any, seen: list[dict[str, Any]], statuses: list[str]) -> 
 
 
 def check(folder: Path) -> dict[str, str]:
-    """Send the whole corpus; return what is wrong, by the name of the request."""
+    """Send the whole corpus; return the problems, by the name of the request."""
     from gunicorn.config import Config
 
     from grapeshot.coro import wsgi
@@ -142,7 +145,7 @@ def check(folder: Path) -> dict[str, str]:
 
 
 def compare(problems: dict[str, str], exceptions: dict[str, str]) -> list[str]:
-    """What has to be told: problems without an exception, and exceptions without a problem."""
+    """Return what to report: problems without an exception, and exceptions without a problem."""
     told = [f"FAILED {name}: {problem}" for name, problem in problems.items() if name not in exceptions]
     return told + [f"PASSES {name}, but is listed: {why}" for name, why in exceptions.items() if name not in problems]
 
@@ -154,10 +157,10 @@ def exceptions_of(corpus: dict[str, Any]) -> dict[str, str]:
 def main() -> int:
     corpus = tomllib.loads((HERE / "suites.toml").read_text())["corpus"]["gunicorn"]
     if len(sys.argv) == 1:
-        sys.path.insert(0, str(HERE))  # a program, not a package
+        sys.path.insert(0, str(HERE))  # it runs as a program, not as part of a package
         import run
 
-        # In an environment with gunicorn and httptools, and with the grapeshot of this one.
+        # Runs in an environment that has gunicorn and httptools, with the grapeshot of this one.
         python, work = run.prepare("gunicorn", corpus)
         environment = os.environ | {"PYTHONPATH": str(run.package()), "PYTHONUTF8": "1"}
         command = [str(python), str(Path(__file__).resolve()), str(work / "tests" / "requests")]

@@ -1,8 +1,8 @@
 """A pytest plugin that records for run.py how each phase of each test ended: a JSON line in the file `SUITE_LINES`.
 
-A line also has the loops that were built since the previous phase. A failed collection gets a line, too.
-`SUITE_ONLY` names a JSON file with the ids of the tests to run, in their order; on the command line each id would
-have to exist.
+A line also lists the loops that were built since the previous phase. A failed collection gets a line, too.
+`SUITE_ONLY` names a JSON file with the ids of the tests to run, in order. (Ids on the command line would all have to
+exist.)
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import os
 from typing import Any
 
 import pytest
-import sitecustomize  # of the directory `site` beside this file
+import sitecustomize  # the file in the directory `site` beside this file
 
-_is_worker = False  # of pytest-xdist: its reports are repeated in the process that started it
+_is_worker = False  # a worker of pytest-xdist; the process that started it repeats its reports
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,15 +1,15 @@
-"""Runs other projects' own test suites on a loop: `python tests/suites/run.py [--subject NAME] [suite ...]`.
+"""Run other projects' own test suites on a loop: `python tests/suites/run.py [--subject NAME] [suite ...]`.
 
-A suite is the tests of a release's sdist; `suites.toml` says which, and what they need. It runs twice with this
-interpreter on this machine: on asyncio's own loop, which is the baseline, and on the subject. What passes on the
-baseline has to pass on the subject. The exceptions stand in `suites.toml`, each with its reason. The run fails when
+A suite is the tests of a release's sdist; `suites.toml` lists them with their requirements. A suite runs twice, with
+this interpreter on this machine: on asyncio's own loop, which is the baseline, and on the subject. Whatever passes on
+the baseline must pass on the subject. The exceptions are in `suites.toml`, each with its reason. The run fails when
 
 - a test that passed on the baseline fails, is skipped or is missing on the subject, and is not listed,
 - a listed test passes, or a listed pattern matches no test that passed on the baseline (so that the list stays true),
 - a test builds a loop of asyncio's own, or no test builds a loop of the subject.
 
-A test that fails is run again, up to twice, before it counts: these suites have tests that depend on timing. Those that
-pass then are named in the end, for the baseline and for the subject.
+A failed test runs again, up to twice, before it counts, because these suites have tests that depend on timing. Tests
+that pass then are listed at the end, for the baseline and for the subject.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ DATA = HERE / "suites.toml"
 CONSTRAINTS = HERE / "constraints.txt"
 PLACE = HERE.parents[1] / "target" / "suites"
 SETTINGS = ("pytest.ini", "pyproject.toml")
-CORPUS = "requests"  # not a suite, but requests: corpus.py
+CORPUS = "requests"  # not a suite but a corpus of requests: corpus.py
 RERUNS = 2
-RANK = ("passed", "xfailed", "skipped", "failed")  # of a test's phases, the last of these counts
+RANK = ("passed", "xfailed", "skipped", "failed")  # the outcome of a test is the last of these among its phases
 
 
 @dataclasses.dataclass
@@ -64,12 +64,12 @@ class Report:
 
 
 def version() -> str:
-    """The version of an interpreter, such as 3.13, or 3.14t for a free-threaded one."""
+    """Return the version of an interpreter, such as 3.13, or 3.14t for a free-threaded one."""
     return "{}.{}{}".format(*sys.version_info[:2], getattr(sys, "abiflags", ""))
 
 
 def prepare(name: str, suite: dict[str, Any]) -> tuple[Path, Path]:
-    """Prepares the suite's interpreter with its requirements, and the directory that the suite runs in."""
+    """Prepare the suite's interpreter with its requirements, and the directory that the suite runs in."""
     place = PLACE / version() / name
     place.mkdir(parents=True, exist_ok=True)
     python, work, stamp = place / "venv" / "bin" / "python", place / "work", place / "stamp"
@@ -93,7 +93,7 @@ def prepare(name: str, suite: dict[str, Any]) -> tuple[Path, Path]:
 
 
 def unpack(sdist: Path, work: Path, wanted: list[str]) -> None:
-    """Replace `work` by the wanted files and directories of an sdist."""
+    """Replace `work` with the wanted files and directories of an sdist."""
     subprocess.run(["rm", "-rf", str(work)], check=True)
     work.mkdir()
     with tarfile.open(sdist) as archive:
@@ -107,15 +107,15 @@ def unpack(sdist: Path, work: Path, wanted: list[str]) -> None:
 
 
 def run_once(suite: dict[str, Any], python: Path, work: Path, subject: str, tests: list[str]) -> dict[str, Outcome]:
-    """Runs these tests, or all tests if the list is empty. Returns how they ended."""
-    with tempfile.TemporaryDirectory(prefix="s-") as folder:  # a short path: Unix sockets are made below it
+    """Run these tests, or all tests if the list is empty. Return how they ended."""
+    with tempfile.TemporaryDirectory(prefix="s-") as folder:  # a short path, because Unix sockets are created below it
         lines, chosen, output = (Path(folder) / name for name in ("lines", "chosen", "output"))
         lines.touch()
         home = Path(folder) / "home"
         home.mkdir()
         command = [str(python), "-m", "pytest", "-o", "addopts=", "-p", "recorder", "--color=no", *suite["arguments"]]
         command += [*(f"--deselect={test}" for test in suite["deselected"]), *suite["tests"]]
-        # The suite's own settings, or none. By default pytest would use those of the surrounding project.
+        # Use the suite's own settings, or none. By default pytest would use those of the surrounding project.
         settings = next((str(work / name) for name in SETTINGS if (work / name).exists()), os.devnull)
         command += ["-c", settings, f"--rootdir={work}", f"--confcutdir={work}"]
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COV_"))}
@@ -141,7 +141,7 @@ def run_once(suite: dict[str, Any], python: Path, work: Path, subject: str, test
             finally:
                 end_group(child)
         outcomes = read_lines(lines.read_text())
-        if code not in (0, 1):  # neither all passed nor some failed
+        if code not in (0, 1):  # 0: all passed; 1: some failed; anything else is an error
             tail = "\n".join(output.read_text(errors="replace").splitlines()[-40:])
             what = f"{suite['limit_s']} s were over" if code is None else f"pytest ended with code {code}"
             print(f"{what}\n{tail}", flush=True)
@@ -149,7 +149,7 @@ def run_once(suite: dict[str, Any], python: Path, work: Path, subject: str, test
 
 
 def package() -> Path:
-    """The directory that this interpreter imports grapeshot from."""
+    """Return the directory that this interpreter imports grapeshot from."""
     spec = importlib.util.find_spec("grapeshot")
     if spec is None or spec.origin is None:
         raise SystemExit(f"grapeshot is not installed for {sys.executable}")
@@ -157,7 +157,7 @@ def package() -> Path:
 
 
 def end_group(child: subprocess.Popen[bytes]) -> None:
-    """Ends the processes that a suite left running."""
+    """End the processes that a suite left running."""
     try:
         os.killpg(child.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -166,7 +166,7 @@ def end_group(child: subprocess.Popen[bytes]) -> None:
 
 
 def read_lines(text: str) -> dict[str, Outcome]:
-    """The outcome of each test from the recorder's lines."""
+    """Return the outcome of each test from the recorder's lines."""
     outcomes: dict[str, Outcome] = {}
     finished: set[str] = set()
     for line in map(json.loads, text.splitlines()):
@@ -185,7 +185,7 @@ def read_lines(text: str) -> dict[str, Outcome]:
 def run_suite(
     suite: dict[str, Any], python: Path, work: Path, subject: str, needed: list[str] | None
 ) -> dict[str, Outcome]:
-    """Runs a suite. Failed tests run again; on the subject, so do tests that are `needed` and did not pass."""
+    """Run a suite. Failed tests run again; on the subject, so do tests that are `needed` and did not pass."""
     outcomes = run_once(suite, python, work, subject, [])
     for _ in range(RERUNS):
         if needed is None:
@@ -194,7 +194,7 @@ def run_suite(
             again = [test for test in needed if test not in outcomes or outcomes[test].outcome != "passed"]
         if not again:
             break
-        again.sort(key=lambda test: test in outcomes)  # tests that a crash prevented run before the test that crashed
+        again.sort(key=lambda test: test in outcomes)  # the tests that a crash prevented go first
         for test, end in run_once(suite, python, work, subject, again).items():
             if test in outcomes:
                 end.runs += outcomes[test].runs
@@ -207,7 +207,7 @@ def run_suite(
 
 
 def matches(pattern: str, test: str) -> bool:
-    """Whether the test's id fits the pattern, in which `*` stands for anything."""
+    """Return whether the test's id matches the pattern, in which `*` stands for any text."""
     return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), test) is not None
 
 
@@ -240,7 +240,7 @@ def judge(
 
 
 def load(file: Path = DATA) -> dict[str, dict[str, Any]]:
-    """The suites, each with its entries of the other tables."""
+    """Return the suites, each with its entries of the other tables."""
     data = tomllib.loads(file.read_text())
     suites: dict[str, dict[str, Any]] = data["suite"]
     for suite in suites.values():
@@ -268,7 +268,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the counts and problems to this file")
     parser.add_argument("--brief", action="store_true", help="only the last line of each failure")
     arguments = parser.parse_args()
-    # A shell ignores these for what it starts in the background, and the suites' processes would inherit that.
+    # A shell makes background processes ignore these signals, and the suites' processes would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     reports = []

@@ -1,4 +1,4 @@
-"""Transports whose other end is a raw socket, on which data arrives while it is sent."""
+"""Transports whose other end is a raw socket, at which data arrives as soon as it is sent."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from support import Peer, Recorder, until
 
 
 async def unix_pair(loop, factory=Recorder):
-    """A transport, its protocol and the raw other end of a socket pair, on which data arrives while it is sent."""
+    """Return a transport, its protocol and the raw other end of a socket pair, at which data arrives as soon as it is
+    sent.
+    """
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     transport, protocol = await loop.connect_accepted_socket(factory, ours)
@@ -16,7 +18,7 @@ async def unix_pair(loop, factory=Recorder):
 
 
 def arrived(peer: Peer) -> bytes:
-    """What has come by now."""
+    """Return what has arrived so far."""
     try:
         return peer.sock.recv(1 << 20)
     except BlockingIOError:

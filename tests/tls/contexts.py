@@ -23,14 +23,14 @@ def certificate(*names: str) -> trustme.LeafCert:
 
 
 def server_context(*names: str, version: ssl.TLSVersion | None = None) -> ssl.SSLContext:
-    """A context with a certificate for `names`. It speaks only `version`, if one is given."""
+    """Return a context with a certificate for `names`. It speaks only `version`, if one is given."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     certificate(*(names or (HOSTNAME,))).configure_cert(context)
     return limited(context, version)
 
 
 def client_context(version: ssl.TLSVersion | None = None) -> ssl.SSLContext:
-    """A context that trusts the test authority and checks host names."""
+    """Return a context that trusts the test authority and checks host names."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     authority().configure_trust(context)
     return limited(context, version)
@@ -79,7 +79,7 @@ class TlsPeer:
         return self
 
     def seal(self, data: bytes) -> bytes:
-        """Encrypts without sending."""
+        """Encrypt without sending."""
         assert self.object.write(data) == len(data)
         return self.outgoing.read()
 
@@ -87,12 +87,12 @@ class TlsPeer:
         await self.peer.send(self.seal(data))
 
     async def read(self, limit: int = 65536) -> bytes:
-        """Returns up to `limit` bytes; b"" after the other side's close_notify. SSLEOFError if the stream ends without
-        one.
+        """Return up to `limit` bytes; b"" after the other side's close_notify. Raises SSLEOFError if the stream ends
+        without one.
         """
         try:
             return await self._step(self.object.read, limit)
-        except ssl.SSLZeroReturnError:  # close_notify after our own
+        except ssl.SSLZeroReturnError:  # the close_notify came after our own
             return b""
 
     async def read_exactly(self, count: int) -> bytes:
@@ -110,11 +110,11 @@ class TlsPeer:
         return bytes(data)
 
     async def unwrap(self) -> None:
-        """Exchanges close_notify."""
+        """Exchange close_notify."""
         await self._step(self.object.unwrap)
 
     async def send_close_notify(self) -> None:
-        """Sends close_notify and does not wait for the answer."""
+        """Send close_notify without waiting for the answer."""
         try:
             self.object.unwrap()
         except ssl.SSLWantReadError:

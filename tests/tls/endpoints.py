@@ -24,13 +24,13 @@ async def connected(
     small: bool = False,
     **options: Any,
 ) -> tuple[Any, Any, TlsPeer]:
-    """Returns (transport, protocol, peer) after the handshake. The loop has `side` of the connection."""
+    """Return (transport, protocol, peer) after the handshake. The loop has `side` of the connection."""
     connecting, peer = begin(loop, factory, side, ours=ours, theirs=theirs, small=small, **options)
     try:
         handshake = asyncio.ensure_future(peer.handshake())
         try:
             transport, _ = await connecting
-            protocol = transport.get_protocol()  # uvloop's connect_accepted_socket returns its own
+            protocol = transport.get_protocol()  # uvloop's connect_accepted_socket returns a protocol of its own
         finally:
             await asyncio.wait([handshake])
         handshake.result()
@@ -50,7 +50,7 @@ def begin(
     small: bool = False,
     **options: Any,
 ) -> tuple[asyncio.Future[Any], TlsPeer]:
-    """Returns the task that makes the loop's transport, and a peer that has not begun its handshake."""
+    """Return the task that makes the loop's transport, and a peer that has not begun its handshake."""
     sock, other = raw_pair(small)
     sock.setblocking(False)
     if side == "client":
@@ -64,7 +64,7 @@ def begin(
 
 
 async def client_of(server: Any, context: ssl.SSLContext | None = None, **options: Any) -> TlsPeer:
-    """A hand-driven TLS client of a server of the loop, after its handshake."""
+    """Return a hand-driven TLS client of a server of the loop, after its handshake."""
     sock = socket.create_connection(server.sockets[0].getsockname())
     peer = TlsPeer(Peer(sock), context or client_context(), **options)
     try:
@@ -75,7 +75,7 @@ async def client_of(server: Any, context: ssl.SSLContext | None = None, **option
 
 
 class Carrier:
-    """Replaces a raw peer: carries one more layer of TLS inside a hand-driven TLS peer."""
+    """Stands in for a raw peer, but carries one more layer of TLS inside a hand-driven TLS peer."""
 
     def __init__(self, outer: TlsPeer) -> None:
         self.outer = outer
@@ -91,7 +91,7 @@ class Carrier:
 
 
 def peer_of(raw: Any, side: str) -> TlsPeer:
-    """The other end of the loop's `side` over a raw peer or a carrier."""
+    """Return the other end of the loop's `side`, over a raw peer or a carrier."""
     if side == "server":
         return TlsPeer(raw, client_context())
     return TlsPeer(raw, server_context(), server_side=True)

@@ -1,6 +1,4 @@
-"""A fixture closes endpoints that a failed test left open before their loop is closed. uvloop's loop would wait for
-them for ever.
-"""
+"""Close endpoints that a failed test left open before their loop is closed: uvloop would wait for them forever."""
 
 from __future__ import annotations
 

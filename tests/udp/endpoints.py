@@ -18,7 +18,7 @@ opened: list[Any] = []
 
 
 class Datagrams(asyncio.DatagramProtocol):
-    """Records its callbacks in order, and what it received."""
+    """Records its callbacks in order, and the datagrams that it received."""
 
     def __init__(self) -> None:
         self.transport: Any = None
@@ -70,14 +70,14 @@ class EchoDatagrams(Datagrams):
 async def endpoint(
     loop: asyncio.AbstractEventLoop, factory: Any = Datagrams, /, **arguments: Any
 ) -> tuple[Any, Any, Any]:
-    """The transport, the protocol and the address of a new endpoint, bound to a free port unless told otherwise."""
+    """Return the transport, the protocol and the address of a new endpoint, bound to a free port by default."""
     transport, protocol = await loop.create_datagram_endpoint(factory, **(arguments or {"local_addr": ANY}))
     opened.append(transport)
     return transport, protocol, transport.get_extra_info("sockname")
 
 
 async def finish(*protocols: Datagrams) -> None:
-    """Closes the transports; returns when their sockets are closed."""
+    """Close the transports; return when their sockets are closed."""
     for protocol in protocols:
         if protocol.transport is not None:
             protocol.transport.close()
@@ -96,7 +96,7 @@ def raw_socket(family: int = socket.AF_INET, address: Any = ANY) -> Iterator[soc
 
 
 async def received_by(sock: socket.socket, count: int = 1) -> list[bytes]:
-    """Returns the next datagrams of a raw socket."""
+    """Return the next datagrams of a raw socket."""
     found: list[bytes] = []
 
     def take() -> bool:
@@ -110,21 +110,21 @@ async def received_by(sock: socket.socket, count: int = 1) -> list[bytes]:
 
 
 def unused_address() -> Any:
-    """An address without a listener: a port that was free a moment ago."""
+    """Return an address without a listener: a port that was free a moment ago."""
     with raw_socket() as sock:
         return sock.getsockname()
 
 
 @contextlib.contextmanager
 def logged() -> Iterator[list[str]]:
-    """The messages that reach asyncio's logger."""
+    """Yield the messages that reach asyncio's logger."""
     messages: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("asyncio")
     level = logger.level
     logger.setLevel(logging.DEBUG)
-    logger.propagate = False  # pytest keeps the records of the root, and with them the transports
+    logger.propagate = False  # pytest keeps the root logger's records, which would keep the transports alive
     logger.addHandler(handler)
     try:
         yield messages

@@ -20,7 +20,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def address_of(folder: Path) -> Callable[[str], Any]:
-    """An address of the named form."""
+    """Make an address of the named form."""
 
     def make(form: str) -> Any:
         path = folder / "sock"

@@ -1,7 +1,7 @@
-"""Puts the loop under test where programs look for asyncio's own. It is first on the path of every process of a suite.
+"""Put the loop under test where programs look for asyncio's own. This is first on the path of every suite process.
 
-`SUITE_LOOP` names the loop. The processes that a test starts run on it, too. `BUILT` counts the loops of this
-process by the package of their class, so that a run can prove which loop it tested.
+`SUITE_LOOP` names the loop. The processes that a test starts use it, too. `BUILT` counts the loops of this process by
+the package of their class, so that a run can prove which loop it tested.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def count(loop_class: Any) -> None:
 
 
 def install(subject: str) -> None:
-    """Makes asyncio's names and its policy build loops of the subject's class."""
+    """Make asyncio's names and its policy build loops of the subject's class."""
     module, _, name = CLASSES[subject].partition(":")
     loop_class: Any = getattr(importlib.import_module(module), name)
     count(selector_events.BaseSelectorEventLoop)
@@ -43,7 +43,7 @@ def install(subject: str) -> None:
                 setattr(namespace, name, loop_class)
     policy: Any = getattr(unix_events, "_UnixDefaultEventLoopPolicy")  # noqa: B009
     policy._loop_factory = loop_class
-    if importlib.util.find_spec("uvloop"):  # only where uvloop's own suite runs
+    if importlib.util.find_spec("uvloop"):  # only the environment of uvloop's own suite has it
         uvloop: Any = importlib.import_module("uvloop")
         uvloop.new_event_loop = uvloop.Loop = loop_class
         uvloop.EventLoopPolicy._loop_factory = lambda _policy: loop_class()
