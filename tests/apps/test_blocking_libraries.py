@@ -1,7 +1,7 @@
 """Unmodified blocking libraries: the same program with threads of plain Python and with coros (`coro.patch()`).
 
-50 calls wait at the same time in one thread, and trouble of the network comes out as each library's own exceptions. One
-process tries several libraries.
+50 calls wait at the same time in one thread, and network errors appear as each library's own exceptions. One process
+tries several libraries.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The commands of all pages, and so each server of docs/frameworks.md, in real processes, on grapeshot's loop.
+"""The commands of all documentation pages, including each server of docs/frameworks.md, in real processes on grapeshot.
 
-All run in a virtual environment of their own, which sees the packages of this one, and where `python -m grapeshot
-enable` was run. The number 8000 in a block stands for a free port.
+All commands run in a virtual environment that sees the packages of the current one, and in which `python -m grapeshot
+enable` was run. Port 8000 in a block is replaced by a free port.
 """
 
 from __future__ import annotations

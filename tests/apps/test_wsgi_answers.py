@@ -1,4 +1,4 @@
-"""`grapeshot.coro.wsgi`: answers that are cut, fields that are not what they seem, and the access log."""
+"""`grapeshot.coro.wsgi`: answers that are cut off, unusual header fields, and the access log."""
 
 from __future__ import annotations
 

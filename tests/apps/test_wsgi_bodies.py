@@ -1,4 +1,4 @@
-"""`grapeshot.coro.wsgi`: bodies of requests, and files as answers."""
+"""`grapeshot.coro.wsgi`: request bodies, and files as answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`grapeshot.coro.wsgi` and hostile clients: streams that are mutated and cut anywhere, and parts that never end."""
+"""`grapeshot.coro.wsgi` and hostile clients: mutated streams, streams cut anywhere, and parts that never end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`grapeshot.coro.wsgi`: limits, clients that are slow, and how a server ends; from the command line, too."""
+"""`grapeshot.coro.wsgi`: limits, slow clients, and the end of a server; also from the command line."""
 
 from __future__ import annotations
 

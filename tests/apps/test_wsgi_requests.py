@@ -1,6 +1,6 @@
-"""Good and bad requests, and what is answered: by `grapeshot.coro.wsgi`, and by gunicorn's sync worker as the control.
+"""Good and bad requests and their answers, from `grapeshot.coro.wsgi` and, as the control, from gunicorn's sync worker.
 
-Each is sent as a whole and byte by byte. Where the two servers differ on purpose, DIFFERS says why.
+Each request is sent as a whole and byte by byte. Where the two servers differ on purpose, DIFFERS gives the reason.
 """
 
 from __future__ import annotations

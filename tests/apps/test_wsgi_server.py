@@ -1,4 +1,4 @@
-"""`grapeshot.coro.wsgi.serve`: what PEP 3333 says about environ, answers and errors."""
+"""`grapeshot.coro.wsgi.serve`: the requirements of PEP 3333 for environ, answers and errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`grapeshot.coro.wsgi`: applications that take the socket of a request with Upgrade, for another protocol."""
+"""`grapeshot.coro.wsgi`: applications that take over the socket of an Upgrade request, to speak another protocol."""
 
 from __future__ import annotations
 

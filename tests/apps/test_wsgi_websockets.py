@@ -1,6 +1,6 @@
 """flask-sock and Flask-SocketIO on `python -m grapeshot.coro.wsgi` and on our worker class of gunicorn.
 
-The control is gunicorn with threads. The server patches, so it runs in a process of its own.
+The control is gunicorn with threads. The server applies patches, so it runs in a process of its own.
 """
 
 from __future__ import annotations

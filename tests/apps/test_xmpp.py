@@ -1,7 +1,7 @@
 """xmpppy, an XMPP client for threads, in coros: many clients wait for their answers at the same time.
 
-The server is this file's own: TLS is not offered, the user's password is asked by SASL (RFC 6120, section 6), and a
-message comes back once all clients have sent theirs.
+The server is part of this file. It does not offer TLS, asks for the user's password by SASL (RFC 6120, section 6), and
+returns each client's message once all clients have sent theirs.
 """
 
 from __future__ import annotations

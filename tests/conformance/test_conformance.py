@@ -1,4 +1,4 @@
-"""Runs CPython's own asyncio tests on grapeshot's loop, module by module, and tests the harness that runs them."""
+"""Run CPython's own asyncio tests on grapeshot's loop, module by module, and test the harness that runs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What asyncio.run() in a coro that hides the loop means for the program whose loop it borrows."""
+"""How asyncio.run() in a coro that hides the loop affects the program whose loop it borrows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""asyncio.Runner and loops of one's own in a coro that hides the loop, compared with the same code in a thread."""
+"""asyncio.Runner and newly created loops in a coro that hides the loop, compared with the same code in a thread."""
 
 from __future__ import annotations
 

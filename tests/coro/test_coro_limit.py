@@ -1,4 +1,4 @@
-"""`loop.set_limits(coros=)`: spawn refuses, and servers of coros wait for a place."""
+"""`loop.set_limits(coros=)`: above the limit spawn raises, and servers wait before they start more coros."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """One Ctrl-C reaches a coro that does not yield: KeyboardInterrupt is raised in it, as in other Python code.
 
-What happens to coros that wait or yield in time is in test_signals: there Ctrl-C works as asyncio's.
+test_signals covers coros that wait or yield in time: there Ctrl-C works as it does in asyncio.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The exception that a coro handles stays its own across yields. Tracebacks and frames are right, also of suspended
-coros.
+"""Each coro keeps the exception that it is handling across yields. Tracebacks and frames are right, also those of
+suspended coros.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fairness: coros that never wait and handles that schedule themselves again do not starve others."""
+"""Fairness: coros that never wait, and handles that reschedule themselves, do not starve others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Coros yield in finalizers and in callbacks of weak references, which reference counting calls."""
+"""Coros yield in finalizers and in callbacks of weak references that run when a reference count reaches zero."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A coro forks: in the child only that coro goes on, as only the thread that forks does in any program."""
+"""A coro forks: in the child only that coro continues, just as only the forking thread continues in any program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chain of frames of a suspended coro is whole, whatever lies between its Python functions."""
+"""The chain of frames of a suspended coro is complete, whatever lies between its Python functions."""
 
 from __future__ import annotations
 

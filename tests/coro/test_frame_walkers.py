@@ -1,5 +1,5 @@
-"""Code that walks the frames of a thread finds a sound chain: at each allocation, in a signal handler, in a traceback
-that faulthandler writes.
+"""Code that walks the frames of a thread finds a valid chain: at each allocation, in a signal handler, and in a
+traceback that faulthandler writes.
 """
 
 from __future__ import annotations

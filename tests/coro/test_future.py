@@ -1,4 +1,4 @@
-"""`future`, a result that is set once; waiting for several things at once; and starting later."""
+"""`future`, a result that is set once; waiting for several objects at once; and delayed starts."""
 
 from __future__ import annotations
 

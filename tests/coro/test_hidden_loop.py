@@ -1,4 +1,4 @@
-"""Coros that hide the loop: asyncio's functions see there what they see in a thread; grapeshot's find the loop."""
+"""In coros that hide the loop, asyncio's functions behave as in a thread, while grapeshot's still find the loop."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Coros that run long without a yield: the warning in the log, and the watchdog thread that sees them
-while they run.
+"""Coros that run long without a yield: the warning in the log, and the watchdog thread that notices them while they
+run.
 """
 
 from __future__ import annotations

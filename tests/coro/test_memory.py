@@ -1,5 +1,5 @@
-"""Out of memory while a stack is evicted or made: the coro that needed the memory gets the error, and others do not
-notice.
+"""Memory runs out while a stack is evicted or allocated: the coro that needed the memory gets the error, and other
+coros are not affected.
 """
 
 from __future__ import annotations

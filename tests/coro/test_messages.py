@@ -1,4 +1,4 @@
-"""Error messages and reprs contain what a user needs to act."""
+"""Error messages and reprs contain what a user needs to fix the problem."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The private native functions, which are visible from Python, check their arguments."""
+"""The private native functions, which Python code can reach, check their arguments."""
 
 from __future__ import annotations
 

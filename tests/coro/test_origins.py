@@ -1,4 +1,4 @@
-"""Debug mode tells where coros were spawned, and in which coro a task or callback was begun."""
+"""Debug mode tells where a coro was spawned, and in which coro a task or callback was created."""
 
 from __future__ import annotations
 

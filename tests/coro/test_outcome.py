@@ -1,4 +1,4 @@
-"""Waiting for a coro that was shut down, interrupted or cancelled: the waiter does not silently end with it."""
+"""Waiting for a coro that was shut down, interrupted or cancelled does not silently end the waiting coro."""
 
 from __future__ import annotations
 

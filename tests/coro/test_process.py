@@ -1,4 +1,4 @@
-"""The process around coros: fork, multiprocessing, subprocesses."""
+"""Coros and processes: fork, multiprocessing, subprocesses."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What other processes see of coros: `asyncio ps` and `pstree`, the sampling profiler, `sys.remote_exec`.
 
-These tools read the memory of the process. The profiler drops a chain of frames that does not lead to the thread's
+These tools read the memory of the process. The profiler discards a chain of frames that does not lead to the thread's
 base frame.
 """
 

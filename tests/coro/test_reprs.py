@@ -1,6 +1,7 @@
-"""A wait inside `__repr__`: another coro that prints the same container meanwhile sees all of it, as a thread does.
+"""A coro waits inside `__repr__`: another coro that prints the same container at that time sees all of it, as a thread
+would.
 
-CPython notes for each thread which containers it is printing, so that one that contains itself ends with `[...]`.
+CPython records for each thread which containers it is printing, so that a container inside itself prints as `[...]`.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A hundred thousand coros in one process, and what they leave behind. scale.py runs in its own process.
 
-CORO_SCALE in the environment is the share that runs: 1 (the default) means 100,000 sleeping coros, and 40,000 that
-are suspended deep in their stacks at once, with shared stacks and with stacks of their own. With a mapping or two for
-each stack that would exceed the kernel's limit of mappings.
+The environment variable CORO_SCALE scales the numbers. 1 (the default) means 100,000 sleeping coros, and 40,000 coros
+that are suspended deep in their stacks at once, both with shared stacks and with stacks of their own. If each stack
+needed a mapping or two, that would exceed the kernel's limit of mappings.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The first coros of a thread have a stack slot each; later ones share one. Whoever ends, forks or finds no memory, the
-others continue.
+"""The first coros of a thread have a stack slot each; later ones share a slot. When a coro ends, forks or runs out of
+memory, the others continue.
 """
 
 from __future__ import annotations

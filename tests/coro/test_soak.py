@@ -1,5 +1,5 @@
-"""Runs soak.py for a short time. SOAK_STEPS in the environment makes it longer; `.ci/soak` runs it
-under other builds.
+"""Run soak.py for a short time. The environment variable SOAK_STEPS makes it longer; `.ci/soak` runs it under other
+builds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Data of C code on its stack, and in the processor, survives a yield: known bytes are checked after each."""
+"""Data of C code on its stack and in registers survives a yield: known bytes are checked after each one."""
 
 from __future__ import annotations
 

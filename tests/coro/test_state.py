@@ -1,4 +1,4 @@
-"""Which parts of the interpreter's state belong to a coro. Where that state is unknown, coros are refused."""
+"""Which parts of the interpreter's state belong to a coro. Where its layout is unknown, coros are refused."""
 
 from __future__ import annotations
 

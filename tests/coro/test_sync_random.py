@@ -1,8 +1,8 @@
 """Random coros on random primitives, interrupted in random ways at random moments, checked against invariants.
 
 A driver coro acts (starts, gives, takes, interrupts) without letting the workers run in between, so that grants and
-interruptions meet in every order. Then it lets all run until each of them waits, and compares the primitive with its
-own records. COROS_SOAK=n makes the test n times as long. The name of a failed test contains the seed.
+interruptions meet in every order. Then it lets all workers run until each of them waits, and compares the primitive
+with its own records. COROS_SOAK=n makes the test n times as long. The name of a failed test contains the seed.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The watchdog reports what keeps a loop from turning while it does: tasks, callbacks, methods of protocols, with and
-without coros. Coros themselves are in test_latency_warning.
+"""The watchdog reports, while it happens, what keeps a loop from its next iteration: tasks, callbacks, and methods of
+protocols, with and without coros. test_latency_warning covers coros themselves.
 """
 
 from __future__ import annotations

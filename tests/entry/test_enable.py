@@ -1,4 +1,4 @@
-"""`python -m grapeshot enable`, GRAPESHOT_INSTALL=1, and `disable`, in virtual environments of their own."""
+"""`python -m grapeshot enable`, GRAPESHOT_INSTALL=1, and `disable`, each in a new virtual environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a package is missing, the error names the extra that installs it."""
+"""If a package is missing, the error names the extra that installs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m grapeshot` runs a program as plain `python` does, with grapeshot's loop."""
+"""`python -m grapeshot` runs a program like plain `python`, but on grapeshot's loop."""
 
 from __future__ import annotations
 

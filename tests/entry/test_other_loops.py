@@ -1,4 +1,4 @@
-"""A program under `python -m grapeshot` that runs a loop of another kind: one line tells of it."""
+"""A program under `python -m grapeshot` that runs another kind of loop: a one-line warning says so."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Any arguments for every native function: an exception or an answer, and never a crash, a hang or a leak.
+"""Arbitrary arguments for every native function lead to an exception or a result, never to a crash, a hang or a leak.
 
-hypothesis makes the text of calls, another process evaluates them (native.py), each example in a child of its own, so
-that a crash is a failure with the shortest calls that lead to it.
+hypothesis generates the text of calls, and another process evaluates them (native.py). Each example runs in a child of
+that process, so that a crash is just a failure, which hypothesis reduces to the shortest calls that cause it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Any input for a TLS transport: records cut anywhere, corrupted, repeated, oversized or unknown, alerts, close_notify
-in any order, KeyUpdate, tickets, renegotiation. The protocol sees what it sees on asyncio.
+"""Arbitrary input for a TLS transport: records cut anywhere, corrupted, repeated, oversized or unknown, alerts,
+close_notify in any order, KeyUpdate, tickets, renegotiation. The protocol must see the same as on asyncio.
 """
 
 from __future__ import annotations

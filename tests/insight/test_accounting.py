@@ -1,4 +1,4 @@
-"""`insight.accounting()`: CPU by owner, descriptors by who has opened them, memory per connection and coro."""
+"""`insight.accounting()`: CPU by owner, descriptors by the code that opened them, memory per connection and coro."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m grapeshot attach PATH`, under a terminal with prompt_toolkit and without, and with a pipe."""
+"""`python -m grapeshot attach PATH`: on a terminal, with and without prompt_toolkit, and with a pipe."""
 
 from __future__ import annotations
 

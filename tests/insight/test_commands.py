@@ -1,4 +1,4 @@
-"""`GRAPESHOT_BACKDOOR=PATH python -m grapeshot[.coro] app.py`: a back door without a line of the program."""
+"""`GRAPESHOT_BACKDOOR=PATH python -m grapeshot[.coro] app.py`: a back door without any code in the program."""
 
 from __future__ import annotations
 

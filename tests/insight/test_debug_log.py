@@ -1,4 +1,4 @@
-"""`GRAPESHOT_DEBUG`: a line per event of what it names, on a logger of its own."""
+"""`GRAPESHOT_DEBUG`: a log line per event of the named kinds, on separate loggers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`backdoor.enable`: nothing listens until a signal or a variable asks."""
+"""`backdoor.enable`: nothing listens until a signal or an environment variable asks for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`loop.measure_callbacks()` and slow listeners: how long callbacks take, and how long they had to wait."""
+"""`loop.measure_callbacks()` and slow listeners: how long callbacks take, and how long they wait for their turn."""
 
 from __future__ import annotations
 

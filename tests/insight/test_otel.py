@@ -1,4 +1,4 @@
-"""`grapeshot.insight.otel`: what OpenTelemetry collects is what the loop has counted."""
+"""`grapeshot.insight.otel`: OpenTelemetry collects exactly what the loop has counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tools from outside see of coros that are suspended: the table of docs/insight.md."""
+"""What external tools see of suspended coros: the table of docs/insight.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`insight.profiler`: who is charged, for what. The clocks are the tests' own, so that each number is exact."""
+"""`insight.profiler`: which functions are charged, and for what. The tests replace the clocks, so that numbers are
+exact.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The file of a profile, and what `python -m grapeshot profile` makes of it."""
+"""The file of a profile, and the output of `python -m grapeshot profile` for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whom `attach` and `top` talk to: the back door of a path or of a process, and nobody else's socket."""
+"""Where `attach` and `top` connect: the back door of a path or of a process, and no socket of another user."""
 
 from __future__ import annotations
 

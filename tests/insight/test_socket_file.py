@@ -1,4 +1,4 @@
-"""Who may connect to a back door, where its socket may lie, and what it replaces."""
+"""Who may connect to a back door, where its socket may be, and which files it replaces."""
 
 from __future__ import annotations
 

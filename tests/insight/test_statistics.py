@@ -1,4 +1,4 @@
-"""`loop.statistics()`: each number beside what has really happened."""
+"""`loop.statistics()`: each number is compared with what has really happened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m grapeshot top`: what it shows on terminals of two widths, its keys, and the sampler in the process."""
+"""`python -m grapeshot top`: its output on terminals of two widths, its keys, and the sampler in the process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """docs/insight.md and docs/troubleshooting.md: their programs run, a client of the back door sees what the pages show,
-and the commands print what the pages say.
+and the commands print the output on the pages.
 """
 
 from __future__ import annotations

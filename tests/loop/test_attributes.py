@@ -1,5 +1,5 @@
-"""Programs set attributes on transports and servers, which are ordinary objects in asyncio. Such
-attributes are used.
+"""Programs set attributes on transports and servers, which are ordinary objects in asyncio. The loop must respect such
+attributes.
 """
 
 from __future__ import annotations

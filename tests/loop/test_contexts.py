@@ -1,4 +1,4 @@
-"""The context of a callback that was scheduled without one: a copy of the current one, and its own."""
+"""A callback that is scheduled without a context runs in a copy of the current one, which is its own."""
 
 from __future__ import annotations
 

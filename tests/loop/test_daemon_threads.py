@@ -1,9 +1,9 @@
 """The interpreter exits while a daemon thread is in a call from the loop into Python. The thread ends without a
 message.
 
-Up to 3.13 the interpreter ends such a thread when the thread asks for the GIL again: it unwinds the stack
-(`sys/unwinding.rs`). Each test leads the thread into one kind of call and keeps it there, so that it ends exactly
-there.
+Up to 3.13 the interpreter ends such a thread when the thread asks for the GIL again: it unwinds the thread's stack
+(`sys/unwinding.rs`). Each test brings the thread into one kind of call and keeps it there, so that it ends at exactly
+that point.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Chains of objects that hold one another are freed on a stack of any size, whatever the length of the chain."""
+"""Chains of objects that hold one another are freed on a stack of any size, however long the chain is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Debug mode: wrong thread, slow callbacks, wrong callbacks."""
+"""Debug mode: wrong threads, slow callbacks, invalid callbacks."""
 
 from __future__ import annotations
 

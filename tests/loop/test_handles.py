@@ -1,4 +1,4 @@
-"""Handle and TimerHandle: interface, repr, comparison, contexts, life."""
+"""Handle and TimerHandle: interface, repr, comparison, contexts, lifetime."""
 
 from __future__ import annotations
 

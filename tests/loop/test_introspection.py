@@ -1,4 +1,4 @@
-"""What a program, and another process, can see of a loop: reprs, call graphs, `asyncio ps` and `asyncio pstree`."""
+"""What the program itself and other processes see of a loop: reprs, call graphs, `asyncio ps` and `asyncio pstree`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Allocations that fail: each call raises MemoryError, or what it raises anyway, and the loop goes on.
+"""Allocations that fail: each call raises MemoryError (or what it raises anyway), and the loop continues.
 
-CPython's `_testcapi` lets the n-th allocation of a call fail, or all from the n-th on.
+CPython's `_testcapi` can make the n-th allocation of a call fail, or all from the n-th on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A clock that the program supplies: set on one loop, defined in a subclass, or patched on the class for a while."""
+"""A clock supplied by the program: set on one loop, defined in a subclass, or temporarily patched on the class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Private names of asyncio's loops, servers and transports that tools and test suites read."""
+"""Private attributes of asyncio's loops, servers and transports that tools and test suites read."""
 
 from __future__ import annotations
 

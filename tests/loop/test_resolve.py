@@ -1,4 +1,4 @@
-"""getaddrinfo and getnameinfo return what the socket module returns, also for literals."""
+"""getaddrinfo and getnameinfo return the same as the socket module's functions, also for literal addresses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a signal reaches a loop: the wakeup fd during a run and outside of it, full buffers, forks, native work."""
+"""How a signal reaches a loop: the wakeup fd inside and outside a run, full buffers, forks, native code."""
 
 from __future__ import annotations
 

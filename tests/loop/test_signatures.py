@@ -1,4 +1,4 @@
-"""Methods take the arguments that asyncio's take, by position and by name, and show them to `inspect` and `help`."""
+"""Methods take the same arguments as asyncio's, by position and by name, and show them to `inspect` and `help`."""
 
 from __future__ import annotations
 

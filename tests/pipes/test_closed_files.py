@@ -1,5 +1,5 @@
-"""Pipes whose file object is closed while the transport uses it. asyncio continues with the number; grapeshot neither
-reads from nor writes to the file that has the number by then.
+"""Pipes whose file object is closed while the transport uses it. asyncio keeps using the descriptor number. grapeshot
+neither reads from nor writes to another file that has that number by then.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Ownership of pipes: a call that fails leaves the pipe to the caller, and a transport closes it once. Also the
-transport's extra info.
+"""Ownership of pipes: after a call that fails, the caller still owns the pipe; a transport closes its pipe exactly
+once. Also the transport's extra info.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The life of a process from connection_made to connection_lost: order of events, ends, signals, waiting, closing."""
+"""A process from connection_made to connection_lost: order of events, exits, signals, waiting, closing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The switch of coros on other processors: run in an emulator, assembled, or absent.
+"""The code that switches coros, on other processors: run in an emulator, assembled, or absent.
 
 Without the cross compiler or the emulator the test is skipped with a message. With ``REQUIRE_CROSS=1``, as in the
 project's CI, it fails instead.

@@ -1,4 +1,6 @@
-"""What is made from a comparison's JSON: the page and its charts load nothing, and what got worse is named."""
+"""What is generated from a comparison's JSON: the page and its charts load nothing, and the report names what got
+worse.
+"""
 
 from __future__ import annotations
 

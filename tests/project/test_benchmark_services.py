@@ -1,4 +1,4 @@
-"""The cases of services: their programs run, their tools are understood, and a comparison is written from end to end.
+"""The cases of services: their programs run, the output of load tools is parsed, and a whole comparison is written.
 
 These tests measure nothing, and need no load generator.
 """

@@ -1,4 +1,4 @@
-"""The examples in the docstrings of public modules, which the reference shows, give what they show."""
+"""The examples in the docstrings of public modules, which the reference contains, give the results that they show."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""examples/service.py under attack: slow, silent and broken clients, too many, a stranger at the back door, the end.
+"""examples/service.py under attack: slow, silent, broken and too many clients, other users at the back door, its end.
 
-After each attack the service has the descriptors that it had before.
+After each attack the service has the same descriptors as before.
 """
 
 from __future__ import annotations

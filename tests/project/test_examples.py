@@ -1,6 +1,6 @@
-"""The programs of examples/ run, serve, and stop cleanly on request, those that have a choice on asyncio's loop, too.
+"""The programs of examples/ run, serve, and stop cleanly on request; some also run on asyncio's loop.
 
-The one that needs Redis is tested in tests/apps.
+The program that needs Redis is tested in tests/apps.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The rooms of the two crates: each uses those below it. `lint-imports` checks the same for Python (pyproject.toml).
+"""The modules of the two crates form layers: each uses only those below it. (`lint-imports` does the same for Python.)
 
-cargo keeps the two crates apart: grapeshot-core can use only what core/Cargo.toml lists, and crates cannot use each
-other in a circle. Within a crate every module may name every other one, so the order of its rooms is checked here.
+cargo keeps the two crates apart: grapeshot-core can use only what core/Cargo.toml lists, and crates cannot depend on
+each other in a circle. Inside a crate every module could name every other one, so this test checks the order.
 """
 
 from __future__ import annotations

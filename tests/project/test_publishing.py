@@ -1,4 +1,6 @@
-"""What publishes the project: pinned actions, few rights, one version, and an sdist that has what its pages link."""
+"""How the project is published: pinned actions, few permissions, one version, and an sdist with everything its pages
+link.
+"""
 
 from __future__ import annotations
 

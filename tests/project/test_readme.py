@@ -1,4 +1,4 @@
-"""The code blocks of the pages work: each is run by a test or says why not, Python blocks run as scripts, and commands
+"""The code blocks of the pages work: each is run by a test or says why not; Python blocks run as scripts; and commands
 that are not run exist.
 """
 

@@ -1,4 +1,4 @@
-"""tests/regressions.toml lists known faults of event loops and their tests: these exist, and grapeshot passes them."""
+"""tests/regressions.toml lists known faults of event loops with their tests, which exist and pass on grapeshot."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The site that `make docs` makes: no warning, no page or public name left out, no dead link, and nothing that a
-browser would fetch from elsewhere.
+"""The site that `make docs` builds: no warning, no page or public name left out, no dead link, and nothing that a
+browser would fetch from another site.
 """
 
 from __future__ import annotations

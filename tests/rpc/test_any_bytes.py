@@ -1,4 +1,4 @@
-"""Any bytes at all, made by hypothesis: the server lives, and a packet stream cuts them as it should."""
+"""Arbitrary bytes from hypothesis: the server survives, and a packet stream splits them correctly."""
 
 from __future__ import annotations
 

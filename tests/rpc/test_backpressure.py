@@ -1,4 +1,4 @@
-"""A slow end bounds what the other end holds in memory."""
+"""If one end is slow, the other end holds only a bounded amount in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server ends: gracefully, in time, or at once."""
+"""How a server ends: gracefully, after a time limit, or at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A peer that vanishes without a word is noticed; one that is alive keeps its connection."""
+"""A peer that vanishes silently is noticed; a peer that is alive keeps its connection."""
 
 from __future__ import annotations
 

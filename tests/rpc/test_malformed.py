@@ -1,4 +1,4 @@
-"""Whatever bytes a peer sends: its own connection is closed with a reason, and the rest goes on."""
+"""Whatever bytes a peer sends, only its own connection is closed, with a reason; everything else continues."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The connection is lost and made again: what has run at most once, and what the caller hears of it."""
+"""Connections that are lost and made again: methods run at most once, and callers learn what happened."""
 
 from __future__ import annotations
 

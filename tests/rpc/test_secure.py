@@ -1,4 +1,4 @@
-"""Unix sockets, TLS with certificates of clients, and pickle between processes of one user."""
+"""Unix sockets, TLS with client certificates, and pickle between processes of one user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One peer does not keep the loop for itself: streams and packets give it back, whoever asks for how many of them."""
+"""One peer does not monopolize the loop: streams and packets yield to others, however many of them a peer asks for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Coros call and serve: `grapeshot.coro.rpc`, and both styles with each other."""
+"""Coros call and serve: `grapeshot.coro.rpc` with itself, and with `grapeshot.rpc`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wrong uses: an error says what is wrong, and other callers of the connection do not notice."""
+"""Incorrect use: an error says what is wrong, and other callers on the connection are not affected."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Which operation an event belongs to: cancelled and replaced operations, closed, reused and duplicated descriptors,
-and callbacks beside operations.
+"""Which operation gets an event: cancelled and replaced operations, closed, reused and duplicated descriptors, and
+callbacks beside operations.
 """
 
 from __future__ import annotations

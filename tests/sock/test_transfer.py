@@ -1,5 +1,5 @@
-"""The data that sock_recv and its relatives transfer: every operation, at once and after a wait, every kind of buffer
-and size.
+"""The data that sock_recv and the other sock_* methods transfer: every operation, at once and after a wait, with every
+kind of buffer and size.
 """
 
 from __future__ import annotations

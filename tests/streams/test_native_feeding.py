@@ -1,4 +1,4 @@
-"""The tests of test_feeding.py whose subject exists there, with the readers and protocols of grapeshot.streams."""
+"""The tests of test_feeding.py that apply to grapeshot.streams, with its readers and protocols."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program that sends gunicorn's corpus of requests, with a small corpus of its own."""
+"""Tests of the program that sends gunicorn's corpus of requests, with a small corpus."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Tests of the program that runs other projects' suites, with a small suite of its own. `.ci/matrix suites` runs the
-real ones.
-"""
+"""Tests of the program that runs other projects' suites, with a small suite. `.ci/matrix suites` runs the real ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accepting connections: the order of callbacks before `connection_made`, and what a cancellation of all tasks ends."""
+"""Accepting connections: the order of callbacks before `connection_made`, and what cancelling all tasks ends."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Sockets are closed under their transports while forked children hold them, and new files take their numbers at once.
-No byte reaches the wrong file.
+"""Sockets are closed under their transports while forked children hold them, and new files immediately take their
+numbers. No byte may reach the wrong file.
 """
 
 from __future__ import annotations

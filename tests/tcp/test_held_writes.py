@@ -1,4 +1,4 @@
-"""When writes leave: small ones of one step together, when it is over or before anything can tell."""
+"""When writes are sent: small writes of one step go together, at the end of the step or before they could be missed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The steps of one iteration send together: within bounds, in the order of first writes, before anything waits."""
+"""The writes of one iteration are sent together: within limits, in the order of first writes, before anything waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Held writes leave whatever ends the step, the run or the process."""
+"""Held writes are sent no matter what ends the step, the run or the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`loop.set_limits()`: servers wait for a place, and what the program opens itself is refused with LimitError."""
+"""`loop.set_limits()`: servers wait until connections are free; the program's own connections raise LimitError."""
 
 from __future__ import annotations
 

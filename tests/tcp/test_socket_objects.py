@@ -1,4 +1,4 @@
-"""The `socket.socket` that a transport makes on demand: which object owns the descriptor, also after an interrupt."""
+"""The `socket.socket` that a transport creates on demand: which object owns the descriptor, also after an interrupt."""
 
 from __future__ import annotations
 

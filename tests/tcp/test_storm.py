@@ -1,5 +1,5 @@
-"""Connections are cancelled while their events are queued, and descriptors are reused at once. Connections never get
-each other's bytes.
+"""Connections are cancelled while their events are queued, and descriptors are reused at once. No connection may get
+another one's bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""When TLS encrypts and sends: small writes of one step of the loop together, in as few records as they fill."""
+"""When TLS encrypts and sends: small writes of one step go together, in as few records as possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TLS connections leave nothing behind: no cycle for the collector, and no memory that grows with their number."""
+"""TLS connections leave nothing behind: no reference cycles, and no memory that grows with their number."""
 
 from __future__ import annotations
 

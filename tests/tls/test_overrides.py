@@ -1,4 +1,4 @@
-"""TLS on a transport whose methods a program has replaced, on the object or on its class, at any moment."""
+"""TLS on a transport whose methods a program replaces, on the object or on its class, at any time."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Reentrant calls from callbacks: the protocol closes or pauses in the callback of data that arrived together with the
-peer's end.
+"""Reentrant calls from callbacks: the protocol closes or pauses in the callback for data that arrived together with the
+end of the peer's stream.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Each connection of a server runs in its own copy of the server's context, with and without TLS, whichever task
+"""Each connection of a server runs in its own copy of the server's context, with and without TLS, no matter which task
 resumes or ends it.
 """
 

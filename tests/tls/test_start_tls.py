@@ -1,4 +1,4 @@
-"""start_tls: both sides, with data that was received before, on every kind of transport, and its failures."""
+"""start_tls: both sides, with data that arrived before it, on every kind of transport; and its failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Datagram sockets that are closed while a transport uses them: nothing is sent to the file that has their number."""
+"""Datagram sockets closed while a transport uses them: nothing is sent to another file with the same number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""create_unix_server: forms of addresses, socket files before and after, and refused arguments."""
+"""create_unix_server: forms of addresses, socket files before and after, and invalid arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arguments of calls that wait: they are taken in once, and wrong ones raise before any wait."""
+"""Arguments of waiting calls are converted once, before the wait, and wrong ones raise before it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two waiters for the same, and descriptors that are closed and used again under waiters."""
+"""Two coros that wait for the same event, and descriptors that are closed and reused while coros wait for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`coro.print_run_info`: who waits for whom, and where."""
+"""`coro.print_run_info`: which coros wait for which, and where."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`coro.serve`: a coro for each connection of a TCP or unix service."""
+"""`coro.serve`: TCP and unix services with a coro per connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The socket objects: types, subclasses, makers, the collector; and how they resolve names."""
+"""The socket objects: types, subclasses, ways to create them, garbage collection; and how they resolve names."""
 
 from __future__ import annotations
 

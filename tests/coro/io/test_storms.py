@@ -1,6 +1,6 @@
 """Storms: interruptions, closed and reused descriptors, connections that come and go, clients that misbehave.
 
-`STORM_SCALE=20` in the environment makes each of them 20 times as long; `STORM_SEED` repeats one.
+Set the environment variable `STORM_SCALE=20` to make each storm 20 times as long; `STORM_SEED` repeats a storm.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Timeouts of sockets: each call, the defaults, without waiting."""
+"""Timeouts of sockets: of each call, by default, and of calls that do not wait."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How waits on descriptors end: events and interruptions; and who may wait."""
+"""How waits on descriptors end (by events and interruptions), and which callers may wait."""
 
 from __future__ import annotations
 

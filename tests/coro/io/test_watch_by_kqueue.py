@@ -1,4 +1,4 @@
-"""`coro.watch_file` by kqueue, where it differs: events are found by looks at the directory, and files are open."""
+"""`coro.watch_file` with kqueue, where it behaves differently: it compares directory listings and keeps files open."""
 
 from __future__ import annotations
 

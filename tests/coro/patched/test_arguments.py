@@ -1,4 +1,4 @@
-"""Patched functions take their arguments in once, before they wait."""
+"""Patched functions convert their arguments once, before they wait."""
 
 from __future__ import annotations
 

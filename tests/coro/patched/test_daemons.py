@@ -1,4 +1,4 @@
-"""The end of a program does not wait for patched threads that are daemons, and names coros that hold it up."""
+"""At exit, a program does not wait for patched daemon threads, and it names the coros that delay its end."""
 
 from __future__ import annotations
 

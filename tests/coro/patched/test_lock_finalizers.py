@@ -1,4 +1,4 @@
-"""Locks of patched threads in finalizers, on a stack where a coro cannot wait."""
+"""Finalizers that use locks of patched threads, on a stack where a coro cannot wait."""
 
 from __future__ import annotations
 

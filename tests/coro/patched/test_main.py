@@ -1,4 +1,4 @@
-"""`python -m grapeshot.coro`: arguments, exit status, tracebacks and Ctrl-C are those of plain Python."""
+"""`python -m grapeshot.coro`: arguments, exit status, tracebacks and Ctrl-C are the same as with plain Python."""
 
 from __future__ import annotations
 

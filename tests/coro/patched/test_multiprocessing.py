@@ -1,7 +1,7 @@
 """multiprocessing in a program of coros. Each script also runs with plain threads, as the control.
 
-Nothing here is timed: what a thread waits for comes only after another thread has gone on meanwhile. So a call that
-blocks the loop never returns, and the script runs into the time limit.
+Nothing here depends on time: each thread waits for something that happens only after another thread has continued. A
+call that blocks the loop therefore never returns, and the script hits its time limit.
 """
 
 from __future__ import annotations

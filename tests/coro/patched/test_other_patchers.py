@@ -1,6 +1,6 @@
-"""gevent or eventlet in the same process as `coro.patch()`: the second one to patch is refused at once.
+"""gevent or eventlet in the same process as `coro.patch()`: whichever patches second is refused at once.
 
-The rules are tested with packages of the same shape, and with the real ones where they are installed.
+The rules are tested with fake packages of the same structure, and with the real ones where they are installed.
 """
 
 from __future__ import annotations

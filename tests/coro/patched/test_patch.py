@@ -1,4 +1,4 @@
-"""`coro.patch()` itself: parts, originals, what was imported before."""
+"""`coro.patch()` itself: its parts, the original functions, and names that were imported before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`coro.patch()`: threads, locals, queues and sleep of unmodified code. Each script is a process of its own."""
+"""`coro.patch()`: threads, thread locals, queues and sleep of unmodified code. Each script is a process of its own."""
 
 from __future__ import annotations
 

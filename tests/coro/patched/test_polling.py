@@ -1,4 +1,4 @@
-"""Asking a lock or queue of patched threads again and again, without waiting: after some such calls others run."""
+"""Polling a lock or queue of patched threads without waiting: after a number of such calls, other coros run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Unmodified programs on the standard library: plain and with `python -m grapeshot.coro` they print the same.
+"""Unmodified programs that use the standard library print the same plain and with `python -m grapeshot.coro`.
 
-Servers and clients are threads of one process. Each script says in the end whether it was patched.
+Servers and clients are threads of one process. Each script says at the end whether it was patched.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`select`, `poll` and selectors where patched programs could differ: scripts print the same plain and patched."""
+"""`select`, `poll` and selectors, where patched programs could behave differently: scripts print the same both ways."""
 
 from __future__ import annotations
 

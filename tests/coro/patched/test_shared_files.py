@@ -1,7 +1,7 @@
 """Coros that use one file object at the same time: pipes of Popen, files of sockets, open(fd), the standard streams.
 
-The scripts print the same with plain threads. What an exception must not lose only coros can show: no thread can be
-interrupted.
+The scripts print the same with plain threads. The tests that an exception loses no data run with coros only, because a
+thread cannot be interrupted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`sqlite3` in programs of coros: a coro that finds the database locked waits. Scripts print the same both ways."""
+"""`sqlite3` in coros: a coro waits while the database is locked. Scripts print the same plain and patched."""
 
 from __future__ import annotations
 

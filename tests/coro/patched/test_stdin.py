@@ -1,7 +1,7 @@
 """`input()` and `sys.stdin` in a program of coros. Scripts also run with plain threads, as the control.
 
-What a thread waits for comes only after the main thread has gone on. So a call that blocks the loop never returns, and
-the script runs into the time limit.
+Each thread waits for something that happens only after the main thread has continued. A call that blocks the loop
+therefore never returns, and the script hits its time limit.
 """
 
 from __future__ import annotations

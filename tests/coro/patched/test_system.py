@@ -1,7 +1,7 @@
 """`os.system` and `os.popen` in a program of coros, and in one with plain threads as the control.
 
-What a command waits for comes only after the main thread has gone on. So a call that blocks the loop never returns, and
-the script runs into the time limit.
+Each command waits for something that happens only after the main thread has continued. A call that blocks the loop
+therefore never returns, and the script hits its time limit.
 """
 
 from __future__ import annotations

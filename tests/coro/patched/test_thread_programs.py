@@ -1,7 +1,6 @@
-"""Programs that rely on threads: on being preempted where they poll, and on names and imports.
+"""Programs that rely on properties of threads: preemption while they poll, names, and imports.
 
-Plain and with `python -m grapeshot.coro` they print the same. Where they would hang, the time limit of the script ends
-them.
+They print the same plain and with `python -m grapeshot.coro`. A program that hangs is ended by the script's time limit.
 """
 
 from __future__ import annotations
