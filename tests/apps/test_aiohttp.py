@@ -211,7 +211,7 @@ def test_server_disconnects_in_the_middle_of_its_reply(run: Run, ends: Ends) -> 
 
 
 async def echo(request: web.Request) -> web.WebSocketResponse:
-    """Sends back what it receives; notes the code with which the client closes."""
+    """Send back what arrives, and note the code with which the client closes."""
     socket = web.WebSocketResponse(max_msg_size=2 * len(PAYLOAD))
     await socket.prepare(request)
     async for message in socket:

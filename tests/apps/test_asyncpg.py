@@ -27,20 +27,20 @@ _tables = itertools.count()
 
 @pytest.fixture
 def table() -> str:
-    """The name of a table that only this test uses."""
+    """Return the name of a table that only this test uses."""
     return f"table_{next(_tables)}"
 
 
 @pytest.fixture(params=["tcp", "tls", "unix"])
 def address(request: pytest.FixtureRequest, postgres_server: PostgresAddress, certificates: Certificates) -> Arguments:
-    """The arguments of `connect` and `create_pool` for each way to connect."""
+    """Return the arguments of `connect` and `create_pool` for each way to connect."""
     common = {"port": postgres_server.port, "user": postgres_server.user, "database": postgres_server.database}
     if request.param == "unix":
         return {"host": postgres_server.folder, **common}
     common["password"] = postgres_server.password
     if request.param == "tcp":
         return {"host": HOST, "ssl": False, **common}
-    return {"host": "localhost", "ssl": certificates.for_client(), **common}  # as sslmode=verify-full
+    return {"host": "localhost", "ssl": certificates.for_client(), **common}  # the equivalent of sslmode=verify-full
 
 
 def test_each_address_connects_in_its_own_way(run: Run, address: Arguments) -> None:
@@ -174,7 +174,7 @@ def test_notifications(run: Run, address: Arguments, table: str) -> None:
 
 
 async def until_it_sleeps(watcher: asyncpg.Connection, pid: int) -> None:
-    """Waits until the server's process `pid` runs pg_sleep. The server ignores a cancel that comes before the query
+    """Wait until the server's process `pid` runs pg_sleep. The server ignores a cancel that arrives before the query
     runs.
     """
     is_sleeping = "select wait_event = 'PgSleep' from pg_stat_activity where pid = $1"

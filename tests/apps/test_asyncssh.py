@@ -41,7 +41,7 @@ def keys() -> Keys:
 
 
 class Gate(asyncssh.SSHServer):
-    """Accepts the user who has the password `open`, and allows forwarding."""
+    """Accepts a user who has the password `open`, and allows forwarding."""
 
     connections: list[asyncssh.SSHServerConnection]
 
@@ -65,7 +65,7 @@ class Gate(asyncssh.SSHServer):
 
 
 class Served:
-    """A listening server, what it accepted, and how to connect to it."""
+    """A listening server, what it has accepted, and how to connect to it."""
 
     def __init__(self, keys: Keys, acceptor: asyncssh.SSHAcceptor, accepted: list[Any]) -> None:
         self.keys, self.acceptor, self.accepted = keys, acceptor, accepted

@@ -131,7 +131,7 @@ def test_errors_of_redis(options: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_50_blocking_requests_of_httpx_at_once(tmp_path: Path) -> None:
-    """The server is asyncio code on the same loop. It answers nobody before all have asked."""
+    """The server is asyncio code on the same loop. It answers only after all requests have arrived."""
     assert run(
         """
         import httpx

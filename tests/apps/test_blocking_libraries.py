@@ -34,7 +34,7 @@ Job = dict[str, Any]
 
 
 def run(place: str, jobs: list[Job]) -> dict[str, Any]:
-    """What the program has seen, by the names of the jobs."""
+    """Return what the program has seen, by the names of the jobs."""
     command = [sys.executable, "-m", "tests.apps.blocking_program", place, json.dumps(jobs)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=6 * CAP_S, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
@@ -47,12 +47,14 @@ def overlap(library: str, way: str = "", **arguments: Any) -> Job:
 
 
 def check_overlap(place: str, jobs: list[Job], limit_s: float | None = None) -> None:
-    """Where no server counts who waits at once, the time must show it: well below that of calls one by one."""
+    """Check that calls overlap. If the server does not count the waiting clients, the total time must be well below
+    that of sequential calls.
+    """
     for name, seen in run(place, jobs).items():
         assert not seen["wrong"], f"{name}: {len(seen['wrong'])} of {COUNT} are wrong\n{seen['wrong'][0]}"
         assert limit_s is None or seen["elapsed_s"] < limit_s, name
         if place == "coros":
-            # A loop that is blocked by each of the calls turns a few times for each of them at most.
+            # A loop that every call blocks runs only a few iterations per call.
             assert seen["ticks"] > 20 * COUNT, name
 
 
@@ -141,7 +143,7 @@ print(psycopg.pq.__impl__, psycopg.waiting.wait is psycopg.waiting.{expected})""
 
 # ---------------------------------------------------------------- trouble
 
-# Who connects -> what is raised where the connection is refused, is reset, is silent.
+# The library, and what it raises if the connection is refused, is reset, or stays silent.
 ERRORS: dict[str, tuple[str, ...]] = {
     "requests": (
         "requests.exceptions.ConnectionError",

@@ -256,7 +256,7 @@ def test_tls(start: Start, kind: str, certificates: Certificates) -> None:
     with connect(server.port) as plain:
         with contextlib.suppress(ConnectionResetError):
             plain.sendall(request("/"))
-            plain.recv(100)  # an alert, an answer or the end; and the server goes on
+            plain.recv(100)  # an alert, an answer or the end; the server must go on
     with Wire(server.port, certificates.for_client()) as wire:
         assert wire.get("/").text == "one"
 
@@ -313,7 +313,7 @@ def test_other_workers_go_on_when_one_ends(start: Start) -> None:
 
 
 def test_a_worker_that_hangs_is_replaced(start: Start) -> None:
-    """But not one whose request waits: for longer than the other hangs."""
+    """A worker whose request only waits is not replaced, even if it waits longer than the other one hangs."""
     server = start("coros", "--timeout", "1", "--workers", "2", workers=2)
     with Wire(server.port) as waiting:
         waiting.send(head("GET", "/until/late"))
@@ -360,7 +360,7 @@ def test_a_changed_application(start: Start) -> None:
     later_s = itertools.count(time.time() + 20)
 
     def reloads() -> bool:
-        # What gunicorn sees in its first look, which may come after the change, is no change.
+        # gunicorn takes what its first check sees as the original, so a change before that check is not noticed.
         os.utime(path, (next(later_s),) * 2)
         return server.has("Worker reloading")
 

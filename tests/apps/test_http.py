@@ -227,7 +227,7 @@ def test_graceful_shutdown_with_requests_in_flight(app: App) -> None:
 
 
 def wait_until_refused(port: int) -> None:
-    """Waits without connecting. A listener's address cannot be bound; an address that only connections use can be."""
+    """Wait without connecting. The address of a listener cannot be bound; an address used only by connections can."""
     give_up_s = time.monotonic() + TIMEOUT_S
     while is_listening(port):
         assert time.monotonic() < give_up_s, "the server still listens"

@@ -35,7 +35,7 @@ def only(found: list[Block], text: str) -> Block:
 
 
 def ask(port: int) -> list[str]:
-    """What one new connection is answered: the loop, the process, and perhaps the thread."""
+    """Return the answer to one new connection: the loop, the process, and perhaps the thread."""
     with socket.create_connection((HOST, port), CAP_S) as sock:
         sock.sendall(b"GET / HTTP/1.0\r\n\r\n")
         answer = b""
@@ -47,7 +47,7 @@ def ask(port: int) -> list[str]:
 
 
 def ask_until(port: int, is_enough: Callable[[list[list[str]]], bool], servers: list[Process]) -> list[list[str]]:
-    """Ask on new connections until that is true of the answers; what a process held when it died is asked again."""
+    """Ask on new connections until the answers satisfy the condition. Retry a request that a dying process held."""
     give_up_s = time.monotonic() + CAP_S
     answers: list[list[str]] = []
     while not is_enough(answers):
@@ -65,7 +65,7 @@ def pids(answers: list[list[str]]) -> set[int]:
 
 
 def two_workers(port: int, servers: list[Process]) -> set[int]:
-    """Asks until two processes have answered, each on our loop."""
+    """Ask until two processes have answered, each on our loop."""
     answers = ask_until(port, lambda answers: len(pids(answers)) == 2, servers)
     assert {loop for loop, *_ in answers} == {OURS}
     return pids(answers)
@@ -135,7 +135,7 @@ def started() -> Iterator[ExitStack]:
 
 
 def results(program: Process) -> dict[str, str]:
-    """What a program has printed, after it has ended well: `name: value` lines."""
+    """Return what a program has printed, as `name: value` lines, after checking that it ended well."""
     assert program.process.wait(2 * CAP_S) == 0, program.output
     program.close()
     return dict(line.split(": ", 1) for line in program.output if re.match("(loops|sum|processes) of", line))

@@ -38,7 +38,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory that holds the extension module."""
     cargo = program("cargo", "Rust, https://rustup.rs", os.path.expanduser("~/.cargo/bin"))
     target = ROOT / "target" / "examples" / ("abi3" if HAS_GIL else f"cpython-{sys.version_info.minor}t")
-    # Without the GIL there is no stable ABI yet: that build is for this interpreter only.
+    # The free-threaded build has no stable ABI, so it is built for this interpreter only.
     interpreter = {"PYO3_NO_PYTHON": "1"} if HAS_GIL else {"PYO3_PYTHON": sys.executable}
     command = [cargo, "build", "--locked", "--quiet", "--manifest-path", str(EXAMPLE / "Cargo.toml")]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYO3_")}
@@ -75,7 +75,7 @@ def test_a_tokio_future_is_awaited(run: Run, bridge: ModuleType) -> None:
         loop = asyncio.get_running_loop()
         before = loop.time()
         assert await bridge.sleep(0.02, "slept") == "slept"
-        assert loop.time() - before >= 0.02  # tokio's timers are no earlier than they say
+        assert loop.time() - before >= 0.02  # tokio's timers are never early
 
     run(main())
 

@@ -33,7 +33,7 @@ Run = Callable[..., Any]
 
 @pytest.fixture(params=["plain", "tls"])
 def tls(request: pytest.FixtureRequest, certificates: Certificates) -> dict[str, ssl.SSLContext | None]:
-    """The contexts `server` and `client`; None in plain text."""
+    """The contexts `server` and `client`; None for plain text."""
     if request.param == "plain":
         return {"server": None, "client": None}
     return {"server": certificates.for_server(), "client": certificates.for_client()}
@@ -190,7 +190,7 @@ def test_start_tls_on_an_iostream(run: Run, certificates: Certificates) -> None:
 
 
 async def settle() -> None:
-    """Lets the handlers notice that their clients have disconnected."""
+    """Let the handlers notice that their clients have disconnected."""
     give_up_s = asyncio.get_running_loop().time() + TIMEOUT_S
     me = asyncio.current_task()
     while [task for task in asyncio.all_tasks() if task is not me]:

@@ -49,7 +49,7 @@ def test_loop_option_makes_this_loop(factory_name: str) -> None:
 
 
 class Served:
-    """`python -m uvicorn ... --loop factory` in a process of its own."""
+    """`python -m uvicorn ... --loop factory` in its own process."""
 
     def __init__(self, factory_name: str, certificates: Certificates | None) -> None:
         self.for_client = certificates and certificates.for_client()

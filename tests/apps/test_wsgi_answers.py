@@ -26,7 +26,7 @@ def ask(application: Callable[..., Any], **options: Any) -> tuple[int, dict[str,
 
 
 class Cut:
-    """Parts of an answer of which the second one does not come."""
+    """The parts of an answer, of which the second one never comes."""
 
     def __init__(self, how: str) -> None:
         self._how = how
@@ -52,7 +52,7 @@ class Cut:
 
 @pytest.mark.parametrize("how", ["error", "interrupted write", "client takes nothing", "server ends"])
 def test_an_answer_of_http_1_0_that_is_cut_ends_with_a_reset(how: str) -> None:
-    """Its body ends with the connection, so an ordinary end would say that it is whole."""
+    """Its body ends with the connection, so a normal close would mean that the body is complete."""
     application = Cut(how)
     with Served(application, error_log=Errors().logger, timeout=0.2, grace_s=0.01) as served:
         with connect(served.port) as sock:
@@ -93,7 +93,7 @@ def test_an_answer_of_http_1_0_that_is_whole_ends_without_a_reset() -> None:
 
 
 class Lying(str):
-    """A string that shows itself as another one, wherever Python asks it."""
+    """A string that pretends to be another one whenever Python code asks."""
 
     EVIL = "a\r\nX-Evil: 1"
 
@@ -123,7 +123,7 @@ class Lying(str):
 
 
 class Posing(Lying):
-    """A string that a dictionary takes for another one, which was checked."""
+    """A string that a dictionary mistakes for another one, which was checked."""
 
     def __hash__(self) -> int:
         return hash("Content-Type")
@@ -181,7 +181,7 @@ class Lines(Errors):
 
 
 def logged(environ_of: dict[str, Any], request: bytes) -> str:
-    """The line of a request whose environ middleware has changed, as it does behind a proxy."""
+    """Return the log line of a request whose environ was changed by middleware, as behind a proxy."""
 
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         environ.update(environ_of)

@@ -1,5 +1,6 @@
 """Applications that change their environ, raise unusual errors or end writes early, on `grapeshot.coro.wsgi`, on our
-worker class of gunicorn, and on gunicorn's sync worker as the control."""
+worker class of gunicorn, and on gunicorn's sync worker as the control.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ LENGTH = 10_000_000
 
 
 class NoLength:
-    """A result that says in its own way that it has no length."""
+    """A result that reports in its own way that it has no length."""
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -45,7 +46,7 @@ def silent(environ: dict[str, Any], start_response: Start) -> Iterator[bytes]:
 
 
 def interrupted(environ: dict[str, Any], start_response: Any) -> list[bytes]:
-    """Give up a write that takes too long, and go on."""
+    """Give up a write that takes too long, and continue."""
     from grapeshot import coro
 
     write = start_response("200 OK", [("Content-Length", str(2 * LENGTH))])

@@ -113,7 +113,7 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_cuts_change_nothing(seed: int) -> None:
-    """The same requests and the same refusal come out of a stream, however it arrives."""
+    """A stream gives the same requests and the same refusal, however it is cut."""
     chance = random.Random(seed)
     for _ in range(25):
         data = mutated(b"".join(chance.choice(CORPUS) for _ in range(chance.randrange(1, 5))), chance)
@@ -125,7 +125,7 @@ def test_cuts_change_nothing(seed: int) -> None:
 
 
 def test_a_header_value_is_no_request_line() -> None:
-    """Also where it is cut so that it could be taken for one."""
+    """Not even if the stream is cut so that it could be mistaken for one."""
     data = head("GET", "/x", "X: GET /x RTSP/1.0", "Y: a RTSP/1.0", "GET: / RTSP/1.0") + post(
         "Content-Length: 3", b"a:b"
     )
@@ -184,12 +184,12 @@ def test_small_chunks_are_no_abuse(size: bytes) -> None:
     with Served(echo) as served, Wire(served.port) as wire:
         wire.send(CHUNKED + b"\r\n" + chunks + b"0\r\nX-Sum: 1\r\n\r\n")
         assert wire.reply().body == body
-        wire.send(GET)  # what was counted is forgotten
+        wire.send(GET)  # a request resets the count
         assert wire.reply().body == b""
 
 
 def trickle(port: int, start: bytes) -> bytes:
-    """Send a byte now and then, and return what the server sends until it closes."""
+    """Send a byte now and then; return what the server sends until it closes."""
     received = b""
     with connect(port) as sock:
         sock.sendall(start)
@@ -218,7 +218,7 @@ def test_a_slow_extension_gains_no_time(start: bytes) -> None:
 
 
 def test_one_byte_lines_of_a_long_body() -> None:
-    """`readline` looks for the end of a line no farther than it may read."""
+    """`readline` searches for the end of a line only as far as it may read."""
     body = b"a" * 60_000
 
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
@@ -307,7 +307,7 @@ def test_an_application_that_reads_while_it_handles_an_error() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_other_clients_are_served_meanwhile(seed: int) -> None:
-    """Mutated streams to a real server: each connection ends, and nothing is reported as an error of the server."""
+    """Mutated streams to a real server: each connection ends, and no server error is reported."""
     chance = random.Random(1000 + seed)
     errors = Errors()
     with Served(echo, error_log=errors.logger, timeout=5) as served, Wire(served.port) as wire:
@@ -333,7 +333,7 @@ def test_other_clients_are_served_meanwhile(seed: int) -> None:
 
 
 def test_a_tls_client_that_never_pauses_leaves_time_for_others(certificates: Certificates) -> None:
-    """What it sends is there before the application reads it, so that no read has to wait."""
+    """Its data is there before the application reads it, so no read ever waits."""
     length = 100_000  # the buffers of the system hold it
     sent = threading.Event()
     turns = [0]

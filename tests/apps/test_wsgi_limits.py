@@ -136,7 +136,7 @@ def test_a_head_byte_by_byte_has_one_limit() -> None:
     with Served(echo, timeout=0.2) as served, connect(served.port) as sock:
         sock.sendall(b"GET / HTTP/1.1\r\nX: ")
         try:
-            while True:  # it would go on for ever
+            while True:  # this would go on forever
                 sock.sendall(b"a")
                 sock.settimeout(0.01)
                 try:
@@ -281,7 +281,7 @@ def test_command_line(folder: Path, signum: int) -> None:
             waiting.sock.setblocking(False)
             with pytest.raises(BlockingIOError):
                 waiting.sock.recv(1)
-        # The client of the request under way has gone: nothing holds the server but that request.
+        # The client of the request under way has gone, so only that request keeps the server running.
         process.process.send_signal(signum)
         assert process.finish() == -signum
         assert not any("Traceback" in line for line in process.output), process.output

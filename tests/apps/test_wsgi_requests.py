@@ -36,7 +36,7 @@ def chunked(body: bytes) -> bytes:
     return post("Transfer-Encoding: chunked", body=body)
 
 
-# What the application gets: method, path, query and body.
+# What the application must get: method, path, query and body.
 GOOD: dict[str, tuple[bytes, tuple[str, str, str, bytes]]] = {
     "plain": (get(), ("GET", "/", "", b"")),
     "options": (line("OPTIONS /x"), ("OPTIONS", "/x", "", b"")),
@@ -123,7 +123,7 @@ BAD: dict[str, tuple[bytes, int]] = {
     "a path as host": (b"GET / HTTP/1.1\r\nHost: a/b\r\n\r\n", 400),
     "a user as host": (b"GET / HTTP/1.1\r\nHost: a@b\r\n\r\n", 400),
     "a user in the target": (line("GET http://a@b/"), 400),
-    # How long a body is.
+    # Requests that test the length of a body.
     "length twice": (post("Content-Length: 4", "Content-Length: 4", body=b"body"), 400),
     "two lengths": (post("Content-Length: 4", "Content-Length: 5", body=b"body"), 400),
     "list of lengths": (post("Content-Length: 4, 4", body=b"body"), 400),
@@ -159,7 +159,7 @@ BAD: dict[str, tuple[bytes, int]] = {
     "length in a trailer": (chunked(b"0\r\nContent-Length: 3\r\n\r\n"), 400),
     "host in a trailer": (chunked(b"0\r\nHost: b\r\n\r\n"), 400),
     "bad trailer": (chunked(b"0\r\nX Y: b\r\n\r\n"), 400),
-    # Others.
+    # Other requests.
     "expectation": (post("Expect: the best", "Content-Length: 4", body=b"body"), 417),
     "two types": (post("Content-Type: a/b", "Content-Type: c/d", "Content-Length: 0", body=b""), 400),
     "long target": (line(f"GET /{'a' * 8190}"), 414),
@@ -167,7 +167,7 @@ BAD: dict[str, tuple[bytes, int]] = {
     "long name": (get(f"{'a' * 8190}: X"), 431),
     "many fields": (get(*(f"X{number}: a" for number in range(100))), 431),
 }
-# What gunicorn's sync worker does otherwise: its status (0: none), and why ours differs.
+# Where gunicorn's sync worker differs: its status (0: none), and the reason for ours.
 RFC_505 = "RFC 9110, 15.6.6, has a status for versions"
 RFC_501 = "RFC 9110, 15.6.2, has a status for methods that a server does not know; llhttp knows those of IANA"
 DIFFERS: dict[str, tuple[int, str]] = {
@@ -221,7 +221,7 @@ def control(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def send(address: Any, data: bytes, step: int) -> bytes:
-    """Send data in steps of that many bytes, and return what the server answers until it closes."""
+    """Send data in pieces of `step` bytes; return what the server answers until it closes."""
     with connect(address) as sock:
         if not isinstance(address, str):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -230,7 +230,7 @@ def send(address: Any, data: bytes, step: int) -> bytes:
                 sock.sendall(data[start : start + step])
             sock.shutdown(socket.SHUT_WR)
         except OSError:
-            pass  # it has heard enough
+            pass  # the server has stopped reading
         sock.settimeout(TIMEOUT_S)
         return drain(sock)
 

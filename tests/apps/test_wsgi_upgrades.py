@@ -32,7 +32,7 @@ def line_of(sock: Any) -> bytes:
 
 
 def echo_lines(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-    """Go on with lines, which come back."""
+    """Continue with a protocol of lines, which are echoed."""
     sock = environ[KEY]
     sock.sendall(SWITCH)
     while (line := line_of(sock)) not in (b"", b"end\n"):
@@ -108,7 +108,7 @@ def test_a_request_whose_socket_nobody_takes_is_an_ordinary_one() -> None:
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         sock = environ.get(KEY)
         if sock is not None:
-            # What only asks takes nothing.
+            # Only asking for the socket does not take it.
             seen.append(
                 (sock, sock.family, sock.getpeername()[0], sock.getsockname()[0], sock.gettimeout(), repr(sock))
             )
@@ -195,7 +195,7 @@ def test_an_answer_that_has_begun_keeps_the_socket() -> None:
 
 
 def test_send_sends_everything_and_keeps_it_together() -> None:
-    """As a blocking socket does. Libraries do not look at what `send` returns."""
+    """Like a blocking socket, it sends everything: libraries ignore the result of `send`."""
     length, senders = 3_000_000, 4
     counts: list[int] = []
 
@@ -277,7 +277,7 @@ def test_an_application_that_returns_while_somebody_still_reads() -> None:
 
 @pytest.mark.parametrize("is_tls", [False, True])
 def test_a_graceful_end_is_an_end_of_the_stream(is_tls: bool, certificates: Certificates) -> None:
-    """The application may say goodbye, but not through TLS, of which nothing is left behind an end of the stream."""
+    """The application may send a last message, but not over TLS, where nothing may follow the end of the stream."""
     ended = threading.Event()
 
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

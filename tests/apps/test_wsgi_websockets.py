@@ -239,7 +239,7 @@ def test_socketio(served: Served, transports: list[str]) -> None:
         for number, (sio, got, _) in enumerate(clients):
             assert sio.call("greet", f"client {number}", timeout=TIMEOUT_S) == "greeted"
             assert got == [f"hello client {number}"]
-        # Each of them hears of the last one, who comes after all others.
+        # Every client is told about the last one, who comes after all others.
         for sio, _, joined in clients:
             sio.call("greet", "again", timeout=TIMEOUT_S)
             assert joined[:count] == [f"client {number}" for number in range(count)]
@@ -254,7 +254,7 @@ def test_socketio(served: Served, transports: list[str]) -> None:
 
 
 def test_a_graceful_end(tmp_path: Path) -> None:
-    """The server does not wait for clients that stay: their stream ends, and the application sees it."""
+    """The server does not wait for clients that stay: their stream ends, and the application notices it."""
     from websockets.exceptions import ConnectionClosedError
 
     for module in ("flask_sock", "flask_socketio", "websockets"):

@@ -46,7 +46,7 @@ def folder() -> Path:
 
 
 def run(tmp_path: Path, *arguments: str) -> tuple[list[dict[str, Any]], str]:
-    """The reports of `run.py` and what it printed."""
+    """Return the reports of `run.py` and what it printed."""
     result = tmp_path / "reports.json"
     done = subprocess.run(
         [sys.executable, str(RUNNER), "--json", str(result), *arguments],

@@ -17,7 +17,7 @@ OURS, PLAIN = "grapeshot._loop", "asyncio.unix_events"
 
 
 class Environment:
-    """A virtual environment with this grapeshot, found by way of a .pth file as in an editable installation."""
+    """A virtual environment with this grapeshot, found through a .pth file as in an editable installation."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", *options, str(folder)], check=True)
@@ -59,7 +59,7 @@ def test_the_variable_counts_between_enable_and_disable(environment):
     assert environment.output("-c", LOOP) == OURS
     for off in (None, "", "0"):
         assert environment.output("-c", LOOP, value=off) == PLAIN
-    assert environment.grapeshot("enable")  # again: no harm
+    assert environment.grapeshot("enable")  # once more, which must do no harm
     assert environment.output("-c", LOOP) == OURS
     assert environment.grapeshot("disable") == f"{environment.file}: removed"
     assert environment.output("-c", LOOP) == PLAIN

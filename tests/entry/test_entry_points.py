@@ -305,7 +305,7 @@ def test_a_policy_set_by_the_user_survives_uninstall():
 
 
 def test_works_where_policies_are_gone():
-    """Simulates Python 3.16: asyncio has no name with "policy" in it, and a function makes the loop."""
+    """Simulate Python 3.16: asyncio has no name with "policy" in it, and a function makes the loop."""
     out = script(
         """
         import asyncio, warnings

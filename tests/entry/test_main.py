@@ -19,7 +19,7 @@ def run(way, *arguments, flags=(), cwd=None, **options):
 
 
 def run_both(*arguments, **options):
-    """Runs it both ways, checks that status and output are the same, and returns what came of ours."""
+    """Run it both ways, check that status and output are the same, and return the outcome of ours."""
     plain, ours = (run(way, *arguments, **options) for way in WAYS)
     assert (ours.returncode, ours.stdout, ours.stderr) == (plain.returncode, plain.stdout, plain.stderr)
     return ours

@@ -25,7 +25,7 @@ def by_hand():
 
 @pytest.fixture
 def run(tmp_path):
-    """Runs code after PROGRAM as prog.py under `python -m grapeshot`; returns its output and what it says."""
+    """Run code after PROGRAM as prog.py under `python -m grapeshot`; return its output and its stderr."""
 
     def run(code, *, way=("-m", "grapeshot", "prog.py"), **variables):
         (tmp_path / "prog.py").write_text(PROGRAM + textwrap.dedent(code), encoding="utf-8")
@@ -151,7 +151,7 @@ def test_uvicorns_command_is_told_unless_the_user_has_told_it(run, tmp_path, giv
 
 @pytest.mark.skipif(not HAS_UVLOOP, reason="uvloop is not installed")
 def test_uvicorn_in_a_program(run):
-    """uvicorn takes uvloop, and can be told by an argument only."""
+    """uvicorn chooses uvloop, and only an argument can change that."""
     pytest.importorskip("uvicorn")
     code = """
         import uvicorn

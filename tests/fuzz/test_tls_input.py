@@ -15,7 +15,7 @@ from fuzz.budget import QUICK, Budget  # noqa: E402
 from fuzz.tls_model import HAS_LIBRARY, TlsModel  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-# from 3.14 on, hypothesis may warn of its own generator
+# From 3.14 on, hypothesis may warn about its own generator.
 pytestmark = pytest.mark.filterwarnings("ignore:It looks like `register_random`")
 
 CUTS = st.lists(st.sampled_from([1, 2, 3, 4, 5, 6, 21, 22, 23, 100, 1000, 16_384]), max_size=6)
@@ -31,7 +31,8 @@ ALERTS = st.builds(
 )
 RECORDS = st.one_of(
     st.builds(
-        # Whole ones: OpenSSL looks at the head of a record before the rest has come, grapeshot asks it when all has.
+        # Send whole records: OpenSSL checks the head of a record before the rest arrives, but grapeshot passes only
+        # whole records to it.
         lambda kind, version, length, body: record(
             kind, version, len(body) if length is None else length, body.ljust(min(length or 0, 20_000), b"-")
         ),
@@ -92,17 +93,17 @@ def failed_in(model: TlsModel) -> int | None:
 
 
 def events(model: TlsModel) -> list[Any]:
-    """What the protocol has seen, and of a failure after random bytes only that it was one."""
+    """Return what the protocol has seen; of a failure after random bytes, only that there was one."""
     seen = [entry for entry in model.log if entry[0] not in {"step", "state", "handshake", "data"}]
     return [entry[:2] for entry in seen] if model.has_spoiled else seen
 
 
 def difference(ours: TlsModel, theirs: TlsModel) -> Any:
-    """What the protocols have seen, except how much of the data came before a failure."""
+    """Return what the protocols have seen, except how much of the data arrived before a failure."""
     logs = ours.log, theirs.log
     failures = failed_in(ours), failed_in(theirs)
     if theirs.has_paused and {("step", "peer_ends"), ("step", "peer_closes")} & set(theirs.log):
-        # grapeshot tells of the end while reading is paused, if no data comes before it; asyncio waits.
+        # While reading is paused, grapeshot reports the end if no data comes before it; asyncio waits.
         ours.log, theirs.log = ([each for each in log if each[0] in {"made", "data"}] for log in logs)
     shorter, longer = sorted([bytes(ours.data), bytes(theirs.data)], key=len)
     if not longer.startswith(shorter) or ours.lost > 1 or (failures == (None, None) and shorter != longer):
@@ -111,8 +112,8 @@ def difference(ours: TlsModel, theirs: TlsModel) -> Any:
         if theirs.has_closed:
             # asyncio fails on data that crosses its close_notify, and not on an alert that refuses a renegotiation.
             return None
-        # OpenSSL may find a fault in the head of a record whose rest comes in a later step, or never. While reading is
-        # paused, grapeshot looks at what has come before the end of the stream, and asyncio waits.
+        # OpenSSL may find a fault in the head of a record whose rest arrives in a later step, or never. While reading
+        # is paused, grapeshot processes what has arrived before the end of the stream, and asyncio waits.
         later = failures[1] is not None and (failures[0] is None or failures[0] > failures[1])
         return None if theirs.has_spoiled and (later or theirs.has_paused) else logs
     if failures != (None, None):
@@ -132,7 +133,7 @@ def fuzz(budget: Budget, examples: int = 200) -> None:
         st.lists(st.tuples(STEPS, SPOILS, CUTS), max_size=8),
     )
     def check(side: str, version: str, handshake: Any, steps: Any) -> None:
-        for _ in range(3):  # what a spoiled record is taken for depends on its random bytes
+        for _ in range(3):  # how a spoiled record is interpreted depends on its random bytes
             ours, theirs = (play(kind, side, version, handshake, steps) for kind in ("grapeshot", "asyncio"))
             found = difference(ours, theirs)
             if found is None:

@@ -13,7 +13,7 @@ from fuzz.model import DATAGRAMS, PIPES, REACTIONS, STREAMS, Model  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule  # noqa: E402
 
-# from 3.14 on, hypothesis may warn of its own generator
+# From 3.14 on, hypothesis may warn about its own generator.
 pytestmark = pytest.mark.filterwarnings("ignore:It looks like `register_random`")
 
 SLOW_S = 0.003
@@ -22,8 +22,8 @@ DATA = st.one_of(BYTES, BYTES.map(bytearray), BYTES.map(memoryview), st.sampled_
 LIMIT = st.sampled_from([None, 0, 1, 1000, 65_536, -1, 2**40])
 RARELY = st.integers(0, 5)
 EVENTS = st.sampled_from(["data", "eof", "pause", "resume", "lost", "error"])
-# What one callback of the loop may do together. The peer does not close there, since what a callback writes leaves when
-# it returns.
+# The steps that one callback of the loop may do together. The peer does not close there, because data that a callback
+# writes is sent when the callback returns.
 STEPS = [
     ("write", b"abc"),
     ("write", b"d" * 3000),
@@ -53,7 +53,7 @@ def first_difference(found: list[Any], expected: list[Any]) -> Any:
 
 
 class Rules(RuleBasedStateMachine):
-    """What is common to all kinds of transport."""
+    """The rules for all kinds of transport."""
 
     kinds: tuple[str, ...]
     models: tuple[Model, ...] = ()
@@ -125,7 +125,7 @@ class Rules(RuleBasedStateMachine):
 
 
 class Writing(Rules):
-    """What writes."""
+    """The rules for transports that write."""
 
     @precondition(Rules.is_open)
     @rule(steps=st.lists(st.sampled_from(STEPS), min_size=2, max_size=4))
@@ -153,7 +153,7 @@ class Writing(Rules):
 
 
 class Stalling(Writing):
-    """What has to wait for its peer."""
+    """The rules for transports that must wait for their peer."""
 
     @precondition(Rules.is_open)
     @rule(name=st.sampled_from(["stall", "peer_reads", "has_written_all"]))
@@ -173,7 +173,7 @@ class Stalling(Writing):
 
 
 class Receiving(Rules):
-    """What reads a stream."""
+    """The rules for transports that read a stream."""
 
     @precondition(Rules.is_open)
     @rule(data=BYTES)

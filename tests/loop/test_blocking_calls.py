@@ -44,7 +44,7 @@ def is_known():
 
 @pytest.fixture
 def watched(monkeypatch):
-    """Starts watching when it is called. Returns the names of the calls that were made elsewhere."""
+    """Start to watch when called. Return the names of the calls that were made elsewhere."""
     seen = []
 
     def replacement(name, original):
@@ -131,7 +131,7 @@ async def test_a_subprocess(loop, watched, how):
 
 @pytest.mark.leaks_on(asyncio="the socket of a path that is none")
 async def test_errors_of_paths(loop, tmp_path):
-    """A native call raises what the function of the standard library raises."""
+    """A native call raises the same as the standard library's function."""
     path = str(tmp_path / "none" / "socket")
     for name in (path, path.encode()):
         with pytest.raises(FileNotFoundError):

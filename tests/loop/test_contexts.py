@@ -20,7 +20,7 @@ class Value:
 
 
 def run_all(loop):
-    """Runs what is scheduled now, and what that schedules."""
+    """Run the callbacks that are scheduled now, and those that they schedule."""
 
     def end():
         loop.call_soon(loop.call_soon, loop.stop)

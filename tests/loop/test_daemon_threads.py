@@ -59,7 +59,7 @@ def exits(kind, code):
 
 
 def exits_in(kind, *lines):
-    """As `exits`, with the body of `scene`; then the loop runs."""
+    """Like `exits`, with the body of `scene`; then the loop runs."""
     exits(kind, "def scene(loop):\n" + "".join(f"    {line}\n" for line in (*lines, "loop.run_forever()")))
 
 
@@ -395,7 +395,7 @@ def scene(loop):
     ],
 )
 def test_waits_for_locks_of_patched_threads(line):
-    """The thread blocks without the GIL, and asks for it again when the time is over."""
+    """The thread blocks without the GIL, and asks for it again when its timeout has passed."""
     exits(
         "grapeshot",
         f"""

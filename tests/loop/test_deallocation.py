@@ -127,7 +127,7 @@ def work(count):
 @pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 @pytest.mark.parametrize("stack", ["shared", "own"])
 def test_coros_that_wait_in_the_middle_of_it(stack):
-    """Each stack has its own count: no other stack's objects are deferred meanwhile."""
+    """Each stack has its own count, so objects of other stacks are not deferred in the meantime."""
     script = f"""
 import grapeshot
 from grapeshot import coro

@@ -142,7 +142,7 @@ class Guard:
 
 
 def place(traceback):
-    """The innermost frame that is not asyncio's own."""
+    """Return the innermost frame that does not belong to asyncio."""
     return next(frame.name for frame in reversed(traceback) if "asyncio" not in frame.filename)
 
 

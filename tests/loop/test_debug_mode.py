@@ -131,7 +131,7 @@ def test_slow_tasks_are_logged(loop, caplog):
 
 
 class Named:
-    """What may be a callback, besides functions."""
+    """Objects other than functions that may be callbacks."""
 
     def method(self, *args):
         time.sleep(0.002)
@@ -175,7 +175,9 @@ async def test_slow_callbacks_are_named_as_asyncio_names_them(loop, caplog, call
 
 @pytest.mark.skip_on(uvloop="it names callbacks its own way")
 def test_what_ends_a_run_is_a_plain_function(loop, caplog):
-    """Its name has no brackets but those of the call, in the repr of the task and in the record of a slow callback."""
+    """In the repr of the task and in the log of a slow callback, the only brackets after its name are those of the
+    call.
+    """
     caplog.set_level(logging.WARNING, "asyncio")
     loop.set_debug(True)
     loop.slow_callback_duration = 0

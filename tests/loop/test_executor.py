@@ -62,7 +62,7 @@ async def test_cancel_before_it_starts(loop):
         ran = []
         queued = loop.run_in_executor(executor, ran.append, 1)
         queued.cancel()
-        await iterations(2)  # the cancel reaches the executor's future in the next iteration
+        await iterations(2)  # the executor's future is cancelled in the next iteration
         gate.set()
         await blocker
         with pytest.raises(asyncio.CancelledError):

@@ -229,7 +229,7 @@ async def test_an_aborted_connection_with_data_in_its_buffer(loop):
         del protocol, transport
         await iterations(3)
         assert collected(reference)
-    payload.append(1)  # no view of it exists any more
+    payload.append(1)  # this fails if a view of it still exists
 
 
 @pytest.mark.xfail_on(asyncio="a view of the data is kept", when=sys.version_info >= (3, 12))

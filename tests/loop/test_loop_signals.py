@@ -167,8 +167,8 @@ async def test_a_burst_of_signals(loop):
         "loop.call_soon(again)",
         "loop.call_later(0, again)",
         "loop.call_soon_threadsafe(again)",
-        # The tasks are kept: where asyncio's WeakSet of tasks is Python, CPython drops a KeyboardInterrupt that comes
-        # while a task is freed.
+        # Keep the tasks: where asyncio's WeakSet of tasks is written in Python, CPython drops a KeyboardInterrupt
+        # that arrives while a task is freed.
         "kept.append(loop.create_task(asyncio.sleep(0))); kept[-1].add_done_callback(lambda _: again())",
     ],
 )

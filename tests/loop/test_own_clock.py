@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skip_on(uvloop="its timers are libuv's, whatever loop.t
 
 
 class Clock:
-    """A clock that stands still until the test sets it."""
+    """A clock that changes only when the test sets it."""
 
     def __init__(self, now=100.0):
         self.now = now
@@ -31,7 +31,7 @@ def clock(loop):
 
 
 async def due(*counted):
-    """Runs iterations of the loop while its clock stands still, and returns what has run."""
+    """Run iterations of the loop while its clock stands still; return what has run."""
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     return [name for names in counted for name in names]
@@ -94,7 +94,7 @@ async def test_the_real_clock_comes_back(loop, clock):
 
 
 async def test_mock(loop):
-    """aiohttp's tests set the time to that of a deadline, and run two iterations of the loop."""
+    """aiohttp's tests set the clock to a deadline, and run two iterations of the loop."""
     seen = []
     now = loop.time()
     with mock.patch.object(loop, "time") as clock:

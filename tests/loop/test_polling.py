@@ -13,7 +13,7 @@ STEPS = 8
 
 
 class Chain:
-    """Callbacks of which each one schedules the next, and a log of what else happens meanwhile."""
+    """A chain of callbacks, each of which schedules the next, and a log of what else happens in the meantime."""
 
     def __init__(self, loop):
         self.loop = loop
@@ -177,7 +177,7 @@ async def test_a_stream_whose_buffer_is_full(loop, chain):
 
 @pytest.mark.parametrize("short_steps", [0, 1, 5, 30, 63])
 async def test_long_callbacks_one_after_the_other(loop, short_steps):
-    """Between two polls there are few of them, also if those before them were short."""
+    """Only a few of them run between two polls, also if the callbacks before them were short."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         events = []

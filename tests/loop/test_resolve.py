@@ -91,7 +91,7 @@ async def ask(loop, *args, **kwargs):
 @pytest.mark.parametrize("kind", [0, socket.SOCK_STREAM, socket.SOCK_DGRAM])
 @pytest.mark.parametrize("flags", [0, socket.AI_NUMERICHOST])
 def test_literals_equal_the_socket_module(loop, kind, flags):
-    """With the flag that forbids name servers every host is tested; without it only hosts that need none."""
+    """With the flag that forbids name servers, every host is tested; without it, only hosts that need no lookup."""
     hosts = HOSTS if flags else [host for host in HOSTS if is_numeric(host)]
 
     async def main():
@@ -146,7 +146,7 @@ async def test_types_of_a_literals_answer(loop):
 
 
 def literals(seed, count):
-    """IPv4 and IPv6 literals in all their spellings, and texts that are almost literals."""
+    """IPv4 and IPv6 literals in all their spellings, and texts that almost are literals."""
     pattern = random.Random(seed)
 
     def group():
@@ -174,7 +174,7 @@ def literals(seed, count):
 @pytest.mark.skip_on(uvloop="#539: it loses scope ids, and its other shortcuts differ")
 @pytest.mark.parametrize("seed", range(4))
 def test_any_literal_equals_the_socket_module(loop, seed):
-    """Random literals with random arguments. AI_NUMERICHOST keeps texts that are no literals from the name servers."""
+    """Random literals with random arguments. AI_NUMERICHOST prevents lookups of texts that are not literals."""
     pattern = random.Random(seed)
 
     async def main():

@@ -113,7 +113,7 @@ def test_nothing_is_set_between_runs(new_loop):
 
 
 def test_a_timer_that_a_signal_handler_sets_as_the_loop_falls_asleep(loop):
-    """kill() runs no bytecode: its handler runs when the loop looks at signals for the last time before it blocks."""
+    """kill() runs no bytecode: its handler runs when the loop checks for signals for the last time before it blocks."""
 
     def handle(*_args):
         loop.call_later(0, loop.stop)
@@ -404,7 +404,7 @@ _ENDS_IN_A_THREAD = """
 @pytest.mark.skip_on(uvloop="the same, if it is collected")
 @pytest.mark.parametrize("end", ["close", "collect"])
 def test_a_loop_that_ends_in_another_thread(loop_kind, end):
-    """The interpreter's wakeup fd is never the number of a closed descriptor, which other files may have by then."""
+    """The interpreter's wakeup fd is never the number of a closed descriptor, which another file could have by then."""
     run_script(
         loop_kind,
         _ENDS_IN_A_THREAD
@@ -481,7 +481,7 @@ def test_others_keep_their_wakeup_fd_when_a_loop_ends_in_another_thread(loop_kin
 
 
 def test_a_loop_that_ends_in_another_thread_while_the_interpreter_does(loop_kind):
-    """The main thread runs no bytecode any more."""
+    """The main thread runs no more bytecode."""
     run_script(
         loop_kind,
         _ENDS_IN_A_THREAD

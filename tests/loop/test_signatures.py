@@ -18,7 +18,7 @@ NATIVE = [
     for method, value in vars(made).items()
     if inspect.ismethoddescriptor(value) and not method.startswith("__")
 ]
-# Native types and those of asyncio that they stand for.
+# Native types, and the types of asyncio that they replace.
 ASYNCIO = {
     "Loop": asyncio.SelectorEventLoop,
     "Handle": asyncio.Handle,

@@ -125,7 +125,7 @@ async def test_a_cancelled_handle_does_not_run(loop):
 
     thread = threading.Thread(target=work)
     thread.start()
-    assert gate.wait(10)  # the loop runs no iteration meanwhile
+    assert gate.wait(10)  # the loop runs no iteration during this wait
     thread.join()
     await until(lambda: seen)
     await asyncio.sleep(0.001)

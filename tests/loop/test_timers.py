@@ -92,7 +92,7 @@ def test_call_at_in_the_past_orders_by_deadline(loop):
 
 
 def run_many_due(loop, later, choices):
-    """Run more due timers than the loop takes from its heap one by one; return what ran, and the sorted deadlines."""
+    """Run more due timers than the loop takes from its heap one by one; return which ran, and the sorted deadlines."""
     seen, handles = [], []
     order = random.Random(5)
     offsets = [number % choices for number in range(6000)]
@@ -165,7 +165,7 @@ def test_long_timers_that_are_due_soon_after_one_another_share_a_wakeup():
             seen.append((number, loop.time() - handles[number].when()))
 
         handles = {number: loop.call_later(1 + number * 0.0002, fired, number) for number in numbers}
-        # The last one has a deadline of its own and is not waited for beyond it.
+        # The last timer has a deadline of its own, and the test does not wait for it any longer than that.
         loop.call_at(max(handle.when() for handle in handles.values()) + 0.0001, loop.stop)
         polls = loop.statistics().polls
         loop.run_forever()

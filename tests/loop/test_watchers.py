@@ -250,7 +250,7 @@ async def test_a_closed_object_that_is_added_again(loop):
         try:
             remove(ours)
         except ValueError:
-            pass  # asyncio has dropped both by then, uvloop the writer
+            pass  # by then asyncio has dropped both, and uvloop the writer
 
 
 @pytest.mark.skip_on(uvloop="libuv aborts the process")

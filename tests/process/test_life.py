@@ -181,7 +181,7 @@ async def test_signals_to_an_ended_process(loop):
 
 @pytest.mark.skip_on(when=sys.version_info < (3, 13), asyncio="older versions may fetch the status and say 255")
 async def test_signals_race_with_the_end(loop):
-    """Whichever comes first, the only error is ProcessLookupError, and the return code is right."""
+    """In either order, the only possible error is ProcessLookupError, and the return code is right."""
     for number in range(40):
         process = await asyncio.create_subprocess_exec(*sh("exit 7"))
         for _ in range(number % 4):
@@ -342,7 +342,7 @@ async def test_a_status_fetched_by_means_of_the_popen_object_is_known(loop, capl
     popen = process._transport.get_extra_info("subprocess")
     popen.kill()
     assert popen.wait() == -signal.SIGKILL
-    process.kill()  # nothing is sent any more
+    process.kill()  # this sends nothing, because the process has ended
     try:
         assert await process.wait() == -signal.SIGKILL
         assert caplog.text == ""
@@ -404,7 +404,7 @@ async def test_cancelled_while_starting(loop, steps):
 @pytest.mark.skip_on(uvloop="its methods cannot be replaced")
 @pytest.mark.skip_on(when=sys.version_info < (3, 14, 7), asyncio="older versions wait for ever")
 async def test_a_pipe_that_cannot_be_connected(loop):
-    """The loop ends the child and frees everything that belongs to it."""
+    """The loop ends the child and frees everything of it."""
 
     async def fail(factory, pipe):
         raise ConnectionError("no transport")

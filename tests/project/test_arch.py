@@ -86,14 +86,14 @@ def test_the_instructions_are_assembled_for_apple(tmp_path: Path) -> None:
 
 
 def test_an_unknown_processor_builds(tmp_path: Path) -> None:
-    """arch/none.rs has everything that arch/mod.rs requires of a file. With it coros are refused
+    """arch/none.rs has everything that arch/mod.rs requires of a file. With it, coros are refused
     (tests/coro/test_state.py).
     """
     rustc = tool("rustc", where_from="https://rustup.rs")
     crate = tmp_path / "arch.rs"
     module = (ARCH / "mod.rs").read_text(encoding="utf-8")
     module = "".join(f"{line}\n" for line in module.splitlines() if not line.startswith("//!"))
-    # For this processor, as if its name were another one.
+    # Build for this processor, as if it had another name.
     module = module.replace("target_arch =", "target_env =")
     crate.write_text(
         f"pub mod arch {{\n{module}\n"

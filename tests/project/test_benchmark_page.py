@@ -21,7 +21,7 @@ COMMITTED = json.loads(speed_table.RESULTS.read_text(encoding="utf-8"))
 
 
 class Loads(HTMLParser):
-    """Collects what a browser would fetch, and scripts; also which elements were not closed."""
+    """Collects what a browser would fetch, scripts, and elements that were not closed."""
 
     VOID = ("meta", "br", "img", "link", "input", "hr")
 
@@ -75,7 +75,7 @@ def test_the_page_is_one_file_that_loads_nothing():
 
 
 def test_the_chart_of_the_readme_shows_the_committed_numbers():
-    """Not byte by byte: another version of the library draws the same numbers otherwise."""
+    """Do not compare bytes: another version of the library draws the same numbers differently."""
     pytest.importorskip("matplotlib")
     made = speed_table.charts(COMMITTED)
     for path, text in made.items():
@@ -113,7 +113,7 @@ BEFORE = [40, 50, 60] * 5
             False,
         ),
         (row(BEFORE), row([500] * 14), "0 rows with 15 or more runs compared", False),
-        # A machine that is slower as a whole; without a peer in common the numbers themselves count.
+        # The whole machine is slower; without a common peer, the numbers themselves are compared.
         (row(BEFORE), row([100] * 15, [200] * 15), "1 rows with 15 or more runs compared", False),
         (row(BEFORE, []), row([100] * 15, []), "worse: spawn: 50 before, 100 now (+100%)", True),
         (row(BEFORE), row([]), "worse: spawn has no number now", True),

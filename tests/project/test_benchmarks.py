@@ -174,7 +174,7 @@ def noisy(factor, spread, count=15, seed=1):
     ]
 
 
-# Runs that were measured: three of grapeshot's were slow, and two of uvloop's.
+# Measured runs: three of grapeshot's were slow, and two of uvloop's.
 BIMODAL = [(30.53, 57.26), (36.56, 39.98), (75.29, 90.35), (70.23, 75.14), (76.36, 48.15)]
 
 
@@ -189,7 +189,7 @@ BIMODAL = [(30.53, 57.26), (36.56, 39.98), (75.29, 90.35), (70.23, 75.14), (76.3
         (BIMODAL, "too few runs"),
         # Four of five pairs are below 1, and so is the interval, but the medians are 70.2 and 57.3.
         (BIMODAL * 3, "equal"),
-        # What a difference below zero is a part of counts for the peer.
+        # If a ratio's denominator is below zero, the row counts for the peer.
         ([(1.0, 2.0)] * 10 + [(1.0, -0.1)] * 5, "equal"),
     ],
 )
@@ -216,12 +216,12 @@ def test_the_sides_swapped_have_the_opposite_standing():
 
 @pytest.mark.parametrize("count", [5, 15, 16, 25])
 def test_the_limits_are_those_of_resampling(count):
-    """The closed form beside what is usually done: medians of samples that are drawn."""
+    """Compare the closed form with the usual method: medians of randomly drawn samples."""
     numbers = intervals.ratios(noisy(1, 0.3, count))
     found, draw = intervals.interval(numbers), random.Random(1)
     drawn = [statistics.median_low(draw.choices(numbers, k=count)) for _ in range(20_000)]
     below, within = (sum(median < found.low for median in drawn), sum(median <= found.low for median in drawn))
-    # Two standard errors of the part that is drawn: 2.5 % lie at or below the limit, and less than 2.5 % below it.
+    # The drawn share has two standard errors: 2.5 % lie at or below the limit, and less than 2.5 % below it.
     assert below / 20_000 < 0.025 + 0.0022
     assert within / 20_000 > 0.025 - 0.0022
     mirrored = intervals.interval([1 / number for number in numbers])
@@ -232,7 +232,7 @@ def test_the_limits_are_those_of_resampling(count):
 
 
 def outcome(name, samples, bound=None, **others):
-    """A row in short, of runs that are numbers or whole samples."""
+    """Return a digested row of runs, which are numbers or whole samples."""
     row = {"name": name, "group": "Calls", "title": f"title of {name}", "metric": "cpu_ns", "unit": "ns"}
     row |= {"bounds": [] if bound is None else [vars(Bound(bound))], "failures": {}, "unsupported": {}}
     row |= {"peers": [loop for loop in samples if loop not in ("grapeshot", "raw")], "revision": "r1"}
@@ -275,7 +275,7 @@ def test_ratios_are_taken_run_by_run_and_held_against_the_bound():
     ("peers", "best", "standing"),
     [
         ({"uvloop": [100] * 15, "zuvloop": [110] * 15}, "uvloop", "ahead"),
-        # Behind one of them, whatever the others are; the best one may be too restless to be ahead of.
+        # A row is behind if it is behind one peer. It may not be ahead because the best peer's numbers vary too much.
         ({"uvloop": [80] * 15, "zuvloop": [110] * 15}, "uvloop", "behind"),
         ({"uvloop": [100] * 15, "zuvloop": [60, 120, 160] * 5}, "zuvloop", "equal"),
         ({"uvloop": [100] * 15, "zuvloop": [200] * 5}, "zuvloop", "too few runs"),
@@ -285,7 +285,7 @@ def test_ratios_are_taken_run_by_run_and_held_against_the_bound():
 def test_a_row_is_ahead_only_beside_every_peer(peers, best, standing):
     row = outcome("spawn", {"grapeshot": [90] * 15, "raw": [70] * 15} | peers)
     assert (standings.best_peer(row), standings.standing(row)) == (best, standing)
-    # One that is shown only for reference is not a peer.
+    # A loop that is shown only for reference is not a peer.
     assert standings.standing(row | {"peers": []}) == "-"
 
 

@@ -40,12 +40,12 @@ def project_files():
 
 
 MAINTAINERS_PAGES = [ROOT / "CONTRIBUTING.md", ROOT / "docs" / "architecture.md", *ROOT.glob("docs/internals/*.md")]
-# `stream/reading.rs`, and `stream/reading.rs::on_readable` for what is defined there
+# `stream/reading.rs`, or `stream/reading.rs::on_readable` for a name that is defined there.
 NAMED_FILE = re.compile(r"(?<=[`(])(?P<file>[\w./]*\w\.(?:rs|py|toml))(?:::(?P<name>\w+))?(?=[`)])")
 
 
 def defines(path, name):
-    """Whether a file of Rust or Python defines a function, a type or a constant of that name."""
+    """Whether a Rust or Python file defines a function, a type or a constant of that name."""
     definition = rf"\b(?:fn|struct|enum|trait|const|static|def|class|macro_rules!) {name}\b|^{name}\b *[:=]"
     return re.search(definition, path.read_text(encoding="utf-8"), re.MULTILINE) is not None
 

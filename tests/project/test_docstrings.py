@@ -14,7 +14,7 @@ from support import coro_is_available, free_port
 import grapeshot
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
-# What an example uses and does not import; 7000 and 8000 stand for free ports.
+# Names that an example uses without importing them; 7000 and 8000 stand for free ports.
 NAMES = {"grapeshot.rpc": ["grapeshot.rpc"], "grapeshot.coro.rpc": ["grapeshot.coro", "grapeshot.coro.rpc"]}
 NEEDS = {"grapeshot.rpc": "msgspec", "grapeshot.coro.rpc": "msgspec", "grapeshot.coro.wsgi": "httptools"}
 

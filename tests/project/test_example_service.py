@@ -38,7 +38,7 @@ class Running:
         match = re.fullmatch(r"listening on 127\.0\.0\.1:(\d+)\n", first)
         assert match, first or self.process.communicate(timeout=CAP_S)[1]
         self.port = int(match[1])
-        # What a process makes with its first use.
+        # Do not count what a process creates at its first use.
         self.get("/hello/first")
         self.fds = self.count_fds()
 
@@ -65,7 +65,7 @@ class Running:
 
 
 def rest_of(client: socket.socket) -> bytes:
-    """All that comes until the service closes the connection."""
+    """Return everything that arrives until the service closes the connection."""
     received = bytearray()
     with contextlib.suppress(ConnectionResetError):
         while piece := client.recv(65536):
@@ -75,7 +75,7 @@ def rest_of(client: socket.socket) -> bytes:
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts the service. In the end it has the descriptors of the beginning, says nothing and stops."""
+    """Start the service. At the end it must have the same descriptors as before, print nothing and stop."""
     started = []
 
     def begin(**options):

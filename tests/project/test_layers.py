@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # ---------------------------------------------------------------- Rust
 
-# The rooms of each crate, by the folder of its sources. A room uses those of smaller numbers.
+# The layers of each crate, by source folder. A folder may use those with smaller numbers.
 ROOMS = {
     "src": {
         "binding": 0,
@@ -38,7 +38,7 @@ ROOMS = {
     },
     "core/src": {"sys": 0, "arch": 0, "probing": 0, "queue": 1, "stack": 1, "msgpack": 1, "lib": 2},
 }
-# Modules of one room that use each other in a circle, on purpose: docs/internals/layers.md says why.
+# Modules of one folder that use each other in a circle on purpose: docs/internals/layers.md says why.
 CIRCLES = {
     "src/binding": [["deallocation", "native_type"]],
     "src/event_loop": [["handle", "limits", "loop_clock", "pyloop", "reactor", "slow"]],
@@ -244,7 +244,7 @@ def test_what_is_allowed_passes(tree, text):
     assert list(rust_errors(tree)) == []
 
 
-# Lines that cargo refuses in grapeshot-core. It accepts only the last one.
+# Lines that cargo refuses in grapeshot-core, except the last one.
 ACROSS_CRATES = """\
 use pyo3::prelude::*;
 use pyo3_ffi as ffi;

@@ -19,9 +19,9 @@ BLOCKS = [block for page in pages() for block in blocks(page)]
 
 SCRIPTS = [block for block in BLOCKS if block.language == "python" and "save" not in block.words]
 NOT_RUN = [block for block in BLOCKS if "not_run" in block.words]
-# What runs a block of a language, beside SCRIPTS: the words that its test looks for.
+# How blocks of each language are run, beside SCRIPTS: the words that the block's test looks for.
 RUN_BY = {"bash": {"prints", "serves", "run", "not_run"}, "js": {"prints"}, "python": {"save"}, "json": {"save"}}
-# What is typed into a back door, or runs beside a program with one: by tests that name the page.
+# Blocks that are typed into a back door, or run beside a program that has one: by tests that name the page.
 WALKTHROUGHS = [path.read_text(encoding="utf-8") for path in ROOT.glob("tests/insight/test_*.py")]
 
 
@@ -59,7 +59,7 @@ def test_every_block_is_run_or_says_why_not(block):
 
 @named([block for block in BLOCKS if "save" in block.words])
 def test_a_saved_file_is_used(block):
-    """By a later block of the page, by pytest, or by name in a test that starts what pages have."""
+    """It is used by a later block of the page, by pytest, or by name in a test that starts the page's programs."""
     name = block.words["save"]
     after = [other for other in blocks(block.page) if other.line > block.line]
     is_run = any(re.search(rf"\b{re.escape(Path(name).stem)}\b", other.text) for other in after)
@@ -86,7 +86,7 @@ def test_python_block_runs(block, tmp_path):
 
 @named(NOT_RUN)
 def test_bash_block_names_real_commands(block):
-    """Every line is a make target, an executable file of the tree, or a program that is installed."""
+    """Every line is a make target, an executable file of the tree, or an installed program."""
     for line in block.text.splitlines():
         words = [word for word in shlex.split(line, comments=True) if not re.fullmatch(r"[A-Z_]+=.*", word)]
         if not words:

@@ -22,7 +22,7 @@ import grapeshot
 
 SITE = ROOT / "docs" / "site"
 OF_COROS = {"Client", "Server", "Stream"}
-# What a browser loads with the page; the href of a link is only followed.
+# Elements that make a browser load something; the href of a link is only followed.
 LOADED = {
     ("img", "src"),
     ("link", "href"),

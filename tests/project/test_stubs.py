@@ -41,7 +41,7 @@ def test_stub_says_what_the_extension_has(cache):
 
 
 def test_stubtest_would_notice(cache, tmp_path):
-    """stubtest reports a stub with one method too many, so it did inspect the extension."""
+    """stubtest reports a stub with one extra method, which proves that it did inspect the extension."""
     copy = tmp_path / "grapeshot"
     copy.mkdir()
     (copy / "__init__.pyi").touch()

@@ -18,7 +18,7 @@ hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-# from 3.14 on, hypothesis may warn of its own generator
+# From 3.14 on, hypothesis may warn about its own generator.
 pytestmark = pytest.mark.filterwarnings("ignore:It looks like `register_random`")
 
 SETTINGS = settings(
@@ -31,7 +31,7 @@ VALUES = st.recursive(
     max_leaves=8,
 )
 METHODS = st.sampled_from(["add", "later", "numbers", "fail", "hold", ""])
-# Nearly right: most fields have the right type.
+# Almost valid packets: most fields have the right type.
 MESSAGES = st.one_of(
     st.tuples(st.just(1), st.integers(0, 9), METHODS, st.lists(VALUES, max_size=3)),
     st.tuples(st.sampled_from([1, 2]), st.integers(0, 9), METHODS, VALUES, VALUES, VALUES, st.integers(-1, 5)),
@@ -69,7 +69,7 @@ async def coro_ends(**options):
 
 @pytest.mark.parametrize("style", ["tasks", "coros"])
 def test_a_server_survives_any_packets(new_loop, style, caplog):
-    """After each of them: the connection is closed or answers, nothing is reported, and nothing is left under way."""
+    """After each packet the connection is closed or answers, nothing is reported, and no call is left under way."""
     loop = new_loop()
     if style == "coros" and not (coro_is_available() and isinstance(loop, grapeshot.Loop)):
         pytest.skip("coros need this interpreter and grapeshot's loop")
@@ -132,7 +132,7 @@ ANSWERS = st.lists(
 
 
 def test_a_client_survives_any_answers(new_loop, caplog):
-    """Calls and streams end, with an error of this package if there is one, and nothing is left or reported."""
+    """Calls and streams end, possibly with an error of this package, and nothing is left behind or reported."""
     loop = new_loop()
     reported = []
     loop.set_exception_handler(lambda _loop, context: reported.append(context))

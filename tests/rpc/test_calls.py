@@ -65,7 +65,7 @@ async def test_calls_beyond_the_servers_limit_wait_at_the_client(loop):
             await asyncio.sleep(0)
         assert both.methods.begun == [0, 1, 2]
         calls[1].cancel()  # its place is free once the server has answered
-        calls[3].cancel()  # one that waits leaves no place
+        calls[3].cancel()  # this one waits, so it frees no place
         await until(lambda: len(both.methods.begun) == 4)
         assert both.methods.begun == [0, 1, 2, 4]
         both.methods.released.set()
@@ -75,7 +75,7 @@ async def test_calls_beyond_the_servers_limit_wait_at_the_client(loop):
 
 
 async def test_many_tasks_write_in_few_packets_of_the_system(loop):
-    """What is called in one iteration leaves in one write."""
+    """All calls of one iteration are sent in one write."""
     async with ends() as both:
         client = both.client()
         await client.connect()
@@ -106,7 +106,7 @@ async def test_an_exception_of_a_handler_is_a_remote_error(loop):
         error = caught.value
         assert (type(error), error.type_name, error.message) == (rpc.RemoteError, "ValueError", "no such thing")
         assert error.traceback is None
-        with pytest.raises(rpc.RemoteError, match="TypeError"):  # of the function's body, and so no BadArguments
+        with pytest.raises(rpc.RemoteError, match="TypeError"):  # raised in the function's body, so not BadArguments
             await client.call("add", 1, "2")
         with pytest.raises(rpc.RemoteError) as caught:
             await client.call("fail", "x" * 100_000)
@@ -176,7 +176,7 @@ async def test_wrong_calls(loop):
             client.call("later"),
             client.call("add", 1, 2, 3),
             client.call("add", 1, c=2),
-            client.call("numbers", 3),  # it streams
+            client.call("numbers", 3),  # this method streams
         ):
             with pytest.raises(rpc.BadArguments):
                 await call

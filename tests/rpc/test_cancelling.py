@@ -103,7 +103,7 @@ async def test_the_deadline_ends_both_sides(loop):
 
 
 async def test_the_server_ends_a_call_by_its_own_clock(loop):
-    """As for a client that is stopped, or whose cancellation is lost: only the request itself tells of the deadline."""
+    """As if the client had stopped, or its cancellation were lost: only the request itself carries the deadline."""
     async with ends() as both:
         client = both.client()
         await client.connect()
@@ -144,7 +144,7 @@ async def test_a_timeout_of_asyncio_cancels_the_handler(loop):
 
 
 async def test_a_handler_that_goes_on_keeps_its_place(loop):
-    """A call counts until the server has answered, also if nobody waits for it any more."""
+    """A call counts until the server has answered, even if nobody waits for it any more."""
     async with ends(max_calls=1) as both:
         release = asyncio.Event()
 

@@ -44,7 +44,7 @@ asyncio.run(main())
 
 @contextlib.contextmanager
 def server_process():
-    """A server in a process of its own that can be stopped; yields it and its port."""
+    """Run a server in a process that can be stopped; yield the process and its port."""
     with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE, text=True) as process:
         try:
             yield process, int(process.stdout.readline())
@@ -53,7 +53,7 @@ def server_process():
 
 
 class Proxy:
-    """Stands between a client and a server; it can swallow what comes, as a pulled cable does."""
+    """A proxy between a client and a server that can swallow all data, as if the cable were pulled."""
 
     def __init__(self, port: int, chunk: int, pause_s: float) -> None:
         self._port, self._chunk, self._pause_s = port, chunk, pause_s
@@ -156,7 +156,7 @@ async def test_a_handler_that_runs_long_keeps_its_connection(loop):
 
 
 async def test_a_loop_that_was_busy_itself_blames_nobody(loop):
-    """The answer has not passed the proxy when the time is over, because nothing has run meanwhile."""
+    """When the time is over, the answer has not passed the proxy, because nothing ran in the meantime."""
     async with ends(keepalive=None) as both, proxied(both.port) as (_, port):
         client = rpc.Client(HOST, port, keepalive=0.2)
         call = asyncio.create_task(client.call("hold", "busy"))
@@ -177,7 +177,7 @@ async def test_a_loop_that_was_busy_itself_blames_nobody(loop):
 
 
 async def test_a_slow_network_is_not_taken_for_a_dead_peer(loop):
-    """The server cannot answer before it has the question, which is behind what is on its way."""
+    """The server cannot answer before the ping arrives, and other data is on its way ahead of the ping."""
     limit = 5 * 1024 * 1024
     async with ends(keepalive=None, max_packet=limit) as both, proxied(both.port, pause_s=0.01) as (_, port):
         client = rpc.Client(HOST, port, keepalive=0.2, max_packet=limit)

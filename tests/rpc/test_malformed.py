@@ -70,7 +70,7 @@ async def test_errors_fit_into_the_smallest_packet(loop):
 
 
 async def refused(raw, both) -> None:
-    """The server says why, and closes; others are served as before."""
+    """Check that the server gives the reason and closes the connection, while others are served as before."""
     kind, _, reason = await raw.message()
     assert kind == 9
     assert reason
@@ -88,7 +88,7 @@ async def test_a_packet_that_is_no_message(loop, packet):
 
 
 def slots_of(key: int, size: int) -> Iterator[int]:
-    """Where a dict of that many slots looks for an integer, until nothing is left of its bits."""
+    """Yield the slots where a dict of that size looks for an integer, until the integer's bits are used up."""
     slot = key % size
     yield slot
     while key:
@@ -98,7 +98,8 @@ def slots_of(key: int, size: int) -> Iterator[int]:
 
 
 async def test_integers_as_keys_that_a_dict_needs_long_for_are_refused(loop):
-    # Some take slots in the order in which a dict walks along them, and others find theirs taken and begin that walk.
+    # Some keys take the slots in the order in which a dict probes them; the others find these taken and must probe,
+    # too.
     size, last = 2**14, 1
     taken = {last: None}
     while len(taken) < size * 6 // 10:

@@ -67,7 +67,7 @@ def noted(place: Path) -> list[int]:
 
 
 async def test_a_killed_server_is_reported_honestly(loop, loop_kind, place):
-    """Calls that it has got may have run; calls that come later run at the next server, each exactly once."""
+    """Calls that the killed server has received may have run; later calls run on the next server, each exactly once."""
     client = rpc.Client(path=place / "s")
     with server_process(loop_kind, place) as first:
         pid = await client.call("pid")
@@ -79,7 +79,7 @@ async def test_a_killed_server_is_reported_honestly(loop, loop_kind, place):
         assert isinstance(result, rpc.ConnectionLost)
         assert result.sent
         assert "may have run" in str(result)
-    # no server is there: these wait for one
+    # there is no server now: these calls wait for one
     later = [asyncio.create_task(client.call("note", number)) for number in (10, 11)]
     await until(lambda: client._trouble_since is not None)
     with server_process(loop_kind, place):
@@ -152,7 +152,7 @@ async def test_what_has_not_left_goes_through_the_next_connection(loop):
         await client.call("add", 1)
         first = client._connection
         calls = [asyncio.create_task(client.call("later", number)) for number in range(5)]
-        await asyncio.sleep(0)  # they are numbered, and not written
+        await asyncio.sleep(0)  # the calls are numbered, but not written yet
         assert first._last == 6
         first.abort()
         assert await asyncio.gather(*calls) == list(range(5))
@@ -182,7 +182,7 @@ async def test_a_server_that_closes_each_connection_is_not_asked_without_a_pause
 
 
 async def test_a_goodbye_moves_calls_to_the_next_server(loop):
-    """A server that ends gracefully loses no call: what it has not taken runs at the next one."""
+    """A server that ends gracefully loses no call: calls that it has not accepted run on the next one."""
     path = os.path.join(tempfile.mkdtemp(), "s")
     servers = []
 

@@ -60,7 +60,7 @@ async def test_one_server_listens_in_several_places(loop, folder):
 
 
 def mutual(*, version: ssl.TLSVersion | None = None) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """A server's context that wants a client's certificate, and the context of a client that has none."""
+    """Return a server's context that requires a client certificate, and a context of a client that has none."""
     server = server_context(version=version)
     server.verify_mode = ssl.CERT_REQUIRED
     authority().configure_trust(server)
@@ -81,7 +81,7 @@ async def test_a_handshake_that_does_not_begin_has_the_time_of_a_hello(loop, fol
             try:
                 assert await reader.read() == b""
             except ConnectionResetError:
-                pass  # TLS ends a connection at once when its time is over
+                pass  # TLS ends the connection at once when its time is over
             writer.close()
 
 
@@ -123,7 +123,7 @@ async def test_a_server_without_the_right_certificate_is_refused(loop):
         await server.listen(HOST, 0, ssl=server_context("other.test"))
         client = rpc.Client(*server.addresses[0], ssl=client_side, server_hostname=HOSTNAME)
         with pytest.raises(rpc.ConnectionLost) as caught:
-            await client.call("add", 1)  # at once: trying again would not help
+            await client.call("add", 1)  # it fails at once, because another attempt would not help
         assert isinstance(caught.value.__cause__, ssl.SSLCertVerificationError)
         assert not caught.value.sent
         await client.close()
@@ -176,7 +176,7 @@ async def test_pickle_is_refused_over_tcp(loop):
 
 @pytest.mark.parametrize("codecs", [(rpc.Pickle, rpc.Msgpack), (rpc.Msgpack, rpc.Pickle)])
 async def test_ends_with_different_codecs_refuse_each_other(loop, folder, codecs):
-    """Neither decodes what the other has sent."""
+    """Neither end decodes what the other has sent."""
     async with new_server(codec=codecs[0]()) as server:
         await server.listen_unix(folder / "s")
         client = rpc.Client(path=folder / "s", codec=codecs[1]())
@@ -248,7 +248,9 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a
 
 @needs_root
 async def test_pickle_is_refused_to_a_client_of_another_user(loop, folder, caplog):
-    """Both ends refuse: the client for itself, and the server what connects all the same, before it reads a byte."""
+    """Both ends refuse: the client on its own account, and the server any client that connects anyway, before reading a
+    byte.
+    """
     folder.chmod(0o777)
     async with new_server(codec=rpc.Pickle()) as server:
         await server.listen_unix(folder / "s")

@@ -16,15 +16,15 @@ from support import HOST, coro_is_available, run_script, until
 from grapeshot import rpc
 
 MAX_CREDIT = 2**20
-# What may happen in one iteration of the loop: 128 items of a stream, 1,024 of all streams of a connection, or
-# two times 512 bytes of packets.
+# The limits per iteration of the loop: 128 items of a stream, 1,024 items of all streams of a connection, or twice
+# 512 bytes of packets.
 MAX_ITEMS = 128
 MAX_SHARED = 1024
 MAX_PACKETS = 2 * 512 // 10
 
 
 class Ticks:
-    """Counts the iterations of the loop, and how often something happens in each."""
+    """Counts the iterations of the loop, and how often something happens in each one."""
 
     def __init__(self) -> None:
         self._tick = 0
@@ -115,8 +115,8 @@ async def test_credit_that_adds_up_to_too_much_is_refused(loop):
         raw.say_hello()
         raw.send_message(1, 1, "hold", [1])
         raw.send_message(2, 2, "numbers", [1], {}, None, MAX_CREDIT)
-        raw.send_message(4, 2, 1)  # it has sent one item
-        raw.send_message(4, 1, MAX_CREDIT)  # a call that is no stream
+        raw.send_message(4, 2, 1)  # the server has sent one item
+        raw.send_message(4, 1, MAX_CREDIT)  # this call is not a stream
         raw.send_message(4, 1, 1)
         await raw.packet()
         messages = [await raw.message()]
@@ -180,7 +180,7 @@ async def test_answers_that_have_come_are_not_lost_with_the_connection(loop, mon
 
 @pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 def test_a_generator_in_a_coro_gives_the_loop_back_and_ends_with_its_client():
-    """A program of its own, since before the mend it never ended."""
+    """Run in a separate program, because if the fault returns, the generator never ends."""
     run_script(
         None,
         f"""

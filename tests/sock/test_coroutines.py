@@ -254,7 +254,7 @@ def test_driven_by_hand(loop, pair):
 
 @pytest.mark.xfail_on(asyncio="its future ends the wait with it", uvloop="a StopIteration comes out")
 def test_a_thrown_stop_iteration_is_no_result(loop, pair):
-    """PEP 479: what drives the coroutine would take it for the result."""
+    """PEP 479: the code that drives the coroutine would mistake it for the result."""
 
     async def main():
         coroutine = loop.sock_recv(pair[0], 10)

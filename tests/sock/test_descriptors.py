@@ -31,8 +31,8 @@ async def test_cancelling_leaves_the_socket_usable(loop, pair):
 
 @pytest.mark.skip_on(uvloop="it receives in the callback, and loses the received data")
 async def test_cancelling_after_the_event_loses_nothing(loop, pair):
-    """The event has arrived and the task has not run yet when it is cancelled. asyncio receives in its callback, where
-    the cancellation must come first in the same iteration, or the data is lost.
+    """The event has arrived, but the task has not run yet when it is cancelled. asyncio receives in its callback, so the
+    cancellation must come first in the same iteration, or the data is lost.
     """
     ours, theirs = pair
     for _ in range(20):
@@ -195,7 +195,7 @@ async def test_remove_reader_ends_the_wait_of_recv(loop, pair):
 
 
 async def test_a_reader_after_operations(loop, pair):
-    """The loop calls a callback as long as there is data, whatever operations registered before."""
+    """The loop calls a callback while there is data, whatever operations were registered before."""
     ours, theirs = pair
     task = await blocked_task(loop, loop.sock_recv(ours, 10))
     theirs.send(b"x")
@@ -260,7 +260,7 @@ async def test_a_closed_socket(loop, pair):
 
 @pytest.mark.skip_on(uvloop="libuv aborts the process when a descriptor is reused")
 async def test_closing_the_socket_under_an_operation(loop):
-    """No event arrives any more, the operation can be cancelled, and the next owner of the number is not affected."""
+    """No event arrives after that, the operation can be cancelled, and the next file with the number is not affected."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     number = ours.fileno()

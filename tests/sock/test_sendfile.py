@@ -30,7 +30,8 @@ class Unmappable(io.BytesIO):
     """A file without a descriptor."""
 
 
-# Its transports keep views of unsent data (since 3.12), and its fallback reads the next block into the same buffer.
+# asyncio's transports keep views of unsent data (since 3.12), but its fallback reads the next block into the same
+# buffer.
 is_torn = pytest.mark.skip_on(when=sys.version_info >= (3, 12), asyncio="its fallback overwrites what waits to be sent")
 WAYS = [True, pytest.param(False, marks=is_torn)]
 
@@ -291,7 +292,7 @@ async def test_aborting_the_transport_while_it_waits_for_earlier_writes(loop, fi
 
 
 async def test_the_connection_of_the_fallback_is_lost(loop):
-    """The transport's protocol gets connection_lost, although another protocol replaces it meanwhile."""
+    """The transport's protocol gets connection_lost, although another protocol replaces it for the duration."""
     transport, protocol, peer = await connected(loop, small=True)
     with peer:
         task = loop.create_task(loop.sendfile(transport, Unmappable(CONTENT)))
@@ -356,7 +357,7 @@ async def test_a_transport_that_cannot(loop, file):
 
 
 async def test_a_pipe_as_the_file(loop):
-    """A pipe is no regular file. Its size is 0, so nothing is sent; with a count it is read."""
+    """A pipe is not a regular file. Its size is 0, so nothing is sent; with a count, it is read."""
     reading, writing = os.pipe()
     os.write(writing, b"through a pipe")
     os.close(writing)

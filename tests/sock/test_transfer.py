@@ -107,7 +107,7 @@ async def test_reads_that_keep_to_a_size_and_then_do_not(loop, pair):
 
 
 async def test_datagrams_that_keep_to_a_size_and_then_do_not(loop):
-    """A datagram that is longer than those before is not cut off."""
+    """A datagram that is longer than the previous ones is not cut off."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with ours, theirs:
         ours.setblocking(False)
@@ -365,7 +365,7 @@ async def test_connecting_anew_after_a_refusal(loop):
         with pytest.raises(ConnectionRefusedError):
             await loop.sock_connect(client, address)
         with listening() as listener:
-            with contextlib.suppress(ConnectionAbortedError):  # Linux tells of the first attempt once more
+            with contextlib.suppress(ConnectionAbortedError):  # Linux reports the error of the first attempt once more
                 await loop.sock_connect(client, listener.getsockname())
             await loop.sock_connect(client, listener.getsockname())
             accepted, _ = listener.accept()
@@ -375,7 +375,7 @@ async def test_connecting_anew_after_a_refusal(loop):
 
 
 async def test_many_at_once(loop):
-    """Connections open, transfer and close, over the same descriptors again and again."""
+    """Connections open, transfer and close repeatedly, over the same descriptors."""
     pattern = random.Random(7)
 
     async def serve(connection):

@@ -52,7 +52,7 @@ def cancel_all(loop):
 
 
 def shut_down(loop, server):
-    """Does what aiosmtpd's controller does after its loop was stopped."""
+    """Do what aiosmtpd's controller does after its loop was stopped."""
     server.close()
     loop.run_until_complete(asyncio.wait_for(server.wait_closed(), 10))
     loop.run_until_complete(iterations(3))

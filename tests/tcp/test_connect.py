@@ -82,7 +82,7 @@ async def test_local_addr(loop):
         transport, protocol = await loop.create_connection(Recorder, *listener.getsockname(), local_addr=(HOST, port))
         assert transport.get_extra_info("sockname") == (HOST, port)
         accepted, _ = listener.accept()
-        accepted.close()  # so that the other end has the TIME_WAIT
+        accepted.close()  # so that the TIME_WAIT is at the other end
         await until(lambda: protocol.is_lost)
 
 
@@ -173,7 +173,7 @@ def answers(*addresses):
 
 
 def subclassed(loop, *addresses):
-    """A loop of the same kind that resolves names to the given addresses."""
+    """Return a loop of the same kind that resolves all names to the given addresses."""
 
     class Resolving(type(loop)):
         getaddrinfo = staticmethod(answers(*addresses))
@@ -219,7 +219,7 @@ def test_the_next_address_is_tried(loop, loop_kind):
 def test_happy_eyeballs(loop, loop_kind, arguments):
     if loop_kind == "uvloop":
         pytest.skip("#406: no such arguments")
-    # 192.0.2.0/24 answers nothing: without the race this waits for its time-out
+    # 192.0.2.0/24 never answers: without the race this would wait for its timeout.
     other = subclassed(loop, "127.0.0.2", "127.0.0.3", HOST)
 
     async def main():

@@ -14,7 +14,8 @@ from support import CAP_S, Peer, loop_factory, raw_pair, until
 
 def writelines(transport, chunks):
     if sys.version_info[:2] in {(3, 12), (3, 13)} and transport.is_closing():
-        # asyncio's own writelines of 3.12.1 and 3.13.0 calls connection_lost at once on a transport that is closing
+        # asyncio's own writelines of 3.12.1 and 3.13.0 calls connection_lost at once if the transport is already
+        # closing.
         transport.write(b"".join(chunks))
     else:
         transport.writelines(chunks)
@@ -121,7 +122,7 @@ class Script:
                 if protocol.lost:
                     break
             log.append(("closing", transport.is_closing(), transport.get_write_buffer_size()))
-            if not protocol.lost:  # asyncio's own abort() fails on a transport that has flushed and gone
+            if not protocol.lost:  # asyncio's own abort() fails on a transport that is flushed and gone
                 transport.abort()
                 await until(lambda: protocol.lost)
         if not {("peer", "reset"), ("step", "reset"), ("step", "peer close")} & {entry[:2] for entry in log}:
@@ -166,7 +167,7 @@ class Script:
         log.append(("state", transport.is_reading(), transport.is_closing()))
 
     async def settle(self, transport, protocol, peer, received, log):
-        """Runs iterations of the loop until nothing happens any more."""
+        """Run iterations of the loop until nothing happens any more."""
         quiet, events = 0, -1
         while quiet < 3:
             await asyncio.sleep(0)

@@ -58,7 +58,7 @@ async def test_received_bytes_use_no_spare_memory(loop):
 
 
 def data_segments_sent(sock: socket.socket) -> int:
-    """How many TCP segments with data this end has sent (Source: `struct tcp_info` of linux/tcp.h)."""
+    """Return how many TCP segments with data this end has sent (Source: `struct tcp_info` of linux/tcp.h)."""
     info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192)
     [segments] = struct.unpack_from("=I", info, 156)
     return segments
@@ -113,7 +113,7 @@ async def test_no_thread_is_started(loop, serve):
     uvloop="the same",
 )
 async def test_the_gil_is_kept_while_work_is_ready(loop):
-    """Another thread gets the GIL after the switch interval, not between any two callbacks."""
+    """Another thread gets the GIL after the switch interval, not between two callbacks."""
     rounds, seen, rounds_done = 2000, [], asyncio.Event()
     counter, stopped = [0], threading.Event()
 

@@ -18,7 +18,7 @@ REPLY = b"".join(WORDS)
 
 
 def segments_sent(transport) -> int:
-    """How many TCP segments with data this end has sent (Source: `struct tcp_info` of linux/tcp.h)."""
+    """Return how many TCP segments with data this end has sent (Source: `struct tcp_info` of linux/tcp.h)."""
     sock = transport.get_extra_info("socket")
     [segments] = struct.unpack_from("=I", sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 192), 156)
     return segments
@@ -175,7 +175,7 @@ async def test_writes_of_coros_leave_before_they_go_on(loop):
 
 
 async def test_many_transports_in_one_step(loop):
-    """Each gets its own data, in order, whatever is aborted or closed between."""
+    """Each transport sends its own data, in order, whichever others are aborted or closed in between."""
     pairs = [await unix_pair(loop) for _ in range(10)]
     for number, (transport, _, _) in enumerate(pairs):
         transport.write(b"%d" % number)
@@ -259,7 +259,7 @@ async def test_what_could_tell_sends_first(loop, loop_kind, look):
 
 @pytest.mark.skip_on(uvloop="its writes leave at the end of the iteration")
 async def test_is_closing_does_not_look(loop, loop_kind):
-    """Servers ask after each reply. Only what waits for an answer of the peer needs to know that it has left."""
+    """Servers call it after each reply. Only code that waits for the peer's answer must know that the data was sent."""
     transport, protocol, peer = await unix_pair(loop)
     with peer:
         transport.write(b"held")
@@ -307,7 +307,7 @@ async def test_sendfile_follows_what_was_written(loop, tmp_path):
 
 @pytest.mark.parametrize("how", ["write", "writelines"])
 async def test_a_failed_write_is_seen_in_the_same_step(loop, how):
-    """As if it had left at once."""
+    """The same as if the data had been sent at once."""
     transport, protocol, peer = await unix_pair(loop)
     transport.pause_reading()
     peer.close()

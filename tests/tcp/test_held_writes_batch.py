@@ -106,9 +106,9 @@ async def test_a_chain_of_callbacks_that_never_ends(loop):
 
 
 async def most_held(loop, count, write, len_bytes, expected):
-    """How many bytes at most have not left when the next step of a batch begins; tries until there were `expected`.
+    """Return the most bytes that are still unsent when the next step of a batch begins; retry to reach `expected`.
 
-    `write` writes `len_bytes` to each transport. A bound of time sends, too: a busy machine may need several tries.
+    `write` writes `len_bytes` to each transport. A time limit also causes sends, so a busy machine may need retries.
     """
     most, give_up = 0, time.monotonic() + CAP_S
     async with Shared(loop, count) as shared:
@@ -165,7 +165,7 @@ async def test_a_long_step_ends_with_a_send(loop, who):
 
 
 async def test_everything_leaves_before_the_loop_blocks(loop):
-    """The peers answer only then: the loop would wait for ever."""
+    """The peers answer only after that; otherwise the loop would wait forever."""
     pairs = [await unix_pair(loop) for _ in range(5)]
     got = []
 
@@ -258,7 +258,7 @@ async def test_a_transport_that_only_the_list_knows(loop):
 
 
 async def test_one_of_those_that_wait_fails(loop):
-    """The others send, and it reports its error to its own protocol."""
+    """The others send, and the failed one reports its error to its own protocol."""
     pairs = [await unix_pair(loop) for _ in range(3)]
     _, failing, peer = pairs[1]
     pairs[1][0].pause_reading()
@@ -324,7 +324,7 @@ KEPT = pytest.mark.skip_on(uvloop="keeps what was written before the exception f
     "how", ["stop", *(pytest.param(how, marks=KEPT) for how in ("KeyboardInterrupt", "SystemExit", "Ctrl-C"))]
 )
 def test_a_later_step_ends_the_run(loop, how):
-    """What was written before it has left when the run returns. What comes behind it waits for the next run."""
+    """Data written before that step is sent when the run returns. Data written after it waits for the next run."""
     transport, protocol, peer = loop.run_until_complete(unix_pair(loop))
 
     def end():
@@ -368,7 +368,7 @@ def test_an_exception_of_a_later_step(loop, reported):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.skip_on(uvloop="parent and child both send what was written before")
 def test_a_later_step_forks(loop_kind):
-    """The child sends nothing of what the parent has written, although its loop goes on."""
+    """The child sends none of the parent's data, although its loop goes on."""
     out = run_script(
         loop_kind,
         """

@@ -13,7 +13,7 @@ from tcp.socket_pairs import arrived, finish, unix_pair
 
 
 def run_step(loop, step):
-    """Calls step(transport) in a callback of a run. Returns what the peer has then, and what the run raised."""
+    """Call step(transport) in a callback of a run. Return what the peer has received by then, and what the run raised."""
     transport, protocol, peer = loop.run_until_complete(unix_pair(loop))
     caught = None
     loop.call_soon(step, transport)
@@ -97,7 +97,7 @@ def test_writes_outside_of_a_run_leave_at_once(loop):
 
 @pytest.mark.skip_on(uvloop="its writes leave at the end of the iteration")
 def test_a_loop_that_runs_inside_a_step(loop, new_loop):
-    """Nothing waits for the inner run: neither what was written before it, nor what it writes."""
+    """The inner run delays nothing: neither what was written before it, nor what it writes."""
     transport, protocol, peer = loop.run_until_complete(unix_pair(loop))
     inner, seen = new_loop(), []
 
@@ -130,7 +130,7 @@ def test_a_loop_that_runs_inside_a_step(loop, new_loop):
 @pytest.mark.skipif(not gil_is_enabled(), reason="other threads are refused there")
 @pytest.mark.skip_on(uvloop="the loop is not woken")
 async def test_a_write_of_another_thread_while_the_loop_waits(loop):
-    """asyncio forbids it, and programs do it. It cannot wait for a step of the loop, because there is none."""
+    """asyncio forbids this, but programs do it. The data cannot wait for the end of the loop's step, because none runs."""
     transport, protocol, peer = await unix_pair(loop)
     done = loop.create_future()
     got = []
@@ -182,7 +182,7 @@ async def test_a_write_of_a_signal_handler_while_the_loop_waits(loop):
 @pytest.mark.skip_on(uvloop="parent and child both send what was written before")
 @pytest.mark.parametrize("flags", [(), ("-X", "dev")], ids=["plain", "dev"])
 def test_fork(loop_kind, flags):
-    """What was written before is sent once. The child's own writes leave although no loop ends its step."""
+    """Data written before the fork is sent once. The child's own writes are sent although no loop ends its step."""
     out = run_script(
         loop_kind,
         """

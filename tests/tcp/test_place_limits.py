@@ -18,14 +18,14 @@ pytestmark = pytest.mark.skip_on(asyncio="has no limits", uvloop="has no limits"
 
 
 def connect(server):
-    """A client that the system has connected; the server may not have accepted it."""
+    """Connect a client. The system has accepted the connection; the server may not have done so yet."""
     client = socket.create_connection(address_of(server), 10)
     client.setblocking(False)
     return client
 
 
 def answer(client):
-    """What has come, None if nothing has."""
+    """Return the data that has arrived, or None if there is none."""
     try:
         return client.recv(100)
     except BlockingIOError:
@@ -166,7 +166,7 @@ async def test_unix_connections_count(loop, tmp_path):
 async def test_a_dropped_connection_is_not_counted_any_more(loop, quiet):
     near, far = socket.socketpair()
     with far:
-        # It is never started: the loop has no reference to it, once what is queued is dropped.
+        # It is never started: once the queue is dropped, the loop has no reference to it.
         with near:
             loop.set_limits(connections=1)
             transport, _ = await loop.create_connection(asyncio.Protocol, sock=near)

@@ -372,7 +372,7 @@ async def test_the_buffer_size_inside_a_callback(loop):
 
 
 async def test_write_to_another_transport_inside_a_callback(loop):
-    """The data of the second transport is sent although only the first one's callback ran."""
+    """The second transport's data is sent, although only the first one's callback ran."""
     _, target, target_peer = await connected(loop)
 
     def act(_protocol):

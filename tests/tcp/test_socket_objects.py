@@ -29,7 +29,7 @@ class Refusing(socket.socket):
 
 
 class Nothing:
-    """Stands for the class where a program has replaced it."""
+    """A program has replaced the class with this one."""
 
     def __init__(self, *args, **kwargs):
         raise AssertionError("nobody can make one")
@@ -45,7 +45,7 @@ async def test_a_socket_object_that_fails_does_not_close_the_connection(loop, mo
             try:
                 transport.get_extra_info("socket")  # asyncio has it from the beginning
             except (KeyboardInterrupt, OSError) as error:
-                kept = error  # and in its traceback the object
+                kept = error  # its traceback keeps the object alive
         del kept
         gc.collect()
         first, second = socket.socketpair()
@@ -93,7 +93,7 @@ async def test_an_interrupted_sock_accept_closes_its_descriptor_once(loop, monke
                 await loop.sock_accept(listener)
                 raise AssertionError("not interrupted")
             except OSError as error:
-                assert "interrupted" in str(error)  # and its traceback has the object
+                assert "interrupted" in str(error)  # and its traceback keeps the object alive
                 reused = os.pipe()
         gc.collect()
         assert client.recv(1) == b""
@@ -106,7 +106,7 @@ async def test_an_interrupted_sock_accept_closes_its_descriptor_once(loop, monke
 
 @pytest.mark.skip_on(uvloop="no such attribute")
 async def test_a_connection_that_is_closed_while_another_thread_looks_for_its_socket(loop, monkeypatch):
-    """The new object must not close the file that has the number by then."""
+    """The new object must not close another file that has the number by then."""
     transport, protocol, peer = await connected(loop, how="server")
     begun, closed = threading.Event(), threading.Event()
 

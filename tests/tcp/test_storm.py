@@ -96,7 +96,7 @@ async def test_cancel_storm_with_reuse_of_descriptors(loop, serve, seed):
     server.close()
     for _ in range(2):
         await until(lambda: all(protocol.transport is None for protocol in served))
-        await asyncio.sleep(0.005)  # for those whose connection_made had not run yet
+        await asyncio.sleep(0.005)  # for connections whose connection_made had not run yet
     assert wrong == []
     assert all(protocol.lost == protocol.made for protocol in served)
     mixed = [protocol.received for protocol in served if len(set(protocol.received)) > 1]

@@ -11,7 +11,7 @@ from support import HOST, Peer, iterations, listening, until
 
 
 class Streams:
-    """A server that yields its reader and writer, and those of the client."""
+    """A server that yields its own reader and writer, and those of the client."""
 
     def __init__(self, loop):
         self.loop = loop
