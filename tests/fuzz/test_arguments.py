@@ -22,7 +22,7 @@ from fuzz.budget import QUICK, Budget  # noqa: E402
 from fuzz.native import Function  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-# from 3.14 on, hypothesis may warn of its own generator
+# From 3.14 on, hypothesis may warn about its own generator.
 pytestmark = pytest.mark.filterwarnings("ignore:It looks like `register_random`")
 
 LEFT = ("left behind", "descriptors left", "references left")
@@ -83,8 +83,8 @@ class Native:
         return json.loads(self.process.stdout.readline())
 
     def problem_of(self, place: str, statements: list[str]) -> str | None:
-        """What goes wrong each time. The signal that ends what blocks may come anywhere on a busy machine, and leave
-        something behind: that counts if it can be repeated.
+        """Return what goes wrong every time. On a busy machine, the signal that ends a blocking call may arrive anywhere
+        and cause a leftover, so a problem counts only if it can be repeated.
         """
         assert self.process.stdin is not None
         problem: str | None = None
@@ -121,7 +121,7 @@ EVIL = st.one_of(
 
 
 def scripts(functions: list[Function]) -> Any:
-    """Where the calls are made, and the text of each."""
+    """Generate where the calls are made, and the text of each call."""
     has_coros = any(each.owner == "a_coro" for each in functions)
     objects = OBJECTS + COROS * has_coros
     single = st.one_of(st.sampled_from(PLAIN), st.sampled_from(objects), EVIL)
@@ -134,7 +134,7 @@ def scripts(functions: list[Function]) -> Any:
         pair.map(lambda items: f"[{items[0]}, {items[1]}]"),
         pair.map(lambda items: f"({items[0]}, {items[1]})"),
     )
-    # Most arguments of these names are what the function expects, so that it goes on to the others.
+    # Most arguments for these names are valid, so that the function goes on to check the others.
     fitting = {name: st.one_of(st.sampled_from(texts.split()), argument) for name, texts in FITTING.items()}
 
     @st.composite
@@ -183,7 +183,7 @@ def test_any_arguments():
 
 
 def test_every_function_once():
-    """Each function with no argument, with as many as it needs and with more: none is left out by chance."""
+    """Each function with no argument, with the required ones and with more, so that chance leaves none out."""
     with native() as process:
         assert len(process.functions) > 300
         statements = []

@@ -22,14 +22,14 @@ pytestmark = pytest.mark.skip_on(asyncio="has no accounting", uvloop="has no acc
 
 
 def burn(seconds=0.02):
-    """Uses CPU time of this thread, not only time."""
+    """Use CPU time of this thread, not just wall time."""
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass
 
 
 def account(loop, kind, part):
-    """The only account of this kind with this part in its name."""
+    """Return the only account of this kind whose name contains this text."""
     [found] = [each for each in grapeshot.insight.accounting(loop).cpu if each.kind == kind and part in each.name]
     return found
 
@@ -170,7 +170,7 @@ def owner_at(loop, fd):
 async def test_debug_mode_tells_who_has_opened_what(loop, monkeypatch):
     monkeypatch.setattr(
         "grapeshot.insight._accounting._SHOWN", 10_000
-    )  # the process may have many descriptors of others
+    )  # the process may have many descriptors from elsewhere
     loop.set_debug(True)
     server = await loop.create_server(Echo, HOST, 0)  # the server
     transport, _ = await loop.create_connection(asyncio.Protocol, *address_of(server))  # the client
@@ -260,7 +260,7 @@ async def test_connections_of_a_server_are_one_row_that_grows(loop, serve):
     assert f"{len(second.descriptors)} open descriptors (+4)\n" in text
     assert f"{host}:{port} -> " not in text, "no row for a single connection"
     assert second.text(each=True).count(f"tcp {host}:{port} -> ") == 5
-    server.close()  # they are still its connections when it listens no more
+    server.close()  # they still belong to the server after it has stopped listening
     assert rows(grapeshot.insight.accounting(loop))[f"TCP connection accepted at {host}:{port}: Echo"] == (5, None)
     for client in clients:
         client.close()
@@ -314,7 +314,7 @@ async def test_ended_names_with_numbers_share_an_account(loop):
 
 
 async def test_what_ends_with_the_interpreter_is_counted_without_functions(loop, monkeypatch):
-    """By then the modules have lost theirs."""
+    """By then the modules have lost their functions."""
     loop.set_cpu_accounting(True)
     await loop.create_task(worker(0), name="kept")
     await asyncio.sleep(0)
@@ -330,7 +330,7 @@ async def test_what_ends_with_the_interpreter_is_counted_without_functions(loop,
 
 
 async def test_names_do_not_reach_a_terminal_as_they_are(loop, tmp_path):
-    """Names of tasks and files may come from anywhere."""
+    """Names of tasks and files may come from an untrusted source."""
     loop.set_cpu_accounting(True)
     task = loop.create_task(worker(1), name="a\x1b[31m\nb")
     await task

@@ -59,7 +59,7 @@ def program(path):
 
 
 def end(program):
-    """The program goes on to its end as if nobody had looked, and is told to end."""
+    """Check that the program runs on as if nothing had happened, and tell it to end."""
     assert program.finish() == "ended\n"
 
 
@@ -129,14 +129,14 @@ def test_completion(terminal, program):
 def test_history_lasts(path, program):
     history = path.parent / "history"
     options = [] if HAS_PROMPT_TOOLKIT else ["--plain"]
-    # Both ways of editing have the same file.
+    # Both ways of editing use the same file.
     for number, more in enumerate((options, ["--plain"])):
         with Terminal(*attach(path, *more), GRAPESHOT_HISTORY=str(history)) as terminal:
             terminal.wait_for(">>>")
             if number == 0:
                 terminal.type("'from ' + 'before'\r")
             else:
-                terminal.type("\x1b[A\r")  # the key up
+                terminal.type("\x1b[A\r")  # the up key
             terminal.wait_for("'from before'\n")
             terminal.wait_for(">>>")
             terminal.type("\x04")
@@ -208,7 +208,7 @@ def test_nobody_listens(path):
     done = run(path, "")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"{path}: No such file or directory\n"
-    with socket.socket(socket.AF_UNIX) as sock:  # a process that has died leaves its file
+    with socket.socket(socket.AF_UNIX) as sock:  # a process that was killed leaves its file
         sock.bind(str(path))
     done = run(path, "")
     assert (done.returncode, done.stdout) == (1, "")

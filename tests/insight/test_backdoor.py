@@ -33,7 +33,7 @@ async def test_await_at_top_level(loop, path):
         assert await caller.ask("await asyncio.sleep(0.001, 'slept')") == "'slept'\n"
         lines = ["async with asyncio.timeout(5):", "  for n in range(3):", "    await asyncio.sleep(0, n)", ""]
         assert await caller.ask(*lines) == "0\n1\n2\n"
-        # While a command waits, everything else goes on, other clients among it.
+        # While a command waits, everything else continues, including other clients.
         await caller.send(b"gate = asyncio.Event()\nasyncio.open_gate = gate.set\nawait gate.wait()\n")
         await caller.read_until(">>> >>> ")
         try:
@@ -53,7 +53,7 @@ async def test_several_lines(loop, path):
         assert await caller.ask("") == ""
         assert await caller.ask("f(1)") == "2\n"
         assert await caller.ask("'''a", "b'''") == "'a\\nb'\n"
-        await caller.send(b"f(\r\n")  # as telnet-like clients end lines
+        await caller.send(b"f(\r\n")  # the line end of telnet-like clients
         await caller.read_until("... ")
         assert await caller.ask("5)\r") == "6\n"
 
@@ -83,7 +83,7 @@ async def test_syntax_errors_and_tracebacks(loop, path):
 
 
 async def test_a_command_that_raises_generator_exit(loop, path):
-    """It ends the client that has raised it, and is no error of the program."""
+    """This ends the client that raised it, and is not reported as an error of the program."""
     reported = []
     loop.set_exception_handler(lambda _, context: reported.append(context))
     with backdoor.serve(path) as server, await call(path) as caller:
@@ -156,7 +156,7 @@ async def test_tasks_and_threads_of_a_command_write_to_its_client(loop, path, ca
         await caller.ask("gate = asyncio.Event()")
         await caller.ask("async def late():", "  await gate.wait(); print('late')", "")
         await caller.ask("task, asyncio.late = asyncio.create_task(late()), gate.set")
-    # What it prints once its client is gone goes where the program's output goes.
+    # What the command prints after its client has gone goes to the program's own output.
     asyncio.late()
     del asyncio.late
     await until(lambda: "late\n" in capsys.readouterr().out, "the output")
@@ -190,7 +190,7 @@ async def test_a_stream_that_the_program_replaces_stays(loop, path, monkeypatch)
 
 
 async def test_a_client_that_does_not_read(loop, path):
-    """Its output is bounded, and the loop goes on. Once it reads again, it is told what it has missed."""
+    """Its output is bounded, and the loop goes on. Once it reads again, it learns how much it has missed."""
     from grapeshot.insight.backdoor import _wire
 
     with backdoor.serve(path) as server, await call(path) as caller:
@@ -276,7 +276,7 @@ async def test_wrong_frames_are_an_error_of_the_client(loop, path, frames, monke
                     pass
                 await until(lambda: not server._sessions, "the session to end")
         await until(lambda: not server._sessions, "the session to end")
-        for _ in range(3):  # a timer that was left over would be due
+        for _ in range(3):  # a timer left over would be due by now
             await asyncio.sleep(0.002)
         with await call(path) as caller:
             assert await caller.ask("1 + 1") == "2\n"
@@ -353,7 +353,7 @@ async def test_a_client_that_vanishes_ends_its_command(loop, path):
 
 
 async def test_a_client_that_vanishes_after_its_last_line(loop, path):
-    """It has ended its side, so that nothing is read any more; then it goes."""
+    """It has ended its side of the stream, so nothing more is read; then it closes."""
     with backdoor.serve(path) as server:
         caller = await call(path)
         await caller.send(b"await asyncio.sleep(1000)\n")
@@ -423,7 +423,7 @@ def test_the_end_of_the_run_closes_it(new_loop, path):
 
 
 def test_the_end_of_the_run_closes_clients_that_do_not_read(new_loop, path):
-    """What they have left unread is not waited for: the loop would be closed before their sockets."""
+    """The loop does not wait until they have read everything: it would be closed before their sockets."""
 
     async def main():
         server = backdoor.serve(path)

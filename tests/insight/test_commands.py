@@ -26,7 +26,7 @@ WAITING = """
     asyncio.run(main())
     print("ended")
 """
-# Tells what lies in a directory, once its loop has run for an iteration.
+# List a directory after one iteration of the loop.
 LISTING = """
     import asyncio, os, sys
 
@@ -50,7 +50,7 @@ class Command:
         )
 
     def finish(self):
-        """Ends its input; returns what it has printed."""
+        """End the program's input; return what it has printed."""
         out, err = self.process.communicate(timeout=PROCESS_CAP_S)
         assert self.process.returncode == 0, err
         return out, err
@@ -91,7 +91,7 @@ def test_a_directory_has_one_for_each_process(path, command):
 
 
 def test_a_directory_that_is_meant(path):
-    """A slash at the end says so, whether it is there or not."""
+    """A slash at the end of the path means a directory, whether it exists or not."""
     with Command("grapeshot", f"{path.parent}/none/", WAITING) as program:
         _, err = program.finish()
     reason = f"No such file or directory ({path.parent}/none)"
@@ -195,10 +195,10 @@ PROCESS = """
 @pytest.mark.parametrize("kind", ["os.fork", "fork", "spawn", "forkserver"])
 @pytest.mark.parametrize("has_enable", [False, True], ids=["command", "enable"])
 def test_children_do_not_fight_over_the_path(path, tmp_path_factory, kind, has_enable):
-    """They have a path of their own, or none, and leave that of their parent alone."""
+    """Children have a path of their own, or none, and leave their parent's path alone."""
     start = FORK if kind == "os.fork" else PROCESS.format(method=kind)
     code = textwrap.dedent(CHILDREN.format(start=start))
-    if has_enable:  # in the module, so that children which import it do so as well
+    if has_enable:  # at module level, so that children which import it call it, too
         code = "from grapeshot.insight import backdoor\nbackdoor.enable('/nowhere')\n" + code
     file = tmp_path_factory.mktemp("program") / "app.py"
     file.write_text(code)
@@ -213,7 +213,8 @@ def test_children_do_not_fight_over_the_path(path, tmp_path_factory, kind, has_e
     assert done.returncode == 0, done.stderr
     child, parent = done.stdout.splitlines()
     pid, *names = child.split()
-    # What imports the module anew has no command, and so a back door only if the program calls enable().
+    # A process that imports the module anew has no command line, so it has a back door only if the program calls
+    # enable().
     own = [f"app.bd.{pid}"] if has_enable or ("spawn" not in kind and kind != "forkserver") else []
     assert sorted(names) == ["app.bd", *own]
     assert parent.split()[1:] == ["app.bd"]

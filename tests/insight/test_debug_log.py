@@ -33,7 +33,7 @@ grapeshot.run(main())
 
 
 def lines(code, topics, *flags):
-    """What the program writes to stderr, without the time of day."""
+    """Return what the program writes to stderr, without the time of day."""
     done = subprocess.run(
         [sys.executable, "-W", "error", *flags, "-c", textwrap.dedent(code)],
         env={**os.environ, "GRAPESHOT_DEBUG": topics},

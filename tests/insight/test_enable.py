@@ -41,7 +41,7 @@ async def test_a_signal_opens_it(loop, path, caplog):
 
 
 async def test_a_signal_reaches_a_loop_that_sleeps(loop, path):
-    """The loop is asleep in the kernel when the signal comes, from another process."""
+    """The loop sleeps in the kernel when another process sends the signal."""
     with backdoor.enable(path, signum=signal.SIGUSR1):
         child = await asyncio.create_subprocess_exec("/bin/sh", "-c", f"kill -USR1 {os.getpid()}")
         await child.wait()
@@ -152,9 +152,10 @@ def test_in_a_patched_program(path):
 @pytest.mark.parametrize("kind", ["asyncio", "grapeshot"])
 @pytest.mark.parametrize("is_idle", [False, True], ids=["busy", "idle"])
 def test_a_process_that_was_not_prepared(path, tmp_path, kind, is_idle):
-    """A debugger's entry: a script that runs inside of the process opens the back door.
+    """As a debugger would: a script that runs inside the process opens the back door.
 
-    The interpreter runs it before its next bytecode. A loop without events has none until it is stopped and continued.
+    The interpreter runs the script before its next bytecode. A loop without events runs no bytecode until the process
+    is stopped and continued.
     """
     probe = tmp_path / "open.py"
     probe.write_text(f"from grapeshot.insight import backdoor\nbackdoor.serve({os.fspath(path)!r})\n")

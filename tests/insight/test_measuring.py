@@ -59,7 +59,7 @@ def long_ones(histogram, least_s=BUSY_S):
 
 @pytest.mark.parametrize("delay_s", [0.01, 1])
 def test_a_timer_waits_from_its_deadline_if_a_callback_holds_it_up(loop, delay_s):
-    """Also one of a second, which may run a millisecond late when the loop sleeps."""
+    """That also holds for a timer of a second, which may fire a millisecond late when the loop sleeps."""
     loop.measure_callbacks()
 
     def hold_up():
@@ -97,7 +97,7 @@ def test_switched_off_the_numbers_stay(loop):
     loop.measure_callbacks(False)
     run(loop, int)
     assert loop.statistics().callback_durations.count == 2
-    run(loop, loop.measure_callbacks, int)  # from inside of a callback, which is not measured itself
+    run(loop, loop.measure_callbacks, int)  # called inside a callback, which is not measured itself
     assert loop.statistics().callback_durations.count == 4
 
 
@@ -228,7 +228,7 @@ async def test_slow_listeners(loop):
     compute()
     await asyncio.sleep(0)
     assert len(told) == 3
-    assert loop.statistics().callback_durations.count == count  # nobody asks any more
+    assert loop.statistics().callback_durations.count == count  # nobody asks for it any more
 
 
 async def test_each_listener_has_its_own_limit(loop):
@@ -245,7 +245,7 @@ async def test_each_listener_has_its_own_limit(loop):
 
 
 def lookers():
-    """How many threads look where callbacks are."""
+    """Return how many threads sample the running callbacks."""
     code = _measuring._Looker._run.__code__
     return sum(
         code in {frame.f_code for frame, _ in traceback.walk_stack(top)} for top in sys._current_frames().values()
@@ -273,7 +273,9 @@ def test_stacks(loop):
 
 @pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 def test_stacks_in_a_patched_program():
-    """The thread that looks is a real one, where those of `threading` are coros and run only if nothing else does."""
+    """The sampling thread is a real one. Threads of a patched `threading` are coros, which run only while nothing else
+    does.
+    """
     code = """
         from grapeshot import coro
         coro.patch()
@@ -307,7 +309,7 @@ def test_stacks_in_a_patched_program():
 
 
 def test_a_forked_child_closes_the_loop(loop):
-    """It has no thread that looks, and does not wait for its end."""
+    """The child has no sampling thread, and must not wait for one to end."""
     loop.add_slow_listener(print, 3600, stacks=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -427,7 +429,7 @@ async def test_coros(loop):
 
     def busy():
         for _ in range(3):
-            coro.yield_slice()  # each run is measured alone
+            coro.yield_slice()  # so that each run is measured separately
             compute()
 
     co = coro.spawn(busy, name="busy")
@@ -437,7 +439,7 @@ async def test_coros(loop):
 
 
 async def test_a_server_of_this_loop_is_still_one(loop):
-    """Measured, an echo is what it is otherwise."""
+    """An echo works the same while it is measured."""
     loop.measure_callbacks()
 
     class Echo(asyncio.Protocol):

@@ -37,7 +37,7 @@ def reader():
 
 
 def collected(reader):
-    """The metrics by name: each with its unit, and its points by attributes."""
+    """Return the metrics by name: each with its unit, and its points by attributes."""
     data = reader.get_metrics_data()
     if data is None:
         return {}

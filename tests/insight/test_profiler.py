@@ -21,7 +21,7 @@ needs_coros = pytest.mark.skipif(not coro_is_available(), reason="no coros on th
 
 
 class Clocks:
-    """The CPU clock goes on only in `burn`, the wall clock also in `block`."""
+    """The CPU clock advances only in `burn`, the wall clock also in `block`."""
 
     def __init__(self):
         self.wall_ns = self.cpu_ns = 0
@@ -198,7 +198,7 @@ async def test_tasks_are_charged_what_they_run(loop, clocks):
         await asyncio.gather(*tasks)
     assert [(owner(found, f"work {units}").cpu) for units in (1, 10)] == [3, 30]
     first = owner(found, "work 1")
-    # Its wait: what ran between its two steps, charged to the function that awaited.
+    # Its wait: what ran between its two steps is charged to the function that awaited.
     assert (first.kind, first.wall) == ("task", 3 + 10 + 1000)
     assert function(found, "deep", first).wait == 1010
     assert function(found, "deep").calls == 2
@@ -300,7 +300,7 @@ def test_coros_that_began_before(clocks):
     found = coro.run(main)
     assert function(found, "later").calls == 1
     assert function(found, "later").cpu == 20
-    # CPython before 3.15 reports less of a function that a suspended coro was in: see docs/insight.md.
+    # CPython before 3.15 reports less about a function in which a coro was suspended: see docs/insight.md.
     assert owner(found, "waits").cpu in (20, 320)
     assert sum(row.cpu for row in found.owners) == 4320
 
@@ -369,7 +369,7 @@ async def test_threads_that_began_before(loop, clocks):
 
 
 def test_the_real_clocks():
-    """A function that runs until it has had 30 ms of CPU time is charged as much, less what the profiler took."""
+    """A function that runs until it has used 30 ms of CPU time is charged that much, minus the profiler's own cost."""
 
     def busy():
         end_ns = time.thread_time_ns() + 30_000_000
@@ -394,7 +394,7 @@ def test_the_real_clocks():
 @needs_coros
 @pytest.mark.parametrize("others", [0, 1])
 def test_what_the_loop_does_while_a_coro_waits_is_the_loops(others):
-    """Native code that the loop calls makes no events, and neither does a switch."""
+    """Native code that the loop calls causes no events, and neither does a switch."""
     from grapeshot import coro
 
     def waits():

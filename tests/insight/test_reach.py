@@ -20,7 +20,7 @@ from grapeshot.insight.backdoor import _reach
 from grapeshot.insight.backdoor._wire import HELLO, frame
 
 ESCAPE = "\x1b]0;owned\x07"
-# What top asks for at first, and JSON that no parser of Python takes.
+# The first question of `top`, and JSON that none of Python's parsers accepts.
 PARTS = {"waits": [], "descriptors": [], "memory": {}}
 NESTED = b"[" * 100_000
 needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/net/unix"), reason="this system has no /proc")
@@ -52,7 +52,7 @@ def program(*paths, more=""):
 
 
 def listen(path, mode=0o600):
-    """Listens there as anybody could, and is no back door."""
+    """Listen there as anybody could, without being a back door."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(os.fspath(path))
     os.chmod(path, mode)
@@ -79,7 +79,7 @@ def test_a_relative_path_behind_a_link_of_ones_own(path, monkeypatch):
 
 
 def silent(listener):
-    """Nobody has sent anything to the listener."""
+    """Check that nobody has sent anything to the listener."""
     listener.setblocking(False)
     try:
         accepted, _ = listener.accept()
@@ -91,7 +91,9 @@ def silent(listener):
 
 @needs_root
 def test_a_name_that_a_stranger_has_taken_first(path):
-    """In a directory such as /tmp anybody can. What is typed would be his to read, and his escapes the terminal's."""
+    """In a directory like /tmp anybody can do that. He would read what is typed, and his escape sequences would reach
+    the terminal.
+    """
     path.parent.chmod(0o1777)
     with listen(path) as listener:
         os.lchown(path, NOBODY, -1)
@@ -102,7 +104,7 @@ def test_a_name_that_a_stranger_has_taken_first(path):
 
 
 def test_a_stranger_who_listens(path, monkeypatch):
-    """Whatever the file says, the kernel says who listens."""
+    """Whatever the file claims, the kernel knows who listens."""
     monkeypatch.setattr(peer, "peer_uid", lambda sock: os.geteuid() + 1)
     with listen(path) as listener:
         assert f"a process of the user {os.geteuid() + 1} is listening there; nothing was sent to it" in refusal(path)
@@ -255,7 +257,7 @@ def test_root_reaches_the_process_of_a_user_and_sees_no_escapes(path):
         folder.chmod(folder.stat().st_mode | 0o011)
     more = "pass"
     code = PROGRAM.replace("loop = new_event_loop()", f"import os; os.setuid({NOBODY})\n    loop = new_event_loop()")
-    # The directories above are root's, and that of the socket is its own.
+    # The directories above belong to root, and the socket's directory to the user.
     with Script("grapeshot", code.format(paths=[os.fspath(path)], more=more)) as script:
         assert script.line() == "open", script.process.stderr.read()
         assert "the directory belongs to the user" in refusal(path)
@@ -274,7 +276,7 @@ def test_root_reaches_the_process_of_a_user_and_sees_no_escapes(path):
         pytest.param(b"\0" + frame(b"p", b"\xff\xff 1"), id="a prompt that is no text"),
         pytest.param(b"\0o\xff\xff\xff\xff", id="a frame of 4 GiB"),
         pytest.param(b"hello" * 100_000, id="no greeting"),
-        # attach reads completions at any time; top asks twice, and reads what comes before the second prompt
+        # attach reads completions at any time; top asks twice, and reads what arrives before the second prompt
         pytest.param(
             b"\0" + frame(b"c", NESTED) + frame(b"p", b"1 ") + frame(b"o", NESTED) + frame(b"p", b"2 "),
             id="lists nested too deep",
@@ -318,7 +320,7 @@ def client_ends(path, answer, command, words):
                 while accepted.recv(1000):
                     pass
         except OSError:
-            pass  # the client has left, or has not come
+            pass  # the client has left, or never came
 
     with listen(path) as listener:
         thread = threading.Thread(target=serve)

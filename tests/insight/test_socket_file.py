@@ -36,7 +36,7 @@ async def test_the_file_is_for_its_user_only(loop, path):
 
 
 def test_the_file_never_has_a_wider_mode(path, monkeypatch):
-    """Whatever the umask is, and however late chmod comes: nobody else can reach the socket."""
+    """Whatever the umask is, and however late chmod is called, nobody else can reach the socket."""
     seen = []
 
     def chmod(name, mode):
@@ -62,7 +62,7 @@ async def test_another_user_is_refused(loop, path, is_open, caplog):
             folder.chmod(folder.stat().st_mode | stat.S_IXOTH)
     with backdoor.serve(path) as server:
         if is_open:
-            path.chmod(0o666)  # beyond the mode of the file, the user is compared
+            path.chmod(0o666)  # the file's mode allows it, but the user is compared, too
         with caplog.at_level(logging.WARNING, "grapeshot.insight.backdoor"):
             output = await output_of(*await connected_as_nobody(path))
         if is_open:
@@ -139,7 +139,7 @@ def test_a_directory_behind_a_link_is_checked(path):
 @needs_root
 @pytest.mark.parametrize("depth", [0, 1], ids=["the last", "one above"])
 def test_a_directory_behind_a_link_of_another_user(path, depth):
-    """Where it leads may be safe now. Its owner can let it lead elsewhere at any time."""
+    """The link's target may be safe now, but its owner can change the target at any time."""
     real = path.parent / "real"
     (real / "deep").mkdir(0o700, parents=True)
     link = path.parent / "link"
@@ -267,7 +267,7 @@ def test_a_socket_of_another_user_is_refused(path):
 
 
 def test_many_replace_a_stale_socket_at_once(path):
-    """One of them wins, and its socket stays reachable. The others say that somebody listens there."""
+    """One of them wins, and its socket stays reachable. The others report that the socket is in use."""
     for _ in range(20):
         leave_stale(path)
         barrier = threading.Barrier(8)
@@ -343,7 +343,7 @@ async def test_without_descriptors_it_waits_and_goes_on(loop, path, monkeypatch,
 
 
 def test_a_lock_that_somebody_keeps(path, monkeypatch):
-    """Whoever keeps the lock of the directory cannot make this process hang."""
+    """A process that holds the lock of the directory cannot make this process hang."""
     monkeypatch.setattr(_path, "_LOCK_WITHIN_S", 0.01)
     leave_stale(path)
     descriptor = os.open(path.parent, os.O_RDONLY)

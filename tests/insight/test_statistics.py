@@ -31,7 +31,7 @@ def names():
 
 
 class Counted:
-    """How much each number has grown."""
+    """Return how much each number has grown."""
 
     def __init__(self, loop):
         self.loop = loop
@@ -42,7 +42,7 @@ class Counted:
 
 
 class Writer(asyncio.Protocol):
-    """Calls `reply(transport, data)` with all that comes."""
+    """Calls `reply(transport, data)` for all data that arrives."""
 
     def __init__(self, reply):
         self.reply = reply
@@ -59,7 +59,7 @@ class Writer(asyncio.Protocol):
 
 
 async def talk(loop, reply, requests):
-    """What the loop counts while a client in another thread sends requests, one by one. `reply` answers 4 bytes."""
+    """Return what the loop counts while a client thread sends requests one by one. `reply` answers with 4 bytes."""
     made = []
 
     def make():
@@ -89,7 +89,7 @@ async def test_writes_and_events_of_an_echo(loop):
     assert counted.writes == counted.corked_writes == 50
     assert counted.bytes_written == 200
     assert counted.connections_accepted == 1
-    assert counted.events == 50 + 2  # the connection, and its end
+    assert counted.events == 50 + 2  # one for the connection, one for its end
     assert counted.accept_errors == counted.wakeups == counted.threadsafe_calls == 0
 
 
@@ -114,7 +114,7 @@ async def test_writes_of_a_task(loop):
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert (counted.writes, counted.corked_writes, counted.bytes_written) == (1, 3, 11)
-        transport.write(bytes(20_000))  # leaves at once
+        transport.write(bytes(20_000))  # it is sent at once
         assert (counted.writes, counted.corked_writes, counted.bytes_written) == (2, 3, 20_011)
         transport.close()
 
@@ -243,12 +243,12 @@ async def test_timers(loop):
 
 
 def test_wakeups_by_other_threads(loop):
-    """The loop blocks, which the other thread sees by the time that it spends so, and is woken, again and again."""
+    """The loop blocks, which the other thread notices by the time spent in polls, and is woken, repeatedly."""
     rounds, woken = 5, threading.Semaphore(1)
 
     def other():
         for index in range(rounds):
-            assert woken.acquire(timeout=CAP_S)  # the time of the poll before is counted
+            assert woken.acquire(timeout=CAP_S)  # the time of the previous poll is counted
             blocked_s = loop.statistics().polling_s
             wait_until(lambda: loop.statistics().polling_s > blocked_s + 0.001)
             loop.call_soon_threadsafe(woken.release if index < rounds - 1 else loop.stop)
@@ -278,7 +278,7 @@ def test_times(loop):
     started = time.monotonic()
     loop.run_until_complete(main())
     took_s = time.monotonic() - started
-    time.sleep(0.01)  # the loop does not run: neither
+    time.sleep(0.01)  # the loop does not run, so neither number grows
     found = loop.statistics()
     assert found.running_s >= 0.03 * 0.98
     assert found.polling_s >= 0.06 * 0.98
@@ -353,7 +353,7 @@ async def test_coros(loop):
         for _ in range(5):
             coro.yield_slice()
 
-    # Each needs the place of the others' stacks.
+    # Each coro needs the stack place of the others.
     coros = [coro.spawn(yields) for _ in range(40)] + [coro.spawn(yields, stack="own") for _ in range(2)]
     assert (counted.coros, counted.pinned_coros, counted.coros_started) == (42, 2, 42)
     await until(lambda: all(co.done() for co in coros))

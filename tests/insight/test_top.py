@@ -64,7 +64,7 @@ def program(path, request):
 
 @pytest.fixture
 def start():
-    """Makes a `Top`, and ends its process."""
+    """Start a `Top`, and end its process afterwards."""
     made = []
 
     def start(path, columns):
@@ -107,7 +107,7 @@ def test_views_and_keys(path, program, start, columns, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     top = start(path, columns)
     shown = top.shows(f"pid {program.pid}", "CPU", "RSS", "busy", "callback reindex", "q quit")
-    # What an operator looks for is on the first screen: what is slow, where most tasks wait, what is open.
+    # The first screen shows what an operator looks for: what is slow, where most tasks wait, what is open.
     shown = top.shows("x  0.", "task sleeper * (sleep)", "0 connections", f"unix server at {path.parent}"[:60])
     assert re.search(r"^ +20 +task sleeper \* \(sleep\)", shown, re.MULTILINE)
     assert re.search(r"^ +1 +task nightly .*, .*program.py:\d+ in report", shown, re.MULTILINE)
@@ -130,7 +130,7 @@ def test_views_and_keys(path, program, start, columns, tmp_path, monkeypatch):
     assert "sleeper 7" not in shown
     top.terminal.type("e")
     top.shows("tasks of", "task 'nightly", "in report")
-    assert b"\x1b[31mreport" not in top.terminal._raw  # a name of the program does not reach the terminal as it is
+    assert b"\x1b[31mreport" not in top.terminal._raw  # a name from the program does not reach the terminal unescaped
     top.terminal.type("\x1b[B")
     wait_until(lambda: "tasks of" not in top.draw(), "the tree to scroll")
     top.terminal.type("\x1b[A")
@@ -152,7 +152,7 @@ def test_views_and_keys(path, program, start, columns, tmp_path, monkeypatch):
     top.terminal.type(" ")
     top.shows("space run")
     top.terminal.type(" \t")
-    top.shows("space hold", "busy")  # behind the last view is the first one
+    top.shows("space hold", "busy")  # after the last view comes the first one
     top.terminal.type("q")
     assert top.terminal.finish() == 0
 
@@ -254,7 +254,7 @@ async def test_a_sampler_measures_until_it_ends(loop):
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     found = sampler.look("tree", "waits", "descriptors", "each descriptor")
-    # What else took long did so because the machine is slow.
+    # Anything else that took long did so because the machine is slow.
     assert ("slow", 1) in [(each["name"].rpartition(".")[2], each["count"]) for each in found["slow"]]
     assert found["statistics"]["callback_durations"]["max"] >= 0.02
     assert found["statistics"]["iterations"] == loop.statistics().iterations
@@ -276,12 +276,12 @@ async def test_a_sampler_whose_client_has_vanished(loop, monkeypatch):
     sampler.look()
     assert len(loop._measuring.listeners) == 1
     await until(lambda: not loop._measuring.listeners)
-    assert sampler.look()["statistics"]["iterations"] > 0  # somebody asks again
+    assert sampler.look()["statistics"]["iterations"] > 0  # another client asks
     sampler.end()
 
 
 async def test_a_sampler_ends_with_its_client(loop, path, tasks):
-    """Also if the client has not told it to, or was gone before the process came to that."""
+    """Also if the client has not told it to end, or was gone before the process could start it."""
     with backdoor.serve(path), await call(path) as caller:
         await caller.ask(
             "from grapeshot.insight.backdoor._sampling import Sampler; sampler = Sampler(loop); sampler.sample()"
@@ -305,7 +305,7 @@ async def test_a_sampler_keeps_the_slowest(loop, monkeypatch):
 
 
 async def test_slow_tasks_are_one_row_for_a_function(loop):
-    """Whatever ``Task-1014`` they are called. Those with names of their own are told apart, but for numbers."""
+    """Even if each has a name like ``Task-1014``. Tasks with names of their own are kept apart, except for numbers."""
     sampler = _sampling.Sampler(loop)
     sampler.look()
 
@@ -329,7 +329,7 @@ async def test_slow_tasks_are_one_row_for_a_function(loop):
 
 
 async def test_what_peers_do_not_read(loop, serve):
-    """It is on the first screen: memory that grows, and nobody waits for it."""
+    """The first screen shows it: memory that grows although nobody waits for it."""
 
     class Talker(asyncio.Protocol):
         def connection_made(self, transport):

@@ -125,7 +125,7 @@ def loop_hides_transports(loop):
 
 
 def test_looking_leaves_sockets_as_they_are():
-    """A default timeout makes each new socket object switch its descriptor to nonblocking."""
+    """With a default timeout, each new socket object would switch its descriptor to nonblocking."""
     first, second = socket.socketpair()
     with first, second:
         first.setblocking(True)
@@ -156,7 +156,7 @@ async def test_threads(loop):
             await until(
                 lambda: len([one for one in grapeshot.insight.tree().threads if is_idle(one)]) == 1, "the second one"
             )
-            # Libraries may have executors of their own, with idle threads of theirs.
+            # Libraries may have executors of their own, with idle threads.
             threads = [thread for thread in grapeshot.insight.tree().threads if thread.is_executor]
             (busy,) = (thread for thread in threads if not thread.is_idle)
             assert any(line.endswith("in work") for line in busy.stack)
@@ -168,7 +168,7 @@ async def test_threads(loop):
 
 
 async def test_another_threads_look(loop):
-    """A thread sees the tasks of a loop that it names, and without one only what the process has."""
+    """A thread sees the tasks of a loop that it passes, and otherwise only what belongs to the process."""
     task = loop.create_task(asyncio.sleep(1000), name="seen")
     await asyncio.sleep(0)
     tree = await loop.run_in_executor(None, grapeshot.insight.tree, loop)

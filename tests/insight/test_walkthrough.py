@@ -31,8 +31,8 @@ def sessions(page):
 
 
 def is_like(wanted, got):
-    """Whether the output is what the page shows. The marks below a line of a traceback differ between versions, and
-    a number with "..." behind it is another one on a slow machine.
+    """Whether the output matches the page. The marks below a line of a traceback differ between versions, and a number
+    followed by "..." may be different on a slow machine.
     """
     wanted = re.sub(r"\d+\.\d+\.\.\.", "...", wanted)
     wanted, got = (" ".join(re.sub(r"\n +[~^]+(?=\n)", "", text).split()) for text in (wanted, got))

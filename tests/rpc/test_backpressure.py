@@ -32,9 +32,7 @@ async def test_a_server_that_does_not_read_bounds_what_the_client_sends(loop):
 
 
 async def test_a_client_that_does_not_read_bounds_what_the_server_answers(loop):
-    """Small requests with large answers: the server stops reading requests, and even stops serving those that it has
-    read.
-    """
+    """Small requests with large answers: the server stops taking requests, even those that have already arrived."""
     async with ends() as both, raw_client(both.port) as raw:
         raw.say_hello(max_packet=2 * MIB)
         for number in range(1, 201):

@@ -31,8 +31,8 @@ async def test_cancelling_leaves_the_socket_usable(loop, pair):
 
 @pytest.mark.skip_on(uvloop="it receives in the callback, and loses the received data")
 async def test_cancelling_after_the_event_loses_nothing(loop, pair):
-    """The event has arrived, but the task has not run yet when it is cancelled. asyncio receives in its callback, so the
-    cancellation must come first in the same iteration, or the data is lost.
+    """The event has arrived, but the task has not run yet when it is cancelled. asyncio receives in its callback, so
+    the cancellation must come first in the same iteration, or the data is lost.
     """
     ours, theirs = pair
     for _ in range(20):
@@ -260,7 +260,7 @@ async def test_a_closed_socket(loop, pair):
 
 @pytest.mark.skip_on(uvloop="libuv aborts the process when a descriptor is reused")
 async def test_closing_the_socket_under_an_operation(loop):
-    """No event arrives after that, the operation can be cancelled, and the next file with the number is not affected."""
+    """No event arrives after that, the operation can be cancelled, and the next file with its number is safe."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     number = ours.fileno()

@@ -206,7 +206,7 @@ def test_same_traffic_same_results(seeds):
 @pytest.mark.parametrize("looks", [True, False])
 @pytest.mark.parametrize("seeds", [range(start, start + 50) for start in range(0, 200, 50)], ids=lambda seeds: seeds[0])
 def test_same_results_with_native_streams(seeds, looks):
-    """A look at the buffer puts together what is held, so that the traffic is repeated without it."""
+    """Looking at the buffer joins the pieces in it, so the same traffic also runs without looking."""
     native = grapeshot.streams
     for seed in seeds:
         expected = log_of("asyncio", seed, asyncio.StreamReader, looks=looks)

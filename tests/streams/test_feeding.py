@@ -21,7 +21,7 @@ IS_NOT_FATAL = "it reports the error and goes on with the connection"
 
 
 def check_frames(calls, loop_kind, deliveries=1):
-    """The Python calls of that many deliveries. Nobody promises how many a native reader needs on another loop."""
+    """Check the Python calls of this many deliveries. For a native reader on another loop, no number is guaranteed."""
     if loop_kind == "grapeshot":
         assert calls.names == []
     elif readers.usual is asyncio:

@@ -28,7 +28,7 @@ def api(request, monkeypatch):
     return module
 
 
-# One call of each kind that waits until LINE is there, and does not end with less.
+# One call of each kind that waits for LINE, and returns nothing shorter.
 WHOLE_LINE = {
     "readline": lambda reader: reader.readline(),
     "readuntil": lambda reader: reader.readuntil(b"\r\n"),
@@ -54,7 +54,7 @@ async def waiting(loop, awaitable):
 
 
 async def connection(api, loop, handler=None, **options):
-    """Reader and writer of both ends, over TCP; and the server, which is closed."""
+    """Yield reader and writer of both ends, over TCP, and the server, which is closed afterwards."""
     accepted = loop.create_future()
     server = await api.start_server(handler or (lambda *ends: accepted.set_result(ends)), HOST, 0, **options)
     ours = await api.open_connection(*server.sockets[0].getsockname())
@@ -143,7 +143,7 @@ async def test_a_cancelled_read_takes_nothing(api, loop, read):
 
 @each_read
 async def test_cancelled_after_the_data_has_come(api, loop, read):
-    """The wake-up and the cancellation are both on their way."""
+    """Both the wake-up and the cancellation are under way."""
     stream = await open_stream(loop)
     for order in (0, 1):
         task = await waiting(loop, read(stream.reader))
@@ -350,7 +350,7 @@ async def test_several_separators(api, loop):
 
 @pytest.mark.parametrize("looks", [False, True])
 async def test_parts_and_wholes(api, loop, looks):
-    """What is held as it came, in part, or together with what came later; with and without a look at the buffer."""
+    """Data that is held in part or joined with later data, with and without a look at the buffer."""
     stream = await open_stream(loop, limit=1000)
     reader = stream.reader
     expected = bytearray()
@@ -498,7 +498,7 @@ async def test_a_drain_asks_what_is_set_on_the_protocol(api, loop):
 
 
 async def test_a_stop_iteration_is_no_result(api, loop):
-    """PEP 479: it would end the drain as if it had returned."""
+    """PEP 479: otherwise it would end the drain as if it had returned."""
 
     class Stops:
         def is_closing(self):
@@ -706,7 +706,7 @@ async def test_ways(api, loop, loop_kind, tmp_path, way):
 
 
 async def test_nothing_is_kept(api, loop):
-    """The objects of a connection are freed with it; those of a cycle by the collector."""
+    """The objects of a connection are freed with it; the objects of a cycle are freed by the collector."""
 
     async def handler(reader, writer):
         async for line in reader:

@@ -13,7 +13,7 @@ from tcp.socket_pairs import arrived, finish, unix_pair
 
 
 def run_step(loop, step):
-    """Call step(transport) in a callback of a run. Return what the peer has received by then, and what the run raised."""
+    """Call step(transport) in a callback of a run. Return what the peer has then, and what the run raised."""
     transport, protocol, peer = loop.run_until_complete(unix_pair(loop))
     caught = None
     loop.call_soon(step, transport)
@@ -130,7 +130,7 @@ def test_a_loop_that_runs_inside_a_step(loop, new_loop):
 @pytest.mark.skipif(not gil_is_enabled(), reason="other threads are refused there")
 @pytest.mark.skip_on(uvloop="the loop is not woken")
 async def test_a_write_of_another_thread_while_the_loop_waits(loop):
-    """asyncio forbids this, but programs do it. The data cannot wait for the end of the loop's step, because none runs."""
+    """asyncio forbids this, but programs do it. The data cannot wait for the end of a step, because none runs."""
     transport, protocol, peer = await unix_pair(loop)
     done = loop.create_future()
     got = []

@@ -476,7 +476,7 @@ def test_a_loop_closed_with_a_server_and_connections(new_loop, quiet):
 
 @pytest.mark.xfail_on(uvloop="all connections share one context")
 async def test_connections_run_in_copies_of_the_servers_context(loop):
-    """The factory and the protocol see the context in which the server was made, and change only their own copy of it."""
+    """The factory and the protocol see the server's context, and change only their own copy of it."""
     variable = contextvars.ContextVar("variable", default="default")
     variable.set("at the server")
     seen = []

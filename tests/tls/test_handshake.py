@@ -36,7 +36,7 @@ async def fails(connecting, expected, match=None):
 
 
 async def refused(loop, expected, match=None, **options):
-    """The loop's client fails. Returns what the other side saw."""
+    """Check that the loop's client fails. Return what the other side saw."""
     made = []
     connecting, peer = begin(loop, lambda: made.append(Recorder()) or made[-1], **options)
     handshake = asyncio.ensure_future(peer.handshake())
@@ -95,7 +95,7 @@ async def test_client_certificate(loop, serve):
         await peer.write(b"ping")
         assert await peer.read_exactly(4) == b"ping"
         await peer.unwrap()
-    # In TLS 1.3 the client is done before the server says that it wants a certificate.
+    # In TLS 1.3 the client is done before the server can say that it requires a certificate.
     with await client_of(server) as peer, pytest.raises((ssl.SSLError, ConnectionResetError)):
         await peer.read()
     assert seen == [(("DNS", "somebody.test"),)]
@@ -221,7 +221,7 @@ async def test_cancelled_before_it_begins(loop):
 
 @pytest.mark.parametrize("side", SIDES)
 async def test_half_a_handshake_in_single_bytes(loop, side):
-    """A handshake that comes byte by byte succeeds."""
+    """A handshake that arrives byte by byte succeeds."""
     connecting, peer = begin(loop, side=side)
     send = peer.peer.send
 

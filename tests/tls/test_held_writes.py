@@ -19,7 +19,7 @@ async def finish(transport, protocol, peer):
 
 
 async def quiet(loop, factory=Recorder):
-    """As `connected`; the peer has sent something, so that its messages after the handshake are over."""
+    """Like `connected`, but the peer has also sent something, so that its messages after the handshake are over."""
     transport, protocol, peer = await connected(loop, factory)
     await peer.write(b"x")
     await until(lambda: protocol.data == b"x", "the data")
@@ -27,7 +27,7 @@ async def quiet(loop, factory=Recorder):
 
 
 async def records_of(peer, plain: bytes) -> list[int]:
-    """Reads `plain`. Returns the lengths of the records that it came in (Source: RFC 8446, 5.1)."""
+    """Read `plain`. Return the lengths of the records that carried it (Source: RFC 8446, 5.1)."""
     raw, got = bytearray(), bytearray()
     while len(got) < len(plain):
         data = await peer.peer.recv()
@@ -36,7 +36,7 @@ async def records_of(peer, plain: bytes) -> list[int]:
         while peer.incoming.pending:
             try:
                 got += peer.object.read(1 << 20)
-            except OSError:  # the rest of a record is still to come
+            except OSError:  # the rest of a record has not arrived yet
                 break
     assert bytes(got) == plain
     lengths = []

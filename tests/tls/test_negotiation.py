@@ -141,7 +141,7 @@ async def test_session_reuse_by_clients(loop, serve, version):
     for _ in range(3):
         with await client_of(server, context, session=session) as peer:
             await peer.write(b"ping")
-            assert await peer.read_exactly(4) == b"ping"  # the tickets of TLS 1.3 have come before
+            assert await peer.read_exactly(4) == b"ping"  # the tickets of TLS 1.3 have arrived before
             session = peer.object.session
             reused.append(peer.object.session_reused)
             await peer.unwrap()

@@ -27,7 +27,7 @@ async def test_ciphertext_is_written_by_the_replaced_method(loop):
     transport, protocol, peer = await connected(loop)
     lower, seen = below(transport), []
     transport.write(b"one ")
-    await asyncio.sleep(0)  # writes are encrypted at the latest when this step of the task is over
+    await asyncio.sleep(0)  # writes are encrypted no later than at the end of this step of the task
     own = lower.write
     lower.write = lambda data: (seen.append(len(data)), own(data))
     transport.write(b"two ")

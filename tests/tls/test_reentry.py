@@ -41,7 +41,7 @@ class BufferedCloses(BufferedRecorder):
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize(
     ("factory", "messages"),
-    # With records left in it behind a small buffer asyncio's shutdown fails: APPLICATION_DATA_AFTER_CLOSE_NOTIFY.
+    # If records are left behind a small buffer, asyncio's shutdown fails: APPLICATION_DATA_AFTER_CLOSE_NOTIFY.
     [(Closes, (b"x",)), (BufferedCloses, (b"x",)), (Closes, (b"x" * 16384, b"y" * 16384, b"z"))],
     ids=["one record", "one record into a buffer", "several"],
 )
@@ -97,7 +97,7 @@ BROKEN = "encrypts what it is encrypting once more: RecursionError, or a broken 
 @pytest.mark.parametrize("size", [1000, 2_000_000])
 @pytest.mark.skip_on(asyncio=BROKEN, uvloop=BROKEN)
 async def test_write_while_encrypting(loop, size):
-    """Data that is written during a write follows that write, however much of it the socket has taken."""
+    """Data written during another write is sent after it, no matter how much of that the socket has taken."""
     with WhileWriting() as writing:
         transport, protocol, peer = await connected(loop, ours=writing.context, small=True)
         with peer:

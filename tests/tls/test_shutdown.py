@@ -198,7 +198,7 @@ async def test_peer_continues_to_send_after_close(loop):
 
 @pytest.mark.skip_on(uvloop="loses the data")
 async def test_end_while_paused(loop):
-    """Data that came before the end is delivered when the application reads again."""
+    """Data that arrived before the end is delivered when the application reads again."""
     transport, protocol, peer = await connected(loop)
     transport.pause_reading()
     await peer.write(b"x" * 40_000)
@@ -287,7 +287,7 @@ async def test_data_that_crosses_our_close_notify(loop, side, size):
 @pytest.mark.skip_on(asyncio="ends with APPLICATION_DATA_AFTER_CLOSE_NOTIFY (bpo-39951)")
 @pytest.mark.parametrize("size", [1, 100_000, 1_000_000])
 async def test_close_while_paused(loop, size):
-    """Pending data is discarded, even if so much is pending that the transport below is paused."""
+    """Pending data is discarded, even if there is so much of it that the transport below is paused."""
     transport, protocol, peer = await connected(loop)
     transport.pause_reading()
     sending = asyncio.ensure_future(peer.write(bytes(size)))

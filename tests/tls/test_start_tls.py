@@ -246,7 +246,7 @@ async def test_tls_in_tls(loop, side):
 
 
 class OverEverything(asyncio.Transport):
-    """A transport of the user that passes everything to another one and has no private attributes."""
+    """A user's transport that forwards everything to another one and has no private attributes."""
 
     _start_tls_compatible = True
 
@@ -294,7 +294,7 @@ async def test_above_a_transport_of_the_user(loop, end, reported):
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("what", ["garbage", "end", "reset", "time"])
 async def test_failure(loop, side, what, reported):
-    """start_tls raises, the connection is closed, and connection_lost comes once (asyncio: at most once)."""
+    """start_tls raises, the connection is closed, and connection_lost is called once (asyncio: at most once)."""
     transport, protocol, other = await plain(loop)
     limit = {"ssl_handshake_timeout": 0.05} if what == "time" else {}
     starting = asyncio.ensure_future(loop.start_tls(transport, protocol, context(side), **options(side), **limit))

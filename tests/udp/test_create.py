@@ -36,7 +36,7 @@ async def test_isinstance(loop):
     transport, protocol, _ = await endpoint(loop)
     assert isinstance(transport, asyncio.DatagramTransport)
     assert isinstance(transport, asyncio.BaseTransport)
-    assert isinstance(transport, asyncio.Transport)  # as CPython's own tests ask
+    assert isinstance(transport, asyncio.Transport)  # CPython's own tests check this
     await finish(protocol)
 
 

@@ -158,7 +158,7 @@ async def test_closed_inside_connection_made(loop):
 
 
 async def stuck(loop, factory=Datagrams, **limits):
-    """An endpoint that is connected to a Unix socket and has filled its queue, and that socket."""
+    """Return an endpoint that is connected to a Unix socket and has filled its queue, and that socket."""
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     peer.setblocking(False)
     peer.bind("peer")

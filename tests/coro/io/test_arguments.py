@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on thi
 
 
 def fill(sock):
-    """Sends until nothing more fits; returns how many bytes went."""
+    """Send until nothing more fits; return the number of bytes sent."""
     sock.settimeout(0)
     count = 0
     with pytest.raises(BlockingIOError):
@@ -24,7 +24,7 @@ def fill(sock):
 
 
 def spawn_waiting(world, function, *args):
-    """Spawns a function; a coro waits when this returns. A thread may, or will find out that it need not."""
+    """Spawn a function. A coro waits when this returns; a thread may still be on its way, or never need to wait."""
     made = world.spawn(function, *args)
     if world.kind == "coros":
         until_waiting(made)
@@ -32,7 +32,7 @@ def spawn_waiting(world, function, *args):
 
 
 def receive(sock, count):
-    """Receives this many bytes, and the descriptors that come with them."""
+    """Receive this many bytes, with the descriptors that accompany them."""
     data, numbers = b"", array.array("i")
     while len(data) < count:
         part, messages, _, _ = sock.recvmsg(count - len(data), socket.CMSG_SPACE(numbers.itemsize))
@@ -110,7 +110,7 @@ def test_numbers_and_ancillary_data_are_read_once(world):
                 receiver = spawn_waiting(world, call, bytearray(10), Number(5))
                 far.sendall(b"x")
                 receiver.join()
-            # Who changes the list and the array later changes nothing.
+            # Changing the list and the array later has no effect.
             count = fill(near)
             reader, writer = os.pipe()
             numbers, buffers = array.array("i", [reader]), [b"ab"]
@@ -168,7 +168,7 @@ def test_wrong_arguments_raise_at_once_what_they_raise_in_cpython(world, name):
         near, far = world.tcp_pair()
         with near, far, socket.socket() as plain:
             for arguments in WRONG[name]:
-                # The socket has no data, and knows that, and it has no room.
+                # The socket knows that it has no data, and it has no room to send.
                 far.sendall(b"x")
                 assert near.recv(100) == b"x"
                 fill(near)
@@ -197,7 +197,7 @@ def test_an_iterator_that_raises(world):
         near, far = world.pair()
         with near, far:
             for call in (near.sendmsg, near.recvmsg_into):
-                # CPython 3.14 says only that it is no iterable.
+                # CPython 3.14 says only that it is not an iterable.
                 with pytest.raises((LookupError, TypeError) if world.kind == "plain" else LookupError):
                     call(items())
 

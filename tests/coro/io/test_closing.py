@@ -116,7 +116,7 @@ def test_a_file_that_keeps_the_socket_open():
 
 
 def test_numbers_that_are_closed_and_used_again():
-    """A coro gets nothing from the file that has the number of its own one next."""
+    """A coro gets nothing from another file that takes its socket's number."""
 
     def main():
         for _ in range(50):
@@ -140,7 +140,7 @@ def test_numbers_that_are_closed_and_used_again():
 
 
 def test_numbers_that_are_closed_behind_the_back_of_the_socket():
-    """`os.close`, and the number belongs to another file: the coro that waits on it gets ClosedError, not its data."""
+    """`os.close`, and another file takes the number: the waiting coro gets ClosedError, not that file's data."""
 
     def main():
         near, far = coro.socketpair()
@@ -168,7 +168,7 @@ def test_numbers_that_are_closed_behind_the_back_of_the_socket():
 
 
 def test_a_storm_of_closed_and_reused_numbers():
-    """Connections that are closed under their readers at random. Each one gets only what was sent to it."""
+    """Connections are closed under their readers at random. Each reader gets only what was sent to it."""
     rng = random.Random(7)
     counts = {"whole": 0, "closed": 0}
 

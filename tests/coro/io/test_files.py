@@ -23,7 +23,7 @@ BIG = bytes(range(256)) * 4096
 
 @pytest.fixture(params=["coros", "threads"])
 def run(request):
-    """In a coro, and in a thread where none runs."""
+    """Run the function in a coro, and in a thread where no coro runs."""
     return coro.run if request.param == "coros" else in_thread
 
 
@@ -79,7 +79,7 @@ def test_a_descriptor_that_others_share_stays_as_it_is(run):
         try:
             with reader, writer:
                 writer.sendall(b"abcdef")
-                # Nothing is lost if less is read than there is.
+                # Nothing is lost if a read takes less than there is.
                 assert [reader.recv(2), reader.recv(2), reader.recv(2)] == [b"ab", b"cd", b"ef"]
                 reader.settimeout(0.001)
                 with pytest.raises(TimeoutError):
@@ -311,7 +311,7 @@ def test_a_file_is_read_and_written(tmp_path, run):
 
 
 def test_the_loop_goes_on_while_a_thread_reads(tmp_path, monkeypatch):
-    """The read is held up until a coro has run meanwhile."""
+    """The read is blocked until a coro has run."""
     path = tmp_path / "file"
     path.write_bytes(b"content")
     has_run = threading.Event()
@@ -545,7 +545,7 @@ def test_interrupts_at_random_points_of_a_stream():
 
 
 def shared_ends(kind):
-    """Two ends in blocking mode: the one to read from and the one to write to."""
+    """Two ends in blocking mode: one to read from, one to write to."""
     if kind == "pipe":
         return os.pipe()
     near, far = pty.openpty()
@@ -555,7 +555,7 @@ def shared_ends(kind):
 
 @pytest.mark.parametrize("kind", ["pipe", "terminal", "master"])
 def test_another_reader_is_faster(kind):
-    """What has made the descriptor ready is gone when the coro reads. The coro waits again, and others run."""
+    """The data that made the descriptor ready is gone when the coro reads. The coro waits again, and others run."""
 
     def main():
         reader, writer = shared_ends(kind)
@@ -577,7 +577,7 @@ def test_another_reader_is_faster(kind):
 
 
 def test_what_a_real_thread_has_read_is_not_lost():
-    """The thread of an interrupted coro goes on, and the next reader gets what it reads."""
+    """The thread of an interrupted coro continues, and the next reader gets what it reads."""
 
     def main():
         reader, writer = shared_ends("master")

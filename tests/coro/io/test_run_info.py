@@ -53,7 +53,7 @@ def test_the_stacks_and_the_heading():
             f'    File "{__file__}", line {line - 2}, in inner',
             "      coro.wait()",
         ]
-        # The running one: down to the call, and no further.
+        # The stack of the running coro ends at the call itself.
         at = next(number for number, each in enumerate(lines) if re.match(r" *coro 'main' runs$", each))
         functions = [each.rpartition(" in ")[2] for each in lines[at:] if each.lstrip().startswith("File ")]
         assert functions[:2] == ["main", "text"]
@@ -240,7 +240,7 @@ def test_tasks_and_coros_that_wait_for_each_other():
         at = found.index((0, "task 'gathering' waits for coro 'coro', task 'task'"))
         assert [line.partition(" waits")[0] for _, line in found[at + 1 : at + 3]] == ["coro 'coro'", "task 'task'"]
         assert [depth for depth, _ in found[at + 1 : at + 3]] == [1, 1]
-        # The stack of a coro goes on in the coroutine that it awaits, and no further.
+        # The stack of a coro continues into the coroutine that it awaits, and ends there.
         lines = output.splitlines()
         begin = next(number for number, line in enumerate(lines) if line.startswith("  coro 'coro' waits"))
         functions = []

@@ -62,7 +62,7 @@ def ask(server, message):
 
 
 def run_quietly(main):
-    """Runs a coro; returns what was reported to the loop's exception handler."""
+    """Run a coro; return what was reported to the loop's exception handler."""
     reports = []
 
     def begin():
@@ -93,7 +93,7 @@ def test_a_coro_for_each_connection():
         with coro.serve(handler, HOST, 0) as server:
             assert repr(server) == f"<Server on {address_of(server)}, 0 connections>"
             clients = [connect(server) for _ in range(20)]
-            # Each is answered while all the others are open.
+            # Each client is answered while all others are open.
             for number, client in reversed(list(enumerate(clients))):
                 client.sendall(b"%d" % number)
                 assert client.recv(10) == b"%d" % number
@@ -216,7 +216,7 @@ def test_no_more_connections_than_the_limit():
             for number, client in enumerate(clients):
                 client.sendall(b"%d" % number)
             assert (first.recv(1), second.recv(1)) == (b"0", b"1")
-            # The others are connected, in the system's queue, and nobody reads what they send.
+            # The others are connected in the system's queue, and nobody reads what they send.
             third.settimeout(0.05)
             with pytest.raises(TimeoutError):
                 third.recv(1)
@@ -269,7 +269,7 @@ def test_an_error_ends_only_its_connection():
             assert repr(context["exception"]) == "ValueError('told to')"
             assert context["coro"].done()
             assert ask(server, b"work") == b"work"
-            # A notifier hears of it instead.
+            # A notifier is told instead.
             told = []
             before = coro.set_exception_notifier(lambda co, exc: told.append(str(exc)))
             try:
@@ -285,7 +285,7 @@ def test_an_error_ends_only_its_connection():
 
 
 def test_an_error_is_reported_once():
-    """Also where nobody keeps the coro, so that it is freed."""
+    """Also if nothing refers to the coro, so that it is freed."""
     messages = []
 
     def handler(sock, address):
@@ -463,7 +463,7 @@ def test_another_thread_cannot_close_it():
 
 
 def test_the_end_of_the_loop_ends_the_server():
-    """Nothing is left: the fixture of these tests counts descriptors."""
+    """Nothing is left behind: the fixture of these tests counts descriptors."""
     clients = []
 
     def main():
@@ -533,7 +533,7 @@ def test_a_slow_handshake_does_not_hold_up_others():
                 with plain.start_tls(contexts.client_context(), server_hostname=contexts.HOSTNAME) as secure:
                     secure.sendall(b"secret")
                     assert secure.recv(10) == b"secret"
-                # An alert, or a reset because not all of it was read.
+                # The client gets an alert, or a reset because not all of its data was read.
                 with contextlib.suppress(ConnectionResetError):
                     while babbler.recv(100):
                         pass

@@ -222,7 +222,7 @@ def test_a_name_that_does_not_resolve(world):
 
 
 def test_other_coros_run_while_one_waits():
-    """The loop turns: a coro that waits for input does not stop it."""
+    """The loop runs: a coro that waits for input does not stop it."""
 
     def main():
         near, far = coro.socketpair()

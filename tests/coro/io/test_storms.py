@@ -28,7 +28,7 @@ CAP_S = 60 * SCALE
 
 
 class Stop(Exception):
-    """What interrupts."""
+    """The exception that interrupts."""
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def reset(sock):
 
 
 class Stream:
-    """Random bytes through one connection. Whoever is interrupted goes on where it was."""
+    """Random bytes through one connection. A reader or writer that is interrupted continues where it was."""
 
     def __init__(self, pair, size, chance):
         self.near, self.far = pair
@@ -101,7 +101,7 @@ class Stream:
         if kind == 1:
             buffers = [bytearray(3), bytearray(size)]
             count = self.far.readv(buffers)
-            # What recv_exact() has left comes in the first buffer alone.
+            # The first buffer gets only what recv_exact() has left over.
             return b"".join(buffers)[:count]
         if kind == 2 and left:
             return self.far.recv_exact(min(size, left))
@@ -125,12 +125,12 @@ class Stream:
     ("make_pair", "size"), [(tcp_pair, 40_000), (lambda: coro.socketpair(), 500_000)], ids=["tcp", "unix"]
 )
 def test_interruptions_of_streams(make_pair, size, chance):
-    """No byte is lost, none is doubled, whenever a read or write is interrupted or times out."""
+    """No byte is lost or duplicated, whenever a read or write is interrupted or times out."""
 
     def storm():
         streams = [Stream(make_pair(), size * SCALE, chance) for _ in range(8)]
         working = [co for stream in streams for co in stream.coros]
-        coro.yield_slice()  # each begins, and is where it can be interrupted
+        coro.yield_slice()  # each coro begins, so that it can be interrupted
         while working:
             for co in [co for co in working if co.done()]:
                 co.join()
@@ -153,7 +153,7 @@ def test_interruptions_of_streams(make_pair, size, chance):
 
 
 class Place:
-    """A connection that is replaced again and again by one with the same number."""
+    """A connection that is repeatedly replaced by one with the same number."""
 
     def __init__(self, number, chance):
         self.number, self.chance = number, chance
@@ -189,7 +189,7 @@ class Place:
         return reader.join()
 
     def close_behind(self, near, far, mark, reader):
-        """The number is closed, and belongs to another file at once; the wait ends at the next wait on that number."""
+        """The number is closed, and another file takes it at once; the next wait on that number ends this one."""
         number = near.fileno()
         mine, another = socket.socketpair()
         os.close(number)
@@ -296,7 +296,7 @@ def test_connections_come_and_go(chance, eviction):
         return first, last
 
     def settled(first_of):
-        """What is used once the server has seen the last client's end."""
+        """Return what is in use once the server has seen the end of the last client."""
         with coro.timeout(CAP_S):
             while len(coro.get_live_coros()) > 3 or (first_of is not None and used()[0] > first_of):
                 coro.sleep_relative(0.001)
@@ -308,7 +308,7 @@ def test_connections_come_and_go(chance, eviction):
 
 
 def test_slow_and_half_open_clients(chance):
-    """Clients that are slow or silent, half-close, leave with RST or never read keep nobody else waiting."""
+    """Clients that are slow or silent, half-close, leave with RST or never read do not delay anybody else."""
     line = b"a line that is not short\n"
 
     def handler(sock, address):

@@ -46,7 +46,9 @@ def test_echo(world):
 
 
 def test_reads_of_all_sizes_in_turn_return_what_was_sent(world):
-    """Small and large parts, through the loop's buffer and without it: each step is awaited before the next one."""
+    """Small and large reads in turn, through the loop's buffer and without it: each step is awaited before the next
+    one.
+    """
     lengths = [102_400, 102_400, 10, 102_400, 8192, 8191, 65_536, 65_536, 102_400, 200_000, 1, 40_000] * 3
 
     def receive(connection):
@@ -125,7 +127,7 @@ def test_a_large_sendall_against_a_slow_reader(world):
 
 
 def test_half_close(world):
-    """After the end of one direction, the other one goes on."""
+    """After one direction has ended, the other one continues."""
 
     def answer(sock):
         received = b""
@@ -239,7 +241,7 @@ def test_recv_exact_that_is_interrupted_keeps_what_came():
             assert buffer == b"01"
             near.sendall(b"456789")
             assert far.recv_exact(8) == b"23456789"
-            # Nothing is kept any more, and short reads wait for the next event as usual.
+            # The buffer is empty now, and short reads wait for the next event as usual.
             near.sendall(b"a")
             assert far.recv(10) == b"a"
             late = coro.spawn(far.recv, 10)
@@ -270,7 +272,7 @@ def test_readv_and_writev():
 
 
 def test_readv_with_sizes():
-    """As in Shrapnel: a tuple with all that was asked for, or with what has come before the end."""
+    """As in Shrapnel: returns a tuple with everything that was asked for, or with what arrived before the end."""
 
     def main():
         near, far = coro.socketpair()

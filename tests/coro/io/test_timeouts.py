@@ -51,7 +51,7 @@ def test_each_call_ends_after_the_timeout_of_its_socket(world):
 
 
 def test_urgent_data_that_has_not_come(world):
-    """The kernel answers EINVAL at once. A socket with a timeout waits first, until there is something to read."""
+    """The kernel returns EINVAL at once. A socket with a timeout first waits until there is something to read."""
     calls = [
         lambda sock: sock.recv(1, socket.MSG_OOB),
         lambda sock: sock.recv_into(bytearray(1), flags=socket.MSG_OOB),
@@ -107,7 +107,7 @@ def test_the_timeout_as_a_plain_socket_shows_it(world):
 
 @pytest.mark.parametrize("what", ["socket", "number"])
 def test_waiting_again_for_what_is_still_ready(what):
-    """`wait_for_read` and `wait_for_write` tell the state, also if nothing was read after the last wait."""
+    """`wait_for_read` and `wait_for_write` report the state, even if nothing was read after the last wait."""
 
     def main():
         listener = socket.socket()
@@ -183,7 +183,7 @@ def test_without_waiting(world):
 
 
 def test_a_timeout_concerns_the_whole_sendall():
-    """It does not begin again with each part."""
+    """The timeout does not start again with each part."""
 
     def read_slowly(sock, stop):
         while not stop:
@@ -218,7 +218,7 @@ def test_a_connection_that_takes_too_long():
                 except TimeoutError as error:
                     assert str(error) == "timed out"
                     late += 1
-            if late:  # the kernel drops what the queue of the listening socket has no place for
+            if late:  # the kernel drops connections that do not fit into the listening socket's queue
                 assert clients[-1].connect_ex(listener.getsockname()) in (errno.EWOULDBLOCK, errno.EALREADY)
             for client in clients:
                 client.close()

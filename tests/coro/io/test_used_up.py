@@ -19,13 +19,13 @@ def tcp_pair():
     with socket.create_server((HOST, 0)) as listener:
         far = socket.create_connection(listener.getsockname())
         accepted, _ = listener.accept()
-    # What is sent goes at once.
+    # Data is sent at once.
     far.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return coro.sock(fileno=accepted.detach()), far
 
 
 def let_run(thread):
-    """Lets the loop look for events many times, and returns whether the coro has ended meanwhile."""
+    """Let the loop check for events many times; return whether the coro has ended."""
     for _ in range(200):
         if thread.done():
             break
@@ -34,7 +34,7 @@ def let_run(thread):
 
 
 def read_short(near, far):
-    """The socket is registered, and its last read says that nothing is left."""
+    """Register the socket, and let its last read show that nothing is left."""
     reader = coro.spawn(near.recv, 100)
     while reader._status != "waiting":
         coro.yield_slice()
@@ -54,7 +54,7 @@ def use_up_by_an_interrupted_read(near, far):
     while reader._status != "waiting":
         coro.yield_slice()
     far.send(b"hello")
-    # The event comes first, then the interruption.
+    # The event arrives first, then the interruption.
     while reader._status == "waiting":
         coro.yield_slice()
     reader.raise_exception(Stop)
@@ -82,7 +82,7 @@ def use_up_by_a_writer(near, far):
         writer = coro.spawn(near.sendall, b"z")
         if not let_run(writer):
             break
-    # Data and room come together.
+    # Data and room to send arrive together.
     far.send(b"hello")
     with pytest.raises(BlockingIOError):
         while True:
@@ -197,7 +197,7 @@ def test_init_once_more_for_a_socket_of_another_kind():
             sender.sendto(b"a", near.getsockname())
             sender.sendto(b"b", near.getsockname())
             assert reader.join() == b"a"
-            # A short datagram does not say that nothing is left.
+            # A short datagram does not mean that nothing is left.
             reader = coro.spawn(near.recv, 100)
             assert let_run(reader)
             assert reader.join() == b"b"
@@ -206,7 +206,7 @@ def test_init_once_more_for_a_socket_of_another_kind():
 
 
 def test_init_once_more_with_the_same_number():
-    """The registration was that of the file which had the number before."""
+    """The registration belonged to the file that had the number before."""
 
     def main():
         near, far = tcp_pair()

@@ -19,7 +19,7 @@ if coro_is_available():
 
 @pytest.fixture(params=["pidfd", "thread"])
 def way(request, monkeypatch):
-    """How the end of a child is told; `thread`: as on a kernel without pidfds."""
+    """How the loop learns that a child has ended; `thread` is the way on a kernel without pidfds."""
     if request.param == "thread":
 
         def refused(pid, flags=0):
@@ -48,7 +48,7 @@ class Child:
 
     def __exit__(self, *_):
         self.end()
-        # The status was fetched by the test, and Popen finds none.
+        # The test has fetched the status, so Popen finds none.
         self.process.wait()
 
 
@@ -106,7 +106,7 @@ def test_what_is_no_child():
 
 
 def test_any_child_where_there_is_none():
-    """In a process of its own: other tests may have left helpers of the standard library running in this one."""
+    """Runs in its own process: earlier tests may have left helpers of the standard library running in this one."""
     code = """
         from grapeshot import coro
 
@@ -127,7 +127,7 @@ def test_a_child_that_somebody_else_has_waited_for(way):
             waiting = coro.spawn(coro.waitpid, child.pid)
             until_waiting(waiting)
             child.end()
-            # Blocks the thread, so that it comes before the coro.
+            # Block the thread, so that the child ends before the coro runs.
             assert os.waitpid(child.pid, 0) == (child.pid, 0)
             with pytest.raises(ChildProcessError):
                 waiting.join()
@@ -162,7 +162,7 @@ def test_a_wait_that_is_interrupted_leaves_the_status(way):
                 coro.waitpid(child.pid, timeout=0.001)
             with pytest.raises(coro.TimeoutError), coro.timeout(0.001):
                 coro.waitpid(child.pid)
-            # An interruption that comes after the end, and before the coro has run, leaves it, too.
+            # An interruption that arrives after the end, but before the coro has run, leaves the status, too.
             waiting = coro.spawn(coro.waitpid, child.pid)
             until_waiting(waiting)
             child.end()

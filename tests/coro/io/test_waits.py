@@ -20,7 +20,7 @@ if coro_is_available():
 
 
 def test_an_interrupted_recv_has_taken_nothing():
-    """Also where the interruption comes after the event."""
+    """Also if the interruption arrives after the event."""
 
     def main():
         near, far = coro.socketpair()
@@ -220,7 +220,7 @@ def test_real_threads_beside_coros():
 
 
 def test_signals_reach_a_thread_that_blocks():
-    """As PEP 475 says: the handler runs, and the call goes on."""
+    """As PEP 475 requires: the handler runs, and the call continues."""
     out = run_script(
         None,
         """

@@ -34,7 +34,7 @@ def folder(tmp_path):
 
 
 def told(events):
-    """The events that are there, without the directory."""
+    """Return the pending events, except those of the directory."""
     return [
         event and tuple(os.path.basename(each) if each else each for each in event)
         for event in vnode_events.events_of(events)
@@ -43,7 +43,7 @@ def told(events):
 
 def open_descriptors():
     paths = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
-    # Not the one that has listed them.
+    # Leave out the descriptor with which the directory was listed.
     return {path: os.readlink(path) for path in paths if os.path.lexists(path)}
 
 
@@ -157,7 +157,7 @@ def test_what_happens_between_two_looks(folder, change, in_directory, of_file):
             found = told(all_events)
             assert (sorted(found) if change in (exchange, move_others_out, move_others) else found) == in_directory
             assert told(events) == of_file
-            # What is there now is watched, under its name.
+            # The file that exists now is watched, under its name.
             for path in sorted(folder.iterdir()):
                 if path.name in {"a", "b", "c", "a.1", "second"}:
                     with open(path, "ab") as file:
@@ -233,7 +233,7 @@ def test_descriptors_are_closed(folder):
 
 @pytest.fixture
 def leave():
-    """Leave so many descriptors, or all."""
+    """Leave this many descriptors free, or restore the limit."""
     old = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken = []
 
@@ -254,7 +254,7 @@ def leave():
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
 def test_no_descriptor_is_left_at_the_start(folder, leave, count):
-    """For the kqueue, the directory, the look, or the second file."""
+    """There is none for the kqueue, the directory, its listing, or the second file."""
     for name in ("a", "b"):
         (folder / name).touch()
 
@@ -271,7 +271,7 @@ def test_no_descriptor_is_left_at_the_start(folder, leave, count):
 
 
 def test_no_descriptor_is_left_later(tmp_path, folder, leave):
-    """What was lost is found by the next look."""
+    """The next comparison finds what was missed."""
     (tmp_path / "other").touch()
     (tmp_path / "another").touch()
 

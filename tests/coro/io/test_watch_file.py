@@ -24,7 +24,7 @@ if coro_is_available():
 
 @pytest.fixture(params=["inotify", "kqueue"], autouse=True)
 def system(request, monkeypatch):
-    """The system's calls; Linux stands in for those of the others."""
+    """The system's calls; on Linux, stand-ins for those of other systems."""
     if request.param == "kqueue":
         monkeypatch.setattr(_kqueue, "_select", vnode_events)
         monkeypatch.setattr(_watch_file, "select", vnode_events)
@@ -33,12 +33,12 @@ def system(request, monkeypatch):
 
 @pytest.fixture(params=["coros", "threads"])
 def run(request):
-    """In a coro, and in a thread where none runs."""
+    """Run the function in a coro, and in a thread where no coro runs."""
     return coro.run if request.param == "coros" else in_thread
 
 
 def kinds(events):
-    """The kinds of all events that are there."""
+    """Return the kinds of all pending events."""
     return [event and event.kind for event in vnode_events.events_of(events)]
 
 
@@ -97,7 +97,7 @@ def test_editors_that_replace_the_file(tmp_path):
                 with open(path, "ab") as file:
                     file.write(b"more")
                 assert kinds(events) == ["modified"], turn
-                # The old one becomes a backup, whose changes are no news.
+                # The old file becomes a backup, whose changes are not reported.
                 backup = tmp_path / "file~"
                 path.rename(backup)
                 assert events.wait() == ("moved", str(path), str(backup))
@@ -127,7 +127,7 @@ def test_a_file_that_others_keep_open_after_its_end(tmp_path):
 
 
 def test_links(tmp_path):
-    """What a symbolic link leads to is watched, and so is the link; also changes under another name."""
+    """The target of a symbolic link is watched, and so is the link; also changes under another name."""
     first, second, link = tmp_path / "first", tmp_path / "second", tmp_path / "link"
     first.touch()
     second.touch()
@@ -252,7 +252,7 @@ def test_overflow(tmp_path):
 
 
 def test_a_timeout_while_other_files_change(tmp_path, monkeypatch):
-    """Each time that it looks there is something, and nothing of the file."""
+    """Each time it wakes there are events, but none about the file."""
     end = time.monotonic() + 10
 
     def main():

@@ -33,7 +33,7 @@ class LeftOut(NamedTuple):
     """Why a test does not pass patched."""
 
     reason: str
-    # False: it would not end.
+    # False: the test would not end.
     is_run: bool = True
 
 
@@ -64,7 +64,7 @@ EXCEPTIONS: dict[str, dict[str, LeftOut]] = {
             "the function of the C API takes the ident of a real thread", is_run=False
         ),
         "InterruptMainTests.test_can_interrupt_tight_loops": PREEMPTION,
-        # Up to 3.12, with what threading has there in the place of handles:
+        # Up to 3.12, with the functions that threading uses there instead of handles:
         "ThreadTests.test_disallow_instantiation": LeftOut(
             "a lock is made by its type in every version, as from 3.13 on"
         ),
@@ -133,7 +133,7 @@ QUICK = {
     "test_xmlrpc",
 }
 
-# Pools of processes are not about threads. Where VSOCK is there without a hypervisor, its test hangs plain, too.
+# Pools of processes are not about threads. Where VSOCK exists without a hypervisor, its test also hangs plain.
 WITHOUT = {"test_concurrent_futures": "Process", "test_socket": "ThreadedVSOCK"}
 
 

@@ -73,7 +73,7 @@ coro.run(main)
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_daemon_that_swallows_its_end_does_not_keep_the_program(way):
-    """It is told a few times only: it may log what it has caught. No warning tells of it."""
+    """It is interrupted only a few times: it may log what it has caught. No warning mentions it."""
     check = "import atexit; atexit.register(lambda: print(len(caught) < 10, sorted(set(caught))))"
     assert run_script(None, check + HEAD + WAYS[way]) == "True ['Shutdown']\n"
 

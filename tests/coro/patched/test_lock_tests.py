@@ -19,7 +19,7 @@ pytestmark = [
 ]
 
 SUBJECT = Path(__file__).with_name("lock_subject.py")
-# The tests wait most of the time, so these run beside each other.
+# The tests wait most of the time, so the parts run in parallel.
 PARTS = 4
 ALL = list(itertools.product(["thread", "coro"], range(PARTS)))
 

@@ -26,7 +26,7 @@ def make(kind):
 
 
 def real(name):
-    """The original of what `name` stands for: the control."""
+    """Return the original that `name` replaces: the control."""
     return {"thread_lock": _thread.allocate_lock, "thread_rlock": _thread.RLock}[name]()
 
 
@@ -47,7 +47,7 @@ def in_real_thread(function):
 
 
 def waiting_count(lock):
-    """How many wait for the lock, as its repr says."""
+    """Return how many wait for the lock, according to its repr."""
     text = repr(lock)
     return int(text.partition("waiting=")[2].split()[0]) if "waiting=" in text else 0
 
@@ -243,7 +243,7 @@ def test_first_come_first_served():
 
 
 def test_coros_of_two_loops():
-    """A lock that coros of two loops in two threads take in turn."""
+    """Coros of two loops in two threads take a lock in turn."""
     lock = make("thread_lock")
     counts = {0: 0, 1: 0}
     inside = []
@@ -307,7 +307,7 @@ def test_interrupted_waiter_leaves_nothing(is_granted):
         first = spawn_blocked(lock.acquire)
         second = spawn_blocked(lock.acquire)
         if is_granted:
-            lock.release()  # to the first one, which has not run yet
+            lock.release()  # hands it to the first waiter, which has not run yet
         first.shutdown()
         first.join()
         assert waiting_count(lock) == (0 if is_granted else 1)
@@ -321,7 +321,7 @@ def test_interrupted_waiter_leaves_nothing(is_granted):
 
 
 def test_acquire_restore_is_not_interrupted():
-    """Condition.wait() returns with the lock. The interruption comes at the next wait."""
+    """Condition.wait() returns with the lock held. The interruption is raised at the next wait."""
     lock = make("thread_rlock")
     seen = []
 
@@ -391,7 +391,9 @@ def test_signal_interrupts_the_main_thread():
 
 
 def test_storm_over_one_lock():
-    """Coros of two loops and real threads, with timeouts and interruptions: nobody is inside twice, none is lost."""
+    """Coros of two loops and real threads, with timeouts and interruptions: no two are inside at once, and none gets
+    lost.
+    """
     lock = make("thread_lock")
     inside = [0]
     entered = [0]
@@ -418,7 +420,7 @@ def test_storm_over_one_lock():
             once(lambda: time.sleep(0.00005), rng)
 
     def pause():
-        # An interruption must not come while `inside` counts it.
+        # An interruption must not arrive while `inside` counts the coro.
         coro.yield_slice() if coro.current().name != "victim" else None
 
     def work(seed):
@@ -479,7 +481,7 @@ def test_storm_over_one_lock():
 
 @pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="no fork")
 def test_waiters_of_the_parent_do_not_exist_in_the_child():
-    """Without `_at_fork_reinit`: a release in the child does not give the lock to a thread that is not there."""
+    """Without `_at_fork_reinit`: a release in the child must not give the lock to a thread of the parent."""
     output = run_script(
         None,
         """

@@ -32,7 +32,7 @@ def original(name):
 
 @pytest.fixture(params=["stand-ins", "real"])
 def head(request, tmp_path):
-    """Code that makes both packages importable, and a function that tells what an action raises."""
+    """Return code that makes both packages importable, and defines a function that tells what an action raises."""
     code = "import sys\n"
     if request.param == "real":
         missing = [name for name in ("gevent", "eventlet") if importlib.util.find_spec(name) is None]
@@ -89,7 +89,7 @@ print(coro.run(lambda: coro.sleep_relative(0)))
 
 
 def test_those_that_were_imported_before_are_refused_too(head):
-    """A function that was imported by its name before patches through others of its module."""
+    """Such a function is refused because it patches through other functions of its module."""
     code = """
 import gevent.monkey, eventlet, eventlet.patcher
 from gevent.monkey import patch_all

@@ -197,7 +197,7 @@ def test_where_no_coro_runs_everything_is_as_before():
 
 
 def test_task_starts_a_thread():
-    """A task cannot wait for the start or the end of a coro of its own loop, and need not."""
+    """A task cannot wait for the start or the end of a coro of its own loop, and does not need to."""
     assert run(
         """
         import asyncio, grapeshot
@@ -224,7 +224,7 @@ def test_task_starts_a_thread():
 
 @pytest.mark.parametrize("head", ["", HEAD], ids=["plain", "patched"])
 def test_asyncio_in_threads_of_a_program_with_a_loop(head):
-    """A thread sees no running loop, and has runs of its own beside the program's loop."""
+    """A thread sees no running loop, and can run loops of its own beside the program's loop."""
     code = """
         import asyncio, sys, threading
 
@@ -292,7 +292,7 @@ def test_to_thread_and_executors_keep_real_threads():
 
 
 def test_finalizer_of_a_patched_library_takes_a_free_lock():
-    """As in urllib3: the finalizer of a pool in a cycle uses a queue and a lock when the collector runs."""
+    """As in urllib3: when the collector runs, the finalizer of a pool in a cycle uses a queue and a lock."""
     assert run(
         """
         class Pool:
@@ -372,7 +372,7 @@ def test_uncaught_exceptions():
 
 
 def test_threads_that_are_left_at_the_end():
-    """The loop ends them with Shutdown, without a report, and nobody who joins them waits for ever."""
+    """The loop ends them with Shutdown, without a report, and a thread that joins them does not wait forever."""
     assert run(
         """
         def work():
@@ -431,7 +431,7 @@ def test_sleep():
 
 
 def test_import_that_waits():
-    """A coro waits for a module that another coro has half imported; a circle of them does not hang."""
+    """A coro waits for a module that another coro has partly imported; circular imports do not hang."""
     assert run(
         """
         import tempfile, os

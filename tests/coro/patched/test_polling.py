@@ -16,7 +16,7 @@ MANY = 1000
 
 
 def polls_of_locks():
-    """Locks that somebody else holds, and a queue, asked in each way."""
+    """Locks that another coro holds, and a queue, polled in each way."""
     for kind in ("thread_lock", "thread_rlock"):
         for arguments in ({"blocking": False}, {"timeout": 0}):
             lock = getattr(_core, kind)()
@@ -93,7 +93,7 @@ def test_a_poller_is_shut_down():
 
 
 def test_the_holder_of_a_lock_is_not_interrupted():
-    """``Condition.notify`` asks whether its caller holds the lock. Interrupted there, it would wake nobody."""
+    """``Condition.notify`` checks whether its caller holds the lock. If that were interrupted, it would wake nobody."""
 
     def main():
         lock = _core.thread_lock()

@@ -13,7 +13,7 @@ from tests.coro.patched.same_output import check_same_output
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 
-# Another connection writes, and commits when its turn comes: what waits in C never sees that.
+# Another connection writes, and commits only when other coros run: code that waits in C never sees the commit.
 HOLDER = """
 import os, sqlite3, sys, tempfile, threading, time
 
