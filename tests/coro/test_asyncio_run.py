@@ -220,7 +220,7 @@ def test_exits_in_tasks_and_callbacks_come_out_of_run(run, kind):
                 raise kind(8)
 
         task = asyncio.create_task(left())
-        steps.append(task)  # keeps it
+        steps.append(task)  # this keeps the task alive
         await asyncio.sleep(0)
 
     def work():

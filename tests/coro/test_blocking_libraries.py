@@ -125,7 +125,7 @@ def test_async_unsafe(run, monkeypatch):
     run(lambda: asyncio.run(main()))
     if run is in_coro:
         with pytest.raises(SynchronousOnlyOperation):
-            coro.run(unsafe)  # it shows the loop
+            coro.run(unsafe)  # this coro shows the loop
 
 
 ORM = """

@@ -109,7 +109,7 @@ def test_coros_of_a_run_end_with_it():
     def outer():
         mine = coro.spawn(work, "the caller's")
         asyncio.run(main())
-        assert sorted(ended) == ["a thread's", "spawned"]  # its task was cancelled, and so was what it awaits
+        assert sorted(ended) == ["a thread's", "spawned"]  # its task was cancelled, and so was the awaited one
         mine.shutdown()
         coro.yield_slice()
 
@@ -246,7 +246,7 @@ except KeyboardInterrupt:
 
 
 def test_ctrl_c_where_only_the_run_handles_it():
-    """As in the main thread: asyncio.run() in the coro has set the handler, and raises KeyboardInterrupt there."""
+    """As in the main thread: asyncio.run() in the coro installs the handler, and raises KeyboardInterrupt there."""
 
     async def main():
         os.kill(os.getpid(), signal.SIGINT)
@@ -348,7 +348,7 @@ def test_stop_of_the_program_stops_the_program():
         begun = asyncio.Event()
         running = asyncio.create_task(coro.run_blocking(lambda: asyncio.run(main(begun))))
         await begun.wait()
-        loop.stop()  # this task belongs to no run
+        loop.stop()  # this task does not belong to a run
         return running
 
     task = loop.create_task(outer())
@@ -374,7 +374,7 @@ def test_loop_belongs_to_the_coros_of_its_host():
         coroutine.close()
         assert await coro.run_blocking(lambda: loop.run_until_complete(asyncio.sleep(0, 5))) == 5
         left = loop.create_task(asyncio.sleep(60))
-        loop.close()  # cannot wait here
+        loop.close()  # a coro could not wait here
         with pytest.raises(asyncio.CancelledError):
             await left
 

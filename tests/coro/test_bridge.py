@@ -21,7 +21,7 @@ if coro_is_available():
 
 
 def outcome_of(run):
-    """What ``run()`` returns or raises, in a form that can be compared."""
+    """Return what ``run()`` returns or raises, in a form that can be compared."""
     try:
         return "returned", run()
     except BaseException as error:
@@ -675,7 +675,7 @@ def test_a_late_callback_of_an_abandoned_future_wakes_no_coro():
 
 
 def test_nothing_keeps_a_coro_that_failed_in_await():
-    """There are no cycles: the coro and its exception are freed without the collector."""
+    """There are no reference cycles: the coro and its exception are freed without the collector."""
 
     class Error(Exception):
         pass

@@ -33,7 +33,7 @@ def slow(value):
 
 
 def check(work, count=COUNT, **options):
-    """Coros get the same result as one plain call of the function. The function gets `slow` as its argument."""
+    """Check that coros get the same result as a plain call of the function, whose argument is `slow`."""
     expected = [work(number, lambda value: value) for number in range(count)]
     assert together(lambda number: work(number, slow), count, **options) == expected
 

@@ -219,7 +219,7 @@ def test_a_value_on_its_way_stays_for_the_next_that_comes(way):
         with pytest.raises(INTERRUPTIONS):
             receiver.join()
             receiver.result()
-        # Its sender has continued, and a receiver gets it without waiting.
+        # Its sender has continued, and a receiver gets the value without waiting.
         assert channel.balance == 1
         later = spawn_blocked(channel.send, "later")
         assert channel.balance == 2

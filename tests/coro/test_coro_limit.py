@@ -139,7 +139,7 @@ def test_a_server_of_coros_waits_for_a_place(limit, caplog):
             clients = Clients(server, 4)
             try:
                 if limit == "coros":
-                    loop.set_limits(coros=4)  # this one, the one that accepts, two connections
+                    loop.set_limits(coros=4)  # this one, the one that accepts, and two connections
                 else:
                     loop.set_limits(descriptors=lowest_free() + 2)
                 until(lambda: clients.answers() >= 2)
@@ -160,7 +160,7 @@ def test_a_server_of_coros_waits_for_a_place(limit, caplog):
 
 
 def test_the_child_of_a_fork_does_not_go_on_with_servers_that_waited():
-    """One of the parent's clients waits at the limit. The child has a place, and a server of its own at the limit."""
+    """One of the parent's clients waits at the limit. The child has a place, and its own server at the limit."""
     said = run_script(
         None,
         """

@@ -101,7 +101,7 @@ say(coro.get_live_coros())
 
 @pytest.mark.parametrize("way", ["run", "grapeshot.run"])
 def test_another_coro_computes(way):
-    """It gets the KeyboardInterrupt; the first coro is cancelled."""
+    """That coro gets the KeyboardInterrupt; the first coro is cancelled."""
     lines = run(
         f"""
 begun = []
@@ -202,7 +202,7 @@ outcome(coro.run, main)
 
 
 def test_a_coro_that_yields_in_time_is_cancelled_only():
-    """Its cleanup may take longer than a coro that does not yield may go on."""
+    """Its cleanup may take longer than the time that a coro may run without a yield."""
     lines = run(
         """
 def main():
@@ -310,7 +310,7 @@ coro.run(main)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
     assert out == "finally\n"
-    # The watchdog's record of the coro may come before it, after it and in between.
+    # The watchdog's record of the coro may come before, after or in between.
     assert "\nKeyboardInterrupt" in err
     assert "in compute\n" in err
     assert process.returncode == -signal.SIGINT
@@ -335,5 +335,5 @@ interrupt_soon(begun)
 outcome(coro.run, main)
 """
     )
-    # What __del__ raises is ignored, so the coro is cancelled where it waits next, as by asyncio's Ctrl-C.
+    # Exceptions in __del__ are ignored, so the coro is cancelled at its next wait, as asyncio's Ctrl-C does.
     assert lines == ["after", "raised KeyboardInterrupt"]

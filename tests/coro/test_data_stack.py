@@ -33,5 +33,6 @@ def test_calls_at_the_end_of_a_chunk_map_no_memory(stack):
         descend(DEPTHS)
         return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
-    # A mapping that is new has a page fault at its first use. Without a reserve of chunks it would be CALLS or more.
+    # A new mapping has a page fault at its first use. Without a reserve of chunks there would be CALLS or more
+    # faults.
     assert coro.run(lambda: coro.spawn(count_faults, stack=stack).join()) < CALLS / 2

@@ -31,12 +31,12 @@ def loop():
 
 @pytest.fixture
 def no_grace(monkeypatch):
-    """Interrupts at once what waits during its cleanup."""
+    """Interrupt coros that wait during their cleanup at once."""
     monkeypatch.setattr(_ending, "_GRACE_S", 0.01)
 
 
 def start(loop, *functions):
-    """Starts a coro for each function and lets it run up to its first wait."""
+    """Start a coro for each function and let it run to its first wait."""
 
     async def spawn():
         coros = [coro.spawn(function) for function in functions]
@@ -138,7 +138,7 @@ def test_a_coro_that_refuses_to_end_is_given_up_with_a_warning(no_grace):
         for act in (stubborn.shutdown, stubborn.interrupt, stubborn.cancel, lambda: coro.schedule(stubborn)):
             with pytest.raises(RuntimeError, match="closed"):
                 act()
-        # Others use its stack slot meanwhile. Its stack is restored when it continues.
+        # Others use its stack slot in the meantime. Its stack is restored when it continues.
         assert coro.run(lambda: [coro.spawn(sorted, [3, 1, 2]).join() for _ in range(3)]) == [[1, 2, 3]] * 3
         gc.collect()
         is_stubborn[0] = False
@@ -183,7 +183,7 @@ def test_errors_in_the_cleanup_go_to_the_exception_handler(loop):
     gc.collect()
     loop.close()
     gc.collect()
-    # No code could have retrieved it, and after the close there is no report.
+    # No code could have retrieved the exception, and after the close there is no report.
     assert reported in (["in the cleanup"], [])
 
 
@@ -272,7 +272,7 @@ def test_a_coro_that_was_never_started_is_dropped_in_silence():
 
 
 def leave_behind(log, count=3):
-    """Makes a loop with suspended coros and does not close it."""
+    """Make a loop with suspended coros, and do not close it."""
 
     def stay(number):
         try:
@@ -378,7 +378,7 @@ def test_a_coro_that_outlives_its_thread_stays_suspended(monkeypatch):
 
 
 def stack_mappings():
-    """Counts the mappings of 8 MiB without huge pages: stack slots of coros, and stacks of threads."""
+    """Count the mappings of 8 MiB without huge pages: stack slots of coros, and stacks of threads."""
     count = length = 0
     with open("/proc/self/smaps") as maps:
         for line in maps:
@@ -391,7 +391,7 @@ def stack_mappings():
 
 
 def test_threads_that_end_give_their_stacks_back():
-    coro.run(int)  # the main thread has its own
+    coro.run(int)  # the main thread has its own slots
     if not sys.platform.startswith("linux") or not stack_mappings():
         pytest.skip("this kernel does not tell which mappings are stacks of coros")
 
@@ -403,8 +403,8 @@ def test_threads_that_end_give_their_stacks_back():
     before = stack_mappings()
     during = [in_thread(program) for _ in range(5)]
     assert min(during) >= 3
-    # Five threads had 15 slots. The C library keeps stacks of threads that have ended, and to 3.12 join() does not wait
-    # for the very end of one.
+    # Five threads had 15 slots. The C library keeps the stacks of ended threads, and up to 3.12 join() does not wait
+    # for the very end of a thread.
     wait_until(lambda: stack_mappings() <= before + 2, "the mappings to go")
 
 
@@ -479,7 +479,7 @@ def test_coros_end_at_the_exit():
         closed.close()
         print("exit", flush=True)
     """,
-        flags=("-W", "ignore::ResourceWarning"),  # which debug builds of Python show
+        flags=("-W", "ignore::ResourceWarning"),  # debug builds of Python show these
     )
     assert (status, err) == (0, "")
     lines = out.split()

@@ -105,7 +105,7 @@ def test_a_finalizer_that_yields_while_an_exception_is_on_its_way():
         try:
             fail(number)
         except ValueError as exc:
-            exc.__traceback__ = None  # here the frame of fail() goes, and `ending` with it
+            exc.__traceback__ = None  # this releases the frame of fail(), and `ending` with it
             coro.yield_slice()
             return exc.args
         return None
@@ -131,7 +131,7 @@ def test_collections_go_on_meanwhile():
 
 @pytest.mark.parametrize("how", ["in_parallel", "group"])
 def test_a_collection_lets_coros_end_while_they_are_shut_down(how, monkeypatch):
-    """On a stack of its own, a finalizer of the collector may let others run anywhere."""
+    """On a stack of its own, a finalizer of the collector may let other coros run anywhere."""
     goes_on = coro.event()
     shutdown = coro.Shutdown
 

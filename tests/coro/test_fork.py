@@ -25,7 +25,7 @@ def status(pid):
 atexit.register(lambda: say("atexit", where()))
 """
 
-# Coros and tasks in each state, each of which says when it ends.
+# Coros and tasks in each state. Each prints a line when it ends.
 CROWD = """
 class Crowd:
     def __init__(self):
@@ -89,7 +89,7 @@ def run(code, *, flags=("-W", "error", "-X", "faulthandler")):
     ],
 )
 def test_the_first_coro_ends_in_the_child(ending, expected):
-    """`coro.run()` returns or raises in the child; nothing of the others runs there."""
+    """`coro.run()` returns or raises in the child; no code of the other coros runs there."""
     lines = run(
         CROWD
         + f"""
@@ -129,7 +129,7 @@ else:
     [("return", ["0"]), ("sys.exit(3)", ["atexit child", "3"]), ("raise LookupError('mine')", ["0"])],
 )
 def test_another_coro_ends_in_the_child(ending, expected):
-    """The child ends with it, as with a thread that has forked; SystemExit leaves the loop as it does elsewhere."""
+    """The child ends with this coro, like a thread that has forked; SystemExit leaves the loop as usual."""
     lines = run(
         CROWD
         + f"""
@@ -169,7 +169,7 @@ say(grapeshot.run(main()))
 
 
 def test_the_loop_of_the_parent_goes_on():
-    """The child closes its copy of the loop and of the sockets: the parent's waits are still registered."""
+    """The child closes its copies of the loop and of the sockets: the parent's waits must still be registered."""
     lines = run(
         """
 def echo(sock):
@@ -206,13 +206,13 @@ def main():
 
 coro.run(main)
 """,
-        flags=("-X", "faulthandler"),  # sockets that the child has not closed
+        flags=("-X", "faulthandler"),  # the child has not closed these sockets
     )
     assert lines == ["atexit child", "3", "b'line\\n'", "atexit parent"]
 
 
 def test_threading_forgets_the_threads_of_the_parent():
-    """The coro that forks is no Thread, and has not asked for the one that stands for it."""
+    """The coro that forks is not a Thread, and has not asked for the Thread object that represents it."""
     lines = run(
         """
 coro.patch()
@@ -236,7 +236,7 @@ def main():
 
 coro.run(main)
 """,
-        flags=("-X", "faulthandler"),  # what threading raises in the child goes to stderr
+        flags=("-X", "faulthandler"),  # exceptions of threading in the child go to stderr
     )
     assert lines == ["['MainThread'] True", "0", "atexit parent"]
 
@@ -283,7 +283,7 @@ released.set()
 
 @pytest.mark.parametrize("arguments", [(), ("-m", "grapeshot.coro")], ids=["threads", "coros"])
 def test_a_program_with_threads(arguments):
-    flags = ("-W", "ignore", "-X", "faulthandler", *arguments)  # DeprecationWarning of a fork beside threads
+    flags = ("-W", "ignore", "-X", "faulthandler", *arguments)  # DeprecationWarning for a fork beside threads
     lines = run_script(None, PROGRAM, flags=flags).split("\n")[:-1]
     assert sorted(lines) == [
         "buffered exit ['forker']",

@@ -84,7 +84,7 @@ class Walker:
 
 
 def watched(walkers: list[Walker]) -> int:
-    """Looks at all of them again and again until they have ended. Returns how many chains it has compared."""
+    """Compare the chains of all coros repeatedly until they have ended. Return how many chains were compared."""
     compared = 0
     coro.yield_slice()
     while left := [walker for walker in walkers if not walker.coro.done()]:
@@ -102,7 +102,9 @@ def test_a_chain_is_whole_at_any_depth():
 
 
 def test_a_chain_is_whole_in_functions_that_c_code_calls_one_after_the_other():
-    """The coro's own function is C code, which begins a chain for each call: a deep one, a shallow one, a generator."""
+    """The coro's own function is C code, which starts a new chain for each call: a deep one, a shallow one, a
+    generator.
+    """
 
     def down(left: int) -> int:
         if left:

@@ -142,7 +142,7 @@ def test_callbacks():
         future.add_done_callback(print)
         assert future.remove_done_callback(print) == 1
         future.set(1)
-        assert log == []  # from the loop
+        assert log == []  # the callbacks run from the loop
         future.add_done_callback(log.append)
         coro.yield_slice()
         assert log == [future, future]

@@ -193,8 +193,8 @@ def test_the_frames_of_a_running_generator():
 
 
 def test_a_generator_is_collected_while_it_was_suspended():
-    """Its `finally` block yields where the last reference is dropped. Reference counting allows that; the collector
-    does not.
+    """Its `finally` block yields where the last reference is dropped. That is allowed when reference counting frees the
+    generator, but not in the collector.
     """
 
     def generate(log, number):
@@ -323,7 +323,7 @@ def test_async_generators_that_are_left_are_closed_with_the_loop():
     def main():
         generators = [generate() for _ in range(3)]
         assert [coro.await_(anext(generator)) for generator in generators] == [1, 1, 1]
-        main.kept = generators  # neither freed nor closed
+        main.kept = generators  # keeps them from being freed or closed
 
     coro.run(main)
     assert log == [True] * 3

@@ -25,12 +25,12 @@ if coro_is_available():
         for kind in PUBLIC
         if isinstance(getattr(coro, kind), type) and not issubclass(getattr(coro, kind), BaseException)
         for name in dir(getattr(coro, kind))
-        # What a sock inherits is Python's own.
+        # Functions that a sock inherits are Python's own.
         if not name.startswith("_")
         and inspect.getattr_static(getattr(coro, kind), name) is not inspect.getattr_static(socket.socket, name, None)
     ]
 
-# The arguments of what users call most, as its help shows them.
+# The arguments of the most used functions, as their help shows them.
 SIGNATURES = {
     "spawn": "(function, /, *args, name=None, context=None, stack='shared', **kwargs)",
     "new": "(function, /, *args, name=None, context=None, stack='shared', **kwargs)",
@@ -100,7 +100,7 @@ def test_native_functions_are_known_by_their_public_names():
             public = name.removeprefix("_coro_")
             if getattr(coro, public, None) is value:
                 assert (value.__module__, value.__name__) == ("grapeshot.coro", public)
-            elif name == "_coro_get_ident":  # put in the place of _thread's, and pickled by its name
+            elif name == "_coro_get_ident":  # it replaces a function of _thread, and is pickled by that name
                 assert (value.__module__, value.__name__) == ("_thread", "get_ident")
             else:
                 assert (value.__module__, value.__name__) == ("grapeshot._core", name)
@@ -115,7 +115,7 @@ def test_help_of_spawn_explains_its_options():
 
 
 def test_completion_shows_the_public_names_only():
-    # Beside them, the modules with Shrapnel's names, which are imported on demand.
+    # Besides these, there are the modules with Shrapnel's names, which are imported on demand.
     assert dir(coro) == sorted([*coro.__all__, "backdoor", "profiler"])
     assert {"gc", "os", "sys", "asyncio", "annotations", "TYPE_CHECKING"}.isdisjoint(dir(coro))
     # All offered names exist, and help() of the module shows them.

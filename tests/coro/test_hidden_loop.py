@@ -30,7 +30,7 @@ def run(request):
 
 
 def view():
-    """What asyncio's functions see here."""
+    """Return what asyncio's functions see here."""
     seen = {"_get_running_loop": asyncio._get_running_loop(), "in Python": asyncio.events._py__get_running_loop()}
     for function in (asyncio.get_running_loop, asyncio.current_task, asyncio.all_tasks, asyncio.get_event_loop):
         try:
@@ -154,7 +154,7 @@ def test_what_await_runs_sees_the_loop():
         raise AssertionError
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # asyncio.run() leaves the coroutine that it refuses
+        warnings.simplefilter("ignore", RuntimeWarning)  # asyncio.run() does not close the coroutine that it refuses
         in_coro(work)
 
 
@@ -194,7 +194,7 @@ def test_own_functions_find_the_loop():
         called = []
         future.add_done_callback(called.append)
         future.set(5)
-        assert not called  # the loop calls it
+        assert not called  # the loop calls it later
         coro.yield_slice()
         coro.yield_slice()
         assert called == [future]
@@ -347,7 +347,7 @@ def test_hiding_coro_left_to_the_end_of_its_loop():
 
 @pytest.mark.parametrize("new_loop", [asyncio.SelectorEventLoop, grapeshot.Loop])
 def test_other_loop_inside_of_a_hiding_coro(new_loop):
-    """A loop that was made by its class blocks the thread, as it does in a thread; coros still find their own."""
+    """A loop that was created from its class blocks the thread, as in a thread; coros still find their own loop."""
 
     def work():
         async def main():

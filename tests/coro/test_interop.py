@@ -83,7 +83,7 @@ def test_greenlets_in_a_task_beside_coros():
 
 
 def test_greenlets_within_one_coro():
-    """They start, switch and end in the same coro, which yields outside of them in between."""
+    """They start, switch and end in the same coro, which yields between switches, outside of them."""
     need("greenlet")
     import greenlet
 
@@ -180,7 +180,8 @@ def test_sqlalchemy_in_tasks_and_in_coros():
 
     def in_a_coro(engine, name):
         first = coro.await_(count_up(engine, name, 4))
-        # Not within a statement: SQLAlchemy would close the connection, and the database in its memory with it.
+        # Do not interrupt a statement: SQLAlchemy would close the connection, and with it the in-memory
+        # database.
         executed = asyncio.Event()
         waiting = coro.spawn(coro.await_, interrupted(engine, executed))
         coro.await_(executed.wait())
@@ -198,7 +199,7 @@ def test_sqlalchemy_in_tasks_and_in_coros():
                 await connection.execute(text("create table t (name text, row integer)"))
             log = []
             beside = [coro.spawn(keep_yielding, log, number) for number in range(3)]
-            # One connection: SQLite in memory. The runners take it one after the other.
+            # SQLite in memory has one connection, so the runners use it one after the other.
             results = [await count_up(engine, "task", 5), await coro.spawn(in_a_coro, engine, "coro")]
             results.append(await coro.run_sync(coro.await_, count_up(engine, "run_sync", 3)))
             await asyncio.gather(*beside)

@@ -385,7 +385,7 @@ def test_an_interruption_loses_nothing_that_the_coro_was_woken_with():
         thread = coro.spawn(lambda: log.append(items.pop()))
         coro.yield_slice()
         items.push("item")
-        thread.interrupt()  # it has the item in its hand, and is ready
+        thread.interrupt()  # the coro has received the item, and is ready to run
         assert thread.join() is None
         assert thread.cancelled()
         assert log == []
@@ -419,7 +419,7 @@ def test_limits_that_are_over_before_they_begin():
     def main():
         for seconds in (0, -1, 0.0, -float("inf")):
             with coro.timeout(seconds):
-                pass  # it does not wait
+                pass  # this does not wait
             coro.yield_slice()
             log = []
             with pytest.raises(coro.TimeoutError), coro.timeout(seconds):
@@ -555,7 +555,7 @@ def test_an_exception_of_the_block_is_kept_when_its_limit_is_over():
             try:
                 coro.wait()
             except coro.Interrupted:
-                pass  # swallowed: the block ends as it ends
+                pass  # swallowed: the block ends normally
         coro.yield_slice()
 
     coro.run(main)

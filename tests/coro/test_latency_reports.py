@@ -37,7 +37,7 @@ class Records(logging.Handler):
             self.texts.append(text)
 
     def spin_until_reported(self):
-        """Keeps busy until there is a record. The second one comes at the end."""
+        """Keep busy until there is a record. The second record comes at the end."""
         end = time.monotonic() + CAP_S
         while not self.texts:
             assert time.monotonic() < end
@@ -54,7 +54,7 @@ def records():
 
 
 def spin(seconds=0.25):
-    """Longer than two looks of the watchdog at a run that holds up nothing."""
+    """Run for longer than two checks of the watchdog, without delaying anything."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         pass
@@ -155,7 +155,7 @@ def test_a_transport_that_could_read_makes_it_a_report(records):
 
 
 def test_what_holds_up_nothing_is_not_reported(records):
-    """Others wait for later timers and for descriptors without data. Data for which nobody waits is there."""
+    """Others wait for later timers and for descriptors without data. There is data, but nobody waits for it."""
 
     def main():
         pair, unread = Pair(), Pair()
@@ -185,7 +185,8 @@ def test_time_without_anything_that_waits_does_not_count(records):
 
     coro.run(in_the_way, work)
     first, _ = records.texts
-    # It says how long it has run, not how long it has been in the way. (It is rounded, and the clocks differ a little.)
+    # It reports how long the coro has run, not how long it has delayed others. (The time is rounded, and the clocks
+    # differ a little.)
     assert float(first.split(" has run for ")[1].split()[0]) >= 0.2
 
 
@@ -210,7 +211,7 @@ def test_what_nobody_could_look_at_is_judged_at_its_end(records):
 
 def test_always_reports_all(records):
     assert coro.set_latency_warning(0.001, always=True) == pytest.approx(0.001)
-    coro.set_latency_warning(0.001)  # changes the limit only
+    coro.set_latency_warning(0.001)  # this changes only the limit
     coro.run(in_the_way, records.spin_until_reported)
     assert len(records.texts) == 2
 
@@ -299,7 +300,7 @@ end = time.monotonic() + 0.7
 while time.monotonic() < end:
     pass
 """
-# Busy until the first record, or for long. The second one comes at the end.
+# Keep busy until the first record, or for a long time. The second record comes at the end.
 UNTIL_REPORTED = """
 import logging, time
 

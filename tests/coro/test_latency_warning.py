@@ -27,8 +27,8 @@ HAS_TASKS = os.path.isdir("/proc/self/task")
 
 
 def count_watchdogs(count):
-    """Waits for that number of watchdog threads. A thread takes its name when it begins, and leaves /proc after it was
-    joined.
+    """Wait until there are that many watchdog threads. A thread sets its name when it begins, and leaves /proc after it
+    was joined.
     """
     wait_until(lambda: watchdogs() == count, f"{count} watchdogs")
 
@@ -39,7 +39,7 @@ def watchdogs():
         try:
             with open(f"/proc/self/task/{task}/comm", encoding="ascii") as file:
                 names.append(file.read().strip())
-        except OSError:  # it has ended
+        except OSError:  # the thread has ended
             pass
     return names.count("coro-watchdog")
 
@@ -87,7 +87,7 @@ def test_a_coro_that_does_not_yield_is_seen_while_it_runs(warned):
     end = time.monotonic() + CAP_S
     coro.run(lambda: coro.spawn(work, name="slow one").join())
     text, *_ = texts(warned, "slow one", "has run")  # the machine may be slow later, too
-    # In the busy loop itself, or in what it calls; all of it is in the stack.
+    # The innermost frame is the busy loop itself, or something that it calls; the whole stack is shown.
     lines = range(compute.__code__.co_firstlineno + 1, compute.__code__.co_firstlineno + 3)
     stack = text.split("\n")
     assert stack[1] == "Stack (most recent call last):"
@@ -175,14 +175,14 @@ def test_a_run_within_the_limit_is_not_late_because_the_clock_ticks(warned, limi
     times = [time.monotonic()]
 
     def work():
-        # Each run ends at once; some of them see a tick of the clock, of 4 ms.
+        # Each run ends at once; some of them span a tick of the 4 ms clock.
         for _ in range(20_000):
             coro.yield_slice()
             times.append(time.monotonic())
 
     coro.run(lambda: coro.spawn(work, name="quick").join())
     times.append(time.monotonic())
-    if max(after - before for before, after in itertools.pairwise(times)) < limit:  # the machine has had the time
+    if max(after - before for before, after in itertools.pairwise(times)) < limit:  # in which the machine had time
         assert texts(warned, "quick", "") == []
 
 
@@ -385,9 +385,9 @@ def spin_until(condition):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_fork():
-    """No watchdog thread exists during the fork: CPython would warn. Parent and child then start their own.
+    """No watchdog thread may exist during the fork, because CPython would warn. Parent and child then start their own.
 
-    CPython would also warn of the thread that makes the record, so the fork comes after its end.
+    CPython would also warn about the thread that makes the record, so the fork happens after that has ended.
     """
     assert (
         run_script(

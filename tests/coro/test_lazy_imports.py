@@ -44,13 +44,13 @@ def test_coros_use_one_module(make):
 
 
 def test_modules_that_wait_while_they_are_imported(make):
-    """Each coro imports a module of its own, and all of them wait in the middle of it."""
+    """Each coro imports a different module, and all of them wait in the middle of their import."""
     uses = make(*[WAITS] * 10)
     assert together(lambda number: uses[number]()) == [5] * 10
 
 
 def test_a_module_that_another_coro_is_importing(make):
-    """The coros belong to one thread. To CPython the second one looks like a module that imports itself."""
+    """The coros belong to one thread, so CPython believes that the second one's module is importing itself."""
     (use,) = make(WAITS)
 
     def work(_):

@@ -167,7 +167,7 @@ def test_callbacks_of_openssl():
 
 
 def test_protocols_that_yield_where_the_loop_calls_them():
-    """A transport calls `pause_writing` inside `write`. Meanwhile others write to it and close it."""
+    """A transport calls `pause_writing` inside `write`. During the call, others write to the transport and close it."""
     log: list = []
 
     class Protocol(asyncio.Protocol):
@@ -213,7 +213,7 @@ def test_protocols_that_yield_where_the_loop_calls_them():
 
 
 def test_callbacks_that_compare_slowly():
-    """Removing a callback compares with `__eq__`, which yields. Meanwhile others change the list."""
+    """Removing a callback compares with `__eq__`, which yields. In the meantime, others change the list."""
 
     class Callback:
         def __init__(self, number):

@@ -15,7 +15,7 @@ if coro_is_available():
 
 
 def busy(kind, *args):
-    """A primitive that one has to wait for. A lock is held by another coro."""
+    """Return a primitive for which others must wait. A lock is held by another coro."""
     one = getattr(coro, kind)(*args)
     if kind in ("lock", "mutex"):
         holder = spawn_blocked(lambda: (one.acquire(), coro.wait()))
@@ -29,7 +29,7 @@ def busy(kind, *args):
     return one
 
 
-# Everything that waits: how it is made, the method, its arguments, and its result or exception when the time is over.
+# Everything that waits: how to create it, the method, its arguments, and its result or exception at a timeout.
 WAITS = {
     "semaphore": (("semaphore",), "acquire", (), False),
     "lock": (("lock",), "acquire", (), False),
@@ -126,7 +126,7 @@ def test_a_value_that_arrives_in_time_is_returned():
         semaphore.release()
         assert acquirer.join() is True
         event = coro.event()
-        waiter = spawn_blocked(event.wait, 60)  # a timeout, as of threading.Event
+        waiter = spawn_blocked(event.wait, 60)  # a timeout as its argument, like threading.Event
         event.set()
         assert waiter.join() is True
         assert event.wait(block=False)
@@ -143,7 +143,7 @@ def test_a_grant_in_time_is_kept_though_the_coro_runs_late():
         fifo = coro.fifo()
         popper = coro.spawn(fifo.pop, timeout=0.05)
         coro.yield_slice()
-        fifo.push("item")  # it is woken, and its timer is due before it runs
+        fifo.push("item")  # the coro is woken, but its timer is due before it runs
         loop = asyncio.get_running_loop()
         end = loop.time() + 0.06
         while loop.time() < end:
@@ -154,7 +154,7 @@ def test_a_grant_in_time_is_kept_though_the_coro_runs_late():
 
 
 def test_timers_leave_nothing_behind():
-    """The timer of a wait that is over does not end a later one."""
+    """The timer of a finished wait must not end a later one."""
 
     def main():
         fifo = coro.fifo()
@@ -226,7 +226,7 @@ def test_a_full_fifo_makes_pushers_wait_in_order():
         assert (len(fifo), [pusher.done() for pusher in pushers]) == (2, [True] * 2 + [False] * 4)
         assert repr(fifo) == "<fifo 2 of 2 items, 4 waiting>"
         assert fifo.pop() == 0
-        assert len(fifo) == 2  # the space was taken before any coro ran
+        assert len(fifo) == 2  # the space was reserved before any coro ran
         assert [fifo.pop() for _ in range(5)] == [1, 2, 3, 4, 5]
         for pusher in pushers:
             pusher.join()
@@ -283,7 +283,7 @@ def test_one_that_is_interrupted_too_late_has_pushed_and_ends_where_it_waits_nex
         fifo = coro.fifo(1)
         fifo.push("first")
         pusher = spawn_blocked(push, fifo)
-        assert fifo.pop() == "first"  # the pusher's item is in, and it is ready
+        assert fifo.pop() == "first"  # the pusher's item is in the queue, and the pusher is ready to run
         pusher.interrupt()
         pusher.shutdown()
         assert pusher.join() is None

@@ -30,7 +30,7 @@ def _enough_memory_afterwards():
 
 
 def run_with_reports(main):
-    """Returns the result of the coroutine and the types of the exceptions that were reported meanwhile."""
+    """Return the coroutine's result, and the types of the exceptions that were reported during its run."""
     reported = []
 
     async def wrapped():
@@ -91,7 +91,7 @@ def test_a_new_coro_without_memory_ends_with_the_error():
             _core._coro_fail_evictions(0)
             later.append(coro.spawn(work, 8))
 
-        # Of the next iteration only the first entry gets memory.
+        # In the next iteration, only the first entry gets memory.
         asyncio.get_running_loop().call_soon(feed)
         starve()
         failures = []
@@ -123,7 +123,7 @@ def test_the_joiner_of_a_coro_without_memory_gets_the_error():
         return "alive"
 
     async def beside():
-        # The first failure hits the new coro: no other stack has to be evicted.
+        # The first failure hits the new coro: no other stack needs to be evicted.
         return await coro.run_sync(main)
 
     if coro.stack_info()["evicts_always"]:
@@ -139,7 +139,7 @@ def test_coros_are_unwound_without_memory():
         try:
             coro.wait()
         finally:
-            coro.yield_slice()  # so that stacks have to be evicted, in whatever order the coros end
+            coro.yield_slice()  # so that stacks must be evicted, in whatever order the coros end
             log.append(number)
 
     async def main():
@@ -305,10 +305,10 @@ def test_at_the_kernels_limit_of_mappings_spawn_raises_and_everything_goes_on(gu
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 @pytest.mark.parametrize("count", [50, 1500])
 def test_stacks_that_are_used_again_do_not_keep_what_was_deep(count, monkeypatch):
-    """Each coro goes deep. The stacks keep only little of that, round after round.
+    """Each coro goes deep. Its stack keeps only a little of that memory, round after round.
 
-    The objects come from malloc. The interpreter's own allocator keeps up to all arenas of its most crowded moment,
-    a few more in each round, because one object that lives longer is enough to keep 1 MiB. That is not stacks' memory.
+    The objects come from malloc: the interpreter's own allocator would keep all arenas of its busiest moment, and a few
+    more in each round, because a single longer-lived object is enough to keep 1 MiB. That is not the memory of stacks.
     """
     script = f"""
         import ctypes, functools, gc, mmap

@@ -269,7 +269,7 @@ check(complete=False, at_least=20)
 
 
 def test_waits_inside_a_trace_function(tmp_path):
-    """memray gets no events from inside a trace function. The only consequence: stacks may lack functions."""
+    """memray gets no events from inside a trace function. Its only effect: stacks may lack functions."""
     run(
         WORK
         + """
@@ -291,8 +291,8 @@ print("checked")
 
 
 def test_a_python_profile_function_gets_no_switch_events():
-    """memray's profile function has no Python object, which identifies it. A function of `sys.setprofile` gets no
-    events of switches.
+    """memray's profile function is recognized by having no Python object. A function of `sys.setprofile` gets no events
+    for switches.
     """
     from grapeshot import coro
 

@@ -23,7 +23,7 @@ WAYS = {
 
 
 def ended(way):
-    """A waiting coro that was ended in that way."""
+    """Return a coro that waited and was ended in that way."""
     co = coro.spawn(coro.wait, name="victim")
     coro.yield_slice()
     WAYS[way](co)

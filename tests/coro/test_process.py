@@ -212,7 +212,7 @@ runner.join()
 beside.set()
 blocked.join()
 """,
-        flags=("-W", "ignore", "-X", "faulthandler"),  # DeprecationWarning of a fork beside threads
+        flags=("-W", "ignore", "-X", "faulthandler"),  # DeprecationWarning for a fork beside threads
     )
     assert lines == ["end 3 child", "thread 3", "status 0", "end 0 parent"]
 
@@ -277,7 +277,7 @@ if __name__ == "__main__":
     say(coro.run(main))
     say(*start(multiprocessing.get_context({method!r})))
 """,
-        flags=("-W", "ignore", "-X", "faulthandler"),  # 3.12+: a fork beside the executor's threads
+        flags=("-W", "ignore", "-X", "faulthandler"),  # 3.12+ warns about a fork beside the executor's threads
     )
     assert sorted(lines) == sorted(["5 0 120", *ENDS, "[0, 1, 2]", "5 0"])
 

@@ -21,7 +21,7 @@ pytestmark = [
 
 
 def run(code: str, *flags: str) -> subprocess.CompletedProcess[str]:
-    """Runs ``code`` in its own process, which may crash."""
+    """Run ``code`` in its own process, which may crash."""
     head = "import resource; resource.setrlimit(resource.RLIMIT_CORE, (0, 0))\n"
     command = [sys.executable, *flags, "-c", head + textwrap.dedent(code)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -290,7 +290,7 @@ FUNCTIONS = [value for name, value in list(globals().items())
 
 
 def test_deep_recursion_leaves_coro_and_loop_alive():
-    """With the default limit nothing crashes. What ends with an error on the thread's own stack does so here."""
+    """With the default limit nothing crashes. Code that fails with an error on the thread's own stack does so here, too."""
     done = run(
         f"DEPTH = 100_000\n{RECURSIONS}"
         + textwrap.dedent("""

@@ -74,7 +74,7 @@ def look(*command):
 
 
 def go_on(script):
-    """Ends the pause. The program must end as if nobody had looked."""
+    """End the pause. The program must end as if nothing had happened."""
     script.process.stdin.write("\n")
     script.process.stdin.flush()
     assert script.finish() == ""
@@ -101,7 +101,7 @@ def test_a_dump_shows_the_frames_of_the_running_coro():
     assert re.findall(r", in (\S+)", output)[-2:] == ["outer", "inner"], output
 
 
-# Each coro calls functions of its own: a sample with functions of two coros would be wrong.
+# Each coro calls different functions: a sample with functions of two coros would be wrong.
 BUSY = (
     HEAD
     + """
@@ -160,7 +160,7 @@ def test_samples_do_not_mix_coros(tmp_path):
 
 
 def test_code_of_another_process_runs_in_a_coro(tmp_path):
-    """It runs when the process goes on, where it was: in a call of a coro's."""
+    """The code runs when the process continues, at the point where the process was: in a call made by a coro."""
     probe = tmp_path / "probe.py"
     probe.write_text(
         "import sys\n"

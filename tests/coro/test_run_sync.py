@@ -101,14 +101,14 @@ def test_a_cancellation_passes_in_both_directions():
         await sleep_zero(3)
         task.cancel()
         assert await task == "went on"
-        # one that has not begun
+        # a coro that has not begun
         task = asyncio.create_task(coro.run_sync(log.append, "never"))
         await sleep_zero(1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         assert "never" not in log
-        # in the other direction: a coro that ends itself by shutdown() cancels the task that waits for it
+        # the other direction: a coro that ends itself by shutdown() cancels the task that waits for it
         task = asyncio.create_task(coro.run_sync(lambda: coro.current().shutdown()))
         with pytest.raises(asyncio.CancelledError):
             await task

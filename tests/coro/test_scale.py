@@ -57,13 +57,13 @@ def test_forty_thousand_are_suspended_deep_down():
     report = run("suspended", count)
     assert report["waiting"] == report["right"] == count
     assert report["depths"] == [22]
-    # Every stack except the one in place was evicted, and none of them has its own mapping.
+    # Every stack except the one in place was evicted, and no stack has its own mapping.
     assert report["saved"] > (count - 1) * 500
     assert report["mappings"] - report["mappings_before"] < 200
 
 
 def has_guards_without_mappings():
-    """Whether the kernel has MADV_GUARD_INSTALL (Linux 6.13)."""
+    """Return whether the kernel has MADV_GUARD_INSTALL (Linux 6.13)."""
     with mmap.mmap(-1, mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as pages:
         held = ctypes.c_char.from_buffer(pages)
         start, c = ctypes.c_void_p(ctypes.addressof(held)), ctypes.CDLL(None)

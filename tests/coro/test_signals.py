@@ -42,7 +42,7 @@ def run(code):
 
 
 def test_no_thread_is_left_when_the_run_is_over():
-    """A thread that begins while CPython 3.11 exits would use memory that was freed."""
+    """A thread that starts while CPython 3.11 exits would use freed memory."""
     lines = run(
         """
 def main():
@@ -187,7 +187,7 @@ outcome(coro.run, lambda: "again")
 
 
 def test_a_handler_runs_on_the_stack_of_the_coro():
-    """The handler may wait, and what it raises is raised in the running coro."""
+    """The handler may wait, and an exception from it is raised in the running coro."""
     lines = run(
         """
 def handle(number, frame):

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on thi
 if coro_is_available():
     from grapeshot import _core, coro
 
-# Coros that live at the same time and have a slot each.
+# The number of coros that exist at the same time and have a slot each.
 SINGLES = 8
 
 
@@ -29,21 +29,21 @@ def _as_at_the_start() -> Iterator[None]:
 
 
 def shares(thread: Any) -> bool:
-    """Whether the stack of this coro, which has begun and not ended, lies in the slot that coros share."""
+    """Return whether the stack of this coro, which has begun and not ended, is in the slot that coros share."""
     slot = thread.stack_info()["slot"]
     assert slot in (None, 0)
     return slot == 0
 
 
 def waiting(count: int) -> list[Any]:
-    """Coros that wait; each doubles what it is woken with."""
+    """Spawn coros that wait; each returns twice the value that wakes it."""
     threads = [coro.spawn(lambda: 2 * coro.wait()) for _ in range(count)]
     coro.yield_slice()
     return threads
 
 
 def end(threads: list[Any]) -> None:
-    """Ends them in another order than that of their start."""
+    """End them in a different order from that of their start."""
     for thread in reversed(threads):
         coro.schedule(thread, 21)
     assert [thread.join() for thread in threads] == [42] * len(threads)
@@ -205,7 +205,7 @@ def test_without_memory_for_more_slots_coros_share_one():
 
 
 def test_the_child_of_a_coro_that_forks():
-    """The parent's coros keep the slots that they have; the child's share the rest."""
+    """The parent's coros keep their slots; the child's coros share the rest."""
     body = """
     def main():
         threads = waiting(12)

@@ -66,8 +66,8 @@ def in_a_thread(fn: Callable[..., Any], *args: Any) -> Any:
 
 
 def in_slots(slots: int | str | None, fn: Callable[..., Any], argument_lists: list[tuple[Any, ...]]) -> list[Any]:
-    """Runs ``fn`` with each argument in a coro, on that many shared stacks (None: as at the start) or on stacks of
-    their own. Returns the results.
+    """Run ``fn`` with each argument in a coro, on that many shared stacks (None: the default) or on stacks of their
+    own. Return the results.
     """
 
     def main() -> list[Any]:
@@ -182,7 +182,7 @@ def test_interruptions_pass_through_c_frames(holder):
 @pytest.mark.parametrize("slots", SLOTS)
 def test_the_floating_point_state_is_the_coros(holder, slots):
     def pause() -> None:
-        # Other coros use other rounding modes meanwhile. A new coro rounds to nearest.
+        # Other coros use other rounding modes in the meantime. A new coro rounds to nearest.
         assert coro.spawn(holder.rounding).join() == 0
         coro.yield_slice()
 
@@ -213,7 +213,7 @@ def test_callee_saved_registers_are_the_coros(holder, slots):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 def test_free_slots_do_not_keep_what_was_deep(holder, eviction):
-    """Each of a few coros goes 4 MiB deep in a slot that only it has."""
+    """Each of a few coros goes 4 MiB deep in a slot that no other coro uses."""
     if eviction == "always":
         pytest.skip("copies of stacks are on the heap, which keeps memory in its own way")
     deep = 4 * 2**20
@@ -233,5 +233,5 @@ def test_free_slots_do_not_keep_what_was_deep(holder, eviction):
         return most, resident() - before
 
     most, kept = in_a_thread(main)
-    assert most > 6 * deep  # the process may give other memory back in the same time
+    assert most > 6 * deep  # the process may free other memory at the same time
     assert kept < deep

@@ -50,7 +50,7 @@ def test_an_interpreter_that_is_not_known_is_refused_with_the_reason():
 @needs_coros
 @pytest.mark.skipif(sys.version_info[:2] != (3, 14), reason="only 3.14.0 lacks the functions")
 def test_an_interpreter_without_stack_protection_calls_is_refused(tmp_path):
-    """The test simulates 3.14.0: it renames the function that 3.14.0 lacks."""
+    """The test simulates 3.14.0 by renaming the function that 3.14.0 lacks."""
     program = Path(sys.executable).resolve()
     library = None
     if sysconfig.get_config_var("Py_ENABLE_SHARED"):
@@ -83,7 +83,7 @@ def test_an_interpreter_without_stack_protection_calls_is_refused(tmp_path):
 @needs_coros
 @pytest.mark.parametrize("is_on", [False, True])
 def test_the_jit_compiler_is_refused(is_on):
-    """The test simulates a build that has the compiler: it sets `sys._jit`."""
+    """The test simulates a build with the compiler by setting `sys._jit`."""
     head = f"import sys, types\nsys._jit = types.SimpleNamespace(is_enabled=lambda: {is_on})\n"
     done = subprocess.run(
         [sys.executable, "-c", head + REFUSAL], capture_output=True, text=True, check=False, timeout=60
@@ -98,8 +98,8 @@ def test_the_jit_compiler_is_refused(is_on):
 
 @needs_coros
 def test_room_for_errors_is_not_shared():
-    """While it makes an exception, the interpreter lets a thread exceed its limit. Another coro must not get that
-    allowance.
+    """While the interpreter creates an exception, it lets a thread exceed its recursion limit. Another coro must not
+    get that allowance.
     """
 
     class Slow(Exception):
@@ -193,7 +193,7 @@ def test_context_variables_are_looked_up_again_after_a_switch():
 
 @needs_coros
 def test_frames_beyond_the_first_piece_of_their_memory():
-    """A coro begins with a small chunk of memory for its frames and gets more chunks as it needs them."""
+    """A coro starts with a small chunk of memory for its frames and gets more chunks as it needs them."""
 
     def deep(level, *values):
         if level == 0:
@@ -297,7 +297,7 @@ def leave_weak_reference(log):
 
 
 def allocate():
-    """Allocates memory that overwrites what was freed."""
+    """Allocate memory that overwrites what was freed."""
     for _ in range(20):
         coro.yield_slice()
         assert len([[number] for number in range(200)]) == 200
@@ -394,7 +394,7 @@ def test_a_finalizer_that_reference_counting_calls_may_wait():
 
 @needs_coros
 def test_the_users_callbacks_of_the_collector():
-    """They run on the collector's stack, too. A callback that tries to wait is refused, as a finalizer is."""
+    """They run on the collector's stack, too. A callback that tries to wait gets an error, like a finalizer."""
     log = []
 
     def callback(phase, _info):
@@ -415,7 +415,7 @@ def test_the_users_callbacks_of_the_collector():
 
 @needs_coros
 def test_builtins_that_are_no_dict():
-    """`exec` takes any mapping as builtins. Coros wait deep in a function that uses such a mapping."""
+    """`exec` accepts any mapping as builtins. Coros wait deep inside a function that uses such a mapping."""
 
     class Builtins:
         def __getitem__(self, name):

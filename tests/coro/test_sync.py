@@ -266,8 +266,8 @@ def test_the_names_of_a_mutex():
         assert mutex.lock() is False  # it did not wait
         assert mutex.lock() is False
         waiter = spawn_blocked(lambda: (mutex.lock(), mutex.unlock()))
-        assert mutex.unlock() is False  # still held
-        assert mutex.unlock() is True  # another coro has it now
+        assert mutex.unlock() is False  # it is still held
+        assert mutex.unlock() is True  # another coro holds it now
         assert waiter.join() == (True, False)
         with pytest.raises(coro.LockError):
             mutex.unlock()
@@ -342,7 +342,7 @@ def test_a_wake_up_of_an_interrupted_coro_goes_to_the_next():
         assert condition.wake_one("value")
         first.interrupt()
         assert second.join(10) == "value"
-        # wake_all wakes only the coros that waited at that moment.
+        # wake_all wakes only the coros that were waiting at that moment.
         assert condition.wake_all("all") == 1
         later = coro.spawn(condition.wait)
         third.interrupt()
@@ -461,7 +461,7 @@ def test_interruptions_leak_no_permit(kind, seed):
                     release()
 
         threads = [coro.spawn(work) for _ in range(6)]
-        yield_slices(1)  # one that has not begun would end by an interruption
+        yield_slices(1)  # a coro that is interrupted before it begins would end
         while not all(thread.done() for thread in threads):
             victim = rng.choice(threads)
             if not victim.done() and rng.random() < 0.5:

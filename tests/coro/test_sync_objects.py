@@ -132,7 +132,7 @@ def test_another_thread_is_refused_and_changes_nothing(kind):
                 outcomes.append("nothing")
 
         attempt(WAKES[kind])
-        # In a coro of another loop, too.
+        # Also in a coro of another loop.
         coro.run(attempt, WAITS[kind])
         return outcomes
 
@@ -140,7 +140,7 @@ def test_another_thread_is_refused_and_changes_nothing(kind):
 
 
 def raised_in_thread(function):
-    """Returns what function() raises in a new thread, or None."""
+    """Return what function() raises in a new thread, or None."""
     raised = []
 
     def run():
@@ -192,7 +192,7 @@ def test_a_primitive_made_by_a_task_belongs_to_its_thread():
 
 def test_coros_made_before_any_loop_belong_to_the_first_thread_with_a_loop():
     one = coro.fifo()
-    one.push("early")  # by its maker
+    one.push("early")  # called by the thread that made it
     refused = raised_in_thread(lambda: one.push(0))
     assert "belongs to the thread of the loop" in str(refused)
 
@@ -219,7 +219,7 @@ def test_it_outlives_the_loop_that_it_was_used_in():
     one = coro.semaphore(0)
     coro.run(one.release)
     coro.run(one.acquire)
-    # The coro that waits for ever is shut down at the end of its loop, and leaves the queue.
+    # The coro that waits forever is shut down at the end of its loop, and leaves the queue.
     coro.run(spawn_blocked, one.acquire)
     one.release()
     assert one.avail == 1
@@ -301,7 +301,7 @@ def test_names(kind):
 def test_no_copies(kind):
     one = getattr(coro, kind)()
     if kind in ("rw_lock", "event", "inverted_semaphore"):
-        one = one._waiters  # the primitive that they are built on
+        one = one._waiters  # the primitive that the others are built on
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         with pytest.raises(TypeError):
             pickle.dumps(one, protocol)
@@ -400,7 +400,7 @@ def test_cycles_through_held_values_are_collected():
 
 
 def test_waiting_coros_are_not_collected():
-    """Only the stack of a waiting coro refers to the fifo. Whoever finds the fifo can still wake the coro."""
+    """Only the stack of a waiting coro refers to the fifo, but code that finds the fifo can still wake the coro."""
 
     class Found(coro.fifo):
         pass
@@ -458,7 +458,7 @@ def test_items_are_released():
 
 
 def test_a_destructor_finds_everything_in_order():
-    """The destructor of a value uses the primitive that held it: nothing is borrowed at that moment."""
+    """The destructor of a value uses the primitive that held it, so nothing may be borrowed at that moment."""
     log = []
 
     class Item:

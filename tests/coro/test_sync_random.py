@@ -28,11 +28,11 @@ class Strange(Exception):
 
 
 class Sent(Exception):
-    """The exception of send_exception. Its argument is a number like those that are sent."""
+    """The exception of send_exception. Its argument is a number, like the numbers that are sent."""
 
 
 class Worker:
-    """A coro that performs one action after the other when the driver starts it, and what it waits for."""
+    """A coro that performs an action each time the driver starts it, and a record of what it waits for."""
 
     def __init__(self, bench, number):
         self.bench = bench
@@ -56,12 +56,12 @@ class Worker:
                 self.is_hit = False
 
     def rest(self):
-        """Waits until the driver starts it. This is also how long it holds something."""
+        """Wait until the driver starts the worker again. Until then the worker holds what it has acquired."""
         coro.wait()
 
     def wait_in_queue(self, wait, *args, what=True, **limit):
-        """wait(*args, **limit), in the queue of `what`. When it returns, no earlier waiter may still be queued, unless
-        it returns False or []: its time is over.
+        """Call wait(*args, **limit), in the queue of `what`. When it returns, no earlier waiter may still be queued,
+        unless it returns False or [], which means that it timed out.
         """
         self.wants = what
         self.since = self.bench.tick()
@@ -85,9 +85,9 @@ class Bench:
         self.rng = rng
         self.clock = 0
         self.is_over = False
-        # Interruptions of workers that had been granted something and had not run yet.
+        # The number of interruptions of workers that had been granted something but had not run yet.
         self.hits_in_flight = 0
-        # Waits that reached their own limit, and timeout blocks.
+        # The number of waits that reached their own limit, and of timeout blocks that did.
         self.timeouts = 0
         self.set_up()
         self.workers = [Worker(self, number) for number in range(WORKERS)]
@@ -97,12 +97,12 @@ class Bench:
         return self.clock
 
     def waiting(self):
-        """The workers that are queued, in the order in which they came."""
+        """Return the workers that are queued, in the order of their arrival."""
         workers = [worker for worker in self.workers if worker.wants is not None and worker.coro._status == "waiting"]
         return sorted(workers, key=lambda worker: worker.since)
 
     def granted(self):
-        """The workers that got what they waited for and have not run since."""
+        """Return the workers that got what they waited for and have not run since."""
         return [
             worker
             for worker in self.workers
@@ -114,11 +114,11 @@ class Bench:
         return True
 
     def timeout(self):
-        """A random timeout, sometimes one that is over at once."""
+        """Return a random timeout, sometimes one that expires at once."""
         return coro.timeout(self.rng.choice([None] * 9 + [0]))
 
     def limit(self):
-        """A random limit of a wait: mostly none, sometimes zero, or until the next iteration."""
+        """Return a random limit for a wait: usually none, sometimes zero, or until the next iteration."""
         return self.rng.choice([{}] * 8 + [{"timeout": 1e-9}] * 3 + [{"block": False}])
 
     def start(self):
@@ -128,7 +128,7 @@ class Bench:
             coro.schedule(self.rng.choice(idle).coro)
 
     def interrupt(self):
-        """Interrupts a worker in a random way. The worker then waits in no queue."""
+        """Interrupt a worker in a random way. Afterwards the worker waits in no queue."""
         granted = self.granted()
         worker = self.rng.choice(granted if granted and self.rng.random() < 0.7 else self.workers)
         if worker in granted:
@@ -148,7 +148,7 @@ class Bench:
         self.after_interruption(worker)
 
     def settle(self):
-        """Lets the workers run until each of them waits."""
+        """Let the workers run until each of them waits."""
         for iteration in range(1000):
             coro.yield_slice()
             # Grants of workers in this iteration have not reached their receivers yet.
@@ -367,7 +367,7 @@ class Fifo(Bench):
 
 
 class BoundedFifo(Bench):
-    """A fifo on which pushing waits, too. A push that raises has pushed nothing; one that returns has."""
+    """A fifo on which push waits, too. If a push raises, nothing was pushed; if it returns, the value was."""
 
     def set_up(self):
         self.fifo = coro.fifo(2)
@@ -513,7 +513,7 @@ class Condition(Bench):
         assert len(self.condition) == len(self.waiting())
         assert self.returned <= self.given
         if self.returned < self.given:
-            # A wake-up is lost only if no other coro waited.
+            # A wake-up may be lost only if no other coro waited.
             assert not [worker for worker in self.waiting() if worker.since <= self.began]
 
 
@@ -619,7 +619,7 @@ def test_interruptions_at_random_moments(kind, seed):
         try:
             bench.drive()
         finally:
-            bench.is_over = True  # workers end when they are cancelled
+            bench.is_over = True  # a worker ends when it is cancelled
         return bench.hits_in_flight, bench.timeouts
 
     hits, timeouts = coro.run(main)

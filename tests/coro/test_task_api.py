@@ -216,7 +216,7 @@ def test_run_cancels_remaining_coros():
 
 
 def ended_runners():
-    """A task and a coro for each way to end, and one of each that has not ended."""
+    """Return a task and a coro for each way to end, and one of each that has not ended."""
 
     def give():
         return 5
@@ -548,7 +548,7 @@ def test_the_traceback_does_not_grow():
 
 
 def test_await_without_asyncio():
-    """The test steps by hand through what await makes of a coro."""
+    """The test steps by hand through the generator that await gets from a coro."""
 
     async def main():
         co = coro.spawn(lambda: (1, 2))

@@ -56,7 +56,7 @@ def test_each_thread_has_its_own(eviction):
         count = number + 2
         results = together(work, count)
         info = coro.stack_info()
-        # The first coro waits for each of the others at most once; each of these waits 21 times and begins once.
+        # The first coro waits for each of the others at most once; each of these waits 21 times and starts once.
         return results, info["started"], info["switches"] - 22 * count in range(1, count + 2), coro.get_live_coros()
 
     interval = sys.getswitchinterval()
@@ -107,7 +107,7 @@ def test_a_coro_of_another_thread_is_refused():
         ):
             touch(function)
 
-        # From a coro of the other thread, too.
+        # Also from a coro of the other thread.
         def other():
             with pytest.raises(coro.ScheduleError):
                 coro.schedule(waiting)
@@ -162,7 +162,7 @@ def test_a_loop_that_goes_to_another_thread():
     loop.run_until_complete(make())
     in_thread(loop.run_until_complete, asyncio.sleep(0))
     assert reported == [RuntimeError]
-    # A coro that is made in the other thread runs there.
+    # A coro that is created in the other thread runs there.
     there: list = []
 
     async def elsewhere():
@@ -255,7 +255,7 @@ def test_decimal_contexts_are_of_coros():
 
 
 def test_warnings_in_coros():
-    """Filters belong to the process, or to the context where Python keeps them there (3.14, with the flag)."""
+    """Filters belong to the process, or to the context if Python keeps them there (3.14, with the flag)."""
 
     def work(number):
         with warnings.catch_warnings(record=True) as caught:
@@ -344,7 +344,7 @@ def test_a_daemon_thread_with_coros_at_the_exit(state):
 
 
 def test_subinterpreters_are_refused():
-    """The extension has one state per process: another interpreter gets an ImportError."""
+    """The extension has one state per process, so another interpreter gets an ImportError."""
     out = run_script(
         None,
         """

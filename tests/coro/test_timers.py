@@ -108,7 +108,7 @@ def test_sleepers_wake_in_the_order_of_their_deadlines():
         began = coro.now() + 0.02
         dues = [began + generator.random() / 20 for _ in range(2000)]
         threads = [coro.spawn(sleeper, due) for due in dues]
-        # No coro wakes before all of them sleep: those that begin late wake late.
+        # No coro may wake before all of them sleep: coros that begin late wake late.
         for thread in threads:
             thread.join()
         return dues
@@ -136,7 +136,7 @@ def test_coros_tasks_and_callbacks_that_are_due_together_take_turns():
             kind = number % 3
             if kind == 0:
                 waiting.append(coro.spawn(blocking, number))
-                await asyncio.sleep(0)  # it sleeps now
+                await asyncio.sleep(0)  # now it sleeps
             elif kind == 1:
                 future = loop.create_future()
                 loop.call_at(due, lambda future=future, number=number: (order.append(number), future.set_result(None)))

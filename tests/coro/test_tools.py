@@ -140,7 +140,7 @@ def notified():
 
 @pytest.fixture
 def reported(monkeypatch):
-    """The contexts that the loops' exception handlers get."""
+    """Yield the contexts that the loops' exception handlers get."""
     contexts: list = []
     monkeypatch.setattr(grapeshot.Loop, "default_exception_handler", lambda _loop, context: contexts.append(context))
     return contexts
@@ -165,7 +165,7 @@ def test_the_notifier_gets_exceptions_of_the_coro(notified, reported):
     del co, other
     notified.clear()
     gc.collect()
-    assert reported == []  # it was told once
+    assert reported == []  # it was reported once, before
 
 
 def test_the_notifier_does_not_hear_of_interruptions_and_exits(notified):
@@ -305,7 +305,7 @@ def test_selfish_acts_are_counted():
             assert coro.set_selfishness(4) == 2
 
     coro.run(main)
-    assert _core._coro_act() is None  # no effect outside of a coro
+    assert _core._coro_act() is None  # this has no effect outside a coro
 
 
 def test_an_act_delivers_an_interruption():

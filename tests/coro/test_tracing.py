@@ -52,7 +52,7 @@ class Tracer:
         self.codes = {function.__code__ for function in functions or (traced, called)}
         self.yields = yields
         self.events = collections.defaultdict(list)
-        self.frames = []  # kept, so that no two have one id
+        self.frames = []  # keep the frames, so that no two have the same id
 
     def __call__(self, frame, event, arg):
         if frame.f_code not in self.codes:
@@ -117,7 +117,7 @@ def test_tracing_is_switched_on_and_off_in_a_coro():
         return number
 
     def main():
-        # One after the other, because tracing belongs to the thread.
+        # Run one after the other, because tracing belongs to the thread.
         assert [coro.spawn(work, number).join() for number in range(COUNT)] == list(range(COUNT))
 
     coro.run(main)
@@ -199,7 +199,7 @@ def test_a_trace_function_that_raises():
 
 
 def test_profile_functions():
-    """Each call event has its return event, for C functions too, in the order of the coro."""
+    """Each call event has its return event, also for C functions, in the order of the coro."""
     events = collections.defaultdict(list)
     frames = []
 
@@ -318,7 +318,9 @@ WATCH = """
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring came with 3.12")
 @pytest.mark.parametrize("stack", ["shared", "own"])
 def test_monitoring_that_begins_while_coros_wait(stack):
-    """What they were in raises and returns. From 3.15 on all of that is reported, before that not the returns."""
+    """The functions in which they waited raise and return. From 3.15 on all of that is reported, before that no
+    returns.
+    """
     output = run_script(
         None,
         WATCH
@@ -375,7 +377,7 @@ def test_a_tool_that_a_coro_switches_on_sees_the_frames_below_the_loop(way):
 
 
 def test_cprofile_counts():
-    """The counts of calls are right. Times belong to the thread: they include what others did during a yield."""
+    """The counts of calls are right. Times belong to the thread, so they include what others did during a yield."""
     profiler = cProfile.Profile()
 
     def main():
@@ -394,7 +396,7 @@ def test_cprofile_counts():
 
 
 def test_tracemalloc():
-    """Each allocation of a coro has that coro's frames, also after its stack was moved."""
+    """Each allocation of a coro has the frames of that coro, also after its stack was moved."""
 
     def allocate():
         coro.yield_slice()

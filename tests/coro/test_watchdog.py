@@ -42,7 +42,7 @@ class Records(logging.Handler):
         return [text for text in texts if text.startswith(f"{what} {kind}")]
 
     def spin_until_named(self, what):
-        """Keeps busy until there is a record that names it."""
+        """Keep busy until there is a record that names the function."""
         end = time.monotonic() + CAP_S
         while not self.about(what):
             if time.monotonic() > end:
@@ -50,7 +50,7 @@ class Records(logging.Handler):
 
     @contextlib.contextmanager
     def lock_until_named(self, what):
-        """A lock that another thread releases when there is a record that names it."""
+        """Return a lock that another thread releases when there is a record with that name."""
         lock = threading.Lock()
         lock.acquire()
 
@@ -103,7 +103,7 @@ def test_a_task(records):
     text = records.about("task 'slow one'")[0]
     head, _, place = text.split("\n")[0].partition(" seconds without a yield, and is at ")
     assert float(head.rsplit(" ", 1)[1]) >= 0.001
-    # What called the loop is not in the way: the stack begins with the coroutine.
+    # The callers of the loop are not reported: the stack begins with the coroutine.
     assert code_lines(text)[0] == ("work", "records.spin_until_named(\"task 'slow one'\")")
     assert code_lines(text)[1][0] == "spin_until_named"
     [text] = records.about("task 'slow one'", LAST)
@@ -316,7 +316,7 @@ def test_the_limit_can_be_set_while_the_loop_runs(records):
         coro.set_latency_warning(0.001)
         records.spin_until_named("task 'main'")
         coro.set_latency_warning(0.1)
-        await asyncio.sleep(0.3)  # what was in the way has ended, and the loop waits
+        await asyncio.sleep(0.3)  # the slow call has ended, and the loop waits
         coro.set_latency_warning(0.001)
         await asyncio.sleep(0)
         await asyncio.create_task(later(), name="later")

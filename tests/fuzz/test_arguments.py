@@ -83,8 +83,8 @@ class Native:
         return json.loads(self.process.stdout.readline())
 
     def problem_of(self, place: str, statements: list[str]) -> str | None:
-        """Return what goes wrong every time. On a busy machine, the signal that ends a blocking call may arrive anywhere
-        and cause a leftover, so a problem counts only if it can be repeated.
+        """Return what goes wrong every time. On a busy machine, the signal that ends a blocking call may arrive at any
+        point and cause a leftover, so a problem counts only if it can be repeated.
         """
         assert self.process.stdin is not None
         problem: str | None = None
