@@ -98,11 +98,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--loop", default="grapeshot", help="grapeshot, uvloop, asyncio or module:factory")
     parser.add_argument("--minutes", type=float, default=10.0, help="how long (10)")
     parser.add_argument(
-        "--max-connections", type=int, default=30_000_000, help="no further round after so many in all (30,000,000)"
+        "--max-connections", type=int, default=30_000_000, help="no new round after this many in all (30,000,000)"
     )
     parser.add_argument("--connections", type=int, default=200, help="how many at a time (200)")
     parser.add_argument("--round-seconds", type=float, default=5.0, help="length of a round (5)")
-    parser.add_argument("--allow-growth-kib", type=float, default=1024.0, help="what is not called growth yet (1024)")
+    parser.add_argument("--allow-growth-kib", type=float, default=1024.0, help="growth that is still allowed (1024)")
     parser.add_argument("--json", type=Path, help="where to write the rounds")
     args = parser.parse_args(arguments)
     if not sys.platform.startswith("linux"):

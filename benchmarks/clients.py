@@ -35,7 +35,7 @@ async def aiohttp_client(address: str) -> AsyncIterator[Operation]:
         async def get(number: int) -> None:
             async with session.get(url) as response:
                 if response.status != 200 or await response.read() != HELLO:
-                    raise AssertionError(f"a wrong answer with status {response.status}")
+                    raise AssertionError(f"wrong answer with status {response.status}")
 
         yield get
 
@@ -52,7 +52,7 @@ async def redis_client(address: str) -> AsyncIterator[Operation]:
             value = b"%d" % number
             await client.set(f"key {number}", value)
             if await client.get(f"key {number}") != value:
-                raise AssertionError("another value")
+                raise AssertionError("the server returned a wrong value")
 
         yield set_and_get
 
@@ -71,7 +71,7 @@ async def asyncpg_client(address: str) -> AsyncIterator[Operation]:
 
         async def fetch(number: int) -> None:
             if await statements[number].fetchval(number) != number + 1:
-                raise AssertionError("another value")
+                raise AssertionError("the server returned a wrong value")
 
         yield fetch
     finally:

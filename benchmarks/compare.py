@@ -227,8 +227,8 @@ def parse(suites: Sequence[Suite], description: str | None, arguments: Sequence[
     parser.add_argument(
         "cases", nargs="*", metavar="CASE", help="names or groups, * and ? allowed; all when none is given"
     )
-    parser.add_argument("--cases", nargs="+", dest="more_cases", default=[], metavar="CASE", help="the same")
-    parser.add_argument("--without", nargs="+", default=[], metavar="CASE", help="but for these")
+    parser.add_argument("--cases", nargs="+", dest="more_cases", default=[], metavar="CASE", help="more of them")
+    parser.add_argument("--without", nargs="+", default=[], metavar="CASE", help="leave these out")
     parser.add_argument(
         "--quick", action="store_true", help=f"{QUICK_RUNS} runs, for a first look: too few for a verdict"
     )

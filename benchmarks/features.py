@@ -78,7 +78,7 @@ def main() -> None:
 
     _, missing = available(LOOPS)
     if missing:
-        sys.exit("the table compares all of the loops; nothing is written")
+        sys.exit("nothing is written, because the table needs all of the loops")
     folder = args.certificate or Path(certificate())
     names = [name for name in probes.every_probe() if name != FREE_THREADED]
     outcomes = ask(names, folder, args.rounds)

@@ -345,7 +345,7 @@ def main() -> None:
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--loop", required=True, help="grapeshot, uvloop, asyncio or module:factory")
     parser.add_argument("--seconds", type=float, default=0.05, help="CPU seconds to measure (0.05)")
-    parser.add_argument("--rounds", type=int, help="exactly so many rounds, and no warm-up")
+    parser.add_argument("--rounds", type=int, help="run exactly this many rounds, without a warm-up")
     args = parser.parse_args()
     kind: Round = KINDS[args.kind]
     loop = loop_factory(args.loop)()

@@ -189,7 +189,7 @@ def test_a_blocking_pop_waits_is_cancelled_and_times_out(run: Run, connect: Conn
             popping.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await popping
-            await wait_blocked(client, prefix, False)  # the client closes the connection that it cannot use any more
+            await wait_blocked(client, prefix, False)  # the client closes the connection, which is unusable now
             await client.rpush(queue, "second")
             assert tuple(await waiter.blpop([queue], timeout=CAP_S)) == (queue.encode(), b"second")
             assert await waiter.blpop([queue], timeout=0.01) is None

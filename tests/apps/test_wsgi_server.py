@@ -327,7 +327,7 @@ def test_other_errors_of_applications(what: str) -> None:
     assert len(errors.records) == 2
 
 
-# ---------------------------------------------------------------- the loop is hidden, and others run meanwhile
+# ---------------------------------------------------------------- the loop is hidden, and other coros run
 
 
 def test_applications_see_no_running_loop_and_wait_beside_each_other() -> None:

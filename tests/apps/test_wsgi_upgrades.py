@@ -40,7 +40,7 @@ def echo_lines(environ: dict[str, Any], start_response: Callable[..., Any]) -> I
     return []
 
 
-# ---------------------------------------------------------------- who has the connection
+# ---------------------------------------------------------------- which side owns the connection
 
 
 @pytest.mark.parametrize("is_tls", [False, True])

@@ -221,7 +221,7 @@ def worker(soak: Soak, number: int) -> None:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=0.0, help="end after so long (10 if there is no --steps)")
-    parser.add_argument("--steps", type=int, default=0, help="end after so many scenes in all")
+    parser.add_argument("--steps", type=int, default=0, help="end after this many scenes in total")
     parser.add_argument("--threads", type=int, default=3)
     parser.add_argument("--round", type=int, default=0, help=f"scenes per loop and thread (default {STEPS_PER_ROUND})")
     parser.add_argument("--seed", type=int, default=1)

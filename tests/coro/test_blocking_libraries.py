@@ -52,7 +52,7 @@ def test_async_to_sync_and_back(run):
     async def asynchronous(value):
         await asyncio.sleep(0.001)
         variable.set(variable.get() + 1)
-        thread = await sync.sync_to_async(threading.get_ident)()  # thread-sensitive: that of the caller
+        thread = await sync.sync_to_async(threading.get_ident)()  # thread-sensitive: it runs in the caller's thread
         other = await sync.sync_to_async(threading.get_ident, thread_sensitive=False)()
         return value, thread == caller, other == caller, await sync.sync_to_async(blocking)()
 

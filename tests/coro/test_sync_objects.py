@@ -65,7 +65,7 @@ def make(kind):
     return one
 
 
-# ---- who may do what
+# ---- which operations are allowed where
 
 
 @pytest.mark.parametrize("kind", WAKES)

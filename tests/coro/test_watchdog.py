@@ -283,7 +283,7 @@ def test_a_loop_that_waits_is_not_late(records):
     assert [text for text in records.texts if "not in a Python function" in text] == []
 
 
-# ------------------------------------------------------------------ who is watched
+# ------------------------------------------------------------------ which threads are watched
 
 
 def test_a_task_beside_coros(records):

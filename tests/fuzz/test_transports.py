@@ -167,7 +167,7 @@ class Stalling(Writing):
             self.both("write_eof")
 
     @precondition(Rules.is_open)
-    @rule(pieces=st.lists(BYTES.filter(len), max_size=4))  # asyncio keeps an empty piece for ever if all are empty
+    @rule(pieces=st.lists(BYTES.filter(len), max_size=4))  # asyncio would keep a list of empty pieces forever
     def write_lines(self, pieces: Any) -> None:
         self.both("write_lines", pieces)
 

@@ -166,7 +166,7 @@ def owner_at(loop, fd):
     return found
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 12) and tracemalloc.is_tracing(), reason="tracemalloc tells more")
+@pytest.mark.skipif(sys.version_info >= (3, 12) and tracemalloc.is_tracing(), reason="tracemalloc reports more")
 async def test_debug_mode_tells_who_has_opened_what(loop, monkeypatch):
     monkeypatch.setattr(
         "grapeshot.insight._accounting._SHOWN", 10_000

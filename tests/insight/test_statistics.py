@@ -260,7 +260,7 @@ def test_wakeups_by_other_threads(loop):
     found = loop.statistics()
     assert (found.wakeups, found.threadsafe_calls) == (rounds, rounds)
     assert found.callbacks == rounds + 1
-    loop.call_soon_threadsafe(loop.stop)  # nobody sleeps
+    loop.call_soon_threadsafe(loop.stop)  # no thread sleeps
     loop.run_forever()
     assert (loop.statistics().wakeups, loop.statistics().threadsafe_calls) == (rounds, rounds + 1)
 

@@ -176,7 +176,7 @@ async def test_attributes_of_a_server(loop):
     await server.wait_closed()
 
 
-# ---------------------------------------------------------------- who is asked
+# ---------------------------------------------------------------- which method is called
 
 
 async def test_a_stream_writer_writes_through_the_replaced_method(loop):

@@ -228,7 +228,7 @@ async def test_the_other_direction_of_a_closed_object(loop):
 async def test_a_closed_object_that_was_never_added(loop, method):
     ours, theirs = socket.socketpair()
     with theirs:
-        getattr(loop, method.replace("remove", "add"))(ours.fileno(), print)  # a number is no object
+        getattr(loop, method.replace("remove", "add"))(ours.fileno(), print)  # a number is not an object
         number = ours.fileno()
         ours.close()
         with pytest.raises(ValueError, match="Invalid file descriptor: -1"):

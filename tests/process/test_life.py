@@ -282,7 +282,7 @@ def test_in_another_thread(new_loop):
     assert results == [(b"from a thread\n", 4)]
 
 
-# ---------------------------------------------------------------- somebody else waits too
+# ---------------------------------------------------------------- other code waits for the process, too
 
 
 async def test_sigchld_is_left_alone(loop, loop_kind):
@@ -505,7 +505,7 @@ def test_a_child_that_cannot_be_watched_is_ended(loop_kind):
     assert out.split("\n")[:3] == [str(errno.EMFILE), "no child", "0"]
 
 
-# ---------------------------------------------------------------- the number of the watch closed by somebody else
+# ---------------------------------------------------------------- other code closes the watch's descriptor
 
 CLOSED_WATCH = """
 import asyncio, os, subprocess

@@ -168,7 +168,7 @@ async def test_a_conversation(loop):
 @pytest.mark.skip_on(uvloop="RuntimeError from a transport that may already be closed")
 async def test_a_program_that_does_not_read(loop):
     process = await asyncio.create_subprocess_exec(*sh("exec 0<&-; exit 4"), stdin=PIPE, stdout=PIPE)
-    await process.communicate(bytes(1_000_000))  # a broken pipe is no error here
+    await process.communicate(bytes(1_000_000))  # a broken pipe is not an error here
     assert process.returncode == 4
 
 

@@ -14,7 +14,7 @@ import tracemalloc
 import pytest
 from support import HOST, Echo, Recorder, connected, gil_is_enabled, until
 
-linux_only = pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel what only Linux tells")
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads counters that only Linux has")
 
 
 @pytest.mark.xfail_on(asyncio="a bytes of 256 KiB per read, cut off afterwards")

@@ -12,7 +12,7 @@ import pytest
 from support import Recorder, connected, coro_is_available, until
 from tcp.socket_pairs import arrived, finish, unix_pair
 
-linux_only = pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel what only Linux tells")
+linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads counters that only Linux has")
 WORDS = (b"HTTP/1.1 200 OK\r\n", b"Content-Length: 5\r\n", b"\r\n", b"hello")
 REPLY = b"".join(WORDS)
 

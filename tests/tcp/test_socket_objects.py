@@ -120,7 +120,7 @@ async def test_a_connection_that_is_closed_while_another_thread_looks_for_its_so
         try:
             transport.get_extra_info("socket")
         except (RuntimeError, OSError):
-            pass  # free-threaded builds refuse it; the number may be that of no socket by now
+            pass  # free-threaded builds refuse it; the number may not belong to a socket any more
         finally:
             begun.set()
 

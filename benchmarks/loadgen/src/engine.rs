@@ -155,7 +155,7 @@ pub(crate) fn run<E: Exchange>(
                 wire::tcp(address, index, upgrade.as_deref())
             })
         }
-        (_, _) if exchange.upgrade().is_some() => bail!("websockets are loaded over TCP without TLS only"),
+        (_, _) if exchange.upgrade().is_some() => bail!("websockets are supported only over TCP without TLS"),
         (Target::Unix(path), false) => run_over(mode, window, depth, exchange, |_| wire::unix(path)),
         (&Target::Inet(address), true) => {
             let client = TlsClient::new(window.coalesce)?;

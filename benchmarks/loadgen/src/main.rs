@@ -113,7 +113,7 @@ impl Window {
     /// # Errors
     /// If a rate was given.
     fn closed(&self) -> anyhow::Result<&Self> {
-        ensure!(self.rate.is_none(), "this load has no --rate");
+        ensure!(self.rate.is_none(), "this load does not support --rate");
         Ok(self)
     }
 }

@@ -23,7 +23,7 @@ impl Target {
     pub(crate) fn inet(&self) -> anyhow::Result<SocketAddr> {
         match self {
             Self::Inet(address) => Ok(*address),
-            Self::Unix(_) => bail!("{self} is no address of the internet protocol, which this mode needs"),
+            Self::Unix(_) => bail!("{self} is a unix path, but this mode needs an IP address and port"),
         }
     }
 }

@@ -283,7 +283,7 @@ SCRIPTS = {
                 for waiter in waiters: waiter.start()
                 far.send(b"x")
                 for waiter in waiters: waiter.join()
-                # Level-triggered: nobody has read it.
+                # Level-triggered: the data was not read yet.
                 print(both, wait(near, 0), wait(near, None), near.recv(5), wait(near, 0))
                 far.close()
                 print(wait(near, None), near.recv(5))
@@ -469,7 +469,7 @@ TLS = """
     for each in clients: each.start()
     for each in clients: each.join()
     print(sorted(results))
-    # A client that trusts nobody, and one that speaks no TLS.
+    # A client that trusts no authority, and one that does not speak TLS.
     with socket.create_connection(secure.getsockname(), timeout=20) as plain:
         try:
             ssl.create_default_context().wrap_socket(plain, server_hostname="localhost")

@@ -324,7 +324,7 @@ from grapeshot import coro
 coro.patch()
 from grapeshot.coro._patching import _socket_numbers
 
-NUMBER = 900  # not that of the socket, as if it had been closed
+NUMBER = 900  # not the socket's, as if the socket had been closed
 
 def use():
     try:

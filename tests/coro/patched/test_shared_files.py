@@ -61,7 +61,7 @@ def describe(data):
 """
 SCRIPTS = {
     "readers of Popen.stdout": """
-        # Threads may split lines: a read begins without the lock. So only coros are so many.
+        # Threads may split lines, because a read begins without the lock; so only coros run in larger numbers.
         for text in (False, True):
             with subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE, text=text) as process:
                 print(text, read_all(process.stdout, 3 if "grapeshot.coro" in sys.modules else 1))

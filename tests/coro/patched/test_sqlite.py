@@ -175,7 +175,7 @@ SCRIPTS = {
         print(connection.execute("pragma busy_timeout").fetchall())
         setup.execute("begin immediate")
         fails(connection.execute, "insert into t values (2, 1)")
-        # A transaction that has read would wait for one that waits for the readers to end: that is no wait.
+        # A transaction that has read, and one that waits for readers to end, would block each other: do not wait.
         connection.execute("pragma busy_timeout = 30000")
         connection.rollback()
         connection.execute("begin")

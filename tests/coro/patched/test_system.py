@@ -29,7 +29,7 @@ os.mkfifo("two")
 thread = threading.Thread(target=work)
 thread.start()
 begun.wait()
-# Opened for both directions, a FIFO waits for nobody.
+# Opening a FIFO for both directions does not wait for the other end.
 pipes = [os.open(name, os.O_RDWR) for name in ("one", "two")]
 for fd in pipes:
     os.write(fd, b"line\\n")

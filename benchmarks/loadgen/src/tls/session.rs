@@ -112,7 +112,7 @@ impl Context {
         let method = new_method(library)?;
         // SAFETY: the context was just created; this control takes a number, not a pointer.
         let set = unsafe { (library.SSL_CTX_ctrl)(raw, SET_MIN_PROTOCOL, TLS_1_3, ptr::null_mut()) };
-        ensure!(set == 1, "TLS 1.3 is not there: {}", library.take_error());
+        ensure!(set == 1, "TLS 1.3 is not available: {}", library.take_error());
         Ok(Self {
             library,
             raw,
