@@ -121,7 +121,7 @@ manager.shutdown_kernel()
 
 
 def test_every_section_has_a_program() -> None:
-    """With a broken parser nothing would run, and nothing would fail."""
+    """If the parser were broken, nothing would run, so nothing would fail."""
     sections = re.findall(r"^## (.*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(sections) >= 17
     assert len([block for block in SERVERS if block.page == PAGE]) >= 14

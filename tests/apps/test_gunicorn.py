@@ -321,7 +321,7 @@ def test_a_worker_that_hangs_is_replaced(start: Start) -> None:
         tries = []
 
         def hangs() -> bool:
-            """Ask until the other worker has got a request."""
+            """Ask until the other worker has received a request."""
             if not tries or select.select([tries[-1]], [], [], 0)[0]:
                 tries.append(connect(server.port))
                 tries[-1].sendall(request(f"/hang/unless/{good}"))
@@ -341,7 +341,7 @@ def test_a_worker_that_hangs_is_replaced(start: Start) -> None:
 
 
 def change(server: Gunicorn) -> Path:
-    """Change the application. A compiled one is out of date, as the time of the file is in the future."""
+    """Change the application. Its bytecode is out of date, because the file's time is in the future."""
     path = server.folder / "served.py"
     path.write_text(path.read_text().replace("'one'", "'the second'"), encoding="utf-8")
     os.utime(path, (time.time() + 10, time.time() + 10))

@@ -89,7 +89,7 @@ def test_an_answer_of_http_1_0_that_is_whole_ends_without_a_reset() -> None:
     assert len(errors.records) == 1
 
 
-# ---------------------------------------------------------------- what is checked is what is sent
+# ---------------------------------------------------------------- the value that was checked is the one that is sent
 
 
 class Lying(str):

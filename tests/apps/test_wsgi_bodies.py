@@ -131,7 +131,7 @@ def test_an_upgrade_is_ignored_and_its_body_is_a_body() -> None:
 
 
 def test_only_some_of_many_requests_are_parsed_at_once() -> None:
-    """A short request becomes an environ of a hundred times its size."""
+    """A short request becomes an environ that is a hundred times as large."""
     from grapeshot.coro import wsgi
     from grapeshot.coro.wsgi import _connection
 

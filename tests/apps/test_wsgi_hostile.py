@@ -120,7 +120,7 @@ def test_cuts_change_nothing(seed: int) -> None:
         whole = Outcome([data])
         for cuts in (range(len(data)), [chance.randrange(len(data) + 1) for _ in range(3)]):
             cut = Outcome(pieces_of(data, cuts))
-            # Which one of several reasons to refuse a request is found first, may depend on the cuts.
+            # If there are several reasons to refuse a request, the cuts may decide which one is found first.
             assert (cut.requests, bool(cut.status)) == (whole.requests, bool(whole.status)), (data, list(cuts))
 
 

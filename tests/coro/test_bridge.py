@@ -29,7 +29,7 @@ def outcome_of(run):
 
 
 def in_both_ways(body, drive=None):
-    """Runs ``body()`` as a task and, through await_, in a coro. ``drive(runner)`` acts on it from outside.
+    """Run ``body()`` as a task and, through await_, in a coro. ``drive(runner)`` acts on it from outside.
 
     The outcomes and the logs of both must be equal. Returns them.
     """
@@ -577,7 +577,7 @@ def test_a_future_that_will_not_be_cancelled():
         await sleep_zero(2)
         waiter.interrupt()
         assert await waiter == "finished"
-        # and one that was shut down while it waits for that
+        # and a coro that was shut down while it waits for that
         task = asyncio.create_task(stubborn())
         waiter = coro.spawn(coro.await_, task)
         await sleep_zero(2)

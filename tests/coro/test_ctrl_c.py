@@ -51,7 +51,7 @@ def compute(begun=None, seconds=CAP_S):
 
 
 def run(code):
-    """The lines that the script prints."""
+    """Return the lines that the script prints."""
     return run_script(None, HEAD + code, flags=("-W", "error", "-X", "faulthandler")).split("\n")[:-1]
 
 

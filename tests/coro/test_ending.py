@@ -456,7 +456,7 @@ LEFT = """
 
 
 def run_to_exit(code, *, flags=()):
-    """Runs a script until it exits. Returns its status, output and errors."""
+    """Run a script until it exits. Return its status, output and errors."""
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", *flags, "-c", textwrap.dedent(LEFT) + textwrap.dedent(code)],
         capture_output=True,

@@ -29,7 +29,7 @@ def handled():
     return exc
 
 
-# ---------------------------------------------------------------- what is being handled
+# ---------------------------------------------------------------- the exception that is being handled
 
 
 def test_nested_handlers_in_turns():
@@ -427,7 +427,7 @@ def test_locals_of_a_suspended_frame_are_written():
 
 
 def test_faulthandler_shows_the_running_coro():
-    """In a direct call, and in the watchdog's thread, which takes no GIL, while a coro is stuck."""
+    """In a direct call, and in the watchdog's thread (which does not take the GIL) while a coro is stuck."""
     out = run_script(
         None,
         """

@@ -198,7 +198,7 @@ def test_at_each_allocation_with_tracemalloc(walker):
 
 def test_in_a_signal_handler_during_switches(walker):
     """A C handler runs between any two instructions of grapeshot's code. Before 3.14 the interpreter's own code has
-    moments at which frames are not sound.
+    moments when the chain of frames is invalid.
     """
     signals, _, deepest = run(
         walker,

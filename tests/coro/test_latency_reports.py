@@ -79,7 +79,7 @@ class Pair:
         self.far.close()
 
 
-# ------------------------------------------------------------------ what waits
+# ------------------------------------------------------------------ operations that a late run delays
 
 
 async def come_to_end():
@@ -247,7 +247,7 @@ def test_tasks_and_callbacks_without_coros(records):
         loop.close()
 
 
-# ------------------------------------------------------------------ how it reads
+# ------------------------------------------------------------------ the text of a report
 
 
 def test_a_report_is_one_line_that_tells_how_to_switch_it_off(records):

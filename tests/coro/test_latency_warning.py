@@ -54,7 +54,7 @@ def warned(caplog):
 
 
 def texts(warned, name, kind):
-    """The messages of one kind about the coro with that name. Other coros may be slow because the machine is."""
+    """Return the messages of one kind about the coro with that name. Other coros may be slow because the machine is."""
     messages = [text.replace(HINT, "") for text in warned.messages]
     return [text for text in messages if text.startswith(f"coro {name!r} {kind}")]
 
@@ -72,7 +72,7 @@ def spin_until(condition):
         assert time.monotonic() < end
 
 
-# ------------------------------------------------------------------ the one that is in the way
+# ------------------------------------------------------------------ the coro that delays the others
 
 
 def test_a_coro_that_does_not_yield_is_seen_while_it_runs(warned):
@@ -98,7 +98,7 @@ def test_a_coro_that_does_not_yield_is_seen_while_it_runs(warned):
     assert float(text.split(" has run for ")[1].split(" ")[0]) >= 0.001
     record, *_ = [record for record in warned.records if record.getMessage().replace(HINT, "") == text]
     assert (record.levelno, record.name, record.threadName) == (logging.WARNING, "asyncio", "coro-latency")
-    # The thread that saw it leaves nothing in the module.
+    # The thread that noticed it leaves nothing in the module.
     assert not [thread.name for thread in threading.enumerate() if "Dummy" in thread.name]
 
 

@@ -135,13 +135,13 @@ BUSY = (
 
 
 def kind(functions):
-    """Which coro's functions a sample has."""
+    """Return the coro whose functions a sample contains."""
     return {name[-1] for name in functions if re.fullmatch(r"(first|second|third)_\d", name)}
 
 
 @NEW_IN_3_15
 def test_samples_do_not_mix_coros(tmp_path):
-    """The process is stopped for each sample, so that a sample is not torn."""
+    """The process is stopped for each sample, so that the sample is consistent."""
     with Script("grapeshot", BUSY) as script:
         target = tmp_path / "samples"
         command = ["attach", "--blocking", "--collapsed", "-r", "500", "-d", "1", "-o", target, script.process.pid]

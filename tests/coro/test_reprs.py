@@ -22,7 +22,7 @@ if coro_is_available():
 
 
 class Item:
-    """Its `repr` calls a function, which may wait, at most once."""
+    """An object whose `repr` calls a function, which may wait, at most once."""
 
     def __init__(self, wait=None):
         self.wait = wait
@@ -65,7 +65,7 @@ def test_a_second_coro_sees_all(kind):
 
 
 def test_real_threads_see_the_same():
-    """The control."""
+    """The control: the same in threads."""
     inside, gate = threading.Event(), threading.Event()
     shared = [Item(lambda: inside.set() or gate.wait(20))]
     texts = []

@@ -78,5 +78,5 @@ def test_forty_thousand_have_stacks_of_their_own():
     count = int(40_000 * SHARE)
     report = run("own", count)
     assert report["waiting"] == report["right"] == count
-    # One for 128 stacks, and some of the interpreter's.
+    # One mapping for 128 stacks, and some of the interpreter's own.
     assert report["mappings"] - report["mappings_before"] < count // 100 + 60

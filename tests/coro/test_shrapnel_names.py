@@ -41,7 +41,7 @@ except AttributeError as error:
 
 
 def ask(path):
-    """Connects to a back door, and waits for its first word."""
+    """Connect to a back door, and wait for its greeting."""
     with coro.unix_sock() as client:
         client.settimeout(30)
         client.connect(str(path))
@@ -49,7 +49,7 @@ def ask(path):
 
 
 def test_serve_as_in_shrapnel(tmp_path):
-    """The coro stays in it, and the door is closed with it."""
+    """The coro stays inside, and the door is closed with it."""
     path = tmp_path / "door"
 
     def main():

@@ -239,7 +239,7 @@ def test_a_coro_in_line_cannot_be_scheduled_but_interrupted(kind):
     coro.run(main)
 
 
-# ---- what they show
+# ---- reprs and attributes
 
 
 def test_repr():

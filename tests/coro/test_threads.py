@@ -308,7 +308,7 @@ def test_a_real_lock_across_yields():
     assert counts["value"] == 9 * 20
 
 
-# ---------------------------------------------------------------- the end of the process, and what is refused
+# ---------------------------------------------------------------- the end of the process, and refused calls
 
 
 @pytest.mark.parametrize("state", ["busy", "waiting"])

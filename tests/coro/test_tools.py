@@ -32,7 +32,7 @@ def places(text):
     return [part.split(" ")[1].rstrip(":") for part in parts]
 
 
-# ------------------------------------------------------------------ where
+# ------------------------------------------------------------------ where coros are
 
 
 def test_where_follows_a_coro_through_its_life():

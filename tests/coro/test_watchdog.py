@@ -37,7 +37,7 @@ class Records(logging.Handler):
         self.texts.append(record.getMessage())
 
     def about(self, what, kind=FIRST):
-        """The messages of one kind about something. Other things may be slow because the machine is."""
+        """Return the messages of one kind about one thing. Other things may be slow because the machine is."""
         texts = [text.replace(HINT, "") for text in self.texts]
         return [text for text in texts if text.startswith(f"{what} {kind}")]
 
@@ -89,7 +89,7 @@ def code_lines(text):
     return [(lines[number].rsplit(" in ", 1)[1], lines[number + 1].strip()) for number in places]
 
 
-# ------------------------------------------------------------------ what is in the way
+# ------------------------------------------------------------------ code that delays the loop
 
 
 def test_a_task(records):
@@ -344,7 +344,7 @@ def test_the_limit_can_be_set_while_the_loop_runs(records):
 
 
 def test_threads_are_watched_if_they_have_coros_or_a_limit(records):
-    """A thread that has neither pays nothing, and nothing is logged."""
+    """A thread without coros and without a limit has no overhead, and nothing is logged."""
 
     def program(name, is_watched, prepare):
         async def work():

@@ -232,7 +232,7 @@ async def test_tracemalloc_tells_where_sockets_and_files_were_made(loop, tmp_pat
         tracemalloc.stop()
 
 
-# ---- what is alike
+# ---- similar entries share a row
 
 
 def rows(found):

@@ -262,7 +262,7 @@ async def test_empty_lines_count_as_input_that_waits(loop, path, monkeypatch):
     ],
 )
 async def test_wrong_frames_are_an_error_of_the_client(loop, path, frames, monkeypatch):
-    """They end its connection at most, and the loop has no error to report."""
+    """At worst they end their own connection, and the loop has no error to report."""
     from grapeshot.insight.backdoor import _wire
 
     monkeypatch.setattr(_wire, "_LOOK_S", 0.001)

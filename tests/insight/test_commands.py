@@ -15,7 +15,7 @@ from support import PROCESS_CAP_S, coro_is_available, wait_until
 needs_coros = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 COMMANDS = ["grapeshot", pytest.param("grapeshot.coro", marks=needs_coros)]
 
-# Waits until its input ends.
+# A program that waits until its input ends.
 WAITING = """
     import asyncio, sys
 

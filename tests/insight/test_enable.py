@@ -113,7 +113,7 @@ def test_a_signal_before_a_loop_runs(path):
 
 @pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 def test_in_a_patched_program(path):
-    """One line in a program of threads and blocking calls, and a signal at night."""
+    """A single line in a program of threads and blocking calls is enough: later a signal opens the back door."""
     code = f"""
         from grapeshot.insight import backdoor
         backdoor.enable({os.fspath(path)!r})

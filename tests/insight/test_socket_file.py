@@ -196,7 +196,7 @@ async def test_a_path_may_be_bytes(loop, path):
         assert path.exists()
 
 
-# ------------------------------------------------------------------ what lies there
+# ------------------------------------------------------------------ files that exist at the path
 
 
 def leave_stale(path):

@@ -57,7 +57,7 @@ async def opened(loop, kind):
             await iterations(2)
 
 
-# ---------------------------------------------------------------- on the object
+# ---------------------------------------------------------------- methods replaced on the object
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -169,7 +169,7 @@ def test_an_exception_handler_sees_what_the_callback_has_set(loop, fresh):
 
 @pytest.mark.skip_on(uvloop="timers that are due run before what was scheduled earlier")
 def test_values_live_as_long_as_on_asyncio(loop):
-    """Neither the loop that sleeps nor one that does not run keeps them."""
+    """Neither a sleeping loop nor a stopped one keeps them alive."""
     value = Value()
     seen, known = [], weakref.ref(value)
     token = variable.set(value)
@@ -193,7 +193,7 @@ def test_values_live_as_long_as_on_asyncio(loop):
 
 
 def test_values_of_an_older_state_live_as_long_as_on_asyncio(loop):
-    """A timer of a state with values runs after something was scheduled in one without them."""
+    """A timer that was set in a context with values runs after something was scheduled in a context without them."""
     value = Value()
     seen, known = [], weakref.ref(value)
 

@@ -372,7 +372,7 @@ async def test_closing_a_transport_on_another_thread(loop, loop_kind):
         peer.close()
 
 
-# ---------------------------------------------------------------- what is left open
+# ---------------------------------------------------------------- objects that are left open
 
 
 def unclosed(caught, kind):

@@ -158,7 +158,7 @@ def test_current_and_all_tasks(loop):
     assert asyncio.all_tasks(loop) == set()
 
 
-# ---------------------------------------------------------------- from outside
+# ---------------------------------------------------------------- seen from another process
 
 
 WAITING = """

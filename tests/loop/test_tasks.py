@@ -47,7 +47,7 @@ async def test_a_task_without_a_name_of_its_own(loop):
 
 @pytest.mark.parametrize("running", ["none", "another"])
 def test_a_task_is_of_the_loop_that_made_it(loop, running):
-    # Whichever loop asyncio finds in this thread.
+    # The loop that asyncio finds in this thread.
     other = asyncio.SelectorEventLoop()
     tasks = []
 

@@ -214,7 +214,7 @@ async def test_cycles_are_collected(loop, direction):
         assert [ref() for ref in refs] == [None]
 
 
-# ---------------------------------------------------------------- what it says of itself
+# ---------------------------------------------------------------- extra info and reprs
 
 
 @pytest.mark.xfail_on(uvloop="its transports are classes of their own")

@@ -105,7 +105,7 @@ BEFORE = [40, 50, 60] * 5
     [
         (row(BEFORE), row([70, 80, 90] * 5), "worse: spawn: 0.5 of uvloop before, 0.8 of uvloop now (+60%)", True),
         (row(BEFORE), row([10] * 15), "better: spawn: 0.5 of uvloop before, 0.1 of uvloop now (-80%)", False),
-        # The intervals meet.
+        # The intervals overlap.
         (
             row(BEFORE),
             row([55, 70, 500] * 5),

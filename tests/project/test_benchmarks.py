@@ -167,7 +167,7 @@ def test_cases_are_chosen_by_name_group_and_pattern():
 
 
 def noisy(factor, spread, count=15, seed=1):
-    """Pairs of which the first is `factor` of the second, but for noise of this size in both."""
+    """Return pairs. The first number of each is `factor` times the second, apart from noise of this size in both."""
     noise = random.Random(seed)
     return [
         (factor * 100 * noise.lognormvariate(0, spread), 100 * noise.lognormvariate(0, spread)) for _ in range(count)

@@ -37,7 +37,7 @@ def made(kind, style, *options):
 
 @pytest.fixture
 def _no_hub():
-    """gevent's hub of this thread, and the descriptors of its loop, would stay."""
+    """Otherwise gevent's hub of this thread and the descriptors of its loop would stay."""
     yield
     if (gevent := sys.modules.get("gevent")) is not None:
         gevent.get_hub().destroy(destroy_loop=True)

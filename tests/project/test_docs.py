@@ -62,7 +62,7 @@ def test_the_files_and_functions_that_a_page_names_are_there(page):
 
 
 def find(path):
-    """The object of that dotted name, whose first words are modules."""
+    """Return the object with that dotted name, whose first parts are modules."""
     parts = path.split(".")
     found = grapeshot
     for count, part in enumerate(parts[1:], 2):

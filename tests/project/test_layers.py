@@ -153,7 +153,7 @@ def test_the_package_needs_nothing_at_run_time():
 
 @pytest.fixture
 def tree(tmp_path):
-    """The smallest tree that has the shape of the sources. Tests plant errors in it."""
+    """A minimal tree with the structure of the sources. Tests plant errors in it."""
     for name in (
         "src/lib.rs",
         "src/event_loop/mod.rs",

@@ -117,7 +117,7 @@ def test_every_make_target_has_a_line_in_help():
 
 
 def test_the_pages_have_the_blocks_that_this_file_is_for():
-    """With a broken parser no block would run, and no test would fail."""
+    """If the parser were broken, no block would run, so no test would fail."""
     readme = [block for block in BLOCKS if block.page.name == "README.md"]
     scripts = "\n".join(block.text for block in readme if block.language == "python")
     for way_in in ("grapeshot.install()", "grapeshot.run(main())"):

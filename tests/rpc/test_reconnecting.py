@@ -160,7 +160,7 @@ async def test_what_has_not_left_goes_through_the_next_connection(loop):
 
 
 async def test_a_server_that_closes_each_connection_is_not_asked_without_a_pause(loop):
-    """A call that never leaves is tried until the time to connect is over, at growing distances."""
+    """A call that is never sent is retried at growing intervals until the time to connect is over."""
     connections = 0
 
     class Closing(asyncio.Protocol):

@@ -64,7 +64,7 @@ class Methods:
 
 
 def with_ends(test, **options):
-    """Runs test(client, methods, server) as a coro. Fails if something is reported to the loop."""
+    """Run test(client, methods, server) as a coro. Fails if something is reported to the loop."""
     reported = []
 
     def main():
@@ -144,7 +144,7 @@ def test_deadlines():
             client.call("hold", 1, timeout=0.3)
         wait_for(lambda: methods.ended == [1])
         assert client.call("add", 1, timeout=5) == 2
-        # a coro that hides the loop, as blocking code that was written for threads
+        # a coro that hides the loop, like blocking code that was written for threads
         assert coro.call_blocking(client.call, "add", 1, timeout=5) == 2
 
     with_ends(test)

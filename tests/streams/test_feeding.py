@@ -28,7 +28,7 @@ def check_frames(calls, loop_kind, deliveries=1):
         assert calls.names == FRAMES * deliveries
 
 
-# ---------------------------------------------------------------- natively
+# ---------------------------------------------------------------- fed natively
 
 
 async def test_no_python_between(loop, loop_kind):
@@ -237,7 +237,7 @@ async def test_another_protocol_and_back(loop, loop_kind):
     assert await stream.reader.read(100) == b"back"
 
 
-# ---------------------------------------------------------------- the ordinary way
+# ---------------------------------------------------------------- fed by Python code
 
 
 @pytest.mark.parametrize("what", ["reader", "protocol"])

@@ -70,7 +70,7 @@ async def end(*writers):
         await writer.wait_closed()
 
 
-# ---------------------------------------------------------------- what they are
+# ---------------------------------------------------------------- classes and functions
 
 
 def test_types(api):

@@ -382,7 +382,7 @@ needs_epoll = pytest.mark.skipif(not os.path.isdir("/proc/self/fdinfo"), reason=
 @needs_epoll
 @pytest.mark.skip_on(asyncio="the loop spins")
 async def test_events_of_closed_sockets_do_not_keep_the_loop_busy(loop):
-    """The loop replaces its epoll where a registration can no longer be removed."""
+    """The loop replaces its epoll when it can no longer remove a registration."""
 
     def polled():
         lines = []

@@ -32,7 +32,7 @@ async def fails(connecting, expected, match=None):
     return exception
 
 
-# ---------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------- handshakes that are refused
 
 
 async def refused(loop, expected, match=None, **options):

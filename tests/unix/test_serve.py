@@ -99,7 +99,7 @@ async def test_streams(loop, address_of):
     await iterations(3)
 
 
-# ---------------------------------------------------------------- what lies at the path
+# ---------------------------------------------------------------- files that exist at the path
 
 
 @pytest.mark.parametrize("form", ["str", "bytes", "pathlike"])

@@ -45,7 +45,7 @@ def receive(sock, count):
 
 
 class Listing:
-    """An iterable that has its items once."""
+    """An iterable that yields its items only once."""
 
     def __init__(self, *items):
         self._items = list(items)

@@ -32,7 +32,7 @@ def test_two_coros_that_wait_for_the_same():
             ):
                 with pytest.raises(coro.SimultaneousError, match=f"descriptor {far.fileno()}"):
                     call()
-            # The other direction is free.
+            # The other direction is not in use.
             far.sendall(b"there")
             coro.wait_for_write(far.fileno())
             near.sendall(b"x")

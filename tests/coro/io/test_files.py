@@ -188,7 +188,7 @@ def test_closing_wakes_who_waits():
             number = reader.fileno()
             reader.close()
             reader.close()
-            # The number stays taken until the coro has left.
+            # The number is not free until the coro has left.
             os.fstat(number)
             with pytest.raises(coro.ClosedError) as caught:
                 waiting.join()
@@ -405,7 +405,7 @@ def test_the_position_of_a_buffered_file(tmp_path):
 
 
 class Pieces:
-    """A source that gives its pieces one after the other."""
+    """A source that returns its pieces one after the other."""
 
     def __init__(self, *pieces):
         self.pieces = list(pieces)

@@ -24,7 +24,7 @@ def text():
 
 
 def tree():
-    """The lines of the tree without the stacks: (depth, line)."""
+    """Return the lines of the tree without the stacks: (depth, line)."""
     lines = text().splitlines()[1:]
     found = [
         (len(line) - len(line.lstrip()), line.strip())
@@ -307,7 +307,7 @@ def test_coros_of_another_thread_are_not_asked():
 
 
 def test_a_long_chain():
-    """Deeper than Python's stack."""
+    """Deeper than Python's recursion limit."""
 
     def main():
         first = last = spawn_blocked(coro.wait, name="last")

@@ -27,7 +27,7 @@ if coro_is_available():
 
 
 def _contexts():
-    """The contexts of the TLS tests of the loop."""
+    """Return the contexts of the loop's TLS tests."""
     name = "tls_contexts"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / "tls" / "contexts.py")
@@ -504,7 +504,7 @@ def test_clients_that_come_and_go():
                         assert ask(server, message) == message
                     else:
                         sock = connect(server)
-                        # The server finds a reset connection.
+                        # The server notices a reset connection.
                         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
                         sock.sendall(message)
                         sock.close()

@@ -138,7 +138,7 @@ def test_an_object_that_was_never_opened():
 
 
 def test_asyncio_uses_them():
-    """With the timeout 0 they are ordinary sockets to it."""
+    """With a timeout of 0, asyncio treats them as ordinary sockets."""
 
     async def main():
         loop = asyncio.get_running_loop()

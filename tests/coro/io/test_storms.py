@@ -279,7 +279,7 @@ def used():
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts descriptors in /proc")
 def test_connections_come_and_go(chance, eviction):
-    """10,000 of them, 250 at a time. Afterwards nothing is left of them."""
+    """10,000 clients, 250 at a time. Afterwards nothing is left of them."""
     waves = (40 if eviction == "lazy" else 4) * SCALE
     size = 250
 

@@ -17,7 +17,7 @@ if coro_is_available():
 
 
 def _contexts():
-    """The contexts of the TLS tests of the loop."""
+    """Return the contexts of the loop's TLS tests."""
     name = "tls_contexts"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / "tls" / "contexts.py")
@@ -136,7 +136,7 @@ def test_a_coro_that_is_interrupted_in_the_handshake():
 
 @pytest.mark.parametrize("side", ["client", "server"])
 def test_against_pythons_own(side):
-    """One side in a coro, the other one plain in a thread."""
+    """One side runs in a coro; the other one is a plain socket in a thread."""
 
     def plain(sock, is_server):
         context = contexts.server_context() if is_server else contexts.client_context()

@@ -30,7 +30,7 @@ RUNS_ALL = os.environ.get("TEST_CPYTHON") == "all"
 
 
 class LeftOut(NamedTuple):
-    """Why a test does not pass patched."""
+    """The reason why a test does not pass patched."""
 
     reason: str
     # False: the test would not end.

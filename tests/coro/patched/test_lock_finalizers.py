@@ -32,7 +32,7 @@ class Cycle:
 
 
 def collect_in_coro(function, **options):
-    """Runs a function as a finalizer that the collector calls on a coro's stack. Returns its outcome."""
+    """Run a function as a finalizer that the collector calls on a coro's stack. Return its outcome."""
     outcome = []
 
     def finalize():

@@ -31,7 +31,7 @@ def real(name):
 
 
 def in_real_thread(function):
-    """Runs a function in a real thread, outside of any coro. Returns its result or exception."""
+    """Run a function in a real thread, outside any coro. Return its result or exception."""
     outcome = []
 
     def run():

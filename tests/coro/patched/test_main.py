@@ -22,7 +22,7 @@ def run(way, *arguments, cwd=None):
 
 
 def run_both(*arguments, cwd=None):
-    """Runs it plain and patched, checks that both are alike, and returns the patched one."""
+    """Run it plain and patched, check that the outcomes are alike, and return the patched one."""
     plain, patched = (run(way, *arguments, cwd=cwd) for way in WAYS)
     assert patched.returncode == plain.returncode, patched.stderr
     assert patched.stdout == plain.stdout
