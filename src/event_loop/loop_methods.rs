@@ -355,7 +355,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         },
     ];
     getters.extend(limits::getters());
-    // SAFETY: the functions are those of this layout, and the tables are leaked.
+    // SAFETY: the functions were written for this layout, and the tables are never freed.
     let kind: Bound<'_, PyType> = unsafe {
         new_type::<LoopObject>(
             module,
