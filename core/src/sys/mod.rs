@@ -23,7 +23,7 @@
 //! | [`socket::datagram`] | receiving several datagrams per call, sending one | `recvmmsg` | `recvfrom` |
 //! | [`thread`] | starts a helper thread that receives no signals | POSIX | POSIX |
 //! | [`thread_locals`] | other libraries' thread-local pointers | TLS segments and pthread keys | pthread keys |
-//! | [`unwinding`] | makes an ending thread hang, not unwind | a personality routine (glibc) | the same (FreeBSD); nothing |
+//! | [`unwinding`] | hangs threads that would unwind | a personality routine (glibc) | the same (FreeBSD); nothing |
 //! | [`waker`] | wakes a blocked poller from any thread or signal handler | eventfd | pipe |
 //!
 //! A [`poller::Poller`] and its events belong to the thread of their loop. Other threads wake that loop with
