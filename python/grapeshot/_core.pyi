@@ -1198,7 +1198,7 @@ class mutex:  # noqa: N801
     def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
         """Wait until the mutex is free or held by this coro, then acquire it once more.
 
-        Returns and raises like ``lock.acquire``, except that it is no error to acquire the mutex again.
+        Returns and raises like ``lock.acquire``, except that acquiring the mutex again is not an error.
         """
     def lock(self) -> bool:
         """Like :meth:`acquire`, but return whether the call had to wait."""
@@ -1573,7 +1573,8 @@ def _coro_switch_stamps() -> tuple[int, int, int, int]:
 def _coro_wait_info(coro: Coro[Any], /) -> tuple[str, int] | None:
     """Return what the coro waits for: ``("read", fd)``, ``("write", fd)``, or ``("queue", address)``.
 
-    ``address`` is that of the wait queue inside the object it waits for. None if the coro waits for none of these.
+    ``address`` is the address of the wait queue inside the object that it waits for. None if the coro waits for
+    something else, or does not wait.
     ScheduleError if the coro belongs to another thread.
     """
 

@@ -94,7 +94,7 @@ impl<'a, 'py> Args<'a, 'py> {
     }
 
     /// # Safety
-    /// The four values are those of one `METH_FASTCALL|METH_KEYWORDS` call.
+    /// The four values are the arguments of one `METH_FASTCALL|METH_KEYWORDS` call.
     #[inline]
     pub(crate) unsafe fn new(
         py: Python<'py>,

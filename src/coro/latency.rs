@@ -41,7 +41,7 @@ use grapeshot_core::sys::clock;
 /// The end of each log record.
 pub(super) const HINT: &str = " (coro.set_latency_warning(s) or GRAPESHOT_LATENCY_WARNING=s sets the limit; 0 switches the warning off, s,stack adds the stack)";
 
-/// Whether to report also the runs that hold up nothing.
+/// Whether to report long runs even if no other work waits for their end.
 static REPORTS_ALWAYS: AtomicBool = AtomicBool::new(false);
 
 /// A coro begins to run, in a thread whose limit is set.
@@ -204,7 +204,7 @@ pub(super) fn set_default_limit(runtime: &Runtime, limit_ns: u64) {
     runtime.pulse.late_ns.store(late_ns, Ordering::Relaxed);
 }
 
-/// Sets whether to report also the runs that hold up nothing.
+/// Sets whether to report long runs even if no other work waits for their end.
 pub(super) fn report_always(is_on: bool) {
     REPORTS_ALWAYS.store(is_on, Ordering::Relaxed);
 }

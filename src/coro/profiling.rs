@@ -3,7 +3,7 @@
 //! attribute the allocations of one coro to another.
 //!
 //! ```text
-//!   memray's stack    main run_forever | worker handle          the thread's own frames stay below those of the coro
+//!   memray's stack    main run_forever | worker handle          the thread's own frames stay below the coro's frames
 //!   coro A goes                        | (return, return)
 //!   coro B comes      main run_forever | client send            (call, call)
 //! ```

@@ -158,7 +158,8 @@ impl Pulse {
     }
 
     /// The time from which a run that began at `since_ns` may have held something up, and how long it may do so before
-    /// it is late. A run that was found to hold up nothing is checked again only after `RECHECK_NS`, not at each tick.
+    /// it is late. If a check finds that no other work waits, the run is checked again only after `RECHECK_NS`, not at
+    /// each tick.
     pub(super) fn holding_up_since(&self, since_ns: u64, late_ns: u64) -> (u64, u64) {
         match self.harmless_ns.load(Ordering::Relaxed) {
             harmless_ns if harmless_ns > since_ns => (harmless_ns, late_ns.max(RECHECK_NS)),

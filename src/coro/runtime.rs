@@ -374,7 +374,7 @@ impl Runtime {
         if self.fails_on_purpose() {
             return None;
         }
-        // SAFETY: the occupant is the fiber of a live, suspended coro of this thread; nobody else uses it.
+        // SAFETY: the occupant is the fiber of a live, suspended coro of this thread; no other code uses it.
         let fiber = unsafe { &mut *occupant };
         let len_bytes = fiber.used_len();
         let saved = self.pool.borrow_mut().take(len_bytes)?;

@@ -222,7 +222,7 @@ pub(super) fn prefetch_next(reactor: &Reactor) {
             prefetch(fiber.cast(), size_of::<Fiber>());
         }
         if let Some(fiber) = ready_fiber(reactor, 0) {
-            // SAFETY: the fiber of a coro that is ready, so nobody else uses it.
+            // SAFETY: the fiber of a coro that is ready, so no other code uses it.
             let (saved, innermost) = unsafe { ((*fiber).saved.as_ref(), (*fiber).innermost) };
             if let Some(saved) = saved {
                 prefetch(saved.as_ptr(), saved.len_bytes().min(MAX_PREFETCHED_LEN));

@@ -183,7 +183,7 @@ unsafe fn take_current(coro: Coro<'_>) -> *mut ffi::PyObject {
 #[cold]
 #[inline(never)]
 unsafe fn enter_hiding(fiber: *mut Fiber, coro: Coro<'_>) -> bool {
-    // SAFETY: by the contract nobody else uses the fiber.
+    // SAFETY: by the contract, no other code uses the fiber.
     let fiber = unsafe { &mut *fiber };
     let Err(error) = exchange_loop(coro.py(), &mut fiber.running_loop) else {
         return true;
@@ -204,7 +204,7 @@ unsafe fn enter_hiding(fiber: *mut Fiber, coro: Coro<'_>) -> bool {
 #[cold]
 #[inline(never)]
 unsafe fn leave_hiding(fiber: *mut Fiber, coro: Coro<'_>) {
-    // SAFETY: by the contract nobody else uses the fiber.
+    // SAFETY: by the contract, no other code uses the fiber.
     if let Err(error) = exchange_loop(coro.py(), unsafe { &mut (*fiber).running_loop }) {
         error.write_unraisable(coro.py(), Some(&coro.to_bound()));
     }

@@ -277,7 +277,7 @@ fn call_later_by_clock<'py>(this: This<'py, LoopObject>, args: &Args<'_, 'py>) -
     let mut call = vec![ptr::null_mut(), this.as_ptr()];
     call.extend_from_slice(args.values());
     call[2] = when.as_ptr();
-    // SAFETY: the values are those of the running call, behind `self`, with the deadline in the place of the delay.
+    // SAFETY: the values are the arguments of the running call, behind `self`, with the deadline instead of the delay.
     // call[0] is the free place that the offset flag allows.
     unsafe {
         let made = ffi::PyObject_VectorcallMethod(

@@ -719,7 +719,7 @@ pub(crate) fn make_type<S: Steps>(
     const { assert!(size_of::<S::Kind>() == 1) };
     const { assert!(offset_of!(CoroutineObject<S>, frame_state) == offset_of!(CoroutineObject<S>, kind) + 3) };
     CLEARED_FRAME.store(cleared_frame(module.py()), Ordering::Relaxed);
-    // SAFETY: the functions are those of this layout, the tables are leaked.
+    // SAFETY: the functions were written for this layout, and the tables are never freed.
     let kind = unsafe {
         new_type::<CoroutineObject<S>>(
             module,

@@ -205,7 +205,7 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         flags: ffi::Py_READONLY,
         doc: ptr::null(),
     }];
-    // SAFETY: the functions are those of this layout, and the tables are leaked.
+    // SAFETY: the functions were written for this layout, and the tables are never freed.
     let kind = unsafe {
         new_type::<CoroutineMethodObject>(
             module,

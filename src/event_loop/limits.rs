@@ -267,7 +267,7 @@ fn get_limits(this: This<'_, LoopObject>) -> Object<'_> {
 /// descriptor if `is_connection` is false.
 fn check_place<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     let [is_connection] = args.bind()?;
-    let is_connection = is_connection.is_some_and(|value| value.is_truthy().unwrap_or(false));
+    let is_connection = is_connection.map_or(Ok(false), |value| value.is_truthy())?;
     let reactor = this.reactor();
     let reached = if is_connection {
         reactor.connection_limit_reached()

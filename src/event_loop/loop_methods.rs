@@ -43,8 +43,8 @@ fn get_debug<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> 
 
 fn set_debug<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     let [enabled] = args.bind()?;
-    this.reactor
-        .set_debug(enabled.is_some_and(|value| value.is_truthy().unwrap_or(false)));
+    let is_debug = enabled.map_or(Ok(false), |value| value.is_truthy())?;
+    this.reactor.set_debug(is_debug);
     Ok(none(this.py()))
 }
 
@@ -355,7 +355,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         },
     ];
     getters.extend(limits::getters());
-    // SAFETY: the functions are those of this layout, and the tables are leaked.
+    // SAFETY: the functions were written for this layout, and the tables are never freed.
     let kind: Bound<'_, PyType> = unsafe {
         new_type::<LoopObject>(
             module,

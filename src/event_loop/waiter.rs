@@ -505,7 +505,7 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             c"True from the yield until the task has taken the waiter."
         )
     }];
-    // SAFETY: the functions are those of this layout, the tables are leaked.
+    // SAFETY: the functions were written for this layout, and the tables are never freed.
     let kind = unsafe {
         new_type::<WaiterObject>(
             module,

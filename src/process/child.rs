@@ -1,7 +1,7 @@
 //! A watch on a child process: a `Source` over an fd that becomes readable when the child has ended.
 //!
 //! Used on the loop's thread only. The loop's fd table keeps the watch alive. The watch fetches the child's status once
-//! and calls back in the same step, so that nobody can send a signal to a process number that the system has already
+//! and calls back in the same step, so that no code can send a signal to a process number that the system has already
 //! given to another process.
 
 use std::cell::Cell;
@@ -78,8 +78,8 @@ impl Source for ChildObject {
     }
 }
 
-/// Watches the child again with a new descriptor. The process number still belongs to the child, because nobody has
-/// fetched its status.
+/// Watches the child again with a new descriptor. The process number still belongs to the child, because no code
+/// has fetched its status.
 unsafe fn watch_again(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: queued by `on_displaced` with a watch, to which the queue holds a reference.
     let this: This<'_, ChildObject> = unsafe { This::new(py, object) };

@@ -1,7 +1,7 @@
 //! Child processes: telling the loop when a child has ended.
 //!
 //! Used on the loop's thread only. Starting a child, its pipes and its transport are written in Python
-//! (`_subprocess.py`).
+//! (`_loop/subprocess.py`).
 
 mod child;
 

@@ -7,7 +7,7 @@
 //!                                     v                                       v
 //!                       the object itself, or a copy of a part        a copy of a part
 //! ```
-//! Data of a single read of the transport that is taken as a whole is never copied. The attribute `_buffer` is a
+//! Data that came in one read of the transport, and that is taken whole, is never copied. The attribute `_buffer` is a
 //! bytearray, as in asyncio: reading the attribute moves all held data into the bytearray.
 
 use std::cell::Cell;
@@ -47,7 +47,7 @@ pub(super) struct ReaderObject {
     limit_object: ObjectCell,
     /// The number of bytes of the chunk that have been taken. At least one byte is left.
     consumed: Cell<usize>,
-    /// The limit in bytes; 0 if the limit object is not an ordinary number, and only asyncio's code can handle it.
+    /// The limit in bytes. 0 if the limit object is not an ordinary number, which only asyncio's code can handle.
     limit: Cell<usize>,
     /// The native waiter is woken only when at least this many bytes are held.
     pub(super) wanted: Cell<usize>,
@@ -72,7 +72,7 @@ pub(super) fn reader_of<'py>(object: &Bound<'py, PyAny>) -> Option<Reader<'py>> 
         .then(|| unsafe { This::new(object.py(), object.as_ptr()) })
 }
 
-/// True if native code may replace the methods of this reader.
+/// True if native code may act instead of the methods of this reader.
 #[inline]
 pub(super) fn has_own_methods(this: Reader<'_>) -> bool {
     !this.is_customized.get() && this.limit.get() > 0 && OWN_METHODS.are_those_of_type(&this.to_bound())

@@ -89,6 +89,7 @@ fn accept(this: This<'_, ListenerObject>) -> PyResult<()> {
                 stream::accept(&event_loop, fd, peer, &factory, &server, own)?;
             }
             Err(error) if socket::is_no_connection(&error) => return Ok(()),
+            Err(error) if socket::is_of_connection(&error) => {}
             Err(error) => return on_accept_error(this, &event_loop, &error),
         }
         if !this.registration.is_entered() {
@@ -156,8 +157,8 @@ fn is_out_of_resources(error: &io::Error) -> bool {
 }
 
 /// Reports the error and stops polling the socket, which would be reported as ready again and again. If the process or
-/// the system is out of descriptors or memory, listening resumes after `RETRY_DELAY_S`; after any other error it does
-/// not.
+/// the system is out of descriptors or memory, listening resumes after `RETRY_DELAY_S`. Any other error that comes here is
+/// one of the listening socket itself, and listening does not resume.
 #[cold]
 fn on_accept_error(
     this: This<'_, ListenerObject>,

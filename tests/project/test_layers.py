@@ -67,7 +67,7 @@ def rust_errors(root: Path) -> Iterator[str]:
             module = module_of(inside)
             room = module[0] if module else "lib"
             if room not in rooms:
-                yield f"{source}/{inside}: {room} is no room"
+                yield f"{source}/{inside}: {room} is not a room"
                 continue
             file = read(path.read_text(encoding="utf-8"), module)
             for line, why in file.hidden:
@@ -171,7 +171,7 @@ def tree(tmp_path):
         ("core/src/sys/planted.rs", "use crate::{sys::clock, stack::Slot};", "sys may not use stack"),
         ("core/src/queue/planted.rs", "use super::super::stack::Slot;", "queue may not use stack"),
         ("core/src/arch/planted.rs", "use crate::sys::clock;", "arch may not use sys"),
-        ("core/src/event_loop/planted.rs", "pub fn help() {}", "event_loop is no room"),
+        ("core/src/event_loop/planted.rs", "pub fn help() {}", "event_loop is not a room"),
         ("src/binding/planted.rs", "use crate::event_loop::pyloop::LoopObject;", "binding may not use event_loop"),
         ("src/event_loop/planted.rs", "use crate::{binding::log, transports::{stream as s}};", "not use transports"),
         ("src/event_loop/planted.rs", "use {std::fmt, crate::coro::Scheduler};", "event_loop may not use coro"),
@@ -189,7 +189,7 @@ def tree(tmp_path):
         ("src/transports/planted.rs", "use crate as grapeshot;", "transports may not use lib"),
         ("src/transports/planted.rs", 'include!("../tls/engine.rs");', "include! pulls in"),
         ("src/transports/planted.rs", '#[path = "../tls/engine.rs"] mod engine;', "#[path] takes"),
-        ("src/helpers/planted.rs", "pub fn help() {}", "helpers is no room"),
+        ("src/helpers/planted.rs", "pub fn help() {}", "helpers is not a room"),
     ],
 )
 def test_a_planted_rust_edge_is_caught(tree, file, line, why):

@@ -17,7 +17,7 @@ struct Pair {
 }
 
 impl Pair {
-    #[allow(clippy::unnecessary_box_returns)] // the new stack keeps its address, so it must not move
+    #[allow(clippy::unnecessary_box_returns)] // the new stack has a pointer to the pair, which must not move
     fn new(entry: unsafe extern "C" fn(*mut c_void) -> !) -> Box<Self> {
         let mut pair = Box::new(Self {
             memory: vec![0; STACK_LEN / 16],

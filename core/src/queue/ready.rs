@@ -1,7 +1,8 @@
 //! The queue of callbacks that are ready to run: first in, first out.
 //!
 //! It is a ring whose push and pop take a few instructions. Its capacity is a power of two. Its two positions only
-//! increase, until they wrap around at the end of the integer's range. So they need not be compared with the capacity:
+//! increase, until they wrap around at the end of the integer's range. They are reduced to an index only when an
+//! element is accessed, so an empty ring and a full one differ:
 //!
 //! ```text
 //!   position   head            tail                  head == tail               empty
@@ -134,7 +135,7 @@ impl<T: Copy> ReadyQueue<T> {
     /// Called when a large ring becomes empty. Gives memory back some time after the end of a burst.
     #[cold]
     fn note_drained(&mut self) {
-        // Not more elements can have been queued at the same time than were pushed since the ring was last empty.
+        // The number of elements pushed since the ring was last empty. The ring never held more than these at a time.
         let used = self.tail.wrapping_sub(self.drained_at);
         self.drained_at = self.tail;
         if used >= self.ring.len() / 4 {

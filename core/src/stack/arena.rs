@@ -23,8 +23,8 @@
 //!   one, so that later arenas become empty. Empty arenas are unmapped.
 //! - **Limits.** A caller can reserve a stack with `promise`; `take_promised` then cannot fail. Near a limit of the
 //!   system, new stacks must be refused while the rest of the process can still allocate. So `mappings` leaves a
-//!   reserve of mappings, an arena is made only if the address space has more room than the arena needs, and stacks
-//!   are opened several at a time, so that the system refuses a group while it still has memory for less.
+//!   reserve of mappings, and an arena is made only if the address space has more room than the arena needs. Stacks
+//!   are opened in groups: the system refuses a whole group while it still has memory for smaller requests.
 //!
 //! An `Arenas` belongs to one thread.
 
@@ -47,8 +47,8 @@ const TABLE_LEN: usize = 2 * MIB;
 /// Tops have this many different offsets in a page, one cache line apart.
 const LINE_COLOURS: usize = 64;
 const LINE_LEN: usize = 64;
-/// The pages of the tops are at this many different places, `PAGE_STEP` apart. That step puts their page table entries,
-/// of eight bytes each, into different cache lines.
+/// The tops also lie in this many different pages, `PAGE_STEP` apart. The entries of two such pages in a page table are
+/// 64 bytes apart, and so in different cache lines.
 const PAGE_COLOURS: usize = 8;
 const PAGE_STEP: usize = 32 * 1024;
 /// The most that colours add to the length of a stack.
@@ -202,7 +202,7 @@ impl Arenas {
         state.promised = state.promised.saturating_sub(1);
     }
 
-    /// Takes a stack that was promised. Fails only if no stack was.
+    /// Takes a stack that was promised. Fails only if no stack was promised.
     #[inline]
     pub fn take_promised(&self) -> Result<Lease, StackError> {
         let mut state = self.inner.state.borrow_mut();
@@ -264,11 +264,11 @@ impl Inner {
     /// Opens the next group of stacks, in a new arena if all stacks of the others are open.
     #[cold]
     fn grow(&self, state: &mut State) -> Result<(), StackError> {
-        let is_open = |arena: &Arena| arena.opened < arena.capacity;
+        let has_unopened = |arena: &Arena| arena.opened < arena.capacity;
         let arena = match state
             .arenas
             .iter()
-            .position(|arena| arena.as_ref().is_some_and(is_open))
+            .position(|arena| arena.as_ref().is_some_and(has_unopened))
         {
             Some(arena) => arena,
             None => self.add_arena(state)?,
@@ -450,7 +450,7 @@ impl Arena {
             }
             self.mappings += count;
         }
-        // Stacks are taken from the end, so the lower ones are used first.
+        // `State::pop` takes the last element, so the reversed order makes it take the lowest stack first.
         self.cold.extend(group.clone().rev());
         self.opened = group.end;
         Ok(group.len())

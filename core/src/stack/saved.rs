@@ -4,7 +4,7 @@
 const SAVED_UNIT: usize = 16;
 /// Buffers of up to this many units are kept for the next eviction.
 const POOLED_UNITS: usize = 512;
-/// The most bytes that the pool keeps. Switches take as many buffers as they give back, so few are enough.
+/// The most bytes that the pool keeps. Over time, switches give back as many buffers as they take, so few are enough.
 const MAX_KEPT_LEN: usize = 1024 * 1024;
 
 /// The bytes of an evicted stack.

@@ -12,7 +12,7 @@
 //! | FIFOs, and pipes on older kernels | opened a second time through `/proc/self/fd`, in nonblocking mode |
 //! | the slave side of a pseudo-terminal | the same, unless the terminal was hung up |
 //! | the master side of a pseudo-terminal | none, because a second `open` would make a new terminal |
-//! | other files, other systems (except for sockets) | none |
+//! | all other files; on other systems, everything except sockets | none |
 //!
 //! Any thread may call these functions; they keep no state. A write to a pipe without a reader raises `SIGPIPE`, as in
 //! [`super::pipe`].
@@ -118,7 +118,7 @@ mod flagged {
 
     use super::super::socket::retried;
 
-    /// The offset -1, in two halves. It means the file's own position, like for `read` and `write`.
+    /// The offset -1, in two halves. It means the file's own position, as for `read` and `write`.
     const POSITION: [libc::c_long; 2] = [-1, -1];
 
     /// # Safety
@@ -136,7 +136,7 @@ mod flagged {
     /// Makes the system call by its number, because old C libraries have no function for it.
     ///
     /// # Safety
-    /// The buffer is valid for the call: `len` bytes that it may write, or read.
+    /// `buf` is valid for `len` bytes: for writes if the call reads from the file, and for reads if it writes.
     unsafe fn call(number: libc::c_long, fd: RawFd, buf: *mut u8, len: usize) -> Option<io::Result<usize>> {
         let vector = libc::iovec {
             iov_base: buf.cast(),

@@ -239,7 +239,8 @@ unsafe extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context
         if is_sent && interrupts_handler(context_of) {
             // faulthandler was enabled after this handler was installed, so its handler ran first. It has written its
             // report and raised the signal again, and that signal has no fault address. So the signal is blocked until
-            // faulthandler's handler has returned, and raised once more: then the stack pointer is that of the fault.
+            // faulthandler's handler has returned, and raised once more: then the stack pointer is the
+            // one at the time of the fault.
             libc::sigaddset(&raw mut context_of.uc_sigmask, signal);
             libc::raise(signal);
             return;

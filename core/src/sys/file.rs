@@ -1,6 +1,6 @@
 //! Files: their length and position, sending them on a socket within the kernel, and checking or removing a path.
 //!
-//! The paths are those of Unix sockets' files. The calls may block on a disk, but not on a nonblocking socket. Any
+//! The paths belong to the files of Unix sockets. The calls may block on a disk, but not on a nonblocking socket. Any
 //! thread may make them; they keep no state.
 //!
 //! Source: `fstat(2)`, `lseek(2)`, `sendfile(2)`, `stat(2)`, `unlink(2)`.

@@ -14,7 +14,7 @@
 //! | [`mod@file`] | length and position of files, and sending them | `sendfile` | `sendfile`; nothing (NetBSD, OpenBSD) |
 //! | [`heap`] | keeps freed large buffers in the process | glibc's thresholds | nothing to do |
 //! | [`pages`] | memory mappings and guards in them | `MADV_NOHUGEPAGE`, `MADV_GUARD_INSTALL` | only `mmap` |
-//! | [`pipe`] | pipes and terminals; which writers notice a lost reader | POSIX | POSIX; not named FIFOs (Apple) |
+//! | [`pipe`] | pipes and terminals; which report a lost reader | POSIX | POSIX; not named FIFOs (Apple) |
 //! | [`poller`] | level-triggered readiness of fds with a `u64` token each, waits in nanoseconds | epoll | kqueue |
 //! | [`prefetch`] | a hint that memory will be read soon | depends on the processor | depends on the processor |
 //! | [`readiness`] | the state of a few fds, without a poller | POSIX | POSIX |
@@ -23,7 +23,7 @@
 //! | [`socket::datagram`] | receiving several datagrams per call, sending one | `recvmmsg` | `recvfrom` |
 //! | [`thread`] | starts a helper thread that receives no signals | POSIX | POSIX |
 //! | [`thread_locals`] | other libraries' thread-local pointers | TLS segments and pthread keys | pthread keys |
-//! | [`unwinding`] | makes an ended thread hang | a personality routine (glibc) | the same (FreeBSD); nothing |
+//! | [`unwinding`] | hangs threads that would unwind | a personality routine (glibc) | the same (FreeBSD); nothing |
 //! | [`waker`] | wakes a blocked poller from any thread or signal handler | eventfd | pipe |
 //!
 //! A [`poller::Poller`] and its events belong to the thread of their loop. Other threads wake that loop with

@@ -133,7 +133,7 @@ mod imp {
         found: Vec<Range<usize>>,
     }
 
-    /// This thread's segments of all libraries except those of `is_left_out`.
+    /// This thread's segments of all libraries, except the libraries that `is_left_out` excludes.
     pub(super) fn segments(max_len: usize) -> Vec<Range<usize>> {
         let mut search = Search {
             max_len,

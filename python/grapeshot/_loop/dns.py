@@ -4,7 +4,7 @@ Most IP addresses with a numeric port never get here, because ``Loop.getaddrinfo
 (``src/dns.rs``). The rest (with a zone, with ``host=None``, with unusual flags, or in debug mode) still needs no server
 and no file, so this module calls the C library directly: that takes about 2 us, and a thread would take 50.
 ``inet_pton`` decides whether a host is an IP address. The answer comes from the C library, so scope ids, flags and the
-order of several socket types are exactly those of :func:`socket.getaddrinfo`.
+order of several socket types are exactly the same as in :func:`socket.getaddrinfo`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the rooms above the loop make it do. Each name is None until such a room sets it.
+"""Functions of the rooms above that the loop calls. Each name is None until such a room sets it.
 
-The loop reads these names at the points that they describe, and knows neither coros nor the back door.
+So the loop can serve coros and the back door without importing them.
 """
 
 from __future__ import annotations

@@ -353,7 +353,7 @@ class _Results:
         self._in_order = in_order
         # the coros whose results were not taken yet, in the order in which they were started
         self._coros: deque[Coro[Any]] = deque()
-        # for imap_unordered: those of them that have ended, in the order in which they ended
+        # for imap_unordered: the ones that have ended, in the order in which they ended
         self._ended: fifo[Coro[Any]] = fifo()
         # the arguments of the next call, for which there was no free place yet
         self._next: tuple[Any, ...] | None = None

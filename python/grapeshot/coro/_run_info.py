@@ -94,7 +94,7 @@ class _Coros:
         return words, holders
 
     def frames(self, co: Coro[Any]) -> Iterator[FrameType]:
-        """Yield the frames of a coro, the outermost first, and then those of a coroutine that it awaits."""
+        """Yield the frames of a coro, the outermost first, and then the frames of a coroutine that it awaits."""
         for frame in co.get_stack():
             if frame.f_code.co_filename in _waits.LOOKING:
                 return

@@ -82,7 +82,7 @@ class timeout:  # noqa: N801  # used like asyncio.timeout
 def with_timeout(seconds: float | None, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
     """Return ``fn(*args, **kwargs)``, but interrupt the call after ``seconds``.
 
-    Raises the same exceptions as :class:`timeout`, and those of ``fn``.
+    Raises the same exceptions as :class:`timeout`, and any exception that ``fn`` raises.
     """
     _core._coro_check_function(fn, "with_timeout")
     with timeout(seconds):

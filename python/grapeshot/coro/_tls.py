@@ -88,7 +88,7 @@ def wrap(
 ) -> TlsSocket:
     """Return a :class:`TlsSocket` that takes over the descriptor of ``plain``.
 
-    The options are those of :meth:`ssl.SSLContext.wrap_socket`.
+    The options are the same as for :meth:`ssl.SSLContext.wrap_socket`.
     """
     # The handshake is done separately, so that an interruption closes the socket in every version of Python.
     secure: Any = TlsSocket._create(  # type: ignore[attr-defined]

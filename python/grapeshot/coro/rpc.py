@@ -12,7 +12,7 @@
     0.5
 
 If a method is a plain function, each call of it runs in a coro of its own, and may wait. Clients and servers of this
-module work with those of :mod:`grapeshot.rpc`.
+module can talk to servers and clients of :mod:`grapeshot.rpc`.
 """
 
 from __future__ import annotations

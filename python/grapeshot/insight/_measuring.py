@@ -32,7 +32,7 @@ _LOOK_S = (0.001, 0.05)
 _END_S = 1.0
 # The largest limit for slow callbacks. No callback takes so long, and in nanoseconds it fits the native loop's type.
 _NEVER_S = 1e9
-# The kind to report, where it differs from that of the subject: a connection was busy because its protocol was called.
+# The kind to report, where it differs from the subject's kind: a connection was busy because its protocol was called.
 _KINDS = {"connection": "protocol"}
 
 

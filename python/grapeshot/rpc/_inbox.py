@@ -42,7 +42,7 @@ class Inbox:
         self.end()
 
     def set_result(self, value: Any) -> None:
-        """Raise TypeError: the server has violated the protocol, because a stream has no result."""
+        """Raise TypeError. A stream has no result, so a server that sends one violates the protocol."""
         raise TypeError("the server has sent a result for a stream")
 
     def take_error(self) -> BaseException | None:

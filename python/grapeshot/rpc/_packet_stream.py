@@ -24,9 +24,9 @@ MAX_LENGTH = 2**32 - 1
 _BATCH_BYTES = 64 * 1024
 _HEADER_BYTES = 4
 _LINGER_S = 5.0
-# In one iteration of the loop, a connection handles packets for about this long. The clock is read each time that many
-# bytes have been handled.
+# In one iteration of the loop, a connection handles packets for about this long.
 _TURN_S = 0.002
+# To find out whether that time is over, it reads the clock after every this many bytes.
 _CHECK_BYTES = 512
 _LENGTH = Struct(">I")
 
@@ -103,7 +103,7 @@ class PacketStream(asyncio.Protocol):
         if self._out and self.is_open:
             # use a new buffer from now on, because the transport may keep this one
             out, self._out = self._out, bytearray()
-            if not self._transport.is_closing():  # if it has failed, it would log a warning for each write
+            if not self._transport.is_closing():  # a transport that has failed logs a warning for each write
                 self._transport.write(out)
 
     @property

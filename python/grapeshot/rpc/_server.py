@@ -79,7 +79,7 @@ class Server:
         A plain function is called in the loop's thread and must not block.
 
         Raises:
-            TypeError: ``function`` is none of these, or the name is not a string.
+            TypeError: ``function`` is not one of these, or the name is not a string.
             ValueError: there is already a method with this name.
         """
         if not isinstance(name, str):
@@ -125,14 +125,14 @@ class Server:
             raise ValueError(f"the codec {self.codec.name} {problem}")
         self._check_open()
         loop = asyncio.get_running_loop()
-        in_time = None if ssl is None else HELLO_S
-        server = await loop.create_server(self._make_connection, host, port, ssl=ssl, ssl_handshake_timeout=in_time)
+        handshake_s = None if ssl is None else HELLO_S
+        server = await loop.create_server(self._make_connection, host, port, ssl=ssl, ssl_handshake_timeout=handshake_s)
         self._servers.append(server)
 
     async def listen_unix(self, path: str | PathLike[str], *, ssl: _ssl.SSLContext | None = None) -> None:
         """Listen on a Unix socket. The permissions of its directory determine which users can connect.
 
-        With :class:`Pickle`, only processes of this user can.
+        With :class:`Pickle`, only processes of this user can connect.
 
         Raises:
             OSError: like ``loop.create_unix_server``.
@@ -140,9 +140,9 @@ class Server:
         self._check_open()
         path = os.fsdecode(path)
         loop = asyncio.get_running_loop()
-        in_time = None if ssl is None else HELLO_S
+        handshake_s = None if ssl is None else HELLO_S
         server = await loop.create_unix_server(
-            self._make_connection, path, ssl=ssl, ssl_handshake_timeout=in_time, start_serving=False
+            self._make_connection, path, ssl=ssl, ssl_handshake_timeout=handshake_s, start_serving=False
         )
         self._servers.append(server)
         if not path.startswith("\0"):

@@ -26,7 +26,7 @@ class Stream(AsyncIterator[Any]):
     ) -> None:
         self._connect = connect
         self._request = request
-        # None once the call has begun: then the request has the deadline.
+        # When the call begins, this becomes a deadline in the request, and None here.
         self._timeout_s = timeout
         self._inbox: Inbox | None = None
         self._connection: ClientConnection | None = None

@@ -113,7 +113,7 @@ fn accept(socket: &Socket<'_>, surroundings: &Surroundings<'_>) -> PyResult<io::
 }
 
 /// The socket of an accepted connection, and the address of the peer. The socket's class is the one that the listening
-/// socket names, or else that of the listening socket.
+/// socket names, or else the listening socket's own class.
 fn connection<'py>(listener: &Socket<'py>, (fd, peer): (OwnedFd, Address)) -> PyResult<Bound<'py, PyTuple>> {
     let py = listener.py();
     let [family, kind, protocol] = base_socket::shape(listener.object())?;

@@ -98,7 +98,7 @@ impl BaseCall {
             count += self.args.positional().len();
             kwnames = self.args.kwnames;
         }
-        // SAFETY: attached; the values are alive during the call, first the positional ones, then those of `kwnames`.
+        // SAFETY: attached; the values are alive during the call: the positional ones, then the values for `kwnames`.
         let called = unsafe {
             let result = ffi::PyObject_Vectorcall(function.as_ptr(), values.as_ptr(), count, kwnames);
             Bound::from_owned_ptr_or_err(py, result)

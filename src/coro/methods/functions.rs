@@ -237,7 +237,7 @@ fn limit_ns(args: &Args<'_, '_>) -> PyResult<u64> {
     Ok((seconds * 1e9).ceil() as u64)
 }
 
-/// `_coro_report_always(flag)`: sets whether to report also the runs that hold up nothing.
+/// `_coro_report_always(flag)`: whether to report long runs even if no other work waits for their end.
 pub(super) fn report_always<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
     latency::report_always(args.get(0).map_or(Ok(true), |flag| flag.is_truthy())?);
     Ok(none(py))

@@ -332,7 +332,7 @@ fn functions() -> Vec<ffi::PyMethodDef> {
         function!(
             functions::report_always,
             "_coro_report_always(flag, /)",
-            "Set whether to report late runs even if they hold up nothing."
+            "Set whether to report late runs even if no other work waits for their end."
         ),
         function!(
             functions::run_number,

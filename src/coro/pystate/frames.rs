@@ -86,8 +86,8 @@ pub(in crate::coro) struct Relinked {
     /// The first changed link. It is kept after `restore`, for the next `skip`.
     first: Option<Link>,
     more: Vec<Link>,
-    /// The last walk was along a chain of at least `MIN_LEN` frames and changed only one link, that of the frame at the
-    /// start of the data stack.
+    /// The last walk was along a chain of at least `MIN_LEN` frames and changed only one link: the link of the frame at
+    /// the start of the data stack.
     is_outermost: bool,
 }
 

@@ -280,7 +280,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         c"asyncio's class, so that isinstance() is true."
     ));
     let members = weaklist_member(std::mem::offset_of!(HandleObject, weakrefs));
-    // SAFETY: the functions are those of this layout, and the tables are leaked.
+    // SAFETY: the functions were written for this layout, and the tables are never freed.
     let handle_type = unsafe {
         new_type::<HandleObject>(
             module,

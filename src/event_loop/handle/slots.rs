@@ -2,7 +2,7 @@
 //!
 //! The handle itself stores what the loop needs: callback, arguments, context, the cancelled flag, the deadline. All
 //! other values that a program sets, and the mark of a deleted attribute, go to a dict. The dict takes the place of the
-//! source traceback (`flag::HAS_EXTRAS`), so handles are no larger and no slower if a program does not set their
+//! source traceback (`flag::HAS_EXTRAS`), so handles are not larger or slower if a program does not set their
 //! attributes.
 
 use std::ffi::{CStr, c_int, c_void};

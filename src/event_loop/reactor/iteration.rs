@@ -84,8 +84,8 @@ impl Reactor {
                 break;
             }
         }
-        drop(holding);
         self.end_step(py, &mut result);
+        drop(holding);
         self.is_stopping.store(false, Ordering::Relaxed);
         self.contexts.forget_values(py);
         self.drain_inbox();

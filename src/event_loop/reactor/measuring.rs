@@ -86,8 +86,8 @@ impl Measuring {
     /// Counts an entry that was taken out of the queue, which now has `ready_len` entries. Returns since when the entry
     /// was ready.
     fn take(&self, ready_len: usize) -> u64 {
-        // Entries without a mark were scheduled by an event or by another thread: each step marks the entries it
-        // scheduled.
+        // Each step marks the entries that it has scheduled. So entries without a mark were scheduled by an event or by
+        // another thread.
         self.mark(ready_len + 1, self.polled_ns.get().max(self.ended_ns.get()));
         let taken = self.taken.get() + 1;
         self.taken.set(taken);
@@ -179,8 +179,8 @@ impl Reactor {
         }
     }
 
-    /// Called before a timer goes into the ready queue. The timer was due `late_ns` ago. The loop may have slept up to
-    /// `slack_ns` beyond its deadline.
+    /// Called before a timer goes into the ready queue. The timer was due `late_ns` ago, and the loop may have slept up
+    /// to `slack_ns` beyond the timer's deadline.
     #[cold]
     pub(super) fn note_due(&self, late_ns: u64, slack_ns: u64) {
         if let Some(measuring) = self.measuring() {

@@ -359,7 +359,7 @@ pub(crate) fn abort_with(transport: &Bound<'_, PyAny>, exception: Option<Bound<'
     lifecycle::abort_with(lifecycle::stream_of(transport), exception)
 }
 
-/// The local address: the stored one, else that of the descriptor.
+/// The local address: the stored one, or else the address that the descriptor is bound to.
 fn local_address(py: Python<'_>, body: &StreamBody) -> Option<Address> {
     if let Some(address) = body.local.get() {
         return Some((**address).clone());

@@ -30,7 +30,8 @@ use crate::transports::ending;
 use crate::transports::flow;
 use crate::transports::outgoing::Data;
 
-/// Corked data beyond this is sent at once: it fills whole system calls anyway, and it must not count as unsent.
+/// Corked data beyond this is sent at once. It fills whole system calls anyway, and memory must not fill with data that
+/// the kernel would take.
 const CORK_LEN: usize = 64 * 1024;
 
 /// Held data beyond this is sent at once, while it is still in the processor's cache.
@@ -196,7 +197,7 @@ pub(super) fn on_writable(this: Stream<'_>) -> PyResult<()> {
 }
 
 /// Ends our side of the connection. Errors of the call are ignored: if the peer is gone already, the read side finds
-/// out. EBADF if other code has closed the socket.
+/// out. Returns EBADF if other code has closed the socket.
 pub(super) fn shutdown(this: Stream<'_>) -> io::Result<()> {
     let fd = this.usable_fd(this.py())?;
     let _ = socket::shutdown_write(fd);
@@ -209,8 +210,8 @@ pub(super) fn write(this: Stream<'_>, data: *mut ffi::PyObject) -> PyResult<()> 
     write_or_hold(this, data, true)
 }
 
-/// `write(data)` for native callers that have collected data themselves. The data is not held, and held data before it
-/// is sent too.
+/// `write(data)` for native callers that have collected data themselves. This data is not held. If other data is held,
+/// both are sent now.
 #[inline]
 pub(super) fn write_collected(this: Stream<'_>, data: *mut ffi::PyObject) -> PyResult<()> {
     write_or_hold(this, data, false)?;
@@ -218,7 +219,7 @@ pub(super) fn write_collected(this: Stream<'_>, data: *mut ffi::PyObject) -> PyR
 }
 
 #[inline(always)]
-fn write_or_hold(this: Stream<'_>, data: *mut ffi::PyObject, is_small: bool) -> PyResult<()> {
+fn write_or_hold(this: Stream<'_>, data: *mut ffi::PyObject, is_holdable: bool) -> PyResult<()> {
     let py = this.py();
     // SAFETY: `data` is an argument of the running call, so it is alive.
     let data = unsafe { Bound::from_borrowed_ptr(py, data) };
@@ -231,7 +232,7 @@ fn write_or_hold(this: Stream<'_>, data: *mut ffi::PyObject, is_small: bool) -> 
         this.outgoing.push(&source)?;
         return after_push(this, bytes.len());
     }
-    if is_small && may_hold(this, bytes.len()) {
+    if is_holdable && may_hold(this, bytes.len()) {
         this.outgoing.push(&source)?;
         this.reactor().counters.corked_writes.add(1);
         hold(this, bytes.len());

@@ -122,7 +122,7 @@ impl Drop for ExitWatch {
 }
 
 /// The device and inode number of a descriptor's file, or `None` if the descriptor is not open. On older kernels all
-/// pidfds have the same number, but no other file has it.
+/// pidfds have the same inode number, but no other file has it.
 fn file_of(fd: RawFd) -> Option<(u64, u64)> {
     // SAFETY: the `File` is only used to query its metadata and is never closed here. If the descriptor is not open,
     // the query fails.

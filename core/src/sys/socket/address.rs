@@ -146,7 +146,7 @@ impl Address {
     #[inline]
     pub(super) fn as_raw(&self) -> (*const sockaddr, socklen_t) {
         let bytes = self.bytes();
-        // The length was a socklen_t, or is at most that of a structure above, so it fits.
+        // The kernel reported the length as a socklen_t, or it is the length of a `sockaddr_*` structure. So it fits.
         (bytes.as_ptr().cast(), bytes.len() as socklen_t)
     }
 
@@ -247,7 +247,7 @@ fn put<const N: usize>(bytes: &mut [u8], offset: usize, field: [u8; N]) {
     bytes[offset..offset + N].copy_from_slice(&field);
 }
 
-/// The text of an IPv6 address like `inet_ntop(3)` writes it: in the form of RFC 5952, with one addition. If the first
+/// The text of an IPv6 address, as `inet_ntop(3)` writes it: in the form of RFC 5952, with one addition. If the first
 /// 96 bits are zero, the last 32 bits are written in dotted decimals (`::192.0.2.1`, the deprecated IPv4-compatible
 /// form) if they are 65,536 or more. Rust's standard library does not do that.
 #[must_use]

@@ -117,6 +117,32 @@ pub fn is_no_connection(error: &io::Error) -> bool {
     )
 }
 
+/// Whether this error of `accept` concerns only the connection that it took off the queue, which is lost. The next call
+/// may succeed.
+///
+/// Source: `accept(2)`, "Error handling": Linux passes on network errors of the new connection, and programs should
+/// treat them like `EAGAIN`. `EPERM` comes from firewall rules.
+#[must_use]
+pub fn is_of_connection(error: &io::Error) -> bool {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    if error.raw_os_error() == Some(libc::ENONET) {
+        return true;
+    }
+    matches!(
+        error.raw_os_error(),
+        Some(
+            libc::EHOSTDOWN
+                | libc::EHOSTUNREACH
+                | libc::ENETDOWN
+                | libc::ENETUNREACH
+                | libc::ENOPROTOOPT
+                | libc::EOPNOTSUPP
+                | libc::EPERM
+                | libc::EPROTO
+        )
+    )
+}
+
 /// Takes one connection off the queue of a listening socket. Returns its descriptor, which is nonblocking and
 /// close-on-exec, and the peer's address.
 ///

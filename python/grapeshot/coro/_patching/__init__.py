@@ -107,15 +107,15 @@ def patch(*parts: str, **switches: bool) -> None:
         RuntimeError: gevent or eventlet has already patched the standard library. Only one of them can do so: after
             ``patch()``, their patching functions raise RuntimeError, too.
     """
-    _install(parts, switches)
+    _patch_parts(parts, switches)
 
 
 def install_thread_emulation(*parts: str, **switches: bool) -> None:
     """The same as :func:`patch`, under Shrapnel's name."""
-    _install(parts, switches)
+    _patch_parts(parts, switches)
 
 
-def _install(parts: tuple[str, ...], switches: dict[str, bool]) -> None:
+def _patch_parts(parts: tuple[str, ...], switches: dict[str, bool]) -> None:
     chosen = [part for part in _choose(parts, switches) if part not in _patched]
     if not chosen:
         return

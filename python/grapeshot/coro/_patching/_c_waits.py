@@ -74,5 +74,5 @@ def patch_clients() -> None:
 
 
 def patch() -> None:
-    """The part ``sqlite3`` of ``install()``: make sqlite3 let other coros run while it waits."""
+    """The part ``sqlite3`` of ``coro.patch()``: make sqlite3 let other coros run while it waits."""
     _change("sqlite3", _change_sqlite3)

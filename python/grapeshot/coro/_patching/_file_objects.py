@@ -1,6 +1,6 @@
 """File objects for pipes, sockets and terminals, which several coros may use at the same time, as threads may.
 
-The classes derive from those of :mod:`io`. They let one coro at a time into the methods of these (see
+The classes derive from the classes of :mod:`io`. They let only one coro at a time into the inherited methods (see
 ``_shared_reads``).
 """
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from ._settings import Settings
 
-# Methods that llhttp knows but that do not belong to HTTP: those of RTSP, and SOURCE of Icecast.
+# Methods that llhttp knows but that do not belong to HTTP: the methods of RTSP, and SOURCE of Icecast.
 _NOT_HTTP = {"ANNOUNCE", "DESCRIBE", "FLUSH", "GET_PARAMETER", "PAUSE", "PLAY", "RECORD", "REDIRECT", "SET_PARAMETER"}
 _NOT_HTTP |= {"SETUP", "SOURCE", "TEARDOWN"}
 # Fields that may appear only once. With a second one, a proxy might use the one and the application the other.
@@ -394,7 +394,7 @@ class RequestParser:
                 if match is None:
                     raise RequestError("400 Bad Request", "the target of the request has an unknown form")
                 authority, path = match.groups()
-                # The host of the target replaces that of the field Host. Source: RFC 9112, 3.2.2.
+                # The host in the target replaces the host in the field Host. Source: RFC 9112, 3.2.2.
                 if "HTTP_HOST" in environ:
                     self._check_host(environ, True)
                 environ["HTTP_HOST"] = authority

@@ -49,7 +49,7 @@ class Slow:
     count: int = 0
     total_s: float = 0.0
     duration_s: float = 0.0
-    """How long the slowest one took. The stack is that of the slowest one, too."""
+    """How long the slowest one took. The stack belongs to the slowest one, too."""
     last_s: float = 0.0
     """When the latest one began, in seconds of ``time.monotonic()``."""
     stack: tuple[str, ...] = ()

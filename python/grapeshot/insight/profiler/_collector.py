@@ -93,8 +93,8 @@ class _State:
 class Collector:
     """Receives events in any thread.
 
-    ``wall`` and ``cpu`` are clocks in nanoseconds, the latter for the calling thread. ``stamps`` returns when a coro of
-    the calling thread was last entered and left, on both clocks.
+    ``wall`` and ``cpu`` are clocks in nanoseconds; ``cpu`` is the time of the calling thread. ``stamps`` returns when a
+    coro of the calling thread was last entered and left, on both clocks.
     """
 
     def __init__(
