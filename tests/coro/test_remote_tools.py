@@ -135,7 +135,7 @@ BUSY = (
 
 
 def kind(functions):
-    """Return the coro whose functions a sample contains."""
+    """Return the numbers of the coros whose functions a sample contains."""
     return {name[-1] for name in functions if re.fullmatch(r"(first|second|third)_\d", name)}
 
 
