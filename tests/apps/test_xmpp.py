@@ -23,7 +23,7 @@ coro.patch()
 import asyncio, base64, os, re, socket, sys, threading, warnings
 import grapeshot
 
-warnings.simplefilter("ignore")  # of xmpppy's own code
+warnings.simplefilter("ignore")  # raised in xmpppy's own code
 import xmpp
 
 STREAMS, SASL = "http://etherx.jabber.org/streams", "urn:ietf:params:xml:ns:xmpp-sasl"
@@ -66,7 +66,7 @@ def answer(stanza, user):
         if "xmpp-bind" in stanza:
             bound = f"<bind xmlns='urn:ietf:params:xml:ns:xmpp-bind'><jid>{user}@localhost/here</jid></bind>"
         return f"<iq type='result' id='{number[1]}'>{bound}</iq>"
-    everybody.wait(timeout=20)  # no client has an answer before all have asked
+    everybody.wait(timeout=20)  # no client gets an answer before all have asked
     body = re.search(r"<body>(.*?)</body>", stanza, re.S)[1]
     return f"<message from='echo@localhost' to='{user}@localhost'><body>{body}, {user}</body></message>"
 
@@ -86,7 +86,7 @@ def ask(name, address, answers):
     while name not in answers:
         assert client.Process(10)
     if sys.platform == "linux":
-        assert len(os.listdir("/proc/self/task")) < CLIENTS  # coros, no threads
+        assert len(os.listdir("/proc/self/task")) < CLIENTS  # these are coros, not threads
     client.UnregisterDisconnectHandler(client.DisconnectHandler)
     client.disconnect()
 

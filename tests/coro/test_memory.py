@@ -171,7 +171,7 @@ def test_own_stacks_beyond_the_address_space():
             return number
 
         async def main():
-            # The pools of the interpreter and the shared stack are there before the limit is set.
+            # The interpreter's pools and the shared stack exist before the limit is set.
             await coro.spawn(work, 0)
             with open("/proc/self/statm") as file:
                 used = int(file.read().split()[0]) * resource.getpagesize()
@@ -191,7 +191,7 @@ def test_own_stacks_beyond_the_address_space():
             shared = [coro.spawn(work, number) for number in range(100)]
             assert await asyncio.gather(*own) == numbers
             assert await asyncio.gather(*shared) == list(range(100))
-            # What they had is free again. A coro that was refused its stack can start later.
+            # Their memory is free again. A coro that could not get its stack can start later.
             later = coro.new(work, 0, stack="own")
             again = [coro.spawn(work, number, stack="own") for number in range(len(own))]
             try:
@@ -223,7 +223,7 @@ AT_THE_LIMIT = """
             return sum(1 for _ in file)
 
     class Filler:
-        # Takes mappings: every second page of a range gets another protection.
+        # Use up mappings: every second page of a range gets another protection.
 
         def __init__(self, count):
             self.c = ctypes.CDLL(None, use_errno=True)
@@ -243,7 +243,7 @@ AT_THE_LIMIT = """
         return sorted([1, fifo.pop()], key=lambda item: (coro.yield_slice(), item)[1])
 
     def spawn_up_to(count, threads, fifo):
-        # Returns the text of the error, None if all were spawned.
+        # Return the text of the error, or None if all were spawned.
         try:
             while len(threads) < count:
                 threads.append(coro.spawn(work, fifo, stack="own"))
@@ -260,14 +260,14 @@ AT_THE_LIMIT = """
         fifo, threads = coro.fifo(), []
         assert spawn_up_to(10, threads, fifo) is None
         coro.yield_slice()
-        # Marks take so few mappings that only the reserve is left; the other kind gets room for some stacks.
+        # The marks take so few mappings that only the reserve is left; the other kind leaves room for some stacks.
         room = 0 if GUARDS == "marks" else 4000
         filler = Filler(LIMIT - mappings() - LIMIT // 32 - room)
         text = spawn_up_to(10_000, threads, fifo)
         assert "vm.max_map_count" in text, text
         refused = len(threads)
         assert coro.stack_info()["live"] == refused + 1
-        # There is a reserve for everybody else.
+        # The reserve is left for everything else: other coros, and other mappings.
         others = [coro.spawn(work, fifo) for _ in range(100)]
         more = [mmap.mmap(-1, 2**20) for _ in range(100)]
         coro.yield_slice()
@@ -276,11 +276,11 @@ AT_THE_LIMIT = """
         assert mappings() < LIMIT - 500
         del more
         end(threads + others, fifo)
-        # The stacks are used again.
+        # The stacks are reused.
         threads = []
         assert spawn_up_to(min(refused, 1000), threads, fifo) is None
         end(threads, fifo)
-        # The limit is looked at again after a while.
+        # The limit is read again after a while.
         filler.give_back()
         threads = []
         deadline = time.monotonic() + 20

@@ -28,7 +28,7 @@ import grapeshot
 from grapeshot import coro
 
 PLACE = sys.argv[1]
-# What a bytearray allocates beyond its length: from 3.15 on its data is a bytes object.
+# The size of a bytearray's allocation beyond its length: from 3.15 on its data is a bytes object.
 MORE = sys.getsizeof(b"") if sys.version_info >= (3, 15) else 1
 expected = {}
 serials = itertools.count(1_000_000)
@@ -48,7 +48,7 @@ def allocate():
 
 
 def named(function, number):
-    # The function under a name that says whose it is.
+    # Return a copy of the function whose name says which coro it belongs to.
     name = f"{function.__name__}_{number}"
     return type(function)(function.__code__.replace(co_name=name, co_qualname=name), globals(), name)
 

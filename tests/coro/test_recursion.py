@@ -290,7 +290,7 @@ FUNCTIONS = [value for name, value in list(globals().items())
 
 
 def test_deep_recursion_leaves_coro_and_loop_alive():
-    """With the default limit nothing crashes. Code that fails with an error on the thread's own stack does so here, too."""
+    """With the default limit nothing crashes. Code that raises on the thread's own stack raises here, too."""
     done = run(
         f"DEPTH = 100_000\n{RECURSIONS}"
         + textwrap.dedent("""
@@ -302,7 +302,7 @@ def test_deep_recursion_leaves_coro_and_loop_alive():
             coro.yield_slice()
             first = outcome(function)
             coro.yield_slice()
-            # The coro is as good as before.
+            # The coro works as before.
             assert outcome(function) == first
             return first
 

@@ -189,7 +189,7 @@ def test_without_memory_for_more_slots_coros_share_one():
         with open("/proc/self/statm") as file:
             used = int(file.read().split()[0]) * resource.getpagesize()
         limits = resource.getrlimit(resource.RLIMIT_AS)
-        # Not enough for another arena of slots, but for small objects.
+        # There is not enough for another arena of slots, but there is for small objects.
         resource.setrlimit(resource.RLIMIT_AS, (used + 24 * 2**20, limits[1]))
         threads = waiting(20)
         without = sharing(threads)

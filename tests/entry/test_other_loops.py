@@ -18,7 +18,7 @@ async def main():
     print(type(asyncio.get_running_loop()).__module__)
 def by_hand():
     loop = asyncio.SelectorEventLoop()
-    loop.run_until_complete(main())  # by hand
+    loop.run_until_complete(main())  # created by hand
     loop.close()
 """
 

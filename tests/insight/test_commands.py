@@ -234,7 +234,7 @@ def test_a_daemon_has_the_path(path):
                 os.kill(pid, 0)
             except ProcessLookupError:
                 break
-            if os.getppid() != pid:  # it waits to be collected
+            if os.getppid() != pid:  # it has ended, and is a zombie now
                 break
             time.sleep(0.001)
 

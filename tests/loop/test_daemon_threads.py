@@ -31,7 +31,7 @@ class Stays:
     __del__ = stay
 
 class Last:
-    # Deleted when the interpreter ends threads already: it gives them the time to come.
+    # It is deleted when the interpreter has begun to end threads, and gives them the time to get there.
     def __del__(self, sleep=time.sleep):
         sleep(0.05)
 

@@ -209,7 +209,7 @@ for is_debug in False, True:
     loop.set_exception_handler(handler)
     for count in 0, 3, 4, 5, 9:
         for schedule in loop.call_soon, loop.call_soon_threadsafe, lambda *args: loop.call_later(0, *args):
-            # Inside of its own callback, afterwards, and from what its arguments' finalizers call.
+            # Inside its own callback, after it, and from finalizers of its arguments.
             calls = []
             handle = schedule(run, *(Runs() for _ in range(count)))
             iterate()

@@ -27,7 +27,7 @@ def nothing():
 
 def sweep(name, call, undo=None, count=60, others=()):
     global failures
-    call_and_undo(call, undo, others)  # what is made once is made now
+    call_and_undo(call, undo, others)  # a first call, which creates what is created only once
     gc.disable()
     for start in range(count):
         for stop in (start + 1, 0):
@@ -177,7 +177,7 @@ def main():
             client.close()
     near.close()
     far.close()
-    # What failed has left nothing behind that would keep others from running.
+    # The failed call has left nothing behind that would prevent other callbacks from running.
     print(coro.spawn(lambda: "runs").join())
 
 coro.run(main)

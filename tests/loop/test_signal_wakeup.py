@@ -394,7 +394,7 @@ _ENDS_IN_A_THREAD = """
 
     def close(loop):
         with contextlib.suppress(ValueError):
-            loop.close()  # the signal's handler can only be removed in the main thread
+            loop.close()  # only the main thread can remove the signal's handler
         del loop
 """
 
@@ -417,18 +417,18 @@ def test_a_loop_that_ends_in_another_thread(loop_kind, end):
         gc.collect()
 
     def end_and_signal(loops):
-        # The main thread waits in join() and can do nothing.
+        # The main thread waits in join(), so it can do nothing.
         if end == "close":
             close(loops.pop())
         else:
             collect(loops)
         made = pipes()
-        # Without a GIL the loop may have been freed in the main thread, which can remove the handler.
+        # Without a GIL, the loop may have been freed in the main thread, which can remove the handler.
         if signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL:
             signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
         check(made)
 
-    sys.unraisablehook = lambda args: None  # the warning about the loop, and its close() that raises
+    sys.unraisablehook = lambda args: None  # the warning about the loop, and the error of its close()
     signal.signal(signal.SIGUSR2, lambda *args: None)
     first = None
     for _ in range(40):

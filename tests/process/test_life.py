@@ -476,7 +476,7 @@ def test_a_child_that_cannot_be_watched_is_ended(loop_kind):
         import asyncio, os, resource
         loop = new_event_loop()
         async def main():
-            await asyncio.sleep(0.001)  # the loop has what descriptors it makes when it first sleeps
+            await asyncio.sleep(0.001)  # the loop creates descriptors of its own when it first sleeps
             before = len(os.listdir("/dev/fd"))
             soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
@@ -521,7 +521,7 @@ def watches():
     return numbers
 
 async def start():
-    await asyncio.sleep(0.001)  # the loop has what descriptors it makes when it first sleeps
+    await asyncio.sleep(0.001)  # the loop creates descriptors of its own when it first sleeps
     process = await asyncio.create_subprocess_exec("/bin/sh", "-c", "exec cat", stdin=subprocess.PIPE)
     (number,) = watches()
     os.dup2(other, number)

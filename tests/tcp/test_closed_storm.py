@@ -35,7 +35,7 @@ class Buffered(asyncio.BufferedProtocol):
 children = []
 
 def fork():
-    # It has whatever is open now, and does nothing.
+    # A process that holds whatever is open now, and does nothing.
     parent, pid = os.getpid(), os.fork()
     if pid == 0:
         while os.getppid() == parent:

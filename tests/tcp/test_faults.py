@@ -377,7 +377,7 @@ EMFILE = """
         print("errno", errno.errorcode[reports[0]["exception"].errno])
         print("message", reports[0]["message"])
         print("socket", type(reports[0]["socket"]).__name__)
-        print("few reports", len(reports) <= 101)  # asyncio: one for each place of the backlog
+        print("few reports", len(reports) <= 101)  # asyncio reports one per place in the backlog
         print("not busy", busy < 0.2)
         print("others run", await asyncio.sleep(0.001, True))
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

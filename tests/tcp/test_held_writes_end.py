@@ -247,7 +247,7 @@ def test_fork_while_held_writes_leave(loop_kind):
             second.write(b"parent, ")
             forks.is_armed = True
 
-            def end_child(): # a task does not go on in a child of 3.14 or later
+            def end_child(): # from 3.14 on, a task does not continue in the child
                 if forks.pid == 0:
                     second.write(b"child")
                     os._exit(0)

@@ -17,7 +17,7 @@ import grapeshot
 coro.patch()
 caught = []
 
-def swallow():  # as the service thread of python-engineio
+def swallow():  # like the service thread of python-engineio
     while True:
         try:
             time.sleep(0.01)

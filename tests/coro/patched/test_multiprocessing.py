@@ -25,7 +25,7 @@ from multiprocessing import util
 context = multiprocessing.get_context(sys.argv[1])
 
 def beside(function, *args):
-    # Runs a function in a thread; what is returned waits for it and returns its result.
+    # Run a function in a thread; return a function that waits for the thread and returns its result.
     results = []
     def run():
         begun.set()
@@ -103,7 +103,7 @@ if __name__ == "__main__":
         release.set()
         print(waiting())
         process.join()
-    # A thread that holds it keeps the other threads of its process out, and the other processes.
+    # A thread that holds it blocks the other threads of its process, and the other processes.
     lock, results = context.RLock(), context.SimpleQueue()
     with lock, lock:
         print(beside(lock.acquire, False)(), beside(lock.acquire, True, 0.01)(), end=" ")

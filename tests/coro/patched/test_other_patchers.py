@@ -51,7 +51,7 @@ def head(request, tmp_path):
         code
         + """
 import warnings
-warnings.simplefilter("ignore")  # eventlet's, of its own age
+warnings.simplefilter("ignore")  # eventlet warns that it is outdated
 
 def refused(action):
     try:

@@ -154,7 +154,7 @@ def test_parts_that_need_others_and_the_one_by_choice():
         """
         import concurrent.futures, socket, select, os
         from grapeshot import coro
-        # Not as a plain name, which would be replaced as well.
+        # Not as a plain name, because that would be replaced, too.
         kept = [concurrent.futures.ThreadPoolExecutor]
         coro.patch("subprocess")
         print([name for name in ("thread", "time", "select", "os", "socket", "subprocess") if coro.is_patched(name)])

@@ -133,7 +133,7 @@ SCRIPTS = {
         import logging, logging.handlers, os, socket, tempfile, threading
         received = []
         def serve_lines(listener, count):
-            # syslog over TCP ends its messages by a zero
+            # syslog over TCP ends its messages with a zero byte
             connection, _ = listener.accept()
             with connection:
                 data = b""

@@ -23,7 +23,7 @@ SCRIPTS = {
         def later(function, *args):
             def run():
                 begun.wait()
-                # A real thread waits until the main one sleeps in select. A coro runs only then.
+                # A real thread waits until the main thread sleeps in select. A coro can run only then.
                 while "grapeshot.coro" not in sys.modules:
                     with open(f"/proc/self/task/{os.getpid()}/stat") as stat:
                         if stat.read().rpartition(")")[2].split()[0] == "S":
@@ -75,7 +75,7 @@ SCRIPTS = {
         right.close()
         started = time.process_time()
         print(select.select([], [], [left], 1.0))
-        # It waits: it does not ask all the time.
+        # It really waits, instead of polling all the time.
         print(time.process_time() - started < 0.5)
         reads, writes = os.pipe()
         poll = select.poll()

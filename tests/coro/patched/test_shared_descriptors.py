@@ -198,7 +198,7 @@ SCRIPTS = {
             print(file.read())
         print(child.wait())
         near.close()
-        # The socket goes on as one that waits.
+        # The socket continues as a blocking one.
         near, far = socket.socketpair()
         child = subprocess.Popen([sys.executable, "-c", CODE], stdin=far.fileno(), stdout=subprocess.PIPE)
         near.sendall(b"a line\\n")
@@ -296,7 +296,7 @@ def interrupted(master, slave):
 
 def main():
     ends = terminal()
-    # The real thread that reads may be faster than the interruption.
+    # The real thread may finish its read before the interruption.
     while not interrupted(*ends):
         pass
     print(os.read(ends[0], 8), os.read(ends[0], 8))

@@ -345,7 +345,7 @@ BODIES = {
         assert file.readline() == b"e two\\n"
         assert next(file) == b"three\\n"
         interrupted(file.readline)
-        # One waits for the other's turn, and both are interrupted.
+        # One waits for the other to finish, and both are interrupted.
         def read():
             interrupted(file.readline)
         threads = [threading.Thread(target=read) for _ in range(3)]
@@ -429,7 +429,7 @@ BODIES = {
     collector.join()
     data = b"".join(parts).decode()
     counts = {letter: data.count(letter * 999) for letter in "abc"}
-    # The line that was interrupted is there, too, or its beginning: print() writes the end of the line by itself.
+    # The interrupted line is there, too, or only its beginning, because print() writes the line end separately.
     assert all(0 <= counts[letter] - done.count(letter) <= 1 for letter in "abc"), (counts, before)
     assert data.endswith("end\\n"), data[-20:]
     print("ok")

@@ -296,7 +296,7 @@ def main():
     second = sqlite3.connect("data.db", timeout=60)
     waiting = coro.spawn(second.execute, "insert into t values (2)")
     coro.sleep_relative(0.02)
-    # It waits, and the loop runs. What ends it leaves the connection as it was.
+    # It waits, and the loop runs. The exception that ends the wait leaves the connection unchanged.
     assert not waiting.done()
     waiting.shutdown()
     coro.sleep_relative(0.02)
@@ -307,7 +307,7 @@ def main():
     waiting.join()
     second.commit()
     print(first.execute("select a from t").fetchall())
-    # In a real thread SQLite waits by itself.
+    # In a real thread, SQLite itself waits.
     first.execute("insert into t values (4)")
     def insert():
         third = sqlite3.connect("data.db", timeout=60)

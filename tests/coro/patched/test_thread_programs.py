@@ -138,7 +138,7 @@ SCRIPTS = {
         print(time.sleep.__module__, select.select.__module__, threading.get_ident.__module__)
         for function in (time.sleep, select.select, threading.get_ident, _thread.get_ident, threading.Lock):
             print(pickle.loads(pickle.dumps(function)) is function)
-        # How errors of threads are told.
+        # How errors of threads are reported.
         finished = threading.Lock()
         finished.acquire()
         def fail():
