@@ -613,7 +613,7 @@ class Ends:
 
 
 def pipe_ends(kind: str, direction: str) -> Ends:
-    """Return the ends for a test of `connect_read_pipe` or `connect_write_pipe`. The kind is pipe, fifo, socket or tty."""
+    """Return the ends for a test of `connect_read_pipe` or `connect_write_pipe`. Kinds: pipe, fifo, socket, tty."""
     mode = "rb" if direction == "read" else "wb"
     if kind == "pipe":
         reader, writer = os.pipe()

@@ -55,7 +55,7 @@ class Errors(logging.Handler):
 
 
 class Served:
-    """Run `wsgi.serve(application, ...)` on a loop in its own thread. `with` starts the server and stops it gracefully."""
+    """Run `wsgi.serve(application, ...)` on a loop in its own thread. `with` starts it and stops it gracefully."""
 
     def __init__(self, application: Callable[..., Any], grace_s: float = CAP_S, **options: Any) -> None:
         self._application, self._grace_s, self._options = application, grace_s, options
@@ -97,7 +97,7 @@ class Served:
         return self
 
     def begin_stop(self) -> None:
-        """Begin to stop the server. More calls are allowed, although the loop may be closed soon after the first one."""
+        """Begin to stop the server. More calls are allowed; the loop may be closed soon after the first one."""
         if not self._is_stopping:
             self._is_stopping = True
             self.loop.call_soon_threadsafe(self._ending.set)

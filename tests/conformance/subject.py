@@ -132,7 +132,7 @@ class Substitution:
         test_class.setUp = set_up
 
     def _adapt_run_loop(self, test_class: Any) -> None:
-        """Run a fixed number of iterations. The tests of gather would run the loop until its private `_ready` is empty."""
+        """Run a fixed number of iterations. The tests of gather would wait for an empty private `_ready`."""
         run_briefly = importlib.import_module("test.test_asyncio.utils").run_briefly
 
         def run_loop(_test: Any, loop: Any) -> None:
@@ -197,9 +197,9 @@ class Substitution:
     def _mirror_patches(self) -> None:
         """Make a patch of a name in an asyncio module affect the subject too.
 
-        Many tests replace `asyncio.base_events.socket` or `.logger` with a mock. A loop from another module has imported
-        the same socket module or logger under the same name, and gets the same mock. Code that is not Python looks up
-        the logger where it is defined, in `asyncio.log`.
+        Many tests replace `asyncio.base_events.socket` or `.logger` with a mock. A loop from another module has
+        imported the same socket module or logger under the same name, and gets the same mock. Code that is not Python
+        looks up the logger where it is defined, in `asyncio.log`.
         """
         if self._package == "asyncio":
             return

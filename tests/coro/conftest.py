@@ -78,7 +78,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(autouse=True)
 def eviction(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The mode of eviction of suspended stacks, in this thread and in the threads and processes that the test starts."""
+    """The mode of eviction of suspended stacks, in this thread and in threads and processes that the test starts."""
     mode: str = request.param
     if not coro_is_available():
         yield mode

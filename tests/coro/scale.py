@@ -78,8 +78,7 @@ def sleepers(count: int) -> dict[str, Any]:
 
 
 def suspended(count: int) -> dict[str, Any]:
-    """All coros are suspended at the same time, twenty Python frames and a C function deep. Each must keep its number.
-    """
+    """All coros are suspended at the same time, 20 Python frames and a C function deep. Each must keep its number."""
 
     def below_c(left: int, right: int) -> int:
         coro.wait()

@@ -48,7 +48,7 @@ def test_our_own_loop_is_no_news(run):
 def test_a_loop_of_another_kind_is_named_with_its_place(run, tmp_path):
     output, said = run("by_hand()")
     assert output == ["asyncio.unix_events"]
-    line = PROGRAM.splitlines().index("    loop.run_until_complete(main())  # by hand") + 1
+    line = PROGRAM.splitlines().index("    loop.run_until_complete(main())  # created by hand") + 1
     [text] = said
     assert text.startswith(f"grapeshot: {tmp_path}/prog.py:{line} runs asyncio.unix_events._UnixSelectorEventLoop, ")
     assert text.endswith(TAIL)

@@ -123,7 +123,7 @@ class TlsModel:
     # ---------------------------------------------------------------- the peer
 
     def advance_peer(self) -> bool:
-        """Let the peer consume what has arrived, and collect what it wants to send; return whether anything has moved."""
+        """Let the peer consume what has arrived, and collect what it wants to send; return whether data moved."""
         moved = False
         with contextlib.suppress(OSError):
             while data := self.raw.recv(65_536):

@@ -1,5 +1,4 @@
-"""Cycles through handles, loops, transports and protocols are collected. Reference counts return to their old values.
-"""
+"""Cycles through handles, loops, transports and protocols are collected. Reference counts are as before."""
 
 from __future__ import annotations
 

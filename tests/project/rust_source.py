@@ -76,7 +76,7 @@ def tokenize(text: str) -> list[Token]:
 
 
 def module_of(path: PurePosixPath) -> tuple[str, ...]:
-    """Return the module of a file below src/: `sys/poller/mod.rs` is `sys::poller`, and `lib.rs` is the crate's root."""
+    """Return the module of a file below src/: `sys/poller/mod.rs` is `sys::poller`, `lib.rs` is the crate's root."""
     parts = path.with_suffix("").parts
     return parts[:-1] if parts[-1] in {"mod", "lib", "main"} else parts
 

@@ -1,5 +1,4 @@
-"""Native feeding of a StreamReader gives the same results as Python code, and is not used where Python code must run.
-"""
+"""Native feeding of a StreamReader gives the same results as Python code, and is not used where Python must run."""
 
 from __future__ import annotations
 

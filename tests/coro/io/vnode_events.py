@@ -1,4 +1,4 @@
-"""A ``select.kqueue`` with the filter for vnodes, based on inotify, so that Linux can test the BSDs' ``coro.watch_file``.
+"""A ``select.kqueue`` with the filter for vnodes, based on inotify: Linux tests the BSDs' ``coro.watch_file``.
 
 The events come from what Linux really reports about the open files. As with ``EV_CLEAR``, all news of one file become
 one event, and the descriptor of the queue is readable while there are events. As on FreeBSD and macOS, ``DELETE`` is
