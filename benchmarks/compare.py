@@ -258,9 +258,10 @@ def parse(suites: Sequence[Suite], description: str | None, arguments: Sequence[
     return args
 
 
-def write(suite: Suite, result: dict[str, Any], path: Path, runs_path: Path, *, is_merged: bool) -> None:
+def write(
+    suite: Suite, result: dict[str, Any], short: dict[str, Any], path: Path, runs_path: Path, *, is_merged: bool
+) -> None:
     """Write the digest of the comparison to `path`, and all of its runs to `runs_path`."""
-    short = digest.digest(result)
     if is_merged and path.exists():
         short = merge(json.loads(path.read_text()), short, suite.cases)
     if is_merged and runs_path.exists():
@@ -285,8 +286,8 @@ def run_suite(suite: Suite, cases: Sequence[Case], args: argparse.Namespace) -> 
     old = args.against / suite.committed.name if args.against and args.against.is_dir() else args.against
     before = json.loads(old.read_text()) if old else None
     runs_path = (UNCOMMITTED if path.parent == RESULTS else path.parent) / f"{path.stem}-runs.json"
-    write(suite, result, path, runs_path, is_merged=args.merge)
     short = digest.digest(result)
+    write(suite, result, short, path, runs_path, is_merged=args.merge)
     if args.table:
         print(tables.markdown(short))
     else:

@@ -19,8 +19,6 @@ WITH_INTERVAL = "whole_ms"
 # What is shown beside them, as a median, and what is added up over all runs.
 SHOWN = ("rps", "p50_us", "p99_us", "p999_us", "speedup", "cpu_us", "cpu_us_of_one")
 ADDED = ("requests", "resent", "unanswered", "early", "sleeps")
-# Left out of a row in short.
-OF_RUNS = ("samples",)
 # Enough for every table, and a file that people can read.
 DIGITS = 6
 
@@ -64,7 +62,7 @@ def row(outcome: dict[str, Any], *, has_curves: bool = False) -> dict[str, Any]:
         if peer != OURS and (taken_pairs := pairs(samples.get(OURS, []), samples[peer], metric)):
             found = limits(intervals.ratios(taken_pairs))
             ratios[peer] = {"interval": found, "standing": intervals.standing(taken_pairs)}
-    short = {name: value for name, value in outcome.items() if name not in OF_RUNS}
+    short = {name: value for name, value in outcome.items() if name != "samples"}
     short |= {"runs": len(samples.get(OURS, [])), "numbers": numbers, "ratios": ratios}
     if has_curves and (curves := {loop: drawn for loop, runs in samples.items() if (drawn := curve(runs))}):
         short["curves"] = curves

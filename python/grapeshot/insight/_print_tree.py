@@ -7,7 +7,7 @@ import sys
 
 from ._tally import printable_lines
 from .backdoor._asking import Asker, LostError
-from .backdoor._reach import RefusedError, connect
+from .backdoor._reach import connect_for_command
 
 
 def main(arguments: list[str]) -> int:
@@ -19,13 +19,14 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("path", metavar="PATH|PID", help="the unix socket of the back door, or the id of the process")
     options = parser.parse_args(arguments)
-    try:
-        sock, is_own = connect(options.path)
-        with sock:
-            text = Asker(sock).ask("tree()")
-    except (RefusedError, LostError) as exc:
-        # The text may contain a path that another user has chosen.
-        sys.stderr.write(f"{printable_lines(exc)}\n")
+    reached = connect_for_command(options.path)
+    if reached is None:
         return 1
-    sys.stdout.write(text if is_own else printable_lines(text) + "\n")
+    try:
+        with reached.sock:
+            text = Asker(reached.sock).ask("tree()")
+    except LostError as exc:
+        sys.stderr.write(f"{exc}\n")
+        return 1
+    sys.stdout.write(text if reached.is_own else printable_lines(text) + "\n")
     return 0

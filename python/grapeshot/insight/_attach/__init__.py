@@ -10,8 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from grapeshot.insight._tally import printable_lines
-from grapeshot.insight.backdoor._reach import RefusedError, connect
+from grapeshot.insight.backdoor._reach import connect_for_command
 
 from ._editors import PipeEditor, ReadlineEditor
 from ._link import Link
@@ -37,15 +36,12 @@ def main(arguments: list[str]) -> int:
 
 
 def _attach(path: str, plain: bool) -> int:
-    try:
-        sock, is_own = connect(path)
-    except RefusedError as exc:
-        # The message may contain paths that another user has chosen, with control characters in them.
-        sys.stderr.write(f"{printable_lines(exc)}\n")
+    reached = connect_for_command(path)
+    if reached is None:
         return 1
-    with sock:
+    with reached.sock:
         is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
-        link = Link(sock, shows_banner=is_terminal, is_own=is_own)
+        link = Link(reached.sock, shows_banner=is_terminal, is_own=reached.is_own)
         editor = _make_editor(link, plain) if is_terminal else PipeEditor()
         link.start(editor.stop)
         return _talk(link, editor)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from grapeshot.insight._tally import printable_lines
-from grapeshot.insight.backdoor._reach import RefusedError, connect
+from grapeshot.insight.backdoor._reach import connect_for_command
 
 from ._probe import Probe
 
@@ -42,12 +41,9 @@ def main(arguments: list[str]) -> int:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         sys.stderr.write("top needs a terminal; without one, use `await top()` in the back door, which prints once\n")
         return 1
-    try:
-        sock, _ = connect(options.path)
-    except RefusedError as exc:
-        # The message may contain paths that another user has chosen, with control characters in them.
-        sys.stderr.write(f"{printable_lines(exc)}\n")
+    reached = connect_for_command(options.path)
+    if reached is None:
         return 1
-    with sock:
-        screen = Screen(Probe(sock, options.slow), options.interval)
+    with reached.sock:
+        screen = Screen(Probe(reached.sock, options.slow), options.interval)
         return screen.run()

@@ -13,10 +13,12 @@ import os
 import signal
 import socket
 import stat
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
 from grapeshot._loop import peer
+from grapeshot.insight._tally import printable_lines
 
 from . import _path
 
@@ -52,6 +54,16 @@ def connect(target: str) -> Reached:
     except OSError as exc:
         raise RefusedError(f"{exc.filename or target}: {exc.strerror or exc}") from exc
     return _connect_to(path, {0, os.geteuid()}, None)
+
+
+def connect_for_command(target: str) -> Reached | None:
+    """Connect for a command of the shell. If that is refused, write the reason to stderr and return None."""
+    try:
+        return connect(target)
+    except RefusedError as exc:
+        # The message may contain paths that another user has chosen, with control characters in them.
+        sys.stderr.write(f"{printable_lines(exc)}\n")
+        return None
 
 
 def _checked_path(path: str) -> str:
