@@ -40,24 +40,22 @@ tree     Print its coros and tasks with what they wait for, and its timers, sock
 profile  Show a profile that grapeshot.insight.profiler has saved, or make a page of it.
 """
 
-
-# The module whose `main` gets the arguments of a command.
+# The function that gets the arguments of a command, and returns the exit status.
 _COMMANDS = {
-    "attach": "insight._attach",
-    "disable": "_start.site",
-    "enable": "_start.site",
-    "profile": "insight.profiler.__main__",
-    "top": "insight._top",
-    "tree": "insight._print_tree",
+    "attach": "insight._attach:main",
+    "disable": "_start.site:disable",
+    "enable": "_start.site:enable",
+    "profile": "insight.profiler.__main__:main",
+    "top": "insight._top:main",
+    "tree": "insight._print_tree:main",
 }
 
 
 def main() -> None:
     arguments = sys.argv[1:]
     if arguments and arguments[0] in _COMMANDS:
-        module = importlib.import_module(f"grapeshot.{_COMMANDS[arguments[0]]}")
-        is_shared = _COMMANDS[arguments[0]] == "_start.site"
-        sys.exit(module.main(arguments if is_shared else arguments[1:]))
+        module, _, function = _COMMANDS[arguments[0]].partition(":")
+        sys.exit(getattr(importlib.import_module(f"grapeshot.{module}"), function)(arguments[1:]))
     if arguments == ["--version"]:
         sys.stdout.write(f"grapeshot {grapeshot.__version__} on {sys.implementation.name} {sys.version.split()[0]}\n")
         sys.exit(0)

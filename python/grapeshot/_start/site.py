@@ -70,12 +70,14 @@ def _disable() -> int:
     return 0
 
 
-def main(arguments: list[str]) -> int:
-    """Run ``enable`` or ``disable`` with the arguments after ``-m grapeshot``; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m grapeshot")
-    commands = parser.add_subparsers(dest="command", required=True)
-    enable = commands.add_parser("enable", help="make GRAPESHOT_INSTALL=1 install the loop in every process")
-    enable.add_argument("--user", action="store_true", help="write into the user's site-packages")
-    commands.add_parser("disable", help="remove the file that enable has written")
-    options = parser.parse_args(arguments)
-    return _enable(is_user=options.user) if options.command == "enable" else _disable()
+def enable(arguments: list[str]) -> int:
+    """Run ``python -m grapeshot enable`` with these arguments; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m grapeshot enable")
+    parser.add_argument("--user", action="store_true", help="write into the user's site-packages")
+    return _enable(is_user=parser.parse_args(arguments).user)
+
+
+def disable(arguments: list[str]) -> int:
+    """Run ``python -m grapeshot disable`` with these arguments; return the exit status."""
+    argparse.ArgumentParser(prog="python -m grapeshot disable").parse_args(arguments)
+    return _disable()

@@ -62,9 +62,7 @@ _MODULE_OF = {
     "tree": "_tree",
 }
 
-__all__ = [  # noqa: PLE0604
-    *_MODULE_OF
-]
+__all__ = [*_MODULE_OF]  # noqa: PLE0604  # the keys are strings
 
 if not TYPE_CHECKING:  # a type checker sees the names above, and still reports any other name
 
