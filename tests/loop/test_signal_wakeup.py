@@ -423,9 +423,8 @@ def test_a_loop_that_ends_in_another_thread(loop_kind, end):
         else:
             collect(loops)
         made = pipes()
-        # Without a GIL, the loop may have been freed in the main thread, which can remove the handler.
-        if signal.getsignal(signal.SIGUSR1) is not signal.SIG_DFL:
-            signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        # Not SIGUSR1: without a GIL, the loop may be freed in the main thread, which removes that signal's handler.
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR2)
         check(made)
 
     sys.unraisablehook = lambda args: None  # the warning about the loop, and the error of its close()
