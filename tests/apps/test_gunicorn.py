@@ -402,7 +402,7 @@ def test_worker_connections(start: Start) -> None:
         assert first.get("/").text == "one"
         second.sendall(request("/"))
         second.setblocking(False)
-        assert first.get("/").text == "one"  # the loop has run meanwhile
+        assert first.get("/").text == "one"  # the loop kept running
         with pytest.raises(BlockingIOError):
             second.recv(1)
         first.close()

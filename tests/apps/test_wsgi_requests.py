@@ -169,7 +169,7 @@ BAD: dict[str, tuple[bytes, int]] = {
 }
 # Where gunicorn's sync worker differs: its status (0: none), and the reason for ours.
 RFC_505 = "RFC 9110, 15.6.6, has a status for versions"
-RFC_501 = "RFC 9110, 15.6.2, has a status for methods that a server does not know; llhttp knows those of IANA"
+RFC_501 = "RFC 9110, 15.6.2, has a status for unknown methods; llhttp knows the methods that IANA lists"
 DIFFERS: dict[str, tuple[int, str]] = {
     "no version": (400, "llhttp reads it as HTTP/0.9"),
     "http 0.9": (400, RFC_505),

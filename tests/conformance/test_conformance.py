@@ -20,7 +20,7 @@ RUNNER = HERE / "run.py"
 DATA = tomllib.loads((HERE / "exclusions.toml").read_text())
 MODULES = DATA["modules"]
 TIMEOUT_S = 300.0
-pytestmark = pytest.mark.no_audit("the other modules' runs begin and end meanwhile")
+pytestmark = pytest.mark.no_audit("the runs of other modules begin and end at the same time")
 WORKERS = min(4, os.cpu_count() or 1)
 NOT_SHIPPED = (
     f"CONFORMANCE NOT RUN: {sys.executable} was installed without its own tests (test.test_asyncio); "

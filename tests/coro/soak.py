@@ -80,7 +80,7 @@ def actor(world: World) -> None:
                 # A coro that could not start ends with MemoryError, which is passed on to the coros that wait for it.
                 is_without_memory = world.faults and isinstance(exc, (MemoryError, coro.InParallelError))
                 if own not in world.killed and not is_without_memory and not world.is_closing:
-                    raise Broken(f"{scene.__name__}: nobody has killed this coro: {exc!r}") from exc
+                    raise Broken(f"{scene.__name__}: it ended as if killed, but was not: {exc!r}") from exc
                 if generator.random() < 0.8:
                     raise
             check(FAMILY.get() == own, "the context is another coro's")

@@ -68,7 +68,7 @@ long hold_nested(PyObject *callback, size_t len, uint32_t seed, long depth)
 
 static const int modes[4] = {FE_TONEAREST, FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
 
-/* 0 to 3: how this stack rounds. -1 if that is none of the four. */
+/* 0 to 3: how this stack rounds. -1 if it is in none of the four modes. */
 long rounding(void)
 {
     for (int mode = 0; mode < 4; mode++) {

@@ -1,4 +1,4 @@
-"""Each coro keeps the exception that it is handling across yields. Tracebacks and frames are right, also those of
+"""Each coro keeps the exception that it is handling across yields. Tracebacks and frames are right, including those of
 suspended coros.
 """
 
@@ -255,7 +255,7 @@ def test_the_traceback_goes_on_through_join():
         for number, thread in enumerate(threads):
             with pytest.raises(ValueError, match=str(number)) as caught:
                 thread.join()
-            # First the frames of join, then those of the coro.
+            # First the frames of join, then the frames of the coro.
             assert names_of(caught.value)[:2] == ["main", "join"]
             assert names_of(caught.value)[-2:] == ["call_raise_inside", "raise_inside"]
             locals_there = caught.value.__traceback__

@@ -1,6 +1,6 @@
 """What `help()`, completion, tracebacks and pickles show of public names, native or not.
 
-`tests/project/test_stubs.py` checks that the signatures equal those of `_core.pyi`.
+`tests/project/test_stubs.py` checks that the signatures equal the ones in `_core.pyi`.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ def test_a_transport_that_could_read_makes_it_a_report(records):
 
 
 def test_what_holds_up_nothing_is_not_reported(records):
-    """Others wait for later timers and for descriptors without data. There is data, but nobody waits for it."""
+    """Others wait for later timers and for descriptors without data. Data has arrived, but no coro waits for it."""
 
     def main():
         pair, unread = Pair(), Pair()

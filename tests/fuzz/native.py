@@ -37,7 +37,7 @@ LEFT_OUT = {
 }
 # Functions that keep their arguments until the process ends, or start a thread that looks up a name.
 KEEPING = ("_coro_set", "_set_stream_types", "_bind_", "_coro_socket_type", "_forget_parent", "getaddrinfo")
-# Functions that give away or take over a descriptor, like those of socket.socket.
+# Functions that give away or take over a descriptor, like socket.socket's.
 GIVING = ("_Socket.detach", "_Socket.__init__")
 BLOCKING_S = 0.02  # after this time a signal interrupts a call that blocks
 HANG_S = float(os.environ.get("FUZZ_HANG_S", "20"))

@@ -228,7 +228,7 @@ async def test_slow_listeners(loop):
     compute()
     await asyncio.sleep(0)
     assert len(told) == 3
-    assert loop.statistics().callback_durations.count == count  # nobody asks for it any more
+    assert loop.statistics().callback_durations.count == count  # it is not counted any more
 
 
 async def test_each_listener_has_its_own_limit(loop):

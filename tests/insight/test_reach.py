@@ -79,7 +79,7 @@ def test_a_relative_path_behind_a_link_of_ones_own(path, monkeypatch):
 
 
 def silent(listener):
-    """Check that nobody has sent anything to the listener."""
+    """Check that nothing was sent to the listener."""
     listener.setblocking(False)
     try:
         accepted, _ = listener.accept()
@@ -273,7 +273,7 @@ def test_root_reaches_the_process_of_a_user_and_sees_no_escapes(path):
     "answer",
     [
         pytest.param(b"\0" + frame(b"p", b"no number"), id="a prompt without a number"),
-        pytest.param(b"\0" + frame(b"p", b"\xff\xff 1"), id="a prompt that is no text"),
+        pytest.param(b"\0" + frame(b"p", b"\xff\xff 1"), id="a prompt that is not text"),
         pytest.param(b"\0o\xff\xff\xff\xff", id="a frame of 4 GiB"),
         pytest.param(b"hello" * 100_000, id="no greeting"),
         # attach reads completions at any time; top asks twice, and reads what arrives before the second prompt

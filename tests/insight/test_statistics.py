@@ -237,7 +237,7 @@ async def test_timers(loop):
     timer.cancel()
     assert counted.timers == 3
     await until(lambda: len(ran) == 3)
-    assert counted.timers_run >= 3  # and those of `until`
+    assert counted.timers_run >= 3  # and the timers of `until`
     assert loop.statistics().timers == 0
     assert counted.timers_set == counted.timers_run + 1
 

@@ -167,7 +167,7 @@ async def test_slow_callbacks_are_named_as_asyncio_names_them(loop, caplog, call
     loop.slow_callback_duration = 0.001
     handle = loop.call_soon(callback, *args)
     text = repr(handle)
-    assert text.startswith(f"<Handle {name}"), "the brackets are those of the call, and of each partial"
+    assert text.startswith(f"<Handle {name}"), "one pair of brackets for the call, and one for each partial"
     await asyncio.sleep(0)
     assert f"Executing {text} took 0.0" in caplog.text
     caplog.clear()
@@ -175,7 +175,7 @@ async def test_slow_callbacks_are_named_as_asyncio_names_them(loop, caplog, call
 
 @pytest.mark.skip_on(uvloop="it names callbacks its own way")
 def test_what_ends_a_run_is_a_plain_function(loop, caplog):
-    """In the repr of the task and in the log of a slow callback, the only brackets after its name are those of the
+    """In the repr of the task and in the log of a slow callback, the only brackets after its name belong to the
     call.
     """
     caplog.set_level(logging.WARNING, "asyncio")

@@ -537,7 +537,7 @@ only_with_pidfds = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="no 
 @only_with_pidfds
 @pytest.mark.skip_on(asyncio="it waits for ever", uvloop="it has none")
 def test_the_number_of_a_watch_that_another_file_got(loop_kind):
-    """The loop notices this and watches the child anew."""
+    """The loop notices this and watches the child again."""
     out = run_script(
         loop_kind,
         CLOSED_WATCH

@@ -135,7 +135,7 @@ def test_slow_and_silent_clients_do_not_hold_it_up(start):
     service = start(request_timeout=0.3, idle_timeout=0.3)
     with service.connect() as slow, service.connect():
         slow.sendall(b"GET /hello")
-        assert b"Hello, you!" in service.get("/hello/you"), "meanwhile"
+        assert b"Hello, you!" in service.get("/hello/you"), "while one client is slow and another is silent"
         assert rest_of(slow).startswith(b"HTTP/1.1 408 ")
     with service.connect() as silent:
         assert rest_of(silent) == b""

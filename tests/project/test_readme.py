@@ -102,7 +102,7 @@ def test_bash_block_names_real_commands(block):
         elif words[0].startswith(".venv/bin/"):
             assert Path(words[0]).name in installed_programs(), line
         else:
-            pytest.fail(f"{block.name}: nobody checks {line!r}")
+            pytest.fail(f"{block.name}: no check knows the line {line!r}")
 
 
 def test_the_two_commands_are_in_the_readme():

@@ -144,7 +144,7 @@ async def test_a_timeout_of_asyncio_cancels_the_handler(loop):
 
 
 async def test_a_handler_that_goes_on_keeps_its_place(loop):
-    """A call counts until the server has answered, even if nobody waits for it any more."""
+    """A call counts until the server has answered, even if its caller has stopped waiting."""
     async with ends(max_calls=1) as both:
         release = asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""The same behaviour with asyncio's streams and with those of grapeshot.streams, on every loop."""
+"""The same behaviour with asyncio's streams and with grapeshot.streams, on every loop."""
 
 from __future__ import annotations
 

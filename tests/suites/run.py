@@ -115,7 +115,7 @@ def run_once(suite: dict[str, Any], python: Path, work: Path, subject: str, test
         home.mkdir()
         command = [str(python), "-m", "pytest", "-o", "addopts=", "-p", "recorder", "--color=no", *suite["arguments"]]
         command += [*(f"--deselect={test}" for test in suite["deselected"]), *suite["tests"]]
-        # Use the suite's own settings, or none. By default pytest would use those of the surrounding project.
+        # Use the suite's own settings, or none. By default pytest would use the settings of the surrounding project.
         settings = next((str(work / name) for name in SETTINGS if (work / name).exists()), os.devnull)
         command += ["-c", settings, f"--rootdir={work}", f"--confcutdir={work}"]
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COV_"))}

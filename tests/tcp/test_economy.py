@@ -104,7 +104,7 @@ async def test_no_thread_is_started(loop, serve):
     transport.close()
     server.close()
     await server.wait_closed()
-    assert max(counts) == counts[0]  # a thread of the test before may end meanwhile
+    assert max(counts) == counts[0]  # a thread of an earlier test may end during this one
 
 
 @pytest.mark.skipif(not gil_is_enabled(), reason="there is no GIL to give up")

@@ -216,7 +216,7 @@ def test_no_more_connections_than_the_limit():
             for number, client in enumerate(clients):
                 client.sendall(b"%d" % number)
             assert (first.recv(1), second.recv(1)) == (b"0", b"1")
-            # The others are connected in the system's queue, and nobody reads what they send.
+            # The others are connected in the system's queue, and their data is not read.
             third.settimeout(0.05)
             with pytest.raises(TimeoutError):
                 third.recv(1)

@@ -24,7 +24,7 @@ if coro_is_available():
 
 @pytest.fixture(params=["inotify", "kqueue"], autouse=True)
 def system(request, monkeypatch):
-    """The system's calls; on Linux, stand-ins for those of other systems."""
+    """The system's calls; on Linux, stand-ins for the calls of other systems."""
     if request.param == "kqueue":
         monkeypatch.setattr(_kqueue, "_select", vnode_events)
         monkeypatch.setattr(_watch_file, "select", vnode_events)

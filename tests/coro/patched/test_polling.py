@@ -93,7 +93,7 @@ def test_a_poller_is_shut_down():
 
 
 def test_the_holder_of_a_lock_is_not_interrupted():
-    """``Condition.notify`` checks whether its caller holds the lock. If that were interrupted, it would wake nobody."""
+    """``Condition.notify`` checks whether its caller holds the lock. If that were interrupted, no waiter would wake."""
 
     def main():
         lock = _core.thread_lock()

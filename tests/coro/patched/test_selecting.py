@@ -84,7 +84,7 @@ SCRIPTS = {
         os.close(writes)
         print(poll.poll(20000) == [(reads, select.POLLHUP)])
     """,
-    "a poll object that is changed meanwhile": """
+    "a poll object that is changed during the wait": """
         import os, select, sys, threading
         reads, writes = os.pipe()
         other, full = os.pipe()

@@ -104,7 +104,7 @@ SCRIPTS = {
             until("full", box.full, lambda: box.put("item"))
             until("qsize", lambda: box.qsize() == 0, box.get)
     """,
-    "imported anew": """
+    "imported again": """
         import importlib, queue, socket, sys, threading
 
         def meet(wait, wake):
