@@ -93,7 +93,10 @@ def program(connect: Connect, port: int, cpu_s: float) -> dict[str, float]:
     calls = [connect(port) for _ in range(THREADS)]
 
     def work(call: Callable[[], object], failed: list[object]) -> None:
-        failed += [got for _ in range(CALLS) if (got := call()) != "hello"]
+        try:
+            failed += [got for _ in range(CALLS) if (got := call()) != "hello"]
+        except Exception as exc:
+            failed.append(exc)
 
     def take() -> Taken:
         failed: list[object] = []
@@ -104,7 +107,7 @@ def program(connect: Connect, port: int, cpu_s: float) -> dict[str, float]:
         for thread in threads:
             thread.join()
         if failed:
-            raise AssertionError(failed[0])
+            raise AssertionError(f"expected 'hello', got {failed[0]!r}")
         return stopwatch.taken(THREADS * CALLS)
 
     return measure(take, cpu_s)
