@@ -31,6 +31,13 @@ const HAS_LAZY_DICT: bool = cfg!(Py_3_12);
 /// Whether the interpreter itself keeps nested deallocations of every type from exhausting the stack.
 const HAS_TRASHCAN: bool = cfg!(Py_3_14);
 
+/// `threading.get_ident()` of this thread.
+#[inline]
+pub(crate) fn current_thread() -> u64 {
+    // SAFETY: any thread may call this at any time.
+    unsafe { ffi::PyThread_get_thread_ident() as u64 }
+}
+
 /// Raises `ImportError` outside the main interpreter, because the process has only one table of names and types. From
 /// 3.12 on, CPython itself refuses the import before this check runs.
 pub(crate) fn refuse_subinterpreter(_: Python<'_>) -> PyResult<()> {

@@ -159,7 +159,10 @@ fn observe_current(py: Python<'_>, runtime: &Runtime) -> PyResult<()> {
     let task = tasks::current(py).unwrap_or_else(|_| none(py));
     start(runtime, task.as_ptr(), Subject::Callback);
     // The entry keeps the task alive, and the task is also the object of the entry's run.
-    LoopObject::of(&event_loop).reactor().defer(task, |_, _| Ok(()));
+    LoopObject::of(&event_loop)
+        .reactor()
+        .ready
+        .defer(task, |_, _| Ok(()));
     Ok(())
 }
 

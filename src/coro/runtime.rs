@@ -23,10 +23,11 @@ use super::slots::Slots;
 use super::stamps::Stamps;
 use super::thread_locals::Search;
 use super::{pystate, tasks};
+use crate::binding::current_thread;
 use crate::binding::deallocation;
 use crate::binding::native_type::This;
 use crate::event_loop::pyloop::LoopObject;
-use crate::event_loop::reactor::{Counters, current_thread};
+use crate::event_loop::reactor::Counters;
 
 /// The default of `Options::max_acts`.
 const DEFAULT_MAX_ACTS: u16 = 4;

@@ -203,6 +203,7 @@ fn queue(coro: Coro<'_>) {
     if let Some(event_loop) = coro.event_loop.get(coro.py()) {
         LoopObject::of(&event_loop)
             .reactor()
+            .ready
             .defer(coro.to_bound(), resume_entry);
     }
 }
@@ -217,7 +218,7 @@ const LINE_LEN: usize = 64;
 /// takes two steps: the pointers in a fiber can be followed only once the fiber itself is in the cache.
 #[inline]
 pub(super) fn prefetch_next(reactor: &Reactor) {
-    if reactor.ready_len() >= MIN_PREFETCHED {
+    if reactor.ready.len() >= MIN_PREFETCHED {
         if let Some(fiber) = ready_fiber(reactor, 1) {
             prefetch(fiber.cast(), size_of::<Fiber>());
         }
@@ -235,7 +236,7 @@ pub(super) fn prefetch_next(reactor: &Reactor) {
 /// The fiber of the coro at position `offset` in the ready queue, if that entry is a coro with a fiber.
 #[inline]
 fn ready_fiber(reactor: &Reactor, offset: usize) -> Option<*mut Fiber> {
-    let object = reactor.deferred_at(offset, resume_entry)?;
+    let object = reactor.ready.deferred_at(offset, resume_entry)?;
     // SAFETY: a coro, which the queue keeps alive; nothing else runs here.
     let fiber = unsafe { (*object.cast::<CoroObject>()).fiber.get() };
     (!fiber.is_null()).then_some(fiber)

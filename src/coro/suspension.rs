@@ -459,7 +459,7 @@ pub(super) fn set_wake_timer(coro: Coro<'_>, when_s: f64) -> PyResult<HandleRef>
 /// `loop.time()` of the coro's loop.
 pub(super) fn now_s(coro: Coro<'_>) -> PyResult<f64> {
     match coro.event_loop.get(coro.py()) {
-        Some(event_loop) => LoopObject::of(&event_loop).now_s(coro.py()),
+        Some(event_loop) => LoopObject::of(&event_loop).clock().now_s(coro.py()),
         None => Ok(0.0), // `set_timer` then raises, because there is no loop
     }
 }
@@ -501,7 +501,10 @@ pub(super) fn end_timer(coro: Coro<'_>, handle: HandleRef) {
         && was_scheduled
         && let Some(event_loop) = coro.event_loop.get(py)
     {
-        LoopObject::of(&event_loop).reactor().timer_cancelled(py, handle);
+        LoopObject::of(&event_loop)
+            .reactor()
+            .timers
+            .note_cancelled(py, handle);
     }
     handle.release(py);
 }

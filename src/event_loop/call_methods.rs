@@ -10,11 +10,11 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use super::handle::{HandleRef, check_callback};
+use super::loop_clock::time_s;
 use super::pyloop::LoopObject;
-use super::reactor::{current_thread, time_s};
 use crate::binding::names::names;
 use crate::binding::native_type::{Args, This, threadsafe_method};
-use crate::binding::{HAS_GIL, errors, new_objects};
+use crate::binding::{HAS_GIL, current_thread, errors, new_objects};
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
@@ -148,7 +148,7 @@ fn make_handle(
 fn push(this: This<'_, LoopObject>, handle: HandleRef) {
     let (py, reactor) = (this.py(), this.reactor());
     let pushed = this.with_loop_access(py, || {
-        reactor.push_soon(handle.new_ref());
+        reactor.ready.push_soon(handle.new_ref());
         Ok(())
     });
     if pushed.is_err() {
@@ -167,7 +167,7 @@ impl LoopObject {
         let (py, reactor, event_loop) = (callback.py(), self.reactor(), self.as_ptr().cast());
         reactor.check_closed()?;
         let handle = HandleRef::create(py, event_loop, callback.as_ptr(), args, context.as_ptr(), None)?;
-        reactor.push_soon(handle.new_ref());
+        reactor.ready.push_soon(handle.new_ref());
         reactor.note_made(py, handle);
         handle.release(py);
         Ok(())
@@ -190,7 +190,7 @@ fn call_soon_threadsafe<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -
     let handle = make_handle(this, &args, 0, None, "call_soon_threadsafe")?;
     handle.set_threadsafe(this.py());
     reactor.counters.threadsafe_calls.add_anywhere(1);
-    if HAS_GIL && reactor.owner() != current_thread() {
+    if HAS_GIL && reactor.access.owner() != current_thread() {
         reactor.push_from_outside(this.py(), handle.new_ref());
     } else {
         push(this, handle);
@@ -252,7 +252,7 @@ fn schedule_timer<'py>(
 fn call_later<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     let delay_s = seconds(this.py(), args.positional()[0], "delay must not be None")?;
     this.reactor().check_closed()?;
-    if !this.has_native_clock(this.py()) {
+    if !this.clock().is_native(this.py()) {
         return call_later_by_clock(this, &args);
     }
     // This multiplies, while time() divides. The results differ by less than the nanoseconds by which deadlines are

@@ -2,29 +2,16 @@
 //!
 //! The rooms above ask here before they open a connection or a descriptor, or start a coro. Without limits, that costs
 //! one comparison. The limits belong to the loop's thread, except for the count of connections: whichever thread frees
-//! a connection lowers it.
+//! a connection lowers it. `limit_methods` has the methods of the loop.
 
 use std::cell::Cell;
-use std::mem;
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use pyo3::exceptions::PyValueError;
-use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyList;
 
-use super::pyloop::LoopObject;
-use super::reactor::Reactor;
-use crate::binding::native_type::{Args, This, getter, method, none, threadsafe_getter};
-use crate::binding::{errors, log};
-
-type Object<'py> = PyResult<Bound<'py, PyAny>>;
-
-/// Seconds until paused listeners try again. Needed for the limit of descriptors: the loop is not told when a
-/// descriptor that is not a connection is closed.
-const RETRY_DELAY_S: f64 = 1.0;
 /// The value of a limit that is not set.
-const UNLIMITED: usize = usize::MAX;
+pub(super) const UNLIMITED: usize = usize::MAX;
 
 pub(crate) struct Limits {
     max_connections: Cell<usize>,
@@ -50,7 +37,7 @@ pub(crate) enum Reached {
 
 impl Reached {
     /// `(errno, text)`.
-    fn describe(self) -> (i32, String) {
+    pub(super) fn describe(self) -> (i32, String) {
         let (errno, text) = match self {
             Self::Connections(count) => (libc::EMFILE, format!("{count} connections of this loop are open")),
             Self::Descriptors(count) => (libc::EMFILE, format!("all descriptors below {count} are open")),
@@ -75,7 +62,7 @@ impl Reached {
 }
 
 impl Limits {
-    pub(crate) const fn none() -> Self {
+    pub(super) const fn none() -> Self {
         Self {
             max_connections: Cell::new(UNLIMITED),
             max_descriptors: Cell::new(UNLIMITED),
@@ -84,6 +71,25 @@ impl Limits {
             is_pause_logged: Cell::new(false),
             is_retry_set: Cell::new(false),
         }
+    }
+
+    pub(super) fn set(&self, connections: usize, descriptors: usize, coros: usize) {
+        self.max_connections.set(connections);
+        self.max_descriptors.set(descriptors);
+        self.max_coros.set(coros);
+        self.is_pause_logged.set(false);
+    }
+
+    pub(super) fn max_connections(&self) -> usize {
+        self.max_connections.get()
+    }
+
+    pub(super) fn max_descriptors(&self) -> usize {
+        self.max_descriptors.get()
+    }
+
+    pub(super) fn max_coros(&self) -> usize {
+        self.max_coros.get()
     }
 
     pub(crate) fn connection_opened(&self) {
@@ -98,12 +104,12 @@ impl Limits {
     }
 
     /// Called in the child of a fork: the counted connections and the timer belong to the parent.
-    pub(crate) fn forget_parent(&self) {
+    pub(super) fn forget_parent(&self) {
         self.connections.store(0, Ordering::Relaxed);
         self.is_retry_set.set(false);
     }
 
-    fn connections(&self) -> usize {
+    pub(super) fn connections(&self) -> usize {
         self.connections.load(Ordering::Relaxed)
     }
 
@@ -112,6 +118,19 @@ impl Limits {
     pub(crate) fn connections_reached(&self) -> Option<Reached> {
         let count = self.connections();
         (count >= self.max_connections.get()).then_some(Reached::Connections(count))
+    }
+
+    /// The limit of descriptors, if one more descriptor would exceed it. `lowest_free` returns the number that the next
+    /// descriptor would get. If it returns None, the process has no free number, and the system call that opens the
+    /// descriptor fails by itself.
+    #[inline]
+    pub(super) fn descriptors_reached(&self, lowest_free: impl FnOnce() -> Option<RawFd>) -> Option<Reached> {
+        let limit = self.max_descriptors.get();
+        if limit == UNLIMITED {
+            return None;
+        }
+        let number = usize::try_from(lowest_free()?).ok()?;
+        (number >= limit).then_some(Reached::Descriptors(limit))
     }
 
     /// The limit of coros, if one more coro would exceed it. `count` returns how many there are.
@@ -124,203 +143,19 @@ impl Limits {
         let count = count();
         (count >= limit).then_some(Reached::Coros(count))
     }
-}
 
-impl Reactor {
-    /// The limit of descriptors, if one more descriptor would exceed it.
-    #[inline]
-    fn descriptors_reached(&self) -> Option<Reached> {
-        let limit = self.limits.max_descriptors.get();
-        if limit == UNLIMITED {
-            return None;
-        }
-        // If the process has no free number, the system call that opens the descriptor fails by itself.
-        let number = usize::try_from(self.lowest_free_fd()?).ok()?;
-        (number >= limit).then_some(Reached::Descriptors(limit))
+    /// Returns whether the caller must set a timer that resumes the paused listeners: there is none yet.
+    pub(super) fn begin_retry(&self) -> bool {
+        !self.is_retry_set.replace(true)
     }
 
-    /// The limit that one more connection would exceed: that of connections, or that of descriptors.
-    #[inline]
-    pub(crate) fn connection_limit_reached(&self) -> Option<Reached> {
-        self.limits
-            .connections_reached()
-            .or_else(|| self.descriptors_reached())
-    }
-}
-
-impl LoopObject {
-    /// Remembers `listener`, which has stopped accepting because of the limit `reached`: the caller has taken it out of
-    /// the poller. When a connection ends, when the limits change, or after `RETRY_DELAY_S`, `listener._resume()` is
-    /// called.
-    #[cold]
-    pub(crate) fn pause_listener(&self, listener: &Bound<'_, PyAny>, reached: Reached) -> PyResult<()> {
-        let py = listener.py();
-        let waiting = match self.paused.get(py) {
-            Some(waiting) => waiting.cast_into::<PyList>()?,
-            None => PyList::empty(py),
-        };
-        waiting.append(listener)?;
-        self.paused.set(waiting.into_any());
-        let limits = &self.reactor().limits;
-        if !limits.is_retry_set.replace(true) {
-            let event_loop = self.to_bound(py);
-            let again = event_loop.getattr("_resume_paused")?;
-            event_loop.call_method1("call_later", (RETRY_DELAY_S, again))?;
-        }
-        if limits.is_pause_logged.replace(true) {
-            return Ok(());
-        }
-        let (_, text) = reached.describe();
-        let text = text.into_pyobject(py)?.into_any();
-        log::warning(py, "%r has paused accepting: %s", &[listener.clone(), text])
+    /// The timer that `begin_retry` has asked for runs.
+    pub(super) fn end_retry(&self) {
+        self.is_retry_set.set(false);
     }
 
-    /// Lets the paused listeners try again. Called when a connection has ended and when the limits have changed.
-    #[inline]
-    pub(crate) fn resume_listeners(&self, py: Python<'_>) -> PyResult<()> {
-        if self.paused.is_set() {
-            return self.resume_each(py);
-        }
-        Ok(())
+    /// Returns whether the caller must log that accepting is paused: the log has not said it yet.
+    pub(super) fn begin_pause(&self) -> bool {
+        !self.is_pause_logged.replace(true)
     }
-
-    #[cold]
-    fn resume_each(&self, py: Python<'_>) -> PyResult<()> {
-        let Some(waiting) = self.paused.take(py) else {
-            return Ok(());
-        };
-        let mut result = Ok(());
-        for listener in waiting.cast_into::<PyList>()?.iter() {
-            if let Err(error) = listener.call_method0("_resume") {
-                let message = "A server failed to resume accepting after a pause";
-                let reported = errors::report(&self.to_bound(py), message, error, &[]);
-                result = result.and(reported);
-            }
-        }
-        result
-    }
-
-    /// Called in the child of a fork: the paused listeners belong to the parent. Like everything that the child
-    /// inherits from the parent's loop, they are leaked, because dropping them could run code (see
-    /// `Reactor::forget_parent`).
-    pub(super) fn forget_paused(&self, py: Python<'_>) {
-        mem::forget(self.paused.take(py));
-    }
-}
-
-/// Converts an argument of `set_limits()`: None, or a positive number.
-fn limit(value: Option<&Bound<'_, PyAny>>, name: &str) -> PyResult<usize> {
-    let Some(value) = value.filter(|value| !value.is_none()) else {
-        return Ok(UNLIMITED);
-    };
-    match value.extract::<i64>()? {
-        number if number < 1 => Err(PyValueError::new_err(format!(
-            "{name} must be at least 1, or None for no limit, got {number}"
-        ))),
-        number => Ok(usize::try_from(number).unwrap_or(UNLIMITED)),
-    }
-}
-
-/// The limit as Python sees it: a number, or None.
-fn shown(py: Python<'_>, limit: usize) -> Object<'_> {
-    match limit {
-        UNLIMITED => Ok(none(py)),
-        limit => Ok(limit.into_pyobject(py)?.into_any()),
-    }
-}
-
-/// `_set_limits(connections, descriptors, coros)`: a number or None each.
-fn set_limits<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    let [connections, descriptors, coros] = args.bind()?;
-    let connections = limit(connections.as_ref(), "connections")?;
-    let descriptors = limit(descriptors.as_ref(), "descriptors")?;
-    let coros = limit(coros.as_ref(), "coros")?;
-    let limits = &this.reactor().limits;
-    limits.max_connections.set(connections);
-    limits.max_descriptors.set(descriptors);
-    limits.max_coros.set(coros);
-    limits.is_pause_logged.set(false);
-    this.resume_listeners(this.py())?;
-    Ok(none(this.py()))
-}
-
-/// `_resume_paused()`, which the timer calls.
-fn resume_paused<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
-    this.reactor().limits.is_retry_set.set(false);
-    this.resume_listeners(this.py())?;
-    Ok(none(this.py()))
-}
-
-/// `_limits`: `(connections, descriptors, coros)`.
-fn get_limits(this: This<'_, LoopObject>) -> Object<'_> {
-    let py = this.py();
-    let limits = &this.reactor().limits;
-    let values = (
-        shown(py, limits.max_connections.get())?,
-        shown(py, limits.max_descriptors.get())?,
-        shown(py, limits.max_coros.get())?,
-    );
-    Ok(values.into_pyobject(py)?.into_any())
-}
-
-/// `_check_place(is_connection)`: raises `LimitError` if the limits allow no further connection, or no further
-/// descriptor if `is_connection` is false.
-fn check_place<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
-    let [is_connection] = args.bind()?;
-    let is_connection = is_connection.map_or(Ok(false), |value| value.is_truthy())?;
-    let reactor = this.reactor();
-    let reached = if is_connection {
-        reactor.connection_limit_reached()
-    } else {
-        reactor.descriptors_reached()
-    };
-    match reached {
-        Some(reached) => Err(reached.error(this.py())),
-        None => Ok(none(this.py())),
-    }
-}
-
-fn open_connections(this: This<'_, LoopObject>) -> Object<'_> {
-    let count = this.reactor().limits.connections();
-    Ok(count.into_pyobject(this.py())?.into_any())
-}
-
-pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
-    vec![
-        method!(
-            LoopObject,
-            set_limits,
-            "_set_limits(connections, descriptors, coros)",
-            "Set each limit to a number, or to None for no limit."
-        ),
-        method!(
-            LoopObject,
-            resume_paused,
-            "_resume_paused()",
-            "Let the listeners that a limit has paused accept again."
-        ),
-        method!(
-            LoopObject,
-            check_place,
-            "_check_place(is_connection)",
-            "Raise LimitError if the limits allow no further descriptor, or no further connection."
-        ),
-    ]
-}
-
-pub(super) fn getters() -> [ffi::PyGetSetDef; 2] {
-    [
-        getter!(
-            LoopObject,
-            c"_limits",
-            get_limits,
-            c"The limits of connections, descriptors and coros; None means no limit."
-        ),
-        threadsafe_getter!(
-            LoopObject,
-            c"_open_connections",
-            open_connections,
-            c"The number of connections that the loop's stream transports have."
-        ),
-    ]
 }

@@ -11,15 +11,13 @@
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
+use grapeshot_core::sys::clock;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use super::pyloop::LoopObject;
-use super::reactor::time_s;
 use crate::binding::attributes::version_of;
 use crate::binding::names::{Kept, names};
-use crate::binding::native_type::{Args, This, none};
 
 /// A version tag that no type has.
 const UNKNOWN: u32 = u32::MAX;
@@ -27,50 +25,77 @@ const UNKNOWN: u32 = u32::MAX;
 /// The functions of the native `time` and `call_at`.
 static NATIVE: [AtomicPtr<()>; 2] = [const { AtomicPtr::new(ptr::null_mut()) }; 2];
 
-/// The version of the loop's type when the last check found the native clock.
-pub(super) struct LoopClock(AtomicU32);
+/// The native clock in seconds: `CLOCK_MONOTONIC`, the clock of `time.monotonic()`.
+#[inline]
+pub(crate) fn time_s() -> f64 {
+    clock::now_ns() as f64 / 1e9
+}
 
-impl LoopClock {
+/// The version of the loop's type when the last check found the native clock. Each loop object has one.
+pub(super) struct ClockVersion(AtomicU32);
+
+impl ClockVersion {
     pub(super) const fn new() -> Self {
         Self(AtomicU32::new(UNKNOWN))
     }
-}
-
-impl LoopObject {
-    /// True if neither `time` nor `call_at` is replaced.
-    #[inline(always)]
-    pub(crate) fn has_native_clock(&self, py: Python<'_>) -> bool {
-        // SAFETY: a live object has a live type.
-        let version = unsafe { version_of(ffi::Py_TYPE(self.as_ptr())) };
-        version == self.clock.0.load(Ordering::Relaxed) || self.check_clock(py)
-    }
 
     /// Called when an attribute of the loop may have been set.
-    pub(super) fn forget_clock(&self) {
-        self.clock.0.store(UNKNOWN, Ordering::Relaxed);
+    pub(super) fn forget(&self) {
+        self.0.store(UNKNOWN, Ordering::Relaxed);
+    }
+}
+
+/// The clock of a loop.
+#[derive(Clone, Copy)]
+pub(crate) struct LoopClock<'a> {
+    event_loop: *mut ffi::PyObject,
+    version: &'a ClockVersion,
+}
+
+impl<'a> LoopClock<'a> {
+    /// # Safety
+    /// `event_loop` is a loop that is alive during `'a`, and `version` belongs to it.
+    #[inline(always)]
+    pub(super) unsafe fn new(event_loop: *mut ffi::PyObject, version: &'a ClockVersion) -> Self {
+        Self { event_loop, version }
+    }
+
+    /// True if neither `time` nor `call_at` is replaced.
+    #[inline(always)]
+    pub(crate) fn is_native(self, py: Python<'_>) -> bool {
+        self.type_version() == self.version.0.load(Ordering::Relaxed) || self.check(py)
+    }
+
+    #[inline(always)]
+    fn type_version(self) -> u32 {
+        // SAFETY: the loop is alive by the contract of `new`, so its type is alive, too.
+        unsafe { version_of(ffi::Py_TYPE(self.event_loop)) }
+    }
+
+    fn to_bound(self, py: Python<'_>) -> Bound<'_, PyAny> {
+        // SAFETY: the loop is alive by the contract of `new`; from_borrowed adds a reference.
+        unsafe { Bound::from_borrowed_ptr(py, self.event_loop) }
     }
 
     #[cold]
-    fn check_clock(&self, py: Python<'_>) -> bool {
-        // SAFETY: a live object has a live type.
-        let version = || unsafe { version_of(ffi::Py_TYPE(self.as_ptr())) };
-        let before = version();
+    fn check(self, py: Python<'_>) -> bool {
+        let before = self.type_version();
         let methods = [names(py).time, names(py).call_at];
         let is_native = methods
             .iter()
             .zip(&NATIVE)
-            .all(|(name, native)| self.is_native(py, *name, native.load(Ordering::Acquire)));
+            .all(|(name, native)| self.is_native_method(py, *name, native.load(Ordering::Acquire)));
         // If the type had no version, the lookups have given it one, if it can have one. Then the next check stores it.
-        if is_native && before != 0 && before == version() {
-            self.clock.0.store(before, Ordering::Relaxed);
+        if is_native && before != 0 && before == self.type_version() {
+            self.version.0.store(before, Ordering::Relaxed);
         } else {
-            self.forget_clock();
+            self.version.forget();
         }
         is_native
     }
 
     /// Whether the loop's attribute is the native method of this loop.
-    fn is_native(&self, py: Python<'_>, name: Kept, native: *mut ()) -> bool {
+    fn is_native_method(self, py: Python<'_>, name: Kept, native: *mut ()) -> bool {
         let found = name
             .bind(py)
             .cast_into::<PyString>()
@@ -81,7 +106,7 @@ impl LoopObject {
         // SAFETY: the object is alive, and it is a built-in method wherever its parts are read.
         unsafe {
             ffi::PyCFunction_CheckExact(found.as_ptr()) != 0
-                && ffi::PyCFunction_GetSelf(found.as_ptr()) == self.as_ptr()
+                && ffi::PyCFunction_GetSelf(found.as_ptr()) == self.event_loop
                 && ffi::PyCFunction_GetFunction(found.as_ptr())
                     .is_some_and(|function| function as *mut () == native)
         }
@@ -89,22 +114,13 @@ impl LoopObject {
 
     /// `loop.time()`: seconds of the loop's clock.
     #[inline]
-    pub(crate) fn now_s(&self, py: Python<'_>) -> PyResult<f64> {
-        if self.has_native_clock(py) {
+    pub(crate) fn now_s(self, py: Python<'_>) -> PyResult<f64> {
+        if self.is_native(py) {
             return Ok(time_s());
         }
         let name = names(py).time.bind(py).cast_into::<PyString>()?;
         self.to_bound(py).call_method0(name)?.extract()
     }
-}
-
-/// `_attributes_changed()`: see `forget_clock`.
-pub(super) fn attributes_changed<'py>(
-    this: This<'py, LoopObject>,
-    _: Args<'_, 'py>,
-) -> PyResult<Bound<'py, PyAny>> {
-    this.forget_clock();
-    Ok(none(this.py()))
 }
 
 /// Stores the native functions, from the table of the loop's methods.

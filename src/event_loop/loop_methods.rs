@@ -14,7 +14,7 @@ use pyo3::types::{PyDict, PyFloat, PyTuple, PyType};
 
 use super::pyloop::{self, LoopObject};
 use super::reactor::measuring::Measuring;
-use super::{call_methods, limits, loop_clock, tasks, watching};
+use super::{call_methods, limit_methods, loop_clock, tasks, watching};
 use crate::binding::attributes::set_value;
 use crate::binding::native_type::{
     Args, This, bool_object, getset_slot, getter, method, methods_slot, new_type, none, slot,
@@ -25,7 +25,7 @@ use crate::binding::{HAS_GIL, errors};
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
 fn is_running<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
-    Ok(bool_object(this.py(), this.reactor.owner() != 0))
+    Ok(bool_object(this.py(), this.reactor.access.owner() != 0))
 }
 
 fn is_closed<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
@@ -55,7 +55,7 @@ fn check_closed<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'p
 
 fn check_running<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
     let py = this.py();
-    if this.reactor.owner() != 0 {
+    if this.reactor.access.owner() != 0 {
         return Err(PyRuntimeError::new_err("This event loop is already running"));
     }
     let running = py.import("asyncio.events")?.call_method0("_get_running_loop")?;
@@ -70,12 +70,12 @@ fn check_running<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'
 fn run<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
     this.reactor.check_closed()?;
     let claim = || {
-        if !HAS_GIL && this.reactor.is_visited_by_others() {
+        if !HAS_GIL && this.reactor.access.is_visited_by_others() {
             return Err(PyRuntimeError::new_err(
                 "Cannot run the event loop while another thread is in one of its methods",
             ));
         }
-        Ok(this.reactor.claim())
+        Ok(this.reactor.access.claim())
     };
     if !LoopObject::with_loop_access(&this, this.py(), claim)? {
         return Err(PyRuntimeError::new_err("This event loop is already running"));
@@ -87,7 +87,7 @@ fn run<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
 }
 
 fn close<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
-    if this.reactor.owner() != 0 {
+    if this.reactor.access.owner() != 0 {
         return Err(PyRuntimeError::new_err("Cannot close a running event loop"));
     }
     this.reactor.close(this.py());
@@ -109,6 +109,12 @@ fn signal_fd<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> 
         .signal_fd()
         .map_err(|error| errors::os_error(&error))?;
     Ok(fd.into_pyobject(this.py())?.into_any())
+}
+
+/// `_attributes_changed()`: an attribute of the loop was set, perhaps `time`.
+fn attributes_changed<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
+    this.clock_version.forget();
+    Ok(none(this.py()))
 }
 
 /// `_statistics()`: the loop's counters, and the other values that `grapeshot.insight._statistics` needs. Any thread may call
@@ -161,12 +167,12 @@ fn running_since<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'
 /// values are tuples, because the queues themselves are native: code that tries to change a queue gets an error.
 fn ready_handles(this: This<'_, LoopObject>) -> Object<'_> {
     let py = this.py();
-    Ok(PyTuple::new(py, this.reactor.ready_handles(py))?.into_any())
+    Ok(PyTuple::new(py, this.reactor.ready.handles(py))?.into_any())
 }
 
 fn timer_handles(this: This<'_, LoopObject>) -> Object<'_> {
     let py = this.py();
-    Ok(PyTuple::new(py, this.reactor.timer_handles(py))?.into_any())
+    Ok(PyTuple::new(py, this.reactor.timers.handles(py))?.into_any())
 }
 
 fn is_stopping(this: This<'_, LoopObject>) -> Object<'_> {
@@ -174,7 +180,7 @@ fn is_stopping(this: This<'_, LoopObject>) -> Object<'_> {
 }
 
 fn thread_id(this: This<'_, LoopObject>) -> Object<'_> {
-    match this.reactor.owner() {
+    match this.reactor.access.owner() {
         0 => Ok(none(this.py())),
         owner => Ok(owner.into_pyobject(this.py())?.into_any()),
     }
@@ -271,7 +277,7 @@ pub(crate) fn methods() -> Vec<ffi::PyMethodDef> {
         ),
         threadsafe_method!(
             LoopObject,
-            loop_clock::attributes_changed,
+            attributes_changed,
             "_attributes_changed()",
             "Called after time or call_at was set on the loop, or deleted."
         ),
@@ -309,7 +315,7 @@ pub(crate) fn methods() -> Vec<ffi::PyMethodDef> {
     methods.extend(call_methods::methods());
     methods.extend(watching::methods());
     methods.extend(tasks::methods());
-    methods.extend(limits::methods());
+    methods.extend(limit_methods::methods());
     methods
 }
 
@@ -354,7 +360,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             )
         },
     ];
-    getters.extend(limits::getters());
+    getters.extend(limit_methods::getters());
     // SAFETY: the functions were written for this layout, and the tables are never freed.
     let kind: Bound<'_, PyType> = unsafe {
         new_type::<LoopObject>(

@@ -9,6 +9,7 @@ pub(crate) mod coroutine;
 mod coroutine_method;
 mod fileno;
 pub(crate) mod handle;
+mod limit_methods;
 pub(crate) mod limits;
 pub(crate) mod loop_clock;
 pub(crate) mod loop_methods;

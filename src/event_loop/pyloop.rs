@@ -15,12 +15,12 @@ use pyo3::prelude::*;
 use pyo3::sync::critical_section::with_critical_section;
 use pyo3::types::PyType;
 
-use super::loop_clock::LoopClock;
-use super::reactor::{Reactor, current_thread};
+use super::loop_clock::{ClockVersion, LoopClock};
+use super::reactor::Reactor;
 use crate::binding::deallocation::free_memory;
 use crate::binding::native_type::{NativeType, This};
 use crate::binding::object_cell::ObjectCell;
-use crate::binding::{HAS_GIL, errors};
+use crate::binding::{HAS_GIL, current_thread, errors};
 
 /// The object: a Python header, the reactor, and the objects that Python code has given to the loop.
 #[repr(C)]
@@ -37,10 +37,10 @@ pub(crate) struct LoopObject {
     pub(super) future_kwargs: ObjectCell,
     /// A function that gets the wall and CPU time of each step: see `slow`.
     pub(super) step_observer: ObjectCell,
-    /// A list of the listeners that have paused accepting because of a limit: see `limits`.
+    /// A list of the listeners that have paused accepting because of a limit: see `limit_methods`.
     pub(super) paused: ObjectCell,
     is_reactor_live: Cell<bool>,
-    pub(super) clock: LoopClock,
+    pub(super) clock_version: ClockVersion,
 }
 
 static LOOP_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
@@ -82,6 +82,13 @@ impl LoopObject {
         ptr::from_ref(self).cast_mut().cast()
     }
 
+    /// `loop.time()`, which the program may have replaced.
+    #[inline(always)]
+    pub(crate) fn clock(&self) -> LoopClock<'_> {
+        // SAFETY: `self` is a loop, and its own version is passed.
+        unsafe { LoopClock::new(self.as_ptr(), &self.clock_version) }
+    }
+
     /// Runs `body`, which touches the cells of the loop or of its native objects. While a thread runs the loop, only
     /// that thread may touch them; otherwise one thread at a time. Free-threaded builds enforce this. With a GIL, only
     /// one thread runs at a time anyway, and asyncio checks the thread only in debug mode.
@@ -93,14 +100,14 @@ impl LoopObject {
         py: Python<'_>,
         body: impl FnOnce() -> PyResult<R>,
     ) -> PyResult<R> {
-        if HAS_GIL || self.reactor.owner() == current_thread() {
+        if HAS_GIL || self.reactor.access.owner() == current_thread() {
             return body();
         }
         self.check_thread()?;
         with_critical_section(&self.to_bound(py), || {
             // Another thread may have started to run the loop while this thread waited.
             self.check_thread()?;
-            let _visit = self.reactor.begin_visit();
+            let _visit = self.reactor.access.begin_visit();
             body()
         })
     }
@@ -126,7 +133,7 @@ impl LoopObject {
     /// loop.
     #[cold]
     pub(crate) fn check_thread(&self) -> PyResult<()> {
-        let owner = self.reactor.owner();
+        let owner = self.reactor.access.owner();
         if owner != 0 && owner != current_thread() {
             return Err(PyRuntimeError::new_err(
                 "Non-thread-safe operation invoked on an event loop other than the current one",
@@ -193,7 +200,7 @@ pub(super) unsafe extern "C" fn new_loop(
             let body = object.cast::<LoopObject>();
             ptr::write(&raw mut (*body).reactor, ManuallyDrop::new(reactor));
             (*body).is_reactor_live.set(true);
-            ptr::write(&raw mut (*body).clock, LoopClock::new());
+            ptr::write(&raw mut (*body).clock_version, ClockVersion::new());
             Ok(object)
         })
     }

@@ -180,7 +180,7 @@ pub(crate) struct Ready {
     pub(crate) run: Option<Deferred>,
 }
 
-/// A function that runs once on a native object that was queued together with it (`Reactor::defer`).
+/// A function that runs once on a native object that was queued together with it (`ReadyWork::defer`).
 pub(crate) type Deferred = unsafe fn(Python<'_>, *mut ffi::PyObject) -> PyResult<()>;
 
 // SAFETY: a plain pair of pointers; the inbox carries it (with its reference) to the loop's thread.

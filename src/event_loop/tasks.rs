@@ -6,10 +6,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
 
 use super::pyloop::LoopObject;
-use super::reactor::current_thread;
 use crate::binding::names::{Kept, names};
 use crate::binding::native_type::{Args, This, method, none, threadsafe_method};
-use crate::binding::{HAS_GIL, new_objects};
+use crate::binding::{HAS_GIL, current_thread, new_objects};
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
@@ -38,13 +37,13 @@ fn class_in(py: Python<'_>, module_dict: Kept, name: Kept) -> PyResult<Bound<'_,
 #[inline]
 fn future_kwargs(this: This<'_, LoopObject>) -> PyResult<Option<Bound<'_, PyAny>>> {
     let py = this.py();
-    if !HAS_GIL && this.reactor().owner() != current_thread() {
+    if !HAS_GIL && this.reactor().access.owner() != current_thread() {
         return Ok(None);
     }
     if let Some(kwargs) = this.future_kwargs.get(py) {
         return Ok(Some(kwargs));
     }
-    if this.reactor().owner() == 0 {
+    if this.reactor().access.owner() == 0 {
         return Ok(None);
     }
     let kwargs = new_objects::dict(py)?;

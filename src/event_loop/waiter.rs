@@ -145,7 +145,9 @@ fn finish(this: Waiter<'_>, state: State) -> PyResult<()> {
 fn leave_table(this: Waiter<'_>) {
     if this.is_pending() && this.fd.get() != NO_FD {
         let reactor = this.loop_object().reactor();
-        reactor.forget_waiter(this.py(), this.fd.get(), this.direction.get(), this.as_ptr());
+        reactor
+            .descriptors
+            .forget_waiter(this.py(), this.fd.get(), this.direction.get(), this.as_ptr());
     }
 }
 

@@ -33,8 +33,8 @@ pub(crate) fn descriptor(target: &Bound<'_, PyAny>) -> PyResult<RawFd> {
 /// Raises RuntimeError if a transport owns the descriptor. If the transport's socket was closed by other code, it does
 /// not own the descriptor any more: the transport is then notified that another file has the number now.
 pub(crate) fn refuse_transport(this: &LoopObject, py: Python<'_>, fd: RawFd) -> PyResult<()> {
-    let reactor = this.reactor();
-    let Some((token, source)) = reactor.source(fd) else {
+    let descriptors = &this.reactor().descriptors;
+    let Some((token, source)) = descriptors.source(fd) else {
         return Ok(());
     };
     let transport = source.to_bound(py);
@@ -44,28 +44,28 @@ pub(crate) fn refuse_transport(this: &LoopObject, py: Python<'_>, fd: RawFd) -> 
             transport.repr()?
         )));
     }
-    reactor.displace(py, token);
+    descriptors.displace(py, token);
     Ok(())
 }
 
 /// `add_reader` and `add_writer`. Returns a new reference to the handle.
 fn add<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>, direction: Direction) -> Object<'py> {
     let py = this.py();
-    let (values, reactor) = (args.positional(), this.reactor());
+    let (values, descriptors) = (args.positional(), &this.reactor().descriptors);
     let Some(target) = args.get(0) else {
         return Ok(none(py));
     };
     let number = number_of(&target)?;
-    reactor.check_closed()?;
+    this.reactor().check_closed()?;
     let fd = match valid_fd(number) {
         Some(fd) => {
             refuse_transport(&this, py, fd)?;
-            reactor.end_displaced(fd, &target);
+            descriptors.end_displaced(fd, &target);
             fd
         }
-        None => reactor.fd_of(&target).ok_or_else(|| invalid_fd(number))?,
+        None => descriptors.fd_of(&target).ok_or_else(|| invalid_fd(number))?,
     };
-    let is_debug = reactor.is_debug();
+    let is_debug = this.reactor().is_debug();
     if is_debug && let Some(callback) = args.get(1) {
         this.check_thread()?;
         check_callback(&callback, args.name())?;
@@ -77,9 +77,9 @@ fn add<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>, direction: Directi
     let added = handle.new_ref().into_bound(py);
     let watcher = Watcher::Handle(handle, Target::new(&target));
     let replaced = if valid_fd(number).is_some() {
-        reactor.set_watcher(py, fd, direction, Some(watcher))
+        descriptors.set_watcher(py, fd, direction, Some(watcher))
     } else {
-        reactor.set_closed_watcher(py, fd, direction, Some(watcher))
+        descriptors.set_closed_watcher(py, fd, direction, Some(watcher))
     };
     match replaced {
         Ok(replaced) => {
@@ -97,10 +97,11 @@ fn add<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>, direction: Directi
 
 fn remove(this: This<'_, LoopObject>, fd: RawFd, direction: Direction) -> PyResult<bool> {
     let py = this.py();
-    if this.reactor().watcher(fd, direction).is_none() {
+    let descriptors = &this.reactor().descriptors;
+    if descriptors.watcher(fd, direction).is_none() {
         return Ok(false);
     }
-    let removed = os_result(this.reactor().set_watcher(py, fd, direction, None))?;
+    let removed = os_result(descriptors.set_watcher(py, fd, direction, None))?;
     if let Some(removed) = removed {
         removed.end(py);
     }
@@ -115,23 +116,23 @@ fn remove_closed(
     number: i64,
     direction: Direction,
 ) -> PyResult<bool> {
-    let (py, reactor) = (this.py(), this.reactor());
-    let Some(fd) = reactor.fd_of(target) else {
-        return if reactor.was_displaced(target) {
+    let (py, descriptors) = (this.py(), &this.reactor().descriptors);
+    let Some(fd) = descriptors.fd_of(target) else {
+        return if descriptors.was_displaced(target) {
             Ok(false)
         } else {
             Err(invalid_fd(number))
         };
     };
     // False if only the other direction still belongs to the closed object.
-    let is_registered_for = match reactor.watcher(fd, direction) {
+    let is_registered_for = match descriptors.watcher(fd, direction) {
         Some(watcher @ Watcher::Handle(..)) => watcher.target(py).is_none_or(|now| now.is(target)),
         Some(Watcher::Once(_)) | None => false,
     };
     if !is_registered_for {
         return Ok(false);
     }
-    match os_result(reactor.set_closed_watcher(py, fd, direction, None))? {
+    match os_result(descriptors.set_closed_watcher(py, fd, direction, None))? {
         Some(removed) => {
             removed.end(py);
             Ok(true)
@@ -156,7 +157,7 @@ fn remove_public<'py>(
     let number = match number_of(&target) {
         // In asyncio, only the check for transports rejects an object whose `fileno()` fails. Without that check, the
         // object is found by its identity.
-        Err(_) if !is_checked && this.reactor().fd_of(&target).is_some() => -1,
+        Err(_) if !is_checked && this.reactor().descriptors.fd_of(&target).is_some() => -1,
         number => number?,
     };
     let Some(fd) = valid_fd(number) else {

@@ -73,6 +73,7 @@ impl Source for ChildObject {
         if let Some(event_loop) = this.event_loop.get(this.py()) {
             LoopObject::of(&event_loop)
                 .reactor()
+                .ready
                 .defer(this.to_bound(), watch_again);
         }
     }
@@ -105,7 +106,10 @@ fn enter(this: This<'_, ChildObject>, reactor: &Reactor, exit: ExitWatch) -> io:
     let fd = exit.fd();
     this.exit.set(Some(Box::new(exit)));
     let source = SourceRef::new::<ChildObject>(this);
-    match reactor.register(this.py(), fd, FdUse::Source(source), Interest::READ) {
+    match reactor
+        .descriptors
+        .register(this.py(), fd, FdUse::Source(source), Interest::READ)
+    {
         Ok(token) => {
             this.token.set(token);
             Ok(())
@@ -125,6 +129,7 @@ fn finish(this: This<'_, ChildObject>, exit: Box<ExitWatch>, code: Option<i32>) 
     };
     let fd_use = LoopObject::of(&event_loop)
         .reactor()
+        .descriptors
         .unregister(this.token.get(), Interest::READ);
     drop(exit);
     if let Some(FdUse::Source(source)) = fd_use {

@@ -199,7 +199,7 @@ fn recv_from<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'p
     }
     let fd = base_socket::descriptor(socket)?;
     let reactor = this.loop_object().reactor();
-    let received = reactor.with_scratch(|scratch| {
+    let received = reactor.scratch.with(|scratch| {
         // If the datagram may be longer than the scratch buffer, the socket's method must receive it.
         if len > scratch.len() && !socket::is_stream(fd) {
             return Ok(None);

@@ -5,9 +5,9 @@
 //! - `plain_socket`: the sockets that native code may use without calling their methods
 //!
 //! Each operation first makes the system call, and waits only if the call would block. It waits by an entry in the
-//! loop's fd table (`event_loop::reactor::watches`). The event only wakes the coroutine, which repeats the call itself.
-//! So a task that is cancelled while it waits has taken no data from the socket, and the next operation finds all of
-//! it.
+//! loop's fd table (`event_loop::reactor::descriptors::waiting`). The event only wakes the coroutine, which repeats the
+//! call itself. So a task that is cancelled while it waits has taken no data from the socket, and the next operation
+//! finds all of it.
 
 mod attempts;
 mod operation;

@@ -105,7 +105,11 @@ fn new_wait(this: Operation<'_>, direction: Direction, is_for_event: bool) -> Ob
     }
     let entry = waiter::entry(&waiter);
     let is_anew = this.kind.get() == OperationKind::Writable;
-    match owner.reactor().wait_once(&socket, fd, direction, entry, is_anew) {
+    match owner
+        .reactor()
+        .descriptors
+        .wait_once(&socket, fd, direction, entry, is_anew)
+    {
         Ok(replaced) => {
             if let Some(replaced) = replaced {
                 replaced.end(py);

@@ -132,7 +132,7 @@ fn finish_handshake(this: Tls<'_>) -> PyResult<()> {
         // The application gets its new transport only from `start_tls`, so no data may be delivered before `start_tls`
         // has returned.
         this.flags.set(Flags::STARTED);
-        this.reactor().defer(this.to_bound(), reading::start_queued);
+        this.reactor().ready.defer(this.to_bound(), reading::start_queued);
     }
     woken?;
     match this.state.get() {
@@ -306,7 +306,7 @@ pub(super) fn inner_lost(this: Tls<'_>, exception: &Bound<'_, PyAny>) -> PyResul
     }
     let extra = object::extra_dict(this)?;
     extra.set_item(intern!(py, "_lost_with"), exception)?;
-    this.reactor().defer(this.to_bound(), lose_queued);
+    this.reactor().ready.defer(this.to_bound(), lose_queued);
     Ok(())
 }
 

@@ -75,7 +75,9 @@ fn resume_reading<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
     if this.flags.has(Flags::APP_PAUSED) {
         this.flags.clear(Flags::APP_PAUSED);
         if !this.reactor().is_closed() {
-            this.reactor().defer(this.to_bound(), reading::resume_queued);
+            this.reactor()
+                .ready
+                .defer(this.to_bound(), reading::resume_queued);
         }
     }
     Ok(none(this.py()))

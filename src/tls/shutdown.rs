@@ -124,7 +124,7 @@ pub(super) fn shut_down(this: Tls<'_>) -> PyResult<()> {
             cancel_timer(this)?;
             // Queued, as in asyncio: closing may call connection_lost at once, and the application may be on the stack
             // now.
-            this.reactor().defer(this.to_bound(), close_inner);
+            this.reactor().ready.defer(this.to_bound(), close_inner);
             Ok(())
         }
         Err(error) => {

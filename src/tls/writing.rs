@@ -49,14 +49,14 @@ fn may_hold(this: Tls<'_>, new_len: usize, len_bytes: usize) -> bool {
     new_len <= RECORD_LEN
         && len_bytes <= CORK_LEN
         && this.backlog.watermarks.may_hold(len_bytes)
-        && this.reactor().may_hold()
+        && this.reactor().held.may_hold()
 }
 
 /// Keeps the backlog until the end of the running step.
 #[inline]
 fn hold(this: Tls<'_>, len_bytes: usize) {
     this.flags.set(Flags::HELD);
-    this.reactor().hold(this.to_bound(), len_bytes, end_hold);
+    this.reactor().held.hold(this.to_bound(), len_bytes, end_hold);
 }
 
 /// Encrypts and sends held plaintext, so that the caller finds the transport in the state that it would have if each
@@ -193,7 +193,7 @@ fn after_push(this: Tls<'_>, new_len: usize) -> PyResult<()> {
     } else {
         this.flags.has(Flags::HELD)
             && may_hold(this, new_len, len_bytes)
-            && this.reactor().may_hold_more(new_len)
+            && this.reactor().held.may_hold_more(new_len)
     };
     if may_wait { Ok(()) } else { flush(this) }
 }

@@ -104,7 +104,7 @@ pub(super) fn fatal_error<B: Ending>(
 /// later.
 pub(super) fn on_displaced<B: Ending>(this: This<'_, TransportObject<B>>) {
     this.registration().displace();
-    this.reactor().defer(this.to_bound(), lose_descriptor::<B>);
+    this.reactor().ready.defer(this.to_bound(), lose_descriptor::<B>);
 }
 
 /// Ends the transport because other code has closed the descriptor and its number now belongs to another transport.
@@ -144,7 +144,7 @@ pub(super) fn finish<B: Ending>(
         this.close(this.py());
         return Ok(());
     }
-    this.reactor().defer(own, lose::<B>);
+    this.reactor().ready.defer(own, lose::<B>);
     Ok(())
 }
 

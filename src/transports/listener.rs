@@ -112,7 +112,7 @@ impl Source for ListenerObject {
             return accept(this);
         }
         if !this.is_queued.replace(true) {
-            reactor.defer(this.to_bound(), accept_queued);
+            reactor.ready.defer(this.to_bound(), accept_queued);
         }
         Ok(())
     }

@@ -112,7 +112,10 @@ impl Registration {
     ) -> io::Result<()> {
         let fd = self.usable_fd(this.py())?;
         let source = SourceRef::new::<T>(this);
-        match reactor.register(this.py(), fd, FdUse::Source(source), wanted) {
+        match reactor
+            .descriptors
+            .register(this.py(), fd, FdUse::Source(source), wanted)
+        {
             Ok(token) => {
                 self.token.set(token);
                 self.interest.set(wanted);
@@ -136,10 +139,12 @@ impl Registration {
             return Ok(());
         }
         let fd = self.usable_fd(py)?;
-        if !reactor.is_registered(self.token.get()) {
+        if !reactor.descriptors.is_registered(self.token.get()) {
             return Err(closed_error());
         }
-        reactor.set_interest(fd, self.token.get(), old, wanted)?;
+        reactor
+            .descriptors
+            .set_interest(fd, self.token.get(), old, wanted)?;
         self.interest.set(wanted);
         Ok(())
     }
@@ -157,7 +162,7 @@ impl Registration {
         }
         self.interest.set(Interest::NONE);
         // `unregister` returns nothing if the entry now belongs to another source that has got the number.
-        if let Some(FdUse::Source(source)) = reactor.unregister(self.token.get(), polled) {
+        if let Some(FdUse::Source(source)) = reactor.descriptors.unregister(self.token.get(), polled) {
             source.release(this.py());
         }
     }

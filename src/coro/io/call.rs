@@ -240,7 +240,7 @@ fn begin_hopeless<O: Operation>(
     let (fd, extra) = (socket.descriptor()?, socket.extra());
     extra.is_drained.set(false);
     if !call.wait.begin_again(coro, fd, &extra.waiting) {
-        let is_reported = reactor_of(coro).is_none_or(|reactor| reactor.is_reported(fd));
+        let is_reported = reactor_of(coro).is_none_or(|reactor| reactor.descriptors.is_reported(fd));
         if is_reported || fd < 0 {
             return Ok(false);
         }

@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 
 use super::socket::Socket;
 use super::wait::{Target, Wait, WaitState};
+use crate::binding::current_thread;
 use crate::binding::native_type::{Args, bool_object, none};
 use crate::binding::signature::{Receiver, Signature};
 use crate::coro::coroutine::Outcome;
@@ -14,7 +15,7 @@ use crate::coro::runtime::current;
 use crate::coro::scheduler;
 use crate::coro::suspension::{self, Begun};
 use crate::coro::sync::Limit;
-use crate::event_loop::reactor::{Direction, current_thread};
+use crate::event_loop::reactor::Direction;
 use crate::event_loop::watching;
 
 /// The arguments of a call; the caller keeps them alive.

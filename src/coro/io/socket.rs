@@ -16,9 +16,9 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::wait::{self, Waiting};
-use crate::binding::base_socket;
+use crate::binding::{base_socket, current_thread};
 use crate::coro::sync::Limit;
-use crate::event_loop::reactor::{Direction, Reactor, current_thread};
+use crate::event_loop::reactor::{Direction, Reactor};
 
 /// All zeroes is a socket that blocks without a limit, like a new Python socket. The only owned references are in
 /// `waiting`. The collector does not see them, which does no harm: a waiting coro is kept alive by its runtime in any
@@ -158,7 +158,7 @@ impl<'py> Socket<'py> {
         let is_drained = len_bytes > 0
             && len_bytes < capacity
             && self.stream() == StreamKind::Internet
-            && reactor.is_some_and(|reactor| reactor.note_short_read(fd));
+            && reactor.is_some_and(|reactor| reactor.descriptors.note_short_read(fd));
         self.extra().is_drained.set(is_drained);
     }
 

@@ -20,7 +20,7 @@ use crate::coro::suspension;
 use crate::coro::sync::{Deadline, Limit};
 use crate::coro::{interruption, scheduler, threads};
 use crate::event_loop::pyloop::LoopObject;
-use crate::event_loop::reactor::{Direction, Reactor, Watcher};
+use crate::event_loop::reactor::{Descriptors, Direction, Reactor, Watcher};
 use crate::event_loop::source::WaiterRef;
 use crate::event_loop::watching;
 
@@ -31,7 +31,7 @@ use crate::event_loop::watching;
 pub(super) struct Waiting {
     reader: Cell<*mut ffi::PyObject>,
     writer: Cell<*mut ffi::PyObject>,
-    /// The fd table's mark for the last wait on this object, for `Reactor::wait_again`; 0 for none.
+    /// The fd table's mark for the last wait on this object, for `Descriptors::wait_again`; 0 for none.
     stamp: Cell<u64>,
     /// The value of `forks()` when a coro was last stored.
     forks: Cell<u32>,
@@ -200,8 +200,11 @@ impl Wait {
             return false;
         }
         let entry = || WaiterRef::new(coro.to_bound(), wake);
-        let has_begun = reactor_of(coro)
-            .is_some_and(|reactor| reactor.wait_again(fd, waiting.stamp.get(), Direction::Read, true, entry));
+        let has_begun = reactor_of(coro).is_some_and(|reactor| {
+            reactor
+                .descriptors
+                .wait_again(fd, waiting.stamp.get(), Direction::Read, true, entry)
+        });
         if has_begun {
             place.set(coro.to_bound().into_ptr());
             (self.fd, self.direction) = (fd, Direction::Read);
@@ -234,10 +237,13 @@ impl Wait {
         };
         let reactor = LoopObject::of(&event_loop).reactor();
         let is_still_there = reactor
+            .descriptors
             .watcher(self.fd, self.direction)
             .is_some_and(|watcher| watcher.as_ptr() == coro.as_ptr());
         if is_still_there {
-            reactor.forget_waiter(py, self.fd, self.direction, coro.as_ptr());
+            reactor
+                .descriptors
+                .forget_waiter(py, self.fd, self.direction, coro.as_ptr());
         }
         !is_still_there
     }
@@ -272,8 +278,8 @@ fn enter(coro: Coro<'_>, target: Target<'_, '_>) -> PyResult<()> {
         return Err(PyRuntimeError::new_err("the coro has lost its loop"));
     };
     let owner = LoopObject::of(&event_loop);
-    let reactor = owner.reactor();
-    reactor.check_closed()?;
+    owner.reactor().check_closed()?;
+    let descriptors = &owner.reactor().descriptors;
     if fd < 0 {
         // The object was closed before the wait.
         return Err(errors::os_error(&std::io::Error::from_raw_os_error(libc::EBADF)));
@@ -285,7 +291,7 @@ fn enter(coro: Coro<'_>, target: Target<'_, '_>) -> PyResult<()> {
     if let Some(waiting) = target.waiting
         && is_free
         && !target.is_anew
-        && reactor.wait_again(fd, waiting.stamp.get(), direction, false, entry)
+        && descriptors.wait_again(fd, waiting.stamp.get(), direction, false, entry)
     {
         waiting.set(direction, coro);
         return Ok(());
@@ -294,13 +300,13 @@ fn enter(coro: Coro<'_>, target: Target<'_, '_>) -> PyResult<()> {
     if !is_free {
         return Err(simultaneous(py, fd, direction));
     }
-    if reactor.is_watched_for_other(fd, target.object) || reactor.watcher(fd, direction).is_some() {
-        end_stale(py, reactor, fd, direction)?;
+    if descriptors.is_watched_for_other(fd, target.object) || descriptors.watcher(fd, direction).is_some() {
+        end_stale(py, descriptors, fd, direction)?;
     }
     let entry = entry();
     // The object may have been given another file with the same number since its last wait.
     let is_anew = target.is_anew || target.waiting.is_some_and(|waiting| waiting.stamp.get() == 0);
-    match reactor.wait_once(target.object, fd, direction, entry, is_anew) {
+    match descriptors.wait_once(target.object, fd, direction, entry, is_anew) {
         Ok(replaced) => {
             if let Some(replaced) = replaced {
                 replaced.end(py);
@@ -313,11 +319,11 @@ fn enter(coro: Coro<'_>, target: Target<'_, '_>) -> PyResult<()> {
     }
     // The code that ran above may have interrupted this coro, or let another one wait on the same object.
     if let Err(interruption) = interruption::raise_pending(coro) {
-        reactor.forget_waiter(py, fd, direction, coro.as_ptr());
+        descriptors.forget_waiter(py, fd, direction, coro.as_ptr());
         return Err(interruption);
     }
     if let Some(waiting) = target.waiting {
-        waiting.stamp.set(reactor.stamp(fd));
+        waiting.stamp.set(descriptors.stamp(fd));
         waiting.set(direction, coro);
     }
     Ok(())
@@ -352,15 +358,15 @@ fn simultaneous(py: Python<'_>, fd: RawFd, direction: Direction) -> PyErr {
 /// same direction. Otherwise the file was closed without the waiter's knowledge and its number was given to another
 /// file; then the earlier waits end.
 #[cold]
-fn end_stale(py: Python<'_>, reactor: &Reactor, fd: RawFd, direction: Direction) -> PyResult<()> {
-    if reactor.is_watch_in_force(fd) {
-        return match reactor.watcher(fd, direction) {
+fn end_stale(py: Python<'_>, descriptors: &Descriptors, fd: RawFd, direction: Direction) -> PyResult<()> {
+    if descriptors.is_watch_in_force(fd) {
+        return match descriptors.watcher(fd, direction) {
             Some(_) => Err(simultaneous(py, fd, direction)),
             None => Ok(()),
         };
     }
     for direction in [Direction::Read, Direction::Write] {
-        let ended = reactor
+        let ended = descriptors
             .set_closed_watcher(py, fd, direction, None)
             .map_err(|error| errors::os_error(&error))?;
         match ended {
@@ -407,6 +413,8 @@ pub(super) fn forget(coro: Coro<'_>, fd: RawFd, direction: Direction) {
     let py = coro.py();
     if let Some(event_loop) = coro.event_loop.get(py) {
         let reactor = LoopObject::of(&event_loop).reactor();
-        reactor.forget_waiter(py, fd, direction, coro.as_ptr());
+        reactor
+            .descriptors
+            .forget_waiter(py, fd, direction, coro.as_ptr());
     }
 }

@@ -9,6 +9,7 @@ use pyo3::types::{PyString, PyType};
 
 use super::functions::acts;
 use super::{Object, stacks, task_api};
+use crate::binding::current_thread;
 use crate::binding::native_type::{
     Args, bool_object, class_getitem, getset_slot, getter, method, methods_slot, new_type, none, slot,
 };
@@ -17,7 +18,6 @@ use crate::coro::coroutine::{Coro, CoroObject, Status, finalize};
 use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::{fiber, interruption, scheduler, tasks};
 use crate::event_loop::pyloop::LoopObject;
-use crate::event_loop::reactor::current_thread;
 
 /// `ScheduleError` unless the coro belongs to this thread.
 pub(super) fn check_thread(coro: Coro<'_>) -> PyResult<()> {

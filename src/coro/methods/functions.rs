@@ -19,8 +19,9 @@ use crate::coro::{
     threads, visibility, watchdog,
 };
 use crate::event_loop::handle::HandleRef;
+use crate::event_loop::loop_clock::time_s;
 use crate::event_loop::pyloop::LoopObject;
-use crate::event_loop::reactor::{Direction, time_s};
+use crate::event_loop::reactor::Direction;
 
 pub(super) fn current<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     match running(py) {
@@ -109,7 +110,7 @@ pub(super) fn now<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     } else {
         let event_loop = visibility::running_loop(py)?;
         if LoopObject::is_loop(&event_loop) {
-            LoopObject::of(&event_loop).now_s(py)?
+            LoopObject::of(&event_loop).clock().now_s(py)?
         } else {
             time_s()
         }
@@ -178,7 +179,11 @@ pub(super) fn wait_info<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py
     let Some(event_loop) = coro.event_loop.get(py) else {
         return Ok(none(py));
     };
-    match LoopObject::of(&event_loop).reactor().find_waiter(coro.as_ptr()) {
+    match LoopObject::of(&event_loop)
+        .reactor()
+        .descriptors
+        .find_waiter(coro.as_ptr())
+    {
         Some((fd, Direction::Read)) => Ok(("read", fd).into_pyobject(py)?.into_any()),
         Some((fd, Direction::Write)) => Ok(("write", fd).into_pyobject(py)?.into_any()),
         None => Ok(none(py)),

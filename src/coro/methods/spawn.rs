@@ -9,11 +9,11 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyType};
 
 use super::Object;
+use crate::binding::current_thread;
 use crate::binding::native_type::{Args, none};
 use crate::coro::runtime::with_runtime;
 use crate::coro::{hooks, pystate, scheduler, visibility};
 use crate::event_loop::pyloop::LoopObject;
-use crate::event_loop::reactor::current_thread;
 
 /// The class of new coros: `grapeshot.coro.Coro`, a subclass of the native type.
 static CORO_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());

@@ -11,17 +11,16 @@ use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 
 use super::limit::{Deadline, Limit};
 use crate::binding::deallocation::{drop_contents, free_memory};
-use crate::binding::errors;
 use crate::binding::native_type::{
     NativeType, This, alloc_without_arguments, getset_slot, methods_slot, new_type, none, slot,
     weaklist_member, with_critical_section,
 };
+use crate::binding::{current_thread, errors};
 use crate::coro::coroutine::Coro;
 use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::wait_queue::WaitQueue;
 use crate::coro::{interruption, runtime, scheduler, suspension, tasks};
 use crate::event_loop::pyloop::LoopObject;
-use crate::event_loop::reactor::current_thread;
 
 pub(super) type Object<'py> = PyResult<Bound<'py, PyAny>>;
 

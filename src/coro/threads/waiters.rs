@@ -24,13 +24,13 @@ use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+use crate::binding::current_thread;
 use crate::coro::coroutine::Coro;
 use crate::coro::sync::limit::{Deadline, Limit};
 use crate::coro::sync::object::wait_in_queue;
 use crate::coro::wait_queue::WaitQueue;
 use crate::coro::{runtime, scheduler, suspension};
 use crate::event_loop::pyloop::LoopObject;
-use crate::event_loop::reactor::current_thread;
 
 // From `pythread.h`, which pyo3 does not cover.
 unsafe extern "C" {

@@ -41,7 +41,7 @@ fn cancel<'py>(this: This<'py, HandleObject>, _: Args<'_, 'py>) -> PyResult<Boun
         // In a free-threaded build, this fails if another thread runs the loop. The loop then finds the cancelled timer
         // in the heap when its time comes.
         let _ = event_loop.with_loop_access(py, || {
-            event_loop.reactor().timer_cancelled(py, handle);
+            event_loop.reactor().timers.note_cancelled(py, handle);
             Ok(())
         });
     }

@@ -7,7 +7,7 @@
 //! The garbage collector does not track handles that run once. If it did, a program with 10,000 pending handles would
 //! spend half of its time on that. No cycle is missed: a handle that has run or was cancelled refers to nothing, and
 //! while the loop runs, every pending handle is reachable from the running loop anyway. While the loop does not run,
-//! those handles that other code keeps are tracked (`Reactor::track_kept`), and the loop visits the referents of all
+//! those handles that other code keeps are tracked (`reactor::tracking`), and the loop visits the referents of all
 //! other handles as if they were its own.
 //!
 //! `isinstance(handle, asyncio.Handle)` is true because of `__class__`, as with the objects of `unittest.mock`.
@@ -70,7 +70,7 @@ mod flag {
     pub(super) const HAS_TEXT: u16 = 1 << 10;
     /// The cell `source_traceback` holds a dict of attributes; see `slots`.
     pub(super) const HAS_EXTRAS: u16 = 1 << 11;
-    /// The timer may run a little late; see `Reactor::time_to_deadline_ns`.
+    /// The timer may run a little late; see `Timers::time_to_deadline_ns`.
     pub(super) const HAS_SLACK: u16 = 1 << 12;
 }
 
@@ -119,7 +119,7 @@ impl HandleRef {
         // its own. The object comes zeroed, or from the freelist with every cell empty.
         unsafe {
             let (context, is_shared) = if context.is_null() {
-                (*event_loop).reactor().contexts().for_handle(py)?
+                (*event_loop).reactor().contexts.for_handle(py)?
             } else {
                 (ffi::Py_NewRef(context), false)
             };

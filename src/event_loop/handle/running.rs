@@ -307,5 +307,5 @@ fn drop_rest(py: Python<'_>, call: &[*mut ffi::PyObject], args: &[*mut ffi::PyOb
 #[inline]
 unsafe fn contexts_of<'a>(event_loop: *mut ffi::PyObject) -> &'a Contexts {
     // SAFETY: by the contract.
-    unsafe { (*event_loop.cast::<LoopObject>()).reactor().contexts() }
+    unsafe { &(*event_loop.cast::<LoopObject>()).reactor().contexts }
 }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 
 use super::{HandleRef, flag};
-use crate::event_loop::reactor::current_thread;
+use crate::binding::current_thread;
 
 static MUTEX: Mutex<()> = Mutex::new(());
 static RUN_ENDED: Condvar = Condvar::new();

@@ -23,6 +23,7 @@
 //! held outside of a run, in other threads, or while the list is being emptied: `may_hold` is false then.
 
 use std::cell::{Cell, RefCell};
+use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -30,7 +31,7 @@ use grapeshot_core::sys::clock;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::{Reactor, current_thread};
+use crate::binding::current_thread;
 use crate::event_loop::source::{Deferred, Ready};
 
 /// If a step still writes this long after the first held write, its writes are sent at once.
@@ -44,21 +45,22 @@ const BATCH_LEN_BYTES: usize = 256 * 1024;
 const BATCH_NS: u64 = 1_000_000;
 
 thread_local! {
-    /// The reactor whose loop runs in this thread; null if there is none. Set by `Holding`, which the reactor outlives.
-    static RUNNING: Cell<*const Reactor> = const { Cell::new(ptr::null()) };
+    /// The list of the loop that runs in this thread; null if there is none. Set by `Holding`, which the list outlives.
+    static RUNNING: Cell<*const Held> = const { Cell::new(ptr::null()) };
 }
 
-/// Calls `action` with the reactor whose loop runs in this thread.
-fn with_running<R>(action: impl FnOnce(&Reactor) -> R) -> Option<R> {
+/// Calls `action` with the list of the loop that runs in this thread.
+fn with_running<R>(action: impl FnOnce(&Held) -> R) -> Option<R> {
     let running = RUNNING.get();
-    // SAFETY: null, or a reactor that this thread is running. `run` keeps it alive and resets the pointer at its end.
+    // SAFETY: null, or the list of a loop that this thread is running. `Holding` borrows the list and resets the
+    // pointer when it is dropped.
     unsafe { running.as_ref() }.map(action)
 }
 
 /// Sends the held writes of the loop that runs in this thread. Called before a fork, because otherwise both processes
 /// would send them.
 pub(crate) fn flush_running(py: Python<'_>) -> PyResult<()> {
-    with_running(|reactor| reactor.flush_held(py)).unwrap_or(Ok(()))
+    with_running(|held| held.flush(py)).unwrap_or(Ok(()))
 }
 
 /// The number of forks between the first process and this one.
@@ -68,10 +70,10 @@ static FORKS: AtomicU32 = AtomicU32::new(0);
 /// nothing is held from now on.
 pub(crate) fn after_fork() {
     FORKS.fetch_add(1, Ordering::Relaxed);
-    with_running(|reactor| reactor.held.thread.set(0));
+    with_running(|held| held.thread.set(0));
 }
 
-/// A time in which one reactor holds no writes and they are sent at once.
+/// A time in which one loop holds no writes and they are sent at once.
 struct Pause {
     /// The value of `Held::thread` before the pause.
     thread: u64,
@@ -95,7 +97,7 @@ impl Pause {
     }
 }
 
-pub(super) struct Held {
+pub(crate) struct Held {
     /// The thread in whose steps writes are held; 0 while no writes are held.
     thread: Cell<u64>,
     /// The transports that hold data, each with an owned reference, and the function that sends the data.
@@ -134,83 +136,32 @@ impl Held {
             || clock::now_ns() - self.since_ns.get() >= BATCH_NS
     }
 
-    /// Takes the last entry. The caller releases its reference.
-    pub(super) fn pop(&self) -> Option<Ready> {
-        let entry = self.entries.borrow_mut().pop();
-        self.len.set(self.entries.borrow().len());
-        entry
-    }
-
-    /// The objects on the list; none while the list is being changed.
-    pub(super) fn objects(&self) -> Vec<*mut ffi::PyObject> {
-        match self.entries.try_borrow() {
-            Ok(entries) => entries.iter().map(|entry| entry.object).collect(),
-            Err(_) => Vec::new(),
-        }
-    }
-}
-
-/// While this exists, the writes in the steps of this reactor's loop are held. If another loop is running in the same
-/// thread, because one of its steps runs this loop, that outer loop sends its writes at once for as long.
-pub(super) struct Holding<'a> {
-    reactor: &'a Reactor,
-    outer: *const Reactor,
-    /// The pause of the outer reactor.
-    pause: Option<Pause>,
-}
-
-impl<'a> Holding<'a> {
-    /// Starts to hold. The second value is the result of sending the outer loop's held writes.
-    pub(super) fn begin(py: Python<'_>, reactor: &'a Reactor) -> (Self, PyResult<()>) {
-        let flushed = flush_running(py);
-        let pause = with_running(|outer| Pause::begin(&outer.held));
-        let outer = RUNNING.replace(reactor);
-        reactor.held.thread.set(current_thread());
-        let holding = Self {
-            reactor,
-            outer,
-            pause,
-        };
-        (holding, flushed)
-    }
-}
-
-impl Drop for Holding<'_> {
-    fn drop(&mut self) {
-        self.reactor.held.thread.set(0);
-        RUNNING.set(self.outer);
-        with_running(|outer| self.pause.iter().for_each(|pause| pause.end(&outer.held)));
-    }
-}
-
-impl Reactor {
     /// Whether a write may wait for the end of the running step. That is so if the loop runs in this thread.
     #[inline]
     pub(crate) fn may_hold(&self) -> bool {
-        self.held.thread.get() == current_thread()
+        self.thread.get() == current_thread()
     }
 
     /// Counts another `len_bytes` for an object that is already on the list. False if the first held write is so old
     /// that the caller must send its data at once.
     #[inline]
     pub(crate) fn may_hold_more(&self, len_bytes: usize) -> bool {
-        self.held.len_bytes.set(self.held.len_bytes.get() + len_bytes);
+        self.len_bytes.set(self.len_bytes.get() + len_bytes);
         // The coarse clock is cheap, but may be behind `since_ns`. So the subtraction saturates.
-        clock::coarse_ns().saturating_sub(self.held.since_ns.get()) < LATE_NS
+        clock::coarse_ns().saturating_sub(self.since_ns.get()) < LATE_NS
     }
 
     /// Puts an object with `len_bytes` to send on the list: `flush(object)` is called at the end of the running step or
     /// of a later one of the batch. `may_hold` must be true.
     #[inline]
     pub(crate) fn hold(&self, object: Bound<'_, PyAny>, len_bytes: usize, flush: Deferred) {
-        let held = &self.held;
-        if held.is_empty() {
-            held.since_ns.set(clock::now_ns());
-            held.len_bytes.set(0);
+        if self.is_empty() {
+            self.since_ns.set(clock::now_ns());
+            self.len_bytes.set(0);
         }
-        held.len.set(held.len.get() + 1);
-        held.len_bytes.set(held.len_bytes.get() + len_bytes);
-        held.entries.borrow_mut().push(Ready {
+        self.len.set(self.len.get() + 1);
+        self.len_bytes.set(self.len_bytes.get() + len_bytes);
+        self.entries.borrow_mut().push(Ready {
             object: object.into_ptr(),
             run: Some(flush),
         });
@@ -220,7 +171,7 @@ impl Reactor {
     /// exception that must leave the loop.
     #[inline(always)]
     pub(super) fn end_step(&self, py: Python<'_>, result: &mut PyResult<()>) {
-        if !self.held.is_empty() {
+        if !self.is_empty() {
             self.flush_into(py, result);
         }
     }
@@ -228,7 +179,7 @@ impl Reactor {
     /// `end_step` for a step of a batch: sends the held writes only if this was the last step, or if they are due.
     #[inline(always)]
     pub(super) fn end_step_of_batch(&self, py: Python<'_>, result: &mut PyResult<()>, is_last: bool) {
-        if !self.held.is_empty() && (is_last || self.held.is_due()) {
+        if !self.is_empty() && (is_last || self.is_due()) {
             self.flush_into(py, result);
         }
     }
@@ -236,7 +187,7 @@ impl Reactor {
     /// A function of its own, so that a step without held writes costs one branch and no copy of its result.
     #[inline(never)]
     fn flush_into(&self, py: Python<'_>, result: &mut PyResult<()>) {
-        let flushed = self.flush_held(py);
+        let flushed = self.flush(py);
         if result.is_ok() {
             *result = flushed;
         }
@@ -245,25 +196,84 @@ impl Reactor {
     /// Empties the list: each transport sends its data, in the order in which they were put on the list. A transport
     /// may call code that forks; `flush_running`, which runs before the fork, then calls this function for the rest of
     /// the list.
-    fn flush_held(&self, py: Python<'_>) -> PyResult<()> {
+    fn flush(&self, py: Python<'_>) -> PyResult<()> {
         // Writes in the code that is called here are sent at once, so nothing is added to the list.
-        let pause = Pause::begin(&self.held);
+        let pause = Pause::begin(self);
         let mut result = Ok(());
         // `pop` takes the last entry. In a nested call, `thread` is 0 and the list has already been reversed.
         if pause.thread != 0 {
-            self.held.entries.borrow_mut().reverse();
+            self.entries.borrow_mut().reverse();
         }
-        while let Some(entry) = self.held.pop() {
-            let flushed = flush(py, entry);
+        while let Some(entry) = self.pop() {
+            let flushed = flush_entry(py, entry);
             result = result.and(flushed);
         }
-        pause.end(&self.held);
+        pause.end(self);
         result
+    }
+
+    /// Takes the last entry. The caller releases its reference.
+    fn pop(&self) -> Option<Ready> {
+        let entry = self.entries.borrow_mut().pop();
+        self.len.set(self.entries.borrow().len());
+        entry
+    }
+
+    /// Drops the list without sending the data.
+    pub(super) fn drop_work(&self, _: Python<'_>) {
+        while let Some(entry) = self.pop() {
+            // SAFETY: the list's reference, dropped once.
+            unsafe { ffi::Py_DECREF(entry.object) };
+        }
+    }
+
+    /// # Safety
+    /// Only the collector may call this, with its own `visit` and `arg`.
+    pub(super) unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+        // While the list is being changed, nothing is reported.
+        let Ok(entries) = self.entries.try_borrow() else {
+            return 0;
+        };
+        entries
+            .iter()
+            // SAFETY: the list holds a reference to each object; visit and arg are the collector's.
+            .map(|entry| unsafe { visit(entry.object, arg) })
+            .find(|result| *result != 0)
+            .unwrap_or(0)
+    }
+}
+
+/// While this exists, the writes in the steps of one loop are held. If another loop is running in the same thread,
+/// because one of its steps runs this loop, that outer loop sends its writes at once for as long.
+pub(super) struct Holding<'a> {
+    held: &'a Held,
+    /// The list of the outer loop; null if there is none.
+    outer: *const Held,
+    /// The pause of the outer loop.
+    pause: Option<Pause>,
+}
+
+impl<'a> Holding<'a> {
+    /// Starts to hold. The second value is the result of sending the outer loop's held writes.
+    pub(super) fn begin(py: Python<'_>, held: &'a Held) -> (Self, PyResult<()>) {
+        let flushed = flush_running(py);
+        let pause = with_running(Pause::begin);
+        let outer = RUNNING.replace(held);
+        held.thread.set(current_thread());
+        (Self { held, outer, pause }, flushed)
+    }
+}
+
+impl Drop for Holding<'_> {
+    fn drop(&mut self) {
+        self.held.thread.set(0);
+        RUNNING.set(self.outer);
+        with_running(|outer| self.pause.iter().for_each(|pause| pause.end(outer)));
     }
 }
 
 /// Calls the function of an entry that was taken from the list, and releases it.
-fn flush(py: Python<'_>, entry: Ready) -> PyResult<()> {
+fn flush_entry(py: Python<'_>, entry: Ready) -> PyResult<()> {
     // SAFETY: `hold` has paired the function with its object, whose reference the list held. The reference is dropped
     // once.
     unsafe {

@@ -1,18 +1,22 @@
 //! Running the loop: one iteration after another until `stop()`.
+//!
+//! An iteration has four parts: poll for events, call the sources that have an event, queue the timers that are due,
+//! run exactly the handles that are ready at that moment. The poll detaches the thread from the interpreter only if it
+//! is going to block. While work is ready, the loop skips the poll for a while (`Pacing`).
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::Ordering;
 
 use grapeshot_core::sys::clock;
 use grapeshot_core::sys::poller::Event;
-use grapeshot_core::sys::waker::Waker;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+use super::descriptors::{Pacing, SIGNAL_TOKEN, WAKER_TOKEN};
 use super::held::Holding;
 use super::signals::check_signals_at;
-use super::{FdUse, Reactor, SIGNAL_TOKEN, WAKER_TOKEN, closed_error, current_thread, mode};
+use super::timers::lateness_ns;
+use super::{FdUse, Reactor, closed_error, mode};
 use crate::binding::{HAS_GIL, errors};
 use crate::event_loop::handle::HandleRef;
 use crate::event_loop::observer;
@@ -20,20 +24,8 @@ use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::slow::{self, SourceMonitor};
 use crate::event_loop::source::SourceRef;
 
-/// The number of iterations for which ready work may keep the loop from polling.
-pub(super) const MAX_UNPOLLED_ITERATIONS: u32 = 64;
-const MAX_UNPOLLED_NS: u64 = 100_000;
-/// If there are no timers, only the first two iterations after a poll and then every fourth one read the clock. Reading
-/// it takes a fifth of the time of a short iteration, and if the first two were short, the others probably are too.
-const CLOCK_CHECK_INTERVAL: u32 = 4;
 /// A poll never blocks longer than this (asyncio's `MAXIMUM_SELECT_TIMEOUT`).
 const MAX_BLOCK_NS: u64 = 24 * 3600 * 1_000_000_000;
-
-/// Whether an iteration without timers reads the clock. `iterations` counts from the last poll, beginning with 1.
-#[inline]
-fn checks_clock(iterations: u32) -> bool {
-    iterations <= 2 || iterations.is_multiple_of(CLOCK_CHECK_INTERVAL) || iterations > MAX_UNPOLLED_ITERATIONS
-}
 
 /// Which events of a poll `dispatch` handles.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -45,81 +37,67 @@ enum Part {
     Sources,
 }
 
-/// Undoes `claim` and `observer::enter` when dropped, even if a panic ends the run.
+/// Undoes `Access::claim` and `observer::enter` when dropped, even if a panic ends the run.
 struct Claimed<'a>(&'a Reactor);
 
 impl Drop for Claimed<'_> {
     fn drop(&mut self) {
         observer::leave();
-        self.0.owner.store(0, Ordering::Release);
+        self.0.access.release();
     }
 }
 
 impl Reactor {
-    /// Makes this thread the one that runs the loop, until `run` has returned. False if another thread already runs it.
-    pub(crate) fn claim(&self) -> bool {
-        let claimed = self
-            .owner
-            .compare_exchange(0, current_thread(), Ordering::AcqRel, Ordering::Relaxed);
-        claimed.is_ok()
-    }
-
-    /// Runs iterations until `stop()`, in the thread that has called `claim`. After an error, the remaining work stays
-    /// queued for the next run.
+    /// Runs iterations until `stop()`, in the thread that has called `Access::claim`. After an error, the remaining work
+    /// stays queued for the next run.
     pub(crate) fn run(&self, py: Python<'_>, event_loop: &LoopObject) -> PyResult<()> {
         let _claimed = Claimed(self);
-        self.unpolled_iterations.set(MAX_UNPOLLED_ITERATIONS);
-        event_loop.forget_clock();
+        self.descriptors.pacing.poll_next();
+        event_loop.clock_version.forget();
         self.signals.enter();
         self.set_observed(observer::enter(&event_loop.to_bound(py)));
-        if let Some(last) = self.last_made.take() {
-            last.release(py);
-        }
+        self.newest_handle.forget(py);
         self.counters.clock.begin_run();
-        let (holding, begun) = Holding::begin(py, self);
+        let (holding, begun) = Holding::begin(py, &self.held);
         let mut result = begun;
         while result.is_ok() {
             result = self.iterate(py, event_loop);
-            if self.is_stopping.load(Ordering::Relaxed) {
+            if self.is_stopping() {
                 break;
             }
         }
-        self.end_step(py, &mut result);
+        self.held.end_step(py, &mut result);
         drop(holding);
-        self.is_stopping.store(false, Ordering::Relaxed);
+        self.set_stopping(false);
         self.contexts.forget_values(py);
-        self.drain_inbox();
-        self.track_kept(py);
+        self.ready.drain_inbox();
+        self.ready.track_kept(py);
+        self.timers.track_kept(py);
         drop(event_loop.future_kwargs.take(py));
-        self.leave_signals(py, event_loop);
+        self.signals.leave(&event_loop.to_bound(py));
         self.counters.clock.end_run();
         result
     }
 
     fn iterate(&self, py: Python<'_>, event_loop: &LoopObject) -> PyResult<()> {
         self.counters.iterations.add(1);
-        self.drain_inbox();
+        self.ready.drain_inbox();
         if !HAS_GIL {
             self.counters.note_queues(self.queue_lens());
         }
-        if self.ready.borrow().is_empty() {
+        if self.ready.is_empty() {
             // This may run destructors, which may schedule something. So the queue is checked again below.
             self.contexts.forget_values(py);
         }
-        let has_work = !self.ready.borrow().is_empty() || self.is_stopping.load(Ordering::Relaxed);
-        let has_timers = !self.timers.borrow().is_empty();
-        let iterations = self.unpolled_iterations.get() + 1;
-        let reads_clock = has_timers || (has_work && checks_clock(iterations));
+        let has_work = !self.ready.is_empty() || self.is_stopping();
+        let has_timers = !self.timers.is_empty();
+        let pacing = &self.descriptors.pacing;
+        let iteration = pacing.next_iteration();
+        let reads_clock = has_timers || (has_work && Pacing::reads_clock(iteration));
         let mut now_ns = if reads_clock { clock::now_ns() } else { 0 };
-        if self.last_poll_ns.get() == 0 {
-            // The clock was not read after the last poll, so the time without a poll counts from here.
-            self.last_poll_ns.set(now_ns);
-        }
-        if has_work
-            && iterations <= MAX_UNPOLLED_ITERATIONS
-            && (!reads_clock || now_ns - self.last_poll_ns.get() < MAX_UNPOLLED_NS)
-        {
-            self.unpolled_iterations.set(iterations);
+        pacing.note_clock(now_ns);
+        if has_work && Pacing::may_skip(iteration) && (!reads_clock || !pacing.is_overdue(now_ns)) {
+            pacing.note_skipped(iteration);
         } else {
             // Read before the timeout is computed: computing it may run the program's code, which may set another
             // timer.
@@ -127,18 +105,18 @@ impl Reactor {
             let timeout_ns = if has_work {
                 Some(0)
             } else if has_timers {
-                self.time_to_deadline_ns(py, event_loop, now_ns)?
+                self.timers
+                    .time_to_deadline_ns(py, event_loop.clock(), now_ns)?
                     .map(|timeout_ns| timeout_ns.min(MAX_BLOCK_NS))
             } else {
                 None
             };
-            let ready_before = self.ready.borrow().len();
+            let ready_before = self.ready.len();
             let count = self.poll(py, timeout_ns, now_ns, timers_set)?;
-            self.unpolled_iterations.set(0);
             if has_timers && timeout_ns != Some(0) {
                 now_ns = clock::now_ns();
             }
-            self.last_poll_ns.set(now_ns);
+            pacing.note_polled(now_ns);
             if ready_before > 0 && count > 0 {
                 return self.finish_iteration(py, event_loop, count, ready_before, now_ns);
             }
@@ -147,8 +125,7 @@ impl Reactor {
         if has_timers {
             self.expire_timers(py, event_loop, now_ns)?;
         }
-        let count = self.ready.borrow().len();
-        self.run_ready(py, event_loop, count)
+        self.run_ready(py, event_loop, self.ready.len())
     }
 
     /// A coro that yields calls this before it queues itself. If the next iteration would only run that one entry,
@@ -157,28 +134,40 @@ impl Reactor {
     /// None otherwise.
     #[inline]
     pub(crate) fn skip_iteration(&self, py: Python<'_>, event_loop: &LoopObject) -> Option<u64> {
-        let iterations = self.unpolled_iterations.get() + 1;
-        let is_alone = iterations <= MAX_UNPOLLED_ITERATIONS
-            && self.ready.borrow().is_empty()
+        let pacing = &self.descriptors.pacing;
+        let iteration = pacing.next_iteration();
+        let is_alone = Pacing::may_skip(iteration)
+            && self.ready.is_empty()
             && !self.has_events.get()
             && self.held.is_empty();
         if !is_alone
             || self.has_mode(mode::DEBUG | mode::MEASURED | mode::TIMED)
             || self.is_stopping()
-            || self.owner() == 0
+            || self.access.owner() == 0
         {
             return None;
         }
         let now_ns = clock::now_ns();
-        if self.last_poll_ns.get() == 0 {
-            self.last_poll_ns.set(now_ns);
-        }
-        if now_ns - self.last_poll_ns.get() >= MAX_UNPOLLED_NS || self.may_be_due(py, event_loop, now_ns) {
+        pacing.note_clock(now_ns);
+        if pacing.is_overdue(now_ns) || self.timers.may_be_due(py, event_loop.clock(), now_ns) {
             return None;
         }
-        self.unpolled_iterations.set(iterations);
+        pacing.note_skipped(iteration);
         self.counters.iterations.add(1);
         Some(now_ns)
+    }
+
+    /// Whether the loop could run something else now: a ready entry, a due timer, or an object that waits for a
+    /// descriptor which is ready. The watchdog asks this while a callback or coro runs. Takes nothing out of the queues
+    /// or the poller.
+    ///
+    /// Any thread that holds the GIL may call this: no cell stays borrowed where a thread can lose the GIL.
+    pub(crate) fn has_backlog(&self, py: Python<'_>, event_loop: &LoopObject) -> bool {
+        !self.ready.is_empty()
+            || self.has_events.get()
+            || !self.ready.is_inbox_empty()
+            || self.timers.is_due(py, event_loop.clock(), clock::now_ns())
+            || self.descriptors.is_any_ready(py)
     }
 
     /// Finishes an iteration whose poll found events while handles were ready. The handles that were ready before the
@@ -195,7 +184,7 @@ impl Reactor {
         let result = self.dispatch(py, event_loop, count, Part::Watches);
         let expired = self.expire_timers(py, event_loop, now_ns);
         result.and(expired)?;
-        let total = self.ready.borrow().len();
+        let total = self.ready.len();
         self.counters.note_ready(total);
         self.has_events.set(true);
         let result = self.run_ready(py, event_loop, ready_before);
@@ -209,37 +198,36 @@ impl Reactor {
     /// counts from `now_ns`. It was computed when the counter `timers_set` had the given value.
     fn poll(&self, py: Python<'_>, timeout_ns: Option<u64>, now_ns: u64, timers_set: u64) -> PyResult<usize> {
         if timeout_ns != Some(0) {
-            self.prepare_signals(py)?;
+            self.signals.prepare(py, &self.descriptors.poller)?;
         }
         // Sends the data that signal handlers and finalizers have written since the last step.
         let mut sent = Ok(());
-        self.end_step(py, &mut sent);
+        self.held.end_step(py, &mut sent);
         sent?;
-        let poller = self.poller.borrow();
-        let Some(poller) = poller.as_ref() else {
-            return Err(closed_error());
-        };
-        let mut events = self.events.borrow_mut();
         // Checked again: code that ran since the first check (a finalizer of a dropped timer, a signal handler) may
         // have scheduled work, or let another thread do so. A new timer may be due before the timeout.
         let may_block = timeout_ns != Some(0)
-            && self.ready.borrow().is_empty()
+            && self.ready.is_empty()
             && self.counters.timers_set.get() == timers_set
-            && !self.is_stopping.load(Ordering::Relaxed);
-        let result = if may_block && self.begin_sleep() {
-            // SAFETY: the thread is attached (`py`) and touches no Python object until it is restored.
-            let state = unsafe { ffi::PyEval_SaveThread() };
-            self.counters.clock.begin_poll();
-            let result = poller.wait_since(&mut events, timeout_ns, now_ns);
-            self.counters.clock.end_poll();
-            // SAFETY: the state was saved just above, on the same thread.
-            unsafe { ffi::PyEval_RestoreThread(state) };
-            self.inbox.end_sleep();
-            result
-        } else {
-            poller.wait_since(&mut events, Some(0), now_ns)
+            && !self.is_stopping();
+        let polled = self.descriptors.poller.with_events(|poller, events| {
+            if may_block && self.ready.begin_sleep() {
+                // SAFETY: the thread is attached (`py`) and touches no Python object until it is restored.
+                let state = unsafe { ffi::PyEval_SaveThread() };
+                self.counters.clock.begin_poll();
+                let result = poller.wait_since(events, timeout_ns, now_ns);
+                self.counters.clock.end_poll();
+                // SAFETY: the state was saved just above, on the same thread.
+                unsafe { ffi::PyEval_RestoreThread(state) };
+                self.ready.end_sleep();
+                result
+            } else {
+                poller.wait_since(events, Some(0), now_ns)
+            }
+        });
+        let Some(result) = polled else {
+            return Err(closed_error());
         };
-        drop(events);
         self.counters.polls.add(1);
         if !self.is_plain() {
             self.note_polled();
@@ -254,18 +242,6 @@ impl Reactor {
         }
     }
 
-    /// Records that the loop is about to block. Returns false if it must not, because another thread has scheduled
-    /// something.
-    #[inline]
-    fn begin_sleep(&self) -> bool {
-        if HAS_GIL {
-            // Other threads need the GIL to queue something, and this thread has held it since it checked the queue.
-            self.inbox.begin_locked_sleep();
-            return true;
-        }
-        self.inbox.begin_sleep()
-    }
-
     /// Handles `part` of the `count` events of the last poll. After an error (an exception that leaves the loop), the
     /// remaining sources are not called: the next poll reports their events again. The poller may report the other
     /// events only once, so they are handled even after an error.
@@ -274,7 +250,7 @@ impl Reactor {
         // Ctrl-C.
         let mut result = py.check_signals();
         for index in 0..count {
-            let event = self.events.borrow().get(index);
+            let event = self.descriptors.poller.event(index);
             if result.is_ok() && index > 0 {
                 result = check_signals_at(py, index);
             }
@@ -283,29 +259,30 @@ impl Reactor {
                 continue;
             }
             if event.token == SIGNAL_TOKEN {
-                result = result.and_then(|()| self.take_signals(py, event_loop));
+                result = result.and_then(|()| self.signals.take(&event_loop.to_bound(py)));
                 continue;
             }
             if event.token == WAKER_TOKEN {
-                self.with_waker(Waker::drain);
+                self.ready.note_woken();
                 continue;
             }
             // A stale token finds no entry: an earlier event closed the descriptor, and its number may already be in
             // use again.
-            let fd_use = self.fds.borrow().get(event.token);
+            let fd_use = self.descriptors.get(event.token);
             match fd_use {
                 Some(FdUse::Source(source)) if result.is_ok() && part != Part::Watches => {
                     result = self.dispatch_source(py, event_loop, source, event);
                 }
                 Some(FdUse::Watch(watch)) if part != Part::Sources => {
-                    result = result.and(self.dispatch_watch(py, event, watch));
+                    let dispatched = self.descriptors.dispatch_watch(py, event, watch, &self.ready);
+                    result = result.and(dispatched);
                 }
-                None if part != Part::Sources => self.note_stale_event(py),
+                None if part != Part::Sources => self.descriptors.note_stale_event(py),
                 // A source after an error, or an event that `part` excludes.
                 Some(_) | None => {}
             }
         }
-        self.drain_inbox();
+        self.ready.drain_inbox();
         result
     }
 
@@ -338,8 +315,23 @@ impl Reactor {
             None => result,
             Some(monitor) => monitor.end(event_loop, result),
         };
-        self.end_step(py, &mut result);
+        self.held.end_step(py, &mut result);
         result
+    }
+
+    /// Moves due timers to the ready queue. `now_ns` is the time of the native clock. Err is an exception from the
+    /// program's own `time()`, if it has replaced the loop's.
+    #[inline]
+    fn expire_timers(&self, py: Python<'_>, event_loop: &LoopObject, now_ns: u64) -> PyResult<()> {
+        self.timers
+            .expire(py, event_loop.clock(), now_ns, |handle, until| {
+                self.counters.timers_run.add(1);
+                if self.is_measured() {
+                    let (late_ns, slack_ns) = lateness_ns(py, handle, until);
+                    self.note_due(late_ns, slack_ns);
+                }
+                self.ready.push(handle);
+            })
     }
 
     /// Runs the first `count` entries of the ready queue.
@@ -350,8 +342,9 @@ impl Reactor {
         self.counters.note_ready(count);
         for index in 0..count {
             check_signals_at(py, index)?;
-            let entry = self.ready.borrow_mut().pop_front();
-            let Some(entry) = entry else { return Ok(()) };
+            let Some(entry) = self.ready.pop() else {
+                return Ok(());
+            };
             let mut result = match entry.run {
                 None => {
                     let handle = HandleRef::from_owned(entry.object);
@@ -369,7 +362,7 @@ impl Reactor {
             };
             // SAFETY: the queue's reference, dropped once.
             unsafe { ffi::Py_DECREF(entry.object) };
-            self.end_step_of_batch(py, &mut result, index + 1 == count);
+            self.held.end_step_of_batch(py, &mut result, index + 1 == count);
             // An error ends the run. At its end, the run sends the writes that are still held.
             result?;
         }

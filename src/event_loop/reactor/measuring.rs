@@ -119,7 +119,7 @@ impl Step<'_> {
         self.measuring.durations.add(took_ns);
         self.measuring.running_since_ns.store(0, Ordering::Relaxed);
         self.measuring.ended_ns.set(now_ns);
-        self.measuring.mark(reactor.ready_len(), now_ns);
+        self.measuring.mark(reactor.ready.len(), now_ns);
         (took_ns >= self.measuring.slow_ns.load(Ordering::Relaxed)).then_some((self.started_ns, took_ns))
     }
 }
@@ -162,7 +162,7 @@ impl Reactor {
     /// Called after an entry was taken out of the ready queue. Returns since when the entry was ready; None while
     /// measuring is off.
     pub(crate) fn note_taken(&self) -> Option<u64> {
-        self.measuring().map(|measuring| measuring.take(self.ready_len()))
+        self.measuring().map(|measuring| measuring.take(self.ready.len()))
     }
 
     /// Begins to measure a step that became ready at `ready_ns`; None means when the last poll returned.
@@ -185,14 +185,14 @@ impl Reactor {
     pub(super) fn note_due(&self, late_ns: u64, slack_ns: u64) {
         if let Some(measuring) = self.measuring() {
             let (polled_ns, ended_ns) = (measuring.polled_ns.get(), measuring.ended_ns.get());
-            measuring.mark(self.ready_len(), polled_ns.max(ended_ns));
+            measuring.mark(self.ready.len(), polled_ns.max(ended_ns));
             let due_ns = clock::now_ns().saturating_sub(late_ns);
             let since_ns = if ended_ns < due_ns {
                 due_ns.max(polled_ns.min(due_ns + slack_ns))
             } else {
                 due_ns
             };
-            measuring.mark(self.ready_len() + 1, since_ns);
+            measuring.mark(self.ready.len() + 1, since_ns);
         }
     }
 }

@@ -36,7 +36,7 @@ impl Reactor {
         is_stream: impl Fn() -> bool,
     ) -> PyResult<Option<io::Result<Received<'py>>>> {
         // The watch stays valid in this function: neither receiving nor making a `bytes` object runs other code.
-        let watch = self.watch(fd);
+        let watch = self.descriptors.watch(fd);
         let note = |len_bytes, capacity| {
             if let Some(watch) = watch {
                 watch.note_read(len_bytes, capacity);
@@ -52,7 +52,7 @@ impl Reactor {
             }
             return Ok(Some(received));
         }
-        let received = self.with_scratch(|scratch| {
+        let received = self.scratch.with(|scratch| {
             if len > scratch.len() && !is_stream() {
                 return Ok(None);
             }

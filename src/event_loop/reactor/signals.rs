@@ -21,16 +21,14 @@ use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
-use grapeshot_core::sys::poller::Interest;
 use grapeshot_core::sys::signals::SignalPipe;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString};
 
-use super::{Reactor, SIGNAL_TOKEN, current_thread};
-use crate::binding::errors;
+use super::descriptors::{LoopPoller, SIGNAL_TOKEN};
 use crate::binding::names::names;
-use crate::event_loop::pyloop::LoopObject;
+use crate::binding::{current_thread, errors};
 
 /// Pipes of closed loops that the interpreter may still write to. Never locked across a call into Python.
 static ABANDONED: Mutex<Vec<SignalPipe>> = Mutex::new(Vec::new());
@@ -78,13 +76,84 @@ impl Signals {
         }
     }
 
-    /// The end that the poller watches.
-    pub(super) fn read_fd(&self) -> Option<RawFd> {
-        self.pipe.borrow().as_ref().map(SignalPipe::read_fd)
-    }
-
     fn write_fd(&self) -> Option<RawFd> {
         self.pipe.borrow().as_ref().map(SignalPipe::write_fd)
+    }
+
+    /// The descriptor to which the interpreter writes signal numbers, created and watched on first use.
+    pub(super) fn fd(&self, poller: &LoopPoller) -> io::Result<RawFd> {
+        if let Some(fd) = self.write_fd() {
+            return Ok(fd);
+        }
+        let pipe = SignalPipe::new()?;
+        poller.add_own(pipe.read_fd(), SIGNAL_TOKEN)?;
+        let fd = pipe.write_fd();
+        self.pipe.replace(Some(pipe));
+        Ok(fd)
+    }
+
+    /// Called before the poller blocks. The first call of a run sets the descriptor, so that signals wake this loop.
+    #[inline]
+    pub(super) fn prepare(&self, py: Python<'_>, poller: &LoopPoller) -> PyResult<()> {
+        if self.is_prepared.get() {
+            return Ok(());
+        }
+        self.become_receiver(py, poller)
+    }
+
+    #[cold]
+    fn become_receiver(&self, py: Python<'_>, poller: &LoopPoller) -> PyResult<()> {
+        self.is_prepared.set(true);
+        if !is_main_thread(py)? {
+            return Ok(());
+        }
+        if !abandoned().is_empty() {
+            close_abandoned(py);
+        }
+        // If no descriptor is free, the loop still runs, but notices a signal only at the next event.
+        let Ok(fd) = self.fd(poller) else { return Ok(()) };
+        match set_wakeup_fd(py, fd) {
+            // Another descriptor was set, by the program or for another loop that has signal handlers and is not
+            // running now. It stays in force.
+            Ok(previous) if previous != -1 && previous != fd => put_back(py, previous),
+            // ValueError: for Python, this thread is not the main thread.
+            Ok(_) | Err(_) => {}
+        }
+        // Signals that arrived before the descriptor was set have not been written to the pipe.
+        py.check_signals()
+    }
+
+    /// Called when a run ends: removes the descriptor, unless signal handlers of this loop still need it.
+    pub(super) fn leave(&self, event_loop: &Bound<'_, PyAny>) {
+        let py = event_loop.py();
+        let Some(fd) = self.write_fd() else { return };
+        if has_handlers(event_loop) {
+            return;
+        }
+        // The call fails only in a thread that could not have set the descriptor either.
+        if let Ok(current) = set_wakeup_fd(py, -1)
+            && current != -1
+            && current != fd
+        {
+            put_back(py, current);
+        }
+    }
+
+    /// Takes the numbers out of the pipe. If the loop has signal handlers, `_signals_arrived` gets the numbers.
+    #[cold]
+    pub(super) fn take(&self, event_loop: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = event_loop.py();
+        let arrived = self.pipe.borrow().as_ref().map(SignalPipe::drain);
+        // The interpreter marks a signal before it writes the number, so this call runs the Python handler of each of
+        // these signals. A handler may have raised KeyboardInterrupt; the numbers have left the pipe in any case.
+        let checked = py.check_signals();
+        if let Some(arrived) = arrived
+            && has_handlers(event_loop)
+        {
+            let numbers = PyBytes::new(py, &arrived.numbers);
+            event_loop.call_method1("_signals_arrived", (numbers, arrived.is_incomplete))?;
+        }
+        checked
     }
 }
 
@@ -138,89 +207,11 @@ fn is_main_thread(py: Python<'_>) -> PyResult<bool> {
     Ok(main.getattr("ident")?.extract::<Option<u64>>()? == Some(current_thread()))
 }
 
-impl Reactor {
-    /// The descriptor to which the interpreter writes signal numbers, created and watched on first use.
-    pub(crate) fn signal_fd(&self) -> io::Result<RawFd> {
-        if let Some(fd) = self.signals.write_fd() {
-            return Ok(fd);
-        }
-        let pipe = SignalPipe::new()?;
-        self.with_poller(|poller| poller.add(pipe.read_fd(), SIGNAL_TOKEN, Interest::READ))?;
-        let fd = pipe.write_fd();
-        self.signals.pipe.replace(Some(pipe));
-        Ok(fd)
-    }
-
-    /// Called before the poller blocks. The first call of a run sets the descriptor, so that signals wake this loop.
-    #[inline]
-    pub(super) fn prepare_signals(&self, py: Python<'_>) -> PyResult<()> {
-        if self.signals.is_prepared.get() {
-            return Ok(());
-        }
-        self.receive_signals(py)
-    }
-
-    #[cold]
-    fn receive_signals(&self, py: Python<'_>) -> PyResult<()> {
-        self.signals.is_prepared.set(true);
-        if !is_main_thread(py)? {
-            return Ok(());
-        }
-        if !abandoned().is_empty() {
-            close_abandoned(py);
-        }
-        // If no descriptor is free, the loop still runs, but notices a signal only at the next event.
-        let Ok(fd) = self.signal_fd() else { return Ok(()) };
-        match set_wakeup_fd(py, fd) {
-            // Another descriptor was set, by the program or for another loop that has signal handlers and is not
-            // running now. It stays in force.
-            Ok(previous) if previous != -1 && previous != fd => put_back(py, previous),
-            // ValueError: for Python, this thread is not the main thread.
-            Ok(_) | Err(_) => {}
-        }
-        // Signals that arrived before the descriptor was set have not been written to the pipe.
-        py.check_signals()
-    }
-
-    /// Called when a run ends: removes the descriptor, unless signal handlers of this loop still need it.
-    pub(super) fn leave_signals(&self, py: Python<'_>, event_loop: &LoopObject) {
-        let Some(fd) = self.signals.write_fd() else { return };
-        if has_handlers(py, event_loop) {
-            return;
-        }
-        // The call fails only in a thread that could not have set the descriptor either.
-        if let Ok(current) = set_wakeup_fd(py, -1)
-            && current != -1
-            && current != fd
-        {
-            put_back(py, current);
-        }
-    }
-
-    /// Takes the numbers out of the pipe. If the loop has signal handlers, `_signals_arrived` gets the numbers.
-    #[cold]
-    pub(super) fn take_signals(&self, py: Python<'_>, event_loop: &LoopObject) -> PyResult<()> {
-        let arrived = self.signals.pipe.borrow().as_ref().map(SignalPipe::drain);
-        // The interpreter marks a signal before it writes the number, so this call runs the Python handler of each of
-        // these signals. A handler may have raised KeyboardInterrupt; the numbers have left the pipe in any case.
-        let checked = py.check_signals();
-        if let Some(arrived) = arrived
-            && has_handlers(py, event_loop)
-        {
-            let numbers = PyBytes::new(py, &arrived.numbers);
-            let event_loop = event_loop.to_bound(py);
-            event_loop.call_method1("_signals_arrived", (numbers, arrived.is_incomplete))?;
-        }
-        checked
-    }
-}
-
 /// Whether this loop has handlers from `add_signal_handler`.
-fn has_handlers(py: Python<'_>, event_loop: &LoopObject) -> bool {
-    let event_loop = event_loop.to_bound(py);
-    let handlers = names(py)
+fn has_handlers(event_loop: &Bound<'_, PyAny>) -> bool {
+    let handlers = names(event_loop.py())
         ._signal_handlers
-        .bind(py)
+        .bind(event_loop.py())
         .cast_into::<PyString>()
         .map_err(PyErr::from)
         .and_then(|name| event_loop.getattr(name));

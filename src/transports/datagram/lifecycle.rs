@@ -70,7 +70,7 @@ pub(super) fn open<'py>(
     if let Some(waiter) = waiter {
         this.waiter.set(waiter);
     }
-    this.reactor().defer(transport.clone(), start);
+    this.reactor().ready.defer(transport.clone(), start);
     Ok(transport)
 }
 

@@ -67,7 +67,7 @@ fn receive(this: Datagram<'_>, fd: RawFd, slot_len: usize, limit: usize) -> PyRe
     let py = this.py();
     let mut first = None;
     let mut fault = None;
-    let received = this.reactor().with_scratch_of(slot_len * limit, |scratch| {
+    let received = this.reactor().scratch.with_len(slot_len * limit, |scratch| {
         let mut pending = this.pending.borrow_mut();
         datagram::recv_batch(fd, scratch, slot_len, limit, |data, sender| {
             // SAFETY: attached; making a bytes object copies the data and runs no Python code.
@@ -152,7 +152,7 @@ fn keep_for_later(this: Datagram<'_>, has_failed: bool) {
     if this.flags.has(Flags::CLOSING) {
         this.pending.borrow_mut().clear();
     } else if has_failed {
-        this.reactor().defer(this.to_bound(), deliver_pending);
+        this.reactor().ready.defer(this.to_bound(), deliver_pending);
     }
 }
 
@@ -181,7 +181,7 @@ pub(super) fn resume(this: Datagram<'_>) -> PyResult<()> {
     }
     this.flags.clear(Flags::PAUSED);
     if !this.pending.borrow().is_empty() {
-        this.reactor().defer(this.to_bound(), deliver_pending);
+        this.reactor().ready.defer(this.to_bound(), deliver_pending);
     }
     sync_interest(this)?;
     object::log_change(this, "%r resumes reading")

@@ -48,7 +48,7 @@ pub(super) fn open<'py, E: PipeEnd>(
     pipe::set_nonblocking(fd).map_err(|error| errors::os_error(&error))?;
     // A terminal may be read and written through one descriptor, but the poller accepts a descriptor only once.
     let is_taken = matches!(
-        LoopObject::of(event_loop).reactor().fd_use(fd),
+        LoopObject::of(event_loop).reactor().descriptors.fd_use(fd),
         Some(FdUse::Source(_))
     );
     let duplicate = if is_taken {
@@ -66,7 +66,7 @@ pub(super) fn open<'py, E: PipeEnd>(
     if let Some(waiter) = waiter {
         this.waiter.set(waiter);
     }
-    this.reactor().defer(transport.clone(), start::<E>);
+    this.reactor().ready.defer(transport.clone(), start::<E>);
     Ok(transport)
 }
 

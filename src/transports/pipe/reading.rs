@@ -94,7 +94,7 @@ pub(super) fn resume(this: Pipe<'_, Reading>) -> PyResult<()> {
     this.end.is_paused.set(false);
     // If no data came during the pause, the poller was not changed and `sync_interest` does nothing. The next iteration
     // must poll in any case.
-    this.reactor().poll_next(Interest::READ);
+    this.reactor().descriptors.poll_next(Interest::READ);
     sync_interest(this)?;
     object::log_change(this, "%r resumes reading")
 }
@@ -138,7 +138,7 @@ fn on_readable(this: Pipe<'_, Reading>) -> PyResult<()> {
 fn read(this: Pipe<'_, Reading>) -> io::Result<Option<PyResult<Bound<'_, PyAny>>>> {
     let py = this.py();
     let fd = this.registration.usable_fd(py)?;
-    this.reactor().with_scratch(|scratch| {
+    this.reactor().scratch.with(|scratch| {
         // SAFETY: the buffer is borrowed for the length of the call.
         let len_bytes = unsafe { pipe::read(fd, scratch.as_mut_ptr(), scratch.len())? };
         if len_bytes == 0 {

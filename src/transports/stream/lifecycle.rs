@@ -43,7 +43,7 @@ pub(in crate::transports) fn accept(
     context: Bound<'_, PyAny>,
 ) -> PyResult<()> {
     let reactor = LoopObject::of(event_loop).reactor();
-    let queued = reactor.ready_len();
+    let queued = reactor.ready.len();
     let protocol = run_in(&context, || factory.call0());
     let calls = protocol.and_then(|protocol| ProtocolCalls::with_context(&protocol, context));
     let made = calls.and_then(|calls| {
@@ -76,11 +76,11 @@ pub(in crate::transports) fn accept(
         // TLS, whose handshake has a task of its own.
         return start(this);
     }
-    if reactor.ready_len() != queued {
+    if reactor.ready.len() != queued {
         return start_later(this, server);
     }
     start(this)?;
-    if reactor.ready_len() != queued && this.lost_writes.get() == 0 {
+    if reactor.ready.len() != queued && this.lost_writes.get() == 0 {
         return accepting(this, server, false).map(drop);
     }
     Ok(())
@@ -93,7 +93,7 @@ fn start_later(this: Stream<'_>, server: &Bound<'_, PyAny>) -> PyResult<()> {
     if let Err(error) = this.registration.enter(this, this.reactor(), Interest::NONE) {
         return fatal_error(this, errors::os_error(&error), "Fatal error on socket transport");
     }
-    this.reactor().defer(this.to_bound(), start_queued);
+    this.reactor().ready.defer(this.to_bound(), start_queued);
     if let Some(waiter) = accepting(this, server, true)? {
         this.waiter.set(waiter);
     }
@@ -163,7 +163,7 @@ pub(super) fn open<'py>(
         )?;
         this.server.set(server);
     }
-    this.reactor().defer(transport.clone(), start_queued);
+    this.reactor().ready.defer(transport.clone(), start_queued);
     Ok(transport)
 }
 

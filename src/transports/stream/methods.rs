@@ -96,7 +96,7 @@ fn resume_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
         this.flags.clear(Flags::PAUSED);
         // If no data came during the pause, the poller was not changed and `sync_interest` does nothing. The next
         // iteration must poll in any case.
-        this.reactor().poll_next(Interest::READ);
+        this.reactor().descriptors.poll_next(Interest::READ);
         sync_interest(this)?;
         object::log_change(this, "%r resumes reading")?;
     }
@@ -260,7 +260,7 @@ fn server_transports<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> O
         return Ok(none(py));
     };
     let stream_type = super::STREAM_TYPE.load(std::sync::atomic::Ordering::Relaxed);
-    let mut transports = this.reactor().sources(py);
+    let mut transports = this.reactor().descriptors.sources(py);
     transports.retain(|source| {
         // SAFETY: the source is alive, and only its type is read.
         let kind = unsafe { ffi::Py_TYPE(source.as_ptr()) };

@@ -94,7 +94,7 @@ fn read_into_reader<'py>(this: Stream<'py>, fd: RawFd, feed: Feed<'py>) -> PyRes
     let receive = |start: *mut u8, len: usize| unsafe { socket::recv(fd, start, len) };
     let capacity = this.read_size.capacity();
     let received = if capacity == 0 {
-        this.reactor().with_scratch(|scratch| {
+        this.reactor().scratch.with(|scratch| {
             let len_bytes = receive(scratch.as_mut_ptr(), scratch.len())?;
             let data = &scratch[..len_bytes];
             if data.is_empty() || feed.extend(data) {
@@ -147,7 +147,7 @@ impl From<PyErr> for Failure {
 #[inline]
 fn receive_small(this: Stream<'_>, fd: RawFd) -> Result<Option<Bound<'_, PyAny>>, Failure> {
     let py = this.py();
-    this.reactor().with_scratch(|scratch| {
+    this.reactor().scratch.with(|scratch| {
         // SAFETY: the buffer is borrowed for the length of the call.
         let len_bytes = unsafe { socket::recv(fd, scratch.as_mut_ptr(), scratch.len())? };
         if len_bytes == 0 {
@@ -175,7 +175,7 @@ fn receive_direct(this: Stream<'_>, fd: RawFd, capacity: usize) -> Result<Option
 fn read_native(this: Stream<'_>, fd: RawFd) -> PyResult<()> {
     let py = this.py();
     let outcome = writing::corked(this, || {
-        this.reactor().with_scratch(|scratch| {
+        this.reactor().scratch.with(|scratch| {
             // SAFETY: the buffer is borrowed for the length of the call.
             let result = unsafe { socket::recv(fd, scratch.as_mut_ptr(), scratch.len()) };
             if let Ok(len_bytes @ 1..) = result {

@@ -90,14 +90,14 @@ unsafe fn end_hold(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
 /// Whether a write of `len_bytes` to a transport with an empty out-buffer may wait for the end of the running step.
 #[inline]
 fn may_hold(this: Stream<'_>, len_bytes: usize) -> bool {
-    len_bytes <= HOLD_LEN && this.outgoing.watermarks.may_hold(len_bytes) && this.reactor().may_hold()
+    len_bytes <= HOLD_LEN && this.outgoing.watermarks.may_hold(len_bytes) && this.reactor().held.may_hold()
 }
 
 /// Keeps the content of the out-buffer until the end of the running step.
 #[inline]
 fn hold(this: Stream<'_>, len_bytes: usize) {
     this.flags.set(Flags::HELD);
-    this.reactor().hold(this.to_bound(), len_bytes, end_hold);
+    this.reactor().held.hold(this.to_bound(), len_bytes, end_hold);
 }
 
 /// Sends from the out-buffer until it is empty or the kernel takes no more. The rest then waits until the socket is
@@ -326,7 +326,7 @@ fn after_push(this: Stream<'_>, new_len: usize) -> PyResult<()> {
     let may_wait = if this.flags.has(Flags::CORKED) {
         len_bytes <= CORK_LEN
     } else {
-        may_hold(this, len_bytes) && this.reactor().may_hold_more(new_len)
+        may_hold(this, len_bytes) && this.reactor().held.may_hold_more(new_len)
     };
     if may_wait { Ok(()) } else { flush(this) }
 }

@@ -1,4 +1,4 @@
-//! Descriptors that the program owns and the loop only watches: for `add_reader`, `add_writer` and the socket
+//! Waiting for descriptors that the program owns and the loop only watches: `add_reader`, `add_writer` and the socket
 //! operations.
 //!
 //! Each direction of a descriptor has at most one watcher. A watcher is either a handle, which every event queues, or a
@@ -20,239 +20,22 @@
 //! and there is only one event for each change. One case goes unnoticed: `os.dup2` replaces a descriptor while its
 //! socket object lives on.
 
-use std::cell::Cell;
-use std::ffi::{c_int, c_void};
 use std::io;
 use std::os::fd::RawFd;
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
 
-use grapeshot_core::queue::read_size::ReadSize;
-use grapeshot_core::sys::poller::{Event, Interest, Readiness};
+use grapeshot_core::sys::poller::{Event, Interest};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyWeakrefReference;
 
+use super::watch::WatchRef;
 use super::watcher::{Direction, Watcher};
-use super::{FdUse, Reactor};
-use crate::binding::object_cell::ObjectCell;
+use super::{Descriptors, FdUse};
+use crate::event_loop::reactor::ready::ReadyWork;
 use crate::event_loop::source::WaiterRef;
 
-/// The next stamp of a watch.
-static STAMPS: AtomicU64 = AtomicU64::new(1);
-
-/// The watchers of one descriptor.
-struct Watch {
-    reader: Cell<Option<Watcher>>,
-    writer: Cell<Option<Watcher>>,
-    /// The interest that the poller has registered.
-    armed: Cell<Interest>,
-    /// A weak reference to the socket object of the last `wait_once`; empty if there was none.
-    socket: ObjectCell,
-    /// Identifies the content of `socket`: it changes whenever `socket` does, and no other watch of the process has the
-    /// same value. Comparing stamps is cheaper than upgrading the weak reference. 0 if `socket` is empty.
-    stamp: Cell<u64>,
-    /// Whether an event of that socket was for more than ordinary data, such as the end of the stream.
-    has_more: Cell<bool>,
-    /// Whether the socket was reported as readable since the last read that found nothing left. The object that the
-    /// event woke may not have read the data, and the poller does not report it again.
-    is_reported: Cell<bool>,
-    /// Predicts the size of the next read of that socket.
-    read_size: ReadSize,
-}
-
-impl Watch {
-    fn side(&self, direction: Direction) -> &Cell<Option<Watcher>> {
-        match direction {
-            Direction::Read => &self.reader,
-            Direction::Write => &self.writer,
-        }
-    }
-
-    fn is_idle(&self) -> bool {
-        self.reader.get().is_none() && self.writer.get().is_none()
-    }
-
-    /// The directions that have a watcher: level-triggered if one of the watchers is a handle, otherwise on changes.
-    fn waited_for(&self) -> Interest {
-        let mut interest = Interest::NONE;
-        let mut has_handle = false;
-        for direction in Direction::BOTH {
-            if let Some(watcher) = self.side(direction).get() {
-                interest = interest.with(direction.interest());
-                has_handle |= matches!(watcher, Watcher::Handle(..));
-            }
-        }
-        if has_handle {
-            interest
-        } else {
-            interest.on_change()
-        }
-    }
-
-    /// The interest that the poller should have: the directions with a watcher, and the directions of earlier waits on
-    /// the same socket.
-    fn wanted(&self) -> Interest {
-        let waited_for = self.waited_for();
-        let may_keep = self.socket.is_set() && waited_for.is_on_change() && self.armed.get().is_on_change();
-        if may_keep {
-            waited_for.with(self.armed.get())
-        } else {
-            waited_for
-        }
-    }
-
-    /// Whether the last wait was on exactly this object.
-    fn belongs_to(&self, socket: &Bound<'_, PyAny>) -> bool {
-        self.socket_alive(socket.py())
-            .is_some_and(|known| known.is(socket))
-    }
-
-    fn socket_alive<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
-        self.socket
-            .get(py)?
-            .cast_into::<PyWeakrefReference>()
-            .ok()?
-            .upgrade()
-    }
-
-    /// The fast path of `dispatch_watch`: takes out the object that waits to read, if the event concerns nothing else
-    /// and the poller's registration stays as it is. Nearly all events of sockets are like that.
+impl Descriptors {
     #[inline]
-    fn take_only_reader(&self, event: Event) -> Option<WaiterRef> {
-        let is_usual = event.readiness == Readiness::READ
-            && self.armed.get() == Interest::READ.on_change()
-            && self.socket.is_set()
-            && self.writer.get().is_none();
-        match self.reader.get() {
-            Some(Watcher::Once(waiter)) if is_usual => {
-                self.reader.set(None);
-                self.is_reported.set(true);
-                Some(waiter)
-            }
-            _ => None,
-        }
-    }
-
-    /// Remembers the socket object of a new wait, if it supports weak references.
-    fn note_socket(&self, socket: &Bound<'_, PyAny>) {
-        self.read_size.reset();
-        self.has_more.set(false);
-        self.is_reported.set(false);
-        match PyWeakrefReference::new(socket) {
-            Ok(reference) => {
-                self.socket.set(reference.into_any());
-                self.stamp.set(STAMPS.fetch_add(1, Ordering::Relaxed));
-            }
-            Err(_) => self.forget_socket(socket.py()),
-        }
-    }
-
-    fn forget_socket(&self, py: Python<'_>) {
-        self.stamp.set(0);
-        drop(self.socket.take(py));
-    }
-}
-
-/// The entry of the fd table, which owns the watch.
-#[derive(Clone, Copy)]
-pub(crate) struct WatchRef(NonNull<Watch>);
-
-impl WatchRef {
-    fn new() -> Self {
-        let watch = Watch {
-            reader: Cell::new(None),
-            writer: Cell::new(None),
-            armed: Cell::new(Interest::NONE),
-            socket: ObjectCell::empty(),
-            stamp: Cell::new(0),
-            has_more: Cell::new(false),
-            is_reported: Cell::new(false),
-            read_size: ReadSize::new(),
-        };
-        Self(NonNull::from(Box::leak(Box::new(watch))))
-    }
-
-    /// The watch, valid while the entry is in the table and no other code runs.
-    fn get(&self) -> &Watch {
-        // SAFETY: the reference was looked up in the table, and no other code has run since. The watch lives until
-        // `release`, which follows its removal from the table.
-        unsafe { self.0.as_ref() }
-    }
-
-    /// The number of bytes to allocate for the next read of at most `len` bytes; 0 if the read should go through the
-    /// scratch buffer.
-    #[inline]
-    pub(super) fn read_capacity(self, len: usize, is_after_event: bool) -> usize {
-        let size = &self.get().read_size;
-        let steady = if is_after_event {
-            size.capacity().min(len)
-        } else {
-            0
-        };
-        if steady == 0 && size.suits(len) {
-            len
-        } else {
-            steady
-        }
-    }
-
-    /// Records a read of `len_bytes` into `capacity` bytes.
-    #[inline]
-    pub(super) fn note_read(self, len_bytes: usize, capacity: usize) {
-        self.get().read_size.note(len_bytes, capacity);
-    }
-
-    /// The directions that have a watcher.
-    pub(super) fn waited_for(self) -> Interest {
-        self.get().waited_for()
-    }
-
-    /// The interest that the poller has registered.
-    pub(super) fn armed(self) -> Interest {
-        self.get().armed.get()
-    }
-
-    /// True if the poller still watches the socket of the last wait, as far as can be told without a system call.
-    pub(super) fn is_armed(self, py: Python<'_>) -> bool {
-        !self.get().armed.get().is_empty() && self.get().socket_alive(py).is_some()
-    }
-
-    /// The file objects that the callbacks were registered with, for reading and for writing.
-    pub(super) fn targets(self, py: Python<'_>) -> [Option<Bound<'_, PyAny>>; 2] {
-        let watch = self.get();
-        Direction::BOTH.map(|direction| watch.side(direction).get()?.target(py))
-    }
-
-    /// Frees a watch that was taken out of the table.
-    pub(super) fn release(self, py: Python<'_>) {
-        // SAFETY: made by `new`; the caller has removed the only entry that refers to it.
-        let watch = unsafe { Box::from_raw(self.0.as_ptr()) };
-        for watcher in [watch.reader.get(), watch.writer.get()].into_iter().flatten() {
-            watcher.release(py);
-        }
-        drop(watch.socket.take(py));
-    }
-
-    /// # Safety
-    /// Only the collector may call this, with its own `visit` and `arg`, for an entry of the table.
-    pub(super) unsafe fn traverse(self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
-        let watch = self.get();
-        for watcher in [watch.reader.get(), watch.writer.get()].into_iter().flatten() {
-            // SAFETY: both watchers are in their cells; visit and arg are the collector's.
-            let result = unsafe { watcher.traverse(visit, arg) };
-            if result != 0 {
-                return result;
-            }
-        }
-        // SAFETY: visit and arg are the collector's.
-        unsafe { watch.socket.traverse(visit, arg) }
-    }
-}
-
-impl Reactor {
-    #[inline]
-    pub(super) fn watch(&self, fd: RawFd) -> Option<WatchRef> {
+    pub(crate) fn watch(&self, fd: RawFd) -> Option<WatchRef> {
         match self.fd_use(fd) {
             Some(FdUse::Watch(watch)) => Some(watch),
             _ => None,
@@ -262,7 +45,7 @@ impl Reactor {
     fn watch_or_new(&self, fd: RawFd) -> WatchRef {
         self.watch(fd).unwrap_or_else(|| {
             let watch = WatchRef::new();
-            self.fds.borrow_mut().insert(fd, FdUse::Watch(watch));
+            self.table.borrow_mut().insert(fd, FdUse::Watch(watch));
             watch
         })
     }
@@ -288,7 +71,7 @@ impl Reactor {
         if watch.get().is_idle() {
             // An earlier wait on a socket, which may be closed by now, left this watch. The new watcher gets a new
             // token.
-            self.fds.borrow_mut().insert(fd, FdUse::Watch(watch));
+            self.table.borrow_mut().insert(fd, FdUse::Watch(watch));
             if !watch.is_armed(py) {
                 watch.get().armed.set(Interest::NONE);
             }
@@ -351,7 +134,7 @@ impl Reactor {
         let before = watch.get().side(direction).replace(Some(Watcher::Once(waiter)));
         if !is_known {
             // This may be another file than the one that the poller watches, so it gets a new token.
-            self.fds.borrow_mut().insert(fd, FdUse::Watch(watch));
+            self.table.borrow_mut().insert(fd, FdUse::Watch(watch));
             if !watch.is_armed(py) {
                 watch.get().armed.set(Interest::NONE);
             }
@@ -407,13 +190,14 @@ impl Reactor {
 
     /// Whether the number `fd` still belongs to the open file that its watchers wait for. Costs a system call.
     pub(crate) fn is_watch_in_force(&self, fd: RawFd) -> bool {
-        let (Some(watch), Some(token)) = (self.watch(fd), self.fds.borrow().token_of(fd)) else {
+        let (Some(watch), Some(token)) = (self.watch(fd), self.table.borrow().token_of(fd)) else {
             return false;
         };
         let armed = watch.get().armed.get();
         !armed.is_empty()
             && self
-                .with_poller(|poller| Ok(poller.is_watching(fd, token, armed)))
+                .poller
+                .with(|poller| Ok(poller.is_watching(fd, token, armed)))
                 .unwrap_or(false)
     }
 
@@ -454,7 +238,7 @@ impl Reactor {
 
     /// The descriptor that `waiter` waits for, and the direction. Searches the whole table.
     pub(crate) fn find_waiter(&self, waiter: *mut ffi::PyObject) -> Option<(RawFd, Direction)> {
-        self.fds.borrow().iter().find_map(|(fd, fd_use)| {
+        self.table.borrow().iter().find_map(|(fd, fd_use)| {
             let FdUse::Watch(watch) = fd_use else {
                 return None;
             };
@@ -479,7 +263,7 @@ impl Reactor {
     }
 
     fn remove_watch(&self, py: Python<'_>, fd: RawFd) {
-        let removed = self.fds.borrow_mut().remove(fd);
+        let removed = self.table.borrow_mut().remove(fd);
         if let Some(FdUse::Watch(watch)) = removed {
             watch.release(py);
         }
@@ -489,8 +273,7 @@ impl Reactor {
     /// Removes the watch if it is not needed any more.
     fn arm(&self, py: Python<'_>, fd: RawFd, watch: WatchRef, must_update: bool) -> io::Result<()> {
         let wanted = watch.get().wanted();
-        let keeps_idle = watch.get().socket.is_set() && watch.get().armed.get().is_on_change();
-        if watch.get().is_idle() && !keeps_idle {
+        if watch.get().is_idle() && !watch.get().keeps_idle() {
             return self.disarm(py, fd, watch);
         }
         if wanted != watch.get().armed.get() || must_update {
@@ -506,32 +289,31 @@ impl Reactor {
             return self.update_poller(fd, watch, watch.get().waited_for());
         }
         if !watch.get().armed.get().is_empty() {
-            self.unwatch(fd);
+            self.poller.remove(fd);
         }
         self.remove_watch(py, fd);
         Ok(())
     }
 
     fn update_poller(&self, fd: RawFd, watch: WatchRef, wanted: Interest) -> io::Result<()> {
-        let Some(token) = self.fds.borrow().token_of(fd) else {
+        let Some(token) = self.table.borrow().token_of(fd) else {
             return Ok(());
         };
-        let is_new = watch.get().armed.get().is_empty();
         self.poll_next(wanted);
-        self.with_poller(|poller| {
-            if is_new {
-                poller.add(fd, token, wanted)
-            } else {
-                poller.modify(fd, token, wanted)
-            }
-        })?;
+        self.poller.change(fd, token, watch.get().armed.get(), wanted)?;
         watch.get().armed.set(wanted);
         Ok(())
     }
 
-    /// Handles an event of a watched descriptor. It runs no callback: handles are queued, and waiters queue their own
-    /// work.
-    pub(super) fn dispatch_watch(&self, py: Python<'_>, event: Event, watch: WatchRef) -> PyResult<()> {
+    /// Handles an event of a watched descriptor. It runs no callback: handles go to `ready`, and waiters queue their
+    /// own work.
+    pub(crate) fn dispatch_watch(
+        &self,
+        py: Python<'_>,
+        event: Event,
+        watch: WatchRef,
+        ready: &ReadyWork,
+    ) -> PyResult<()> {
         if let Some(waiter) = watch.get().take_only_reader(event) {
             let result = waiter.wake(py);
             waiter.release(py);
@@ -556,7 +338,7 @@ impl Reactor {
                 None => {}
                 Some(Watcher::Handle(handle, _)) if !handle.is_cancelled(py) => {
                     is_awaited = true;
-                    self.push_handle(handle.new_ref());
+                    ready.push(handle.new_ref());
                 }
                 // A cancelled handle ends its watch, as in asyncio.
                 Some(watcher) => {

@@ -7,19 +7,67 @@
 //! which the program then registers. That ends the callbacks of the closed object. When the program later removes them,
 //! the removal finds nothing, and returns False instead of raising an error.
 
+use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::os::fd::RawFd;
 
 use pyo3::prelude::*;
 use pyo3::types::PyWeakrefReference;
 
 use super::watcher::Direction;
-use super::{FdUse, Reactor};
+use super::{Descriptors, FdUse};
 use crate::event_loop::fileno::number_of;
 
 /// The number of objects to remember after another object has taken their number.
 const MAX_DISPLACED: usize = 64;
 
-impl Reactor {
+/// Weak references to closed file objects whose number now belongs to another object.
+pub(super) struct Displaced(RefCell<VecDeque<Py<PyWeakrefReference>>>);
+
+impl Displaced {
+    pub(super) const fn new() -> Self {
+        Self(RefCell::new(VecDeque::new()))
+    }
+
+    fn add(&self, target: &Bound<'_, PyAny>) {
+        let Ok(reference) = PyWeakrefReference::new(target) else {
+            return;
+        };
+        let oldest = {
+            let mut displaced = self.0.borrow_mut();
+            displaced.push_back(reference.unbind());
+            if displaced.len() > MAX_DISPLACED {
+                displaced.pop_front()
+            } else {
+                None
+            }
+        };
+        drop(oldest.map(|oldest| oldest.into_bound(target.py())));
+    }
+
+    fn has(&self, target: &Bound<'_, PyAny>) -> bool {
+        let py = target.py();
+        // The upgraded references are dropped after the borrow has ended. Without a GIL, another thread may have
+        // dropped its reference to an object in the meantime. Then the reference here is the last one, and dropping it
+        // runs a finalizer, which may use the loop.
+        let known: Vec<_> = {
+            let displaced = self.0.borrow();
+            displaced
+                .iter()
+                .filter_map(|reference| reference.bind(py).upgrade())
+                .collect()
+        };
+        known.iter().any(|known| known.is(target))
+    }
+
+    pub(super) fn forget(&self, py: Python<'_>) {
+        for reference in self.0.take() {
+            drop(reference.into_bound(py));
+        }
+    }
+}
+
+impl Descriptors {
     /// The descriptor under which callbacks of exactly this object are registered.
     pub(crate) fn fd_of(&self, target: &Bound<'_, PyAny>) -> Option<RawFd> {
         let is_registered_for = |fd_use: FdUse| match fd_use {
@@ -30,8 +78,9 @@ impl Reactor {
                 .any(|known| known.is(target)),
             FdUse::Source(_) => false,
         };
-        let fds = self.fds.borrow();
-        fds.iter()
+        let table = self.table.borrow();
+        table
+            .iter()
             .find(|(_, fd_use)| is_registered_for(*fd_use))
             .map(|(fd, _)| fd)
     }
@@ -51,7 +100,7 @@ impl Reactor {
                 && known().is_some_and(|now| now.is(&other))
                 && let Ok(Some(ended)) = self.set_watcher(py, fd, direction, None)
             {
-                self.note_displaced(&other);
+                self.displaced.add(&other);
                 ended.end(py);
             }
         }
@@ -62,46 +111,13 @@ impl Reactor {
     pub(super) fn note_all_displaced(&self, py: Python<'_>, fd_use: FdUse) {
         if let FdUse::Watch(watch) = fd_use {
             for target in watch.targets(py).into_iter().flatten() {
-                self.note_displaced(&target);
+                self.displaced.add(&target);
             }
         }
-    }
-
-    fn note_displaced(&self, target: &Bound<'_, PyAny>) {
-        let Ok(reference) = PyWeakrefReference::new(target) else {
-            return;
-        };
-        let oldest = {
-            let mut displaced = self.displaced.borrow_mut();
-            displaced.push_back(reference.unbind());
-            if displaced.len() > MAX_DISPLACED {
-                displaced.pop_front()
-            } else {
-                None
-            }
-        };
-        drop(oldest.map(|oldest| oldest.into_bound(target.py())));
     }
 
     /// Whether the callbacks of this object have ended because another object got its number.
     pub(crate) fn was_displaced(&self, target: &Bound<'_, PyAny>) -> bool {
-        let py = target.py();
-        // The upgraded references are dropped after the borrow has ended. Without a GIL, another thread may have
-        // dropped its reference to an object in the meantime. Then the reference here is the last one, and dropping it
-        // runs a finalizer, which may use the loop.
-        let known: Vec<_> = {
-            let displaced = self.displaced.borrow();
-            displaced
-                .iter()
-                .filter_map(|reference| reference.bind(py).upgrade())
-                .collect()
-        };
-        known.iter().any(|known| known.is(target))
-    }
-
-    pub(super) fn forget_displaced(&self, py: Python<'_>) {
-        for reference in self.displaced.take() {
-            drop(reference.into_bound(py));
-        }
+        self.displaced.has(target)
     }
 }

@@ -1,0 +1,69 @@
+//! Which thread uses the loop: the one that runs it, or in free-threaded builds those that call its methods while it
+//! does not run.
+
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::binding::current_thread;
+
+pub(crate) struct Access {
+    /// The thread inside `Reactor::run`; 0 if there is none.
+    owner: AtomicU64,
+    /// The threads inside `LoopObject::with_loop_access` while no thread runs the loop, in free-threaded builds.
+    /// Touched only inside the loop's critical section. A thread gives up that section while it waits for another
+    /// thread, so several threads can be listed here.
+    visitors: RefCell<Vec<u64>>,
+}
+
+impl Access {
+    pub(super) const fn new() -> Self {
+        Self {
+            owner: AtomicU64::new(0),
+            visitors: RefCell::new(Vec::new()),
+        }
+    }
+
+    /// The thread that runs the loop; 0 if there is none.
+    #[inline]
+    pub(crate) fn owner(&self) -> u64 {
+        self.owner.load(Ordering::Acquire)
+    }
+
+    /// Makes this thread the one that runs the loop, until `release`. False if another thread already runs it.
+    pub(crate) fn claim(&self) -> bool {
+        let claimed = self
+            .owner
+            .compare_exchange(0, current_thread(), Ordering::AcqRel, Ordering::Relaxed);
+        claimed.is_ok()
+    }
+
+    pub(super) fn release(&self) {
+        self.owner.store(0, Ordering::Release);
+    }
+
+    /// Records that this thread uses the loop's cells until the result is dropped. The thread must hold the loop's
+    /// critical section at both moments.
+    pub(crate) fn begin_visit(&self) -> Visit<'_> {
+        self.visitors.borrow_mut().push(current_thread());
+        Visit(self)
+    }
+
+    /// Whether another thread is in the middle of such a visit and waits there. The loop must not run until it is over.
+    pub(crate) fn is_visited_by_others(&self) -> bool {
+        let own = current_thread();
+        self.visitors.borrow().iter().any(|visitor| *visitor != own)
+    }
+}
+
+/// One visit of this thread, until it is dropped: see `Access::begin_visit`.
+pub(crate) struct Visit<'a>(&'a Access);
+
+impl Drop for Visit<'_> {
+    fn drop(&mut self) {
+        let own = current_thread();
+        let mut visitors = self.0.visitors.borrow_mut();
+        if let Some(place) = visitors.iter().rposition(|visitor| *visitor == own) {
+            visitors.swap_remove(place);
+        }
+    }
+}

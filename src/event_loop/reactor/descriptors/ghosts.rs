@@ -1,0 +1,44 @@
+//! Ghosts: registrations that cannot be removed from the poller any more.
+//!
+//! If other code closes a descriptor that epoll watches, epoll forgets it only if no duplicate of it is open. A forked
+//! child, or any code that called `dup`, may keep the open file alive, and `epoll_ctl` cannot remove it, because it
+//! needs the descriptor that was closed. The events of such a ghost never stop. They carry the token of an outdated
+//! registration, so they reach no watcher, but each of them wakes the loop. After many such events, a new poller
+//! replaces the old one. It watches only those entries of the fd table whose number still belongs to the file that was
+//! registered.
+
+use grapeshot_core::sys::poller::Poller;
+use pyo3::prelude::*;
+
+use super::{Descriptors, FdUse};
+
+/// The poller is replaced after this many stale events, or after as many as there are descriptors, if that is more. So
+/// replacing it, which costs a call per descriptor, never costs much more than the events before it.
+const MIN_STALE_EVENTS: usize = 32;
+
+impl Descriptors {
+    /// Counts an event whose registration has ended. Most such events are harmless: they come once, in the same poll as
+    /// the event that ended the registration.
+    #[cold]
+    pub(crate) fn note_stale_event(&self, py: Python<'_>) {
+        if !Poller::KEEPS_CLOSED {
+            return;
+        }
+        let table = self.table.borrow();
+        let count = self.stale_events.get() + 1;
+        if count < MIN_STALE_EVENTS.max(table.len()) {
+            self.stale_events.set(count);
+            return;
+        }
+        self.stale_events.set(0);
+        let entries = table.iter().filter_map(|(fd, fd_use)| {
+            let interest = match fd_use {
+                FdUse::Source(source) => source.interest(py),
+                FdUse::Watch(watch) => watch.armed(),
+            };
+            Some((fd, table.token_of(fd)?, interest))
+        });
+        // If there is no descriptor or no memory for a new poller, the old one stays in use.
+        let _ = self.poller.replace(entries);
+    }
+}

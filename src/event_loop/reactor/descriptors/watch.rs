@@ -1,0 +1,233 @@
+//! The watchers of one descriptor, and what the loop knows about its socket: see `waiting`.
+
+use std::cell::Cell;
+use std::ffi::{c_int, c_void};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use grapeshot_core::queue::read_size::ReadSize;
+use grapeshot_core::sys::poller::{Event, Interest, Readiness};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::PyWeakrefReference;
+
+use super::watcher::{Direction, Watcher};
+use crate::binding::object_cell::ObjectCell;
+use crate::event_loop::source::WaiterRef;
+
+/// The next stamp of a watch.
+static STAMPS: AtomicU64 = AtomicU64::new(1);
+
+/// The watchers of one descriptor.
+pub(super) struct Watch {
+    reader: Cell<Option<Watcher>>,
+    writer: Cell<Option<Watcher>>,
+    /// The interest that the poller has registered.
+    pub(super) armed: Cell<Interest>,
+    /// A weak reference to the socket object of the last `wait_once`; empty if there was none.
+    socket: ObjectCell,
+    /// Identifies the content of `socket`: it changes whenever `socket` does, and no other watch of the process has the
+    /// same value. Comparing stamps is cheaper than upgrading the weak reference. 0 if `socket` is empty.
+    pub(super) stamp: Cell<u64>,
+    /// Whether an event of that socket was for more than ordinary data, such as the end of the stream.
+    pub(super) has_more: Cell<bool>,
+    /// Whether the socket was reported as readable since the last read that found nothing left. The object that the
+    /// event woke may not have read the data, and the poller does not report it again.
+    pub(super) is_reported: Cell<bool>,
+    /// Predicts the size of the next read of that socket.
+    read_size: ReadSize,
+}
+
+impl Watch {
+    pub(super) fn side(&self, direction: Direction) -> &Cell<Option<Watcher>> {
+        match direction {
+            Direction::Read => &self.reader,
+            Direction::Write => &self.writer,
+        }
+    }
+
+    pub(super) fn is_idle(&self) -> bool {
+        self.reader.get().is_none() && self.writer.get().is_none()
+    }
+
+    /// Whether the watch stays although nothing waits: the next wait on the same socket may find the poller's
+    /// registration as it is.
+    pub(super) fn keeps_idle(&self) -> bool {
+        self.socket.is_set() && self.armed.get().is_on_change()
+    }
+
+    /// The directions that have a watcher: level-triggered if one of the watchers is a handle, otherwise on changes.
+    pub(super) fn waited_for(&self) -> Interest {
+        let mut interest = Interest::NONE;
+        let mut has_handle = false;
+        for direction in Direction::BOTH {
+            if let Some(watcher) = self.side(direction).get() {
+                interest = interest.with(direction.interest());
+                has_handle |= matches!(watcher, Watcher::Handle(..));
+            }
+        }
+        if has_handle {
+            interest
+        } else {
+            interest.on_change()
+        }
+    }
+
+    /// The interest that the poller should have: the directions with a watcher, and the directions of earlier waits on
+    /// the same socket.
+    pub(super) fn wanted(&self) -> Interest {
+        let waited_for = self.waited_for();
+        if waited_for.is_on_change() && self.keeps_idle() {
+            waited_for.with(self.armed.get())
+        } else {
+            waited_for
+        }
+    }
+
+    /// Whether the last wait was on exactly this object.
+    pub(super) fn belongs_to(&self, socket: &Bound<'_, PyAny>) -> bool {
+        self.socket_alive(socket.py())
+            .is_some_and(|known| known.is(socket))
+    }
+
+    fn socket_alive<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
+        self.socket
+            .get(py)?
+            .cast_into::<PyWeakrefReference>()
+            .ok()?
+            .upgrade()
+    }
+
+    /// The fast path of `dispatch_watch`: takes out the object that waits to read, if the event concerns nothing else
+    /// and the poller's registration stays as it is. Nearly all events of sockets are like that.
+    #[inline]
+    pub(super) fn take_only_reader(&self, event: Event) -> Option<WaiterRef> {
+        let is_usual = event.readiness == Readiness::READ
+            && self.armed.get() == Interest::READ.on_change()
+            && self.socket.is_set()
+            && self.writer.get().is_none();
+        match self.reader.get() {
+            Some(Watcher::Once(waiter)) if is_usual => {
+                self.reader.set(None);
+                self.is_reported.set(true);
+                Some(waiter)
+            }
+            _ => None,
+        }
+    }
+
+    /// Remembers the socket object of a new wait, if it supports weak references.
+    pub(super) fn note_socket(&self, socket: &Bound<'_, PyAny>) {
+        self.read_size.reset();
+        self.has_more.set(false);
+        self.is_reported.set(false);
+        match PyWeakrefReference::new(socket) {
+            Ok(reference) => {
+                self.socket.set(reference.into_any());
+                self.stamp.set(STAMPS.fetch_add(1, Ordering::Relaxed));
+            }
+            Err(_) => self.forget_socket(socket.py()),
+        }
+    }
+
+    pub(super) fn forget_socket(&self, py: Python<'_>) {
+        self.stamp.set(0);
+        drop(self.socket.take(py));
+    }
+}
+
+/// The entry of the fd table, which owns the watch.
+#[derive(Clone, Copy)]
+pub(crate) struct WatchRef(NonNull<Watch>);
+
+impl WatchRef {
+    pub(super) fn new() -> Self {
+        let watch = Watch {
+            reader: Cell::new(None),
+            writer: Cell::new(None),
+            armed: Cell::new(Interest::NONE),
+            socket: ObjectCell::empty(),
+            stamp: Cell::new(0),
+            has_more: Cell::new(false),
+            is_reported: Cell::new(false),
+            read_size: ReadSize::new(),
+        };
+        Self(NonNull::from(Box::leak(Box::new(watch))))
+    }
+
+    /// The watch, valid while the entry is in the table and no other code runs.
+    pub(super) fn get(&self) -> &Watch {
+        // SAFETY: the reference was looked up in the table, and no other code has run since. The watch lives until
+        // `release`, which follows its removal from the table.
+        unsafe { self.0.as_ref() }
+    }
+
+    /// The number of bytes to allocate for the next read of at most `len` bytes; 0 if the read should go through the
+    /// scratch buffer.
+    #[inline]
+    pub(crate) fn read_capacity(self, len: usize, is_after_event: bool) -> usize {
+        let size = &self.get().read_size;
+        let steady = if is_after_event {
+            size.capacity().min(len)
+        } else {
+            0
+        };
+        if steady == 0 && size.suits(len) {
+            len
+        } else {
+            steady
+        }
+    }
+
+    /// Records a read of `len_bytes` into `capacity` bytes.
+    #[inline]
+    pub(crate) fn note_read(self, len_bytes: usize, capacity: usize) {
+        self.get().read_size.note(len_bytes, capacity);
+    }
+
+    /// The directions that have a watcher.
+    pub(crate) fn waited_for(self) -> Interest {
+        self.get().waited_for()
+    }
+
+    /// The interest that the poller has registered.
+    pub(super) fn armed(self) -> Interest {
+        self.get().armed.get()
+    }
+
+    /// True if the poller still watches the socket of the last wait, as far as can be told without a system call.
+    pub(super) fn is_armed(self, py: Python<'_>) -> bool {
+        !self.get().armed.get().is_empty() && self.get().socket_alive(py).is_some()
+    }
+
+    /// The file objects that the callbacks were registered with, for reading and for writing.
+    pub(super) fn targets(self, py: Python<'_>) -> [Option<Bound<'_, PyAny>>; 2] {
+        let watch = self.get();
+        Direction::BOTH.map(|direction| watch.side(direction).get()?.target(py))
+    }
+
+    /// Frees a watch that was taken out of the table.
+    pub(super) fn release(self, py: Python<'_>) {
+        // SAFETY: made by `new`; the caller has removed the only entry that refers to it.
+        let watch = unsafe { Box::from_raw(self.0.as_ptr()) };
+        for watcher in [watch.reader.get(), watch.writer.get()].into_iter().flatten() {
+            watcher.release(py);
+        }
+        drop(watch.socket.take(py));
+    }
+
+    /// # Safety
+    /// Only the collector may call this, with its own `visit` and `arg`, for an entry of the table.
+    pub(super) unsafe fn traverse(self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+        let watch = self.get();
+        for watcher in [watch.reader.get(), watch.writer.get()].into_iter().flatten() {
+            // SAFETY: both watchers are in their cells; visit and arg are the collector's.
+            let result = unsafe { watcher.traverse(visit, arg) };
+            if result != 0 {
+                return result;
+            }
+        }
+        // SAFETY: visit and arg are the collector's.
+        unsafe { watch.socket.traverse(visit, arg) }
+    }
+}

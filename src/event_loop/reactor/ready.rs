@@ -1,0 +1,254 @@
+//! The ready queue, and the way into it for other threads.
+//!
+//! The queue has an entry for each handle and each deferred function that the loop runs next. Other threads need the
+//! GIL to reach it, and the loop holds the GIL whenever it looks at the queue. In free-threaded builds they put their
+//! entries into the inbox instead, from which the loop moves them into the queue. If the loop sleeps, one of these
+//! threads is told to wake it.
+
+use std::cell::RefCell;
+use std::ffi::{c_int, c_void};
+use std::mem;
+use std::sync::{Mutex, PoisonError};
+
+use grapeshot_core::queue::inbox::Inbox;
+use grapeshot_core::queue::ready::ReadyQueue;
+use grapeshot_core::sys::waker::Waker;
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use super::tracking;
+use crate::binding::HAS_GIL;
+use crate::event_loop::handle::HandleRef;
+use crate::event_loop::source::{Deferred, Ready};
+
+pub(crate) struct ReadyWork {
+    queue: RefCell<ReadyQueue<Ready>>,
+    /// Boxed, because the inbox is aligned to cache lines and Python objects are not.
+    inbox: Box<Inbox<Ready>>,
+    /// None once the loop is closed. Locked, because other threads write to a descriptor that `close` frees. The lock
+    /// is never held across a call into Python.
+    waker: Mutex<Option<Waker>>,
+}
+
+impl ReadyWork {
+    pub(super) fn new(waker: Waker) -> Self {
+        Self {
+            queue: RefCell::new(ReadyQueue::new()),
+            inbox: Box::new(Inbox::new()),
+            waker: Mutex::new(Some(waker)),
+        }
+    }
+
+    // ---- the queue -------------------------------------------------------------------------------------------
+
+    /// The number of queued entries. Only running the queue removes entries.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.queue.borrow().len()
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.borrow().is_empty()
+    }
+
+    /// `push` for `call_soon`. The handle comes after everything that other threads have scheduled before, as in
+    /// asyncio.
+    #[inline]
+    pub(crate) fn push_soon(&self, handle: HandleRef) {
+        self.drain_inbox();
+        self.push(handle);
+    }
+
+    /// Queues a handle. The queue takes over its reference.
+    #[inline]
+    pub(super) fn push(&self, handle: HandleRef) {
+        self.queue.borrow_mut().push_back(Ready {
+            object: handle.as_ptr(),
+            run: None,
+        });
+    }
+
+    /// Queues a call of `run(object)`, in order with the handles.
+    pub(crate) fn defer(&self, object: Bound<'_, PyAny>, run: Deferred) {
+        self.queue.borrow_mut().push_back(Ready {
+            object: object.into_ptr(),
+            run: Some(run),
+        });
+    }
+
+    /// Takes out the first entry. The caller releases its reference.
+    #[inline]
+    pub(super) fn pop(&self) -> Option<Ready> {
+        self.queue.borrow_mut().pop_front()
+    }
+
+    /// The object of the queued entry that has `offset` others in front of it, if it was queued with `run`. The pointer
+    /// is borrowed, and valid until other code runs.
+    #[inline]
+    pub(crate) fn deferred_at(&self, offset: usize, run: Deferred) -> Option<*mut ffi::PyObject> {
+        let entry = self.queue.borrow().get(offset)?;
+        let has_this_run = entry.run.is_some_and(|other| std::ptr::fn_addr_eq(other, run));
+        has_this_run.then_some(entry.object)
+    }
+
+    /// The queued handles, in order.
+    pub(crate) fn handles<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyAny>> {
+        let queue = self.queue.borrow();
+        let handles = queue.iter().filter(|entry| entry.run.is_none());
+        handles
+            .map(|entry| HandleRef::from_owned(entry.object).new_ref().into_bound(py))
+            .collect()
+    }
+
+    /// See `tracking::track_kept`.
+    pub(super) fn track_kept(&self, py: Python<'_>) {
+        let queue = self.queue.borrow();
+        let handles = queue.iter().filter(|entry| entry.run.is_none());
+        tracking::track_kept(py, handles.map(|entry| HandleRef::from_owned(entry.object)));
+    }
+
+    // ---- other threads ---------------------------------------------------------------------------------------
+
+    /// `push` for a thread that does not run the loop. Returns true if the caller must wake the loop.
+    #[must_use = "if it returns true, the caller must wake the loop"]
+    pub(super) fn push_from_outside(&self, handle: HandleRef) -> bool {
+        if HAS_GIL {
+            // The loop sleeps only without the GIL, and reads the queue only with it.
+            self.push(handle);
+            self.inbox.claim_wake()
+        } else {
+            self.inbox.push(Ready {
+                object: handle.as_ptr(),
+                run: None,
+            })
+        }
+    }
+
+    /// `defer` for any thread. Returns true if the caller must wake the loop.
+    #[must_use = "if it returns true, the caller must wake the loop"]
+    pub(super) fn defer_from_anywhere(&self, object: Bound<'_, PyAny>, run: Deferred) -> bool {
+        if HAS_GIL {
+            // As in `push_from_outside`.
+            self.defer(object, run);
+            self.inbox.claim_wake()
+        } else {
+            self.inbox.push(Ready {
+                object: object.into_ptr(),
+                run: Some(run),
+            })
+        }
+    }
+
+    /// Moves everything that other threads have scheduled to the queue.
+    #[inline]
+    pub(super) fn drain_inbox(&self) {
+        if !HAS_GIL && !self.inbox.is_empty() {
+            self.take_inbox();
+        }
+    }
+
+    #[cold]
+    fn take_inbox(&self) {
+        let mut queue = self.queue.borrow_mut();
+        while let Some(entry) = self.inbox.pop() {
+            queue.push_back(entry);
+        }
+    }
+
+    pub(super) fn is_inbox_empty(&self) -> bool {
+        self.inbox.is_empty()
+    }
+
+    /// Drops the contents of the inbox while `is_closed()`. Any thread may call this.
+    pub(super) fn empty_inbox_while(&self, py: Python<'_>, is_closed: impl Fn() -> bool) {
+        while is_closed()
+            && let Some(entry) = self.inbox.pop()
+        {
+            HandleRef::from_owned(entry.object).release(py);
+        }
+    }
+
+    /// Wakes the loop out of its poll.
+    pub(super) fn wake(&self) {
+        self.with_waker(Waker::wake);
+    }
+
+    /// Called when the poller has reported the waker.
+    pub(super) fn note_woken(&self) {
+        self.with_waker(Waker::drain);
+    }
+
+    /// Calls `action` with the waker, unless the loop is closed.
+    fn with_waker(&self, action: impl FnOnce(&Waker)) {
+        if let Some(waker) = &*self.waker.lock().unwrap_or_else(PoisonError::into_inner) {
+            action(waker);
+        }
+    }
+
+    /// Records that the loop is about to block. Returns false if it must not, because another thread has scheduled
+    /// something.
+    #[inline]
+    pub(super) fn begin_sleep(&self) -> bool {
+        if HAS_GIL {
+            // Other threads need the GIL to queue something, and this thread has held it since it checked the queue.
+            self.inbox.begin_locked_sleep();
+            return true;
+        }
+        self.inbox.begin_sleep()
+    }
+
+    #[inline]
+    pub(super) fn end_sleep(&self) {
+        self.inbox.end_sleep();
+    }
+
+    // ---- end -------------------------------------------------------------------------------------------------
+
+    /// Frees the waker, with its descriptor.
+    pub(super) fn close_waker(&self) {
+        drop(self.waker.lock().unwrap_or_else(PoisonError::into_inner).take());
+    }
+
+    /// Drops all entries.
+    pub(super) fn drop_work(&self, _: Python<'_>) {
+        self.drain_inbox();
+        while let Some(entry) = self.pop() {
+            // SAFETY: the queue's reference, dropped once.
+            unsafe { ffi::Py_DECREF(entry.object) };
+        }
+    }
+
+    /// Called in the child of a fork: leaks the parent's entries, and puts a new waker in the place of the parent's.
+    pub(super) fn forget_parent(&self, waker: Waker) {
+        let shared = self
+            .waker
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .replace(waker);
+        drop(shared);
+        while self.inbox.pop().is_some() {}
+        mem::forget(self.queue.replace(ReadyQueue::new()));
+    }
+
+    /// # Safety
+    /// Only the collector may call this, with its own `visit` and `arg`.
+    pub(super) unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+        let Ok(queue) = self.queue.try_borrow() else {
+            return 0;
+        };
+        for entry in queue.iter() {
+            // SAFETY: the queue holds a reference to each object; visit and arg are the collector's.
+            let result = unsafe {
+                match entry.run {
+                    None => HandleRef::from_owned(entry.object).traverse(visit, arg),
+                    Some(_) => visit(entry.object, arg),
+                }
+            };
+            if result != 0 {
+                return result;
+            }
+        }
+        0
+    }
+}

@@ -1,0 +1,311 @@
+//! The timers of a loop, ordered by their deadlines.
+
+use std::cell::{Cell, RefCell};
+use std::ffi::{c_int, c_void};
+use std::mem;
+
+use grapeshot_core::queue::timers::TimerHeap;
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use super::tracking;
+use crate::event_loop::handle::HandleRef;
+use crate::event_loop::loop_clock::LoopClock;
+
+/// Cancelled timers are removed once there are this many and they are at least half of the heap.
+const MIN_SWEPT_TIMERS: usize = 64;
+
+/// If many timers are due together, taking them out of the heap one by one is slow, so the rest of them is sorted. That
+/// is done once this many due timers were taken out, and at least this fraction (1/16) of the timers that are left.
+const FEW_DUE: usize = 16;
+
+/// How many places before its turn a due timer's handle is prefetched. Thousands of handles do not fit into the cache.
+const PREFETCH_AHEAD: usize = 8;
+
+/// How late a timer with slack may run. asyncio rounds timeouts up to this, a millisecond.
+const SLACK_NS: u64 = 1_000_000;
+
+/// asyncio's `_clock_resolution`: timers that are due within this time count as due.
+const RESOLUTION_S: f64 = 1e-9;
+
+/// A heap key is a deadline in signed nanoseconds with this bit, the sign, flipped. So negative deadlines sort before
+/// positive ones although keys are unsigned.
+const SIGN: u64 = 1 << 63;
+
+/// The heap key of a deadline in seconds, rounded so that `time() >= when` holds whenever the timer fires.
+fn deadline_key(when_s: f64) -> u64 {
+    let truncated = (when_s * 1e9) as i64;
+    // One nanosecond for the truncation, one for the rounding of the product, and more once a float is too coarse for
+    // single nanoseconds (after 52 days of uptime).
+    let margin = 2 + (truncated.unsigned_abs() >> 51) as i64;
+    (truncated.saturating_add(margin) as u64) ^ SIGN
+}
+
+/// For a timer that `Timers::expire` has taken out with the key `until`: how long ago it was due, and how much later
+/// than its deadline the loop may have decided to wake up for it. Both are in nanoseconds.
+pub(super) fn lateness_ns(py: Python<'_>, handle: HandleRef, until: u64) -> (u64, u64) {
+    let late_ns = until.saturating_sub(deadline_key(handle.when_s(py)));
+    (late_ns, if handle.has_slack(py) { SLACK_NS } else { 0 })
+}
+
+pub(crate) struct Timers {
+    /// The heap owns a reference to each handle.
+    heap: RefCell<TimerHeap<HandleRef>>,
+    /// How many of the timers in the heap are cancelled.
+    cancelled: Cell<usize>,
+}
+
+impl Timers {
+    pub(super) const fn new() -> Self {
+        Self {
+            heap: RefCell::new(TimerHeap::new()),
+            cancelled: Cell::new(0),
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.heap.borrow().is_empty()
+    }
+
+    /// The number of timers that are not cancelled.
+    pub(super) fn len(&self) -> usize {
+        self.heap.borrow().len().saturating_sub(self.cancelled.get())
+    }
+
+    /// The handles in the heap, from the earliest to the latest.
+    pub(crate) fn handles<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyAny>> {
+        let mut handles: Vec<HandleRef> = self.heap.borrow().iter().collect();
+        handles.sort_by(|one, other| one.when_s(py).total_cmp(&other.when_s(py)));
+        handles
+            .into_iter()
+            .map(|handle| handle.new_ref().into_bound(py))
+            .collect()
+    }
+
+    /// See `tracking::track_kept`.
+    pub(super) fn track_kept(&self, py: Python<'_>) {
+        tracking::track_kept(py, self.heap.borrow().iter());
+    }
+
+    // ---- setting and cancelling ------------------------------------------------------------------------------
+
+    /// Puts a timer into the heap. The heap takes over its reference.
+    #[inline]
+    pub(super) fn push(&self, py: Python<'_>, handle: HandleRef) {
+        handle.set_scheduled(py, true);
+        self.heap
+            .borrow_mut()
+            .push(deadline_key(handle.when_s(py)), handle);
+    }
+
+    /// Called when a scheduled timer was cancelled. Removes the timer at once if it is at the end of the heap.
+    /// Otherwise counts it, and removes all cancelled timers once they are at least half of the heap.
+    pub(crate) fn note_cancelled(&self, py: Python<'_>, handle: HandleRef) {
+        let last = self.heap.borrow_mut().remove_last_if(|entry| entry == handle);
+        if let Some(handle) = last {
+            handle.set_scheduled(py, false);
+            handle.release(py);
+            return;
+        }
+        let cancelled = self.cancelled.get() + 1;
+        self.cancelled.set(cancelled);
+        let len = self.heap.borrow().len();
+        if cancelled >= MIN_SWEPT_TIMERS && cancelled * 2 >= len {
+            self.sweep(py);
+        }
+    }
+
+    #[cold]
+    fn sweep(&self, py: Python<'_>) {
+        let mut dropped = Vec::with_capacity(self.cancelled.get());
+        self.heap
+            .borrow_mut()
+            .retain(|handle| !handle.is_cancelled(py), &mut dropped);
+        self.cancelled.set(0);
+        for handle in dropped {
+            handle.set_scheduled(py, false);
+            handle.release(py);
+        }
+    }
+
+    /// Takes a timer out of the heap. The caller gets the heap's reference.
+    #[cold]
+    pub(super) fn take(&self, handle: HandleRef) -> Option<HandleRef> {
+        let mut taken = Vec::new();
+        self.heap.borrow_mut().retain(|entry| entry != handle, &mut taken);
+        taken.pop()
+    }
+
+    // ---- deadlines -------------------------------------------------------------------------------------------
+
+    /// Takes out the timers that are due, the earliest first, and passes those that are not cancelled to `run`, with
+    /// the heap's reference and the key for `lateness_ns`. `now_ns` is the time of the native clock. Err is an
+    /// exception from the program's own `time()`, if it has replaced the loop's.
+    #[inline]
+    pub(super) fn expire(
+        &self,
+        py: Python<'_>,
+        clock: LoopClock<'_>,
+        now_ns: u64,
+        run: impl FnMut(HandleRef, u64),
+    ) -> PyResult<()> {
+        let until = if clock.is_native(py) {
+            Some(now_ns ^ SIGN)
+        } else {
+            self.until_by_clock(py, clock)?
+        };
+        if let Some(until) = until {
+            self.expire_until(py, until, run);
+        }
+        Ok(())
+    }
+
+    /// The key up to which timers are due by the program's own clock; None if there is no timer.
+    #[cold]
+    fn until_by_clock(&self, py: Python<'_>, clock: LoopClock<'_>) -> PyResult<Option<u64>> {
+        if self.is_empty() {
+            return Ok(None);
+        }
+        let now_s = clock.now_s(py)?;
+        Ok(Some(deadline_key(now_s + RESOLUTION_S)))
+    }
+
+    fn expire_until(&self, py: Python<'_>, until: u64, mut run: impl FnMut(HandleRef, u64)) {
+        let mut taken = 0;
+        let mut is_sorted = false;
+        loop {
+            let due = {
+                let mut heap = self.heap.borrow_mut();
+                if taken >= FEW_DUE && !is_sorted && taken >= heap.len() / FEW_DUE {
+                    is_sorted = true;
+                    heap.sort_due(until);
+                }
+                if is_sorted && let Some(later) = heap.peek_run(PREFETCH_AHEAD) {
+                    later.prefetch();
+                }
+                heap.pop_due(until)
+            };
+            let Some(handle) = due else { return };
+            taken += 1;
+            handle.set_scheduled(py, false);
+            if handle.is_cancelled(py) {
+                self.uncount_cancelled();
+                handle.release(py);
+            } else {
+                run(handle, until);
+            }
+        }
+    }
+
+    /// A cancelled timer has been taken out of the heap.
+    fn uncount_cancelled(&self) {
+        self.cancelled.set(self.cancelled.get().saturating_sub(1));
+    }
+
+    /// Whether a timer may be due. `now_ns` is the time of the native clock. If the program has its own clock, true if
+    /// there is any timer.
+    #[inline]
+    pub(super) fn may_be_due(&self, py: Python<'_>, clock: LoopClock<'_>, now_ns: u64) -> bool {
+        match self.heap.borrow().peek() {
+            Some((key, _)) => key <= now_ns ^ SIGN || !clock.is_native(py),
+            None => false,
+        }
+    }
+
+    /// Whether a timer is due that is not cancelled. If the program has its own clock, any timer counts as due.
+    #[cold]
+    pub(super) fn is_due(&self, py: Python<'_>, clock: LoopClock<'_>, now_ns: u64) -> bool {
+        let is_native = clock.is_native(py);
+        self.may_be_due(py, clock, now_ns)
+            && self.heap.borrow().iter().any(|handle| {
+                let is_due = !is_native || deadline_key(handle.when_s(py)) <= now_ns ^ SIGN;
+                is_due && !handle.is_cancelled(py)
+            })
+    }
+
+    /// The time until the loop must wake up for a timer, in nanoseconds; None if there is no timer. `now_ns` is the
+    /// time of the native clock. Unless a timer is due now, timers with slack wait for others that are due soon after
+    /// them, so that one wake-up serves all. With a program's own clock, slack is not used, and Err is an exception
+    /// from that clock.
+    #[inline]
+    pub(super) fn time_to_deadline_ns(
+        &self,
+        py: Python<'_>,
+        clock: LoopClock<'_>,
+        now_ns: u64,
+    ) -> PyResult<Option<u64>> {
+        if !clock.is_native(py) {
+            return self.time_by_clock_ns(py, clock);
+        }
+        match self.first(py) {
+            None => return Ok(None),
+            Some((key, _)) if key <= now_ns ^ SIGN => return Ok(Some(0)),
+            Some(_) => {}
+        }
+        let wake_key = self
+            .heap
+            .borrow()
+            .wake_when(SLACK_NS, |handle| handle.has_slack(py));
+        Ok(wake_key.map(|key| (((key ^ SIGN) as i64).max(0) as u64).saturating_sub(now_ns)))
+    }
+
+    #[cold]
+    fn time_by_clock_ns(&self, py: Python<'_>, clock: LoopClock<'_>) -> PyResult<Option<u64>> {
+        if self.is_empty() {
+            return Ok(None);
+        }
+        let now_s = clock.now_s(py)?;
+        let first = self.first(py);
+        // Negative values and NaN become 0.
+        Ok(first.map(|(_, handle)| ((handle.when_s(py) - now_s) * 1e9).ceil() as u64))
+    }
+
+    /// The first timer that is not cancelled, and its key. The heap keeps the reference. Cancelled timers before it are
+    /// removed.
+    fn first(&self, py: Python<'_>) -> Option<(u64, HandleRef)> {
+        loop {
+            let first = self.heap.borrow().peek();
+            let (key, handle) = first?;
+            if !handle.is_cancelled(py) {
+                return Some((key, handle));
+            }
+            self.heap.borrow_mut().pop();
+            self.uncount_cancelled();
+            handle.set_scheduled(py, false);
+            handle.release(py);
+        }
+    }
+
+    // ---- end -------------------------------------------------------------------------------------------------
+
+    /// Drops all timers.
+    pub(super) fn drop_work(&self, py: Python<'_>) {
+        loop {
+            let first = self.heap.borrow_mut().pop();
+            let Some(handle) = first else { break };
+            handle.set_scheduled(py, false);
+            handle.release(py);
+        }
+        self.cancelled.set(0);
+    }
+
+    /// Called in the child of a fork: leaks the parent's timers.
+    pub(super) fn forget_parent(&self) {
+        mem::forget(self.heap.replace(TimerHeap::new()));
+        self.cancelled.set(0);
+    }
+
+    /// # Safety
+    /// Only the collector may call this, with its own `visit` and `arg`.
+    pub(super) unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+        let Ok(heap) = self.heap.try_borrow() else {
+            return 0;
+        };
+        heap.iter()
+            // SAFETY: the heap holds a reference to each handle; visit and arg are the collector's.
+            .map(|handle| unsafe { handle.traverse(visit, arg) })
+            .find(|result| *result != 0)
+            .unwrap_or(0)
+    }
+}

@@ -1,0 +1,61 @@
+//! Lets the garbage collector see pending handles while the loop does not run. While it runs, all of them are reachable
+//! from the running loop, and tracking them would only cost time: see `handle`.
+
+use std::cell::Cell;
+use std::ffi::{c_int, c_void};
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use crate::binding::HAS_GIL;
+use crate::event_loop::handle::HandleRef;
+
+/// The newest handle made while the loop did not run, with a reference of its own.
+///
+/// The collector tracks this handle. The one before it stays tracked only if the program has kept a reference. So the
+/// collector sees every cycle through a pending handle of an abandoned loop.
+pub(super) struct NewestHandle(Cell<Option<HandleRef>>);
+
+impl NewestHandle {
+    pub(super) const fn new() -> Self {
+        Self(Cell::new(None))
+    }
+
+    /// Called for each new handle, while a queue and the caller hold a reference to it.
+    pub(super) fn set(&self, py: Python<'_>, handle: HandleRef) {
+        handle.track(py);
+        if let Some(last) = self.0.replace(Some(handle.new_ref())) {
+            // 2: the references of the queue and of this function.
+            last.track_if_kept(py, 2);
+            last.release(py);
+        }
+    }
+
+    pub(super) fn forget(&self, py: Python<'_>) {
+        if let Some(last) = self.0.take() {
+            last.release(py);
+        }
+    }
+
+    /// # Safety
+    /// Only the collector may call this, with its own `visit` and `arg`.
+    pub(super) unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+        match self.0.get() {
+            // SAFETY: the handle is alive, because this cell holds a reference; visit and arg are the collector's.
+            Some(handle) => unsafe { visit(handle.as_ptr(), arg) },
+            None => 0,
+        }
+    }
+}
+
+/// Makes the collector track those of a queue's handles to which other code holds references. Called before the loop
+/// stops running. Tracking runs no code, so the queue may be borrowed.
+pub(super) fn track_kept(py: Python<'_>, handles: impl Iterator<Item = HandleRef>) {
+    if !HAS_GIL {
+        // Without a freelist, all handles are already tracked.
+        return;
+    }
+    for handle in handles.filter(|handle| handle.is_kept(py)) {
+        handle.track(py);
+    }
+}
