@@ -16,7 +16,7 @@ PYTEST := $(BIN)/python -m pytest
 # How many test files run in parallel: one more than there are processors, because tests spend much of their time
 # waiting.
 JOBS   ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
-# Extra arguments: make test-python ARGS="tests/tcp -k half_close". ARGS="-n 0" runs one test at a time, in one process.
+# Extra arguments: make test-python ARGS="tests/transports -k half_close". ARGS="-n 0" runs one test at a time, in one process.
 ARGS   ?=
 # The cargo profile of the extension
 PROFILE := $(if $(FAST),quick,release)
@@ -73,7 +73,7 @@ test-rust: ## the Rust tests: grapeshot-core, which does not need Python, and th
 	$(CARGO) test --quiet --manifest-path $(LOADGEN)
 
 test-python: $(VENV)/.dev build ## the Python tests, including CPython's own (ARGS= goes to pytest)
-	$(PYTEST) -n $(JOBS) --dist loadfile $(ARGS)
+	$(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 conformance: $(VENV)/.dev build ## only CPython's own asyncio tests
 	$(PYTEST) tests/conformance $(ARGS)
@@ -122,7 +122,7 @@ bench: $(VENV)/.dev build loadgen ## compare with every loop that can be install
 	$(BIN)/python -m benchmarks $(ARGS)
 
 tables: $(VENV)/.dev build ## write all tables (README, docs, benchmarks/results) from the committed JSON
-	$(BIN)/python tests/project/speed_table.py
+	$(BIN)/python tests/project/benchmarks/speed_table.py
 	$(BIN)/python -m benchmarks.feature_table
 	for json in $(wildcard $(TABLED)); do $(BIN)/python -m benchmarks.tables $$json --write $${json%json}md || exit 1; done
 

@@ -32,7 +32,7 @@ LOOP_TEST_S = float(os.environ.get("TEST_WATCHDOG_S", "30"))
 OTHER_TEST_S = 300.0
 # After the first interruption, the same phase is interrupted again at this interval, because a handler or the next
 # fixture may hang too.
-AGAIN_S = 5.0
+AGAIN_S = float(os.environ.get("TEST_AGAIN_S", "5"))
 # If the phase still has not ended this long after the limit, the process is ended, because a signal does not
 # interrupt native code that hangs. pytest-xdist then starts a new process and continues.
 GRACE_S = float(os.environ.get("TEST_GRACE_S", "60"))
@@ -53,6 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "no_audit(reason): this test may leave threads, descriptors and children behind",
         "slow: .ci/run runs this test on only two versions of CPython, .ci/matrix on all",
         "watchdog(seconds): how long each phase of this test may take before it fails",
+        "only_on(*kinds): the kinds of loop that this test runs on (default: all)",
     ):
         config.addinivalue_line("markers", line)
 
@@ -67,7 +68,9 @@ def pytest_unconfigure() -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "loop_kind" in metafunc.fixturenames:
         wanted = os.environ.get("TEST_LOOPS", "asyncio uvloop grapeshot").split()
-        metafunc.parametrize("loop_kind", [kind for kind in wanted if kind != "uvloop" or has_uvloop()])
+        only_on = metafunc.definition.get_closest_marker("only_on")
+        kinds = [kind for kind in wanted if only_on is None or kind in only_on.args]
+        metafunc.parametrize("loop_kind", [kind for kind in kinds if kind != "uvloop" or has_uvloop()])
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

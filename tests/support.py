@@ -58,6 +58,15 @@ def until_waiting(*coros: Any) -> None:
         coro.yield_slice()
 
 
+def until_in_coro(condition: Callable[[], Any]) -> None:
+    """Let other coros run until the condition holds."""
+    from grapeshot import coro
+
+    with coro.timeout(CAP_S):
+        while not condition():
+            coro.sleep_relative(0.001)
+
+
 def gil_is_enabled() -> bool:
     """Return whether the GIL is enabled. A free-threaded build can run with the GIL, too."""
     return getattr(sys, "_is_gil_enabled", lambda: True)()
@@ -634,6 +643,12 @@ def pipe_ends(kind: str, direction: str) -> Ends:
 
 
 PIPE_KINDS = ("pipe", "fifo", "socket", "tty")
+
+
+def lowest_free_descriptor() -> int:
+    number = os.dup(0)
+    os.close(number)
+    return number
 
 
 def is_open(number: int) -> bool:

@@ -18,9 +18,10 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from support import HOST, free_port
+
 from tests.apps.certificates import Certificates
 from tests.apps.requirements import program
-from tests.support import HOST, free_port
 
 START_CAP_S = 60.0
 STOP_CAP_S = 30.0

@@ -10,11 +10,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import coro_is_available, free_port
 
+from tests.apps.processes import Process
 from tests.apps.requirements import absent, framework
-from tests.apps.wsgi_servers import Process
 from tests.project.markdown import Block, blocks
-from tests.support import coro_is_available, free_port
 
 CAP_S = 60.0
 

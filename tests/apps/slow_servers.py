@@ -13,7 +13,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, Self
 
-from tests.support import HOST
+from support import HOST
 
 DELAY_S = 0.2
 

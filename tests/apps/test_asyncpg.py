@@ -14,10 +14,10 @@ from typing import Any
 
 import asyncpg
 import pytest
+from support import CAP_S
 
 from tests.apps.certificates import Certificates
 from tests.apps.daemons import HOST, PostgresAddress
-from tests.support import CAP_S
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 Arguments = dict[str, Any]

@@ -12,8 +12,7 @@ from typing import Any
 
 import asyncssh
 import pytest
-
-from tests.support import CAP_S
+from support import CAP_S
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 HOST = "127.0.0.1"

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import CAP_S, coro_is_available
 
 from tests.apps.certificates import Certificates
 from tests.apps.daemons import HOST, RedisAddress
-from tests.support import CAP_S, coro_is_available
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import CAP_S, HOST, coro_is_available
 
 from tests.apps.daemons import RedisAddress
-from tests.support import CAP_S, HOST, coro_is_available
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 

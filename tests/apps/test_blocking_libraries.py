@@ -12,16 +12,17 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import CAP_S, HOST, coro_is_available, free_port
 
 from tests.apps import blocking_libraries
 from tests.apps.certificates import Certificates
 from tests.apps.daemons import MariaDBAddress, PostgresAddress
 from tests.apps.slow_servers import LINE_SERVERS, SlowServers
-from tests.support import CAP_S, HOST, coro_is_available, free_port
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 
@@ -180,7 +181,8 @@ def check_troubles(names: list[str], greetings: dict[str, bytes], slow: SlowServ
         if len(ERRORS[name]) == 2:
             del ports["silent"]
         jobs.append({"name": name, "library": name, "troubles": ports})
-    plain, patched = run("threads", jobs), run("coros", jobs)
+    with ThreadPoolExecutor() as pool:  # the calls mostly wait for their time limits
+        plain, patched = pool.map(run, ("threads", "coros"), (jobs, jobs))
     assert {name: tuple(types[0] for types in seen.values()) for name, seen in plain.items()} == {
         name: ERRORS[name] for name in names
     }
@@ -189,11 +191,11 @@ def check_troubles(names: list[str], greetings: dict[str, bytes], slow: SlowServ
     assert patched == plain
 
 
-def test_trouble_comes_out_as_the_exceptions_of_the_library(slow: SlowServers) -> None:
+def test_network_errors_raise_the_exceptions_of_the_library(slow: SlowServers) -> None:
     greetings = {name: LINE_SERVERS[of]()[0] for name, of in OF_LINES.items()}
     check_troubles([name for name in ERRORS if name != "pymysql"], greetings, slow)
 
 
-def test_trouble_comes_out_as_the_exceptions_of_pymysql(slow: SlowServers, mariadb_server: MariaDBAddress) -> None:
+def test_network_errors_raise_the_exceptions_of_pymysql(slow: SlowServers, mariadb_server: MariaDBAddress) -> None:
     with socket.create_connection((HOST, mariadb_server.port), CAP_S) as client:
         check_troubles(["pymysql"], {"pymysql": client.recv(1000)}, slow)

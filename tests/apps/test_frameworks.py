@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from tests.apps.pages import CAP_S, Command
+from tests.apps.processes import Process
 from tests.apps.requirements import framework
-from tests.apps.wsgi_servers import Process
 from tests.project.markdown import ROOT, Block, blocks, pages
 
 PAGE = ROOT / "docs" / "frameworks.md"

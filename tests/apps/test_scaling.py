@@ -13,12 +13,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from support import HOST
 
 from tests.apps.daemons import RedisAddress
 from tests.apps.pages import CAP_S, Command, of_page
-from tests.apps.wsgi_servers import Process
+from tests.apps.processes import Process
 from tests.project.markdown import ROOT, Block
-from tests.support import HOST
 
 BLOCKS = of_page(ROOT / "docs" / "scaling.md")
 OURS = "grapeshot._loop"

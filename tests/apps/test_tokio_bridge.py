@@ -21,9 +21,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from support import CAP_S, until
 
 from tests.apps.requirements import program
-from tests.support import CAP_S, until
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "tokio_bridge"

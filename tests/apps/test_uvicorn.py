@@ -7,23 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import socket
-import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tests.apps.certificates import Certificates
+from tests.apps.processes import Process
 from tests.apps.servers import PAYLOAD, PAYLOAD_DIGEST, UvicornApp
-from tests.apps.wire import HOST, TIMEOUT_S, Wire, head
-
-REPOSITORY = Path(__file__).resolve().parents[2]
+from tests.apps.wire import HOST, Wire, head
 
 
 def test_httptools_parses_the_requests(factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
@@ -48,68 +43,27 @@ def test_loop_option_makes_this_loop(factory_name: str) -> None:
             assert type(loop) is type(same)
 
 
-class Served:
-    """`python -m uvicorn ... --loop factory` in its own process."""
+class Served(Process):
+    """`python -m uvicorn ... --loop factory`."""
 
     def __init__(self, factory_name: str, certificates: Certificates | None) -> None:
         self.for_client = certificates and certificates.for_client()
         with socket.create_server((HOST, 0)) as listener:
             listener.set_inheritable(True)
             self.port = listener.getsockname()[1]
-            command = [sys.executable, "-m", "uvicorn", "tests.apps.cli_app:app", "--fd", str(listener.fileno())]
-            command += ["--loop", factory_name, "--http", "httptools", "--lifespan", "on", "--no-access-log"]
+            arguments = ["-m", "uvicorn", "tests.apps.cli_app:app", "--fd", str(listener.fileno())]
+            arguments += ["--loop", factory_name, "--http", "httptools", "--lifespan", "on", "--no-access-log"]
             if certificates is not None:
-                command += ["--ssl-certfile", str(certificates.chain_file)]
-                command += ["--ssl-keyfile", str(certificates.key_file)]
-            self.process = subprocess.Popen(
-                command,
-                cwd=REPOSITORY,
-                env=os.environ | {"PYTHONUNBUFFERED": "1"},
-                pass_fds=[listener.fileno()],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        assert self.process.stdout is not None
-        self.output: list[str] = []
-        self._changed = threading.Condition()
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            with self._changed:
-                self.output.append(line.rstrip())
-                self._changed.notify_all()
-
-    def wait_line(self, text: str) -> None:
-        with self._changed:
-            found = self._changed.wait_for(lambda: any(text in line for line in self.output), TIMEOUT_S)
-            assert found, f"{text!r} is not in the output: {self.output}"
-
-    def finish(self) -> int:
-        code = self.process.wait(TIMEOUT_S)
-        self._reader.join(TIMEOUT_S)
-        return code
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        self._reader.join(TIMEOUT_S)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+                arguments += ["--ssl-certfile", str(certificates.chain_file)]
+                arguments += ["--ssl-keyfile", str(certificates.key_file)]
+            super().__init__(*arguments, pass_fds=[listener.fileno()])
 
 
 @pytest.fixture(params=["http", "https"])
 def served(request: pytest.FixtureRequest, factory_name: str, certificates: Certificates) -> Iterator[Served]:
-    started = Served(factory_name, certificates if request.param == "https" else None)
-    try:
+    with Served(factory_name, certificates if request.param == "https" else None) as started:
         started.wait_line("lifespan started")
         yield started
-    finally:
-        started.close()
 
 
 def test_command_line(served: Served, factory: Callable[[], asyncio.AbstractEventLoop]) -> None:

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import websockets.sync.client
+from support import CAP_S
 from websockets.asyncio.client import ClientConnection, connect, unix_connect
 from websockets.asyncio.server import Server, ServerConnection, broadcast, serve, unix_serve
 from websockets.exceptions import ConnectionClosedError, ConnectionClosedOK, InvalidStatus
 
 from tests.apps.certificates import Certificates
-from tests.support import CAP_S
 
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 Handler = Callable[[ServerConnection], Coroutine[Any, Any, None]]

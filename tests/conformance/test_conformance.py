@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -15,26 +14,21 @@ from typing import Any
 
 import pytest
 
+from tests.conformance.run import shipped_tests
+
 HERE = Path(__file__).resolve().parent
 RUNNER = HERE / "run.py"
 DATA = tomllib.loads((HERE / "exclusions.toml").read_text())
 MODULES = DATA["modules"]
 TIMEOUT_S = 300.0
 pytestmark = pytest.mark.no_audit("the runs of other modules begin and end at the same time")
-WORKERS = min(4, os.cpu_count() or 1)
+# How many modules run in parallel: their tests mostly wait. The longest modules start first.
+WORKERS = min(4, 1 + (os.cpu_count() or 1))
+LONGEST = ("test_tasks", "test_ssl", "test_subprocess")
 NOT_SHIPPED = (
     f"CONFORMANCE NOT RUN: {sys.executable} was installed without its own tests (test.test_asyncio); "
     "nothing here shows that this version's asyncio tests pass on grapeshot"
 )
-
-
-def shipped_tests() -> Path | None:
-    spec = importlib.util.find_spec("test")
-    for location in (spec.submodule_search_locations or ()) if spec else ():
-        folder = Path(location) / "test_asyncio"
-        if (folder / "test_events.py").exists():
-            return folder
-    return None
 
 
 @pytest.fixture(scope="session")
@@ -83,7 +77,7 @@ Outcome = tuple[list[dict[str, Any]], str]
 def outcomes(
     request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Future[Outcome]]]:
-    """The outcomes of the chosen modules. The modules run in parallel, because their tests mostly wait."""
+    """The outcomes of the chosen modules, which run in parallel."""
     chosen = [
         item.callspec.params["module"]
         for item in request.session.items
@@ -92,7 +86,7 @@ def outcomes(
     with ThreadPoolExecutor(WORKERS) as pool:
         yield {
             module: pool.submit(run, tmp_path_factory.mktemp(module), "--subject", "grapeshot", module)
-            for module in chosen
+            for module in sorted(chosen, key=lambda module: module not in LONGEST)
             if (folder / f"{module}.py").exists()
         }
         pool.shutdown(cancel_futures=True)

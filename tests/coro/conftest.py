@@ -4,67 +4,66 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 from support import coro_is_available
 
-# These files test things that do not depend on where stacks are: names, arguments, messages, times, locks. They run
-# with the first mode only. Set TEST_EVICTION=both to run everything with both modes (as .ci/matrix does), or lazy or
-# always to run everything with that mode.
-EITHER_WAY = {
-    "test_asyncio_run",
-    "test_basics",
-    "test_blocking_libraries",
-    "test_borrowed_host",
-    "test_borrowed_loop",
-    "test_cpython",
-    "test_ctrl_c",
-    "test_datagrams",
-    "test_files",
-    "test_future",
-    "test_help",
-    "test_hidden_loop",
-    "test_latency_warning",
-    "test_limits",
-    "test_lock_tests",
-    "test_main",
-    "test_memray",
-    "test_messages",
-    "test_multiprocessing",
-    "test_native_functions",
-    "test_outcome",
-    "test_patch",
-    "test_patched_threads",
-    "test_process",
-    "test_programs",
-    "test_pybind11",
-    "test_remote_tools",
-    "test_run_info",
-    "test_run_sync",
-    "test_scale",
-    "test_selecting",
-    "test_serve",
-    "test_shared_files",
-    "test_signal_handler",
-    "test_signals",
-    "test_sqlite",
-    "test_starting",
-    "test_sync_objects",
-    "test_task_api",
-    "test_thread_programs",
-    "test_timers",
-    "test_tools",
-    "test_used_up",
-    "test_waitpid",
-    "test_watch_by_kqueue",
-    "test_watch_file",
-    "test_watchdog",
+# The files whose tests depend on where stacks are. They run with both modes. The others test names, arguments, times or
+# whole programs, and run with the first mode only. TEST_EVICTION=both runs everything with both modes (as .ci/matrix
+# does); lazy or always runs everything with that mode (.ci/run: always, with a debug build of CPython).
+BOTH_MODES = {
+    "diagnosis/test_tracing",
+    "io/test_closing",
+    "io/test_sockets",
+    "io/test_storms",
+    "io/test_stream",
+    "io/test_timeouts",
+    "io/test_tls",
+    "io/test_waits",
+    "soak/test_soak",
+    "stacks/test_c_libraries",
+    "stacks/test_callbacks",
+    "stacks/test_data_stack",
+    "stacks/test_exceptions",
+    "stacks/test_finalizers",
+    "stacks/test_frame_chain",
+    "stacks/test_frame_walkers",
+    "stacks/test_generators",
+    "stacks/test_lazy_imports",
+    "stacks/test_memory",
+    "stacks/test_recursion",
+    "stacks/test_reprs",
+    "stacks/test_slots",
+    "stacks/test_stacks",
+    "stacks/test_state",
+    "sync/test_channels",
+    "sync/test_primitives",
+    "sync/test_random",
+    "test_collector",
+    "test_coro_limit",
+    "test_ending",
+    "test_fairness",
+    "test_fork",
+    "test_interruption",
+    "test_pool",
+    "test_scheduler",
+    "test_threads",
+    "threads/test_lock_finalizers",
+    "threads/test_locks",
+    "threads/test_polling",
+    "threads/test_simple_queue",
+    "with_asyncio/test_bridge",
+    "with_asyncio/test_greenlets",
 }
 
 
-def is_sensitive(module: str) -> bool:
-    """Whether the behaviour that this file tests depends on where stacks are."""
-    return module.rpartition(".")[2] not in EITHER_WAY
+def needs_both_modes(module: ModuleType) -> bool:
+    """Return whether the tests of this file depend on where stacks are."""
+    assert module.__file__ is not None
+    path = Path(module.__file__).relative_to(Path(__file__).parent)
+    return path.with_suffix("").as_posix() in BOTH_MODES
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -72,7 +71,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if chosen in ("lazy", "always"):
         modes = [chosen]
     else:
-        modes = ["lazy", "always"] if chosen == "both" or is_sensitive(metafunc.module.__name__) else ["lazy"]
+        modes = ["lazy", "always"] if chosen == "both" or needs_both_modes(metafunc.module) else ["lazy"]
     metafunc.parametrize("eviction", modes, indirect=True)
 
 
@@ -92,7 +91,7 @@ def eviction(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     _core._coro_evict_always(mode == "always")
     # In files that run with both modes, the first mode gets a single stack slot, so that even a few coros evict each
     # other. The second mode evicts anyway.
-    is_shared = mode == "lazy" and is_sensitive(request.module.__name__)
+    is_shared = mode == "lazy" and needs_both_modes(request.module)
     _core._coro_set_stack_slots(1 if is_shared else None)
     yield mode
     _core._coro_set_stack_slots(None)

@@ -245,7 +245,7 @@ def test_the_loop_is_freed():
     assert dead(watched)
 
 
-def test_the_collector_sees_what_ended_coros_refer_to():
+def test_the_collector_sees_references_of_ended_coros():
     def work(thing):
         coro.yield_slice()
         return thing

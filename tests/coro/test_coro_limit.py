@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import socket
 import threading
 
 import pytest
-from support import HOST, coro_is_available, run_script
+from support import HOST, coro_is_available, lowest_free_descriptor, run_script, until_in_coro
 
 import grapeshot
 
@@ -75,12 +74,6 @@ def test_threads_that_are_coros_are_refused_as_the_system_refuses_threads():
     assert lines[1:] == ["second"]
 
 
-def lowest_free():
-    number = os.dup(0)
-    os.close(number)
-    return number
-
-
 def is_answered(client):
     try:
         return bool(client.recv(10, socket.MSG_PEEK))
@@ -125,12 +118,6 @@ def iterate(count=50):
         coro.yield_slice()
 
 
-def until(condition):
-    with coro.timeout(10):
-        while not condition():
-            coro.sleep_relative(0.001)
-
-
 @pytest.mark.parametrize("limit", ["coros", "descriptors"])
 def test_a_server_of_coros_waits_for_a_place(limit, caplog):
     def body():
@@ -141,14 +128,14 @@ def test_a_server_of_coros_waits_for_a_place(limit, caplog):
                 if limit == "coros":
                     loop.set_limits(coros=4)  # this one, the one that accepts, and two connections
                 else:
-                    loop.set_limits(descriptors=lowest_free() + 2)
-                until(lambda: clients.answers() >= 2)
+                    loop.set_limits(descriptors=lowest_free_descriptor() + 2)
+                until_in_coro(lambda: clients.answers() >= 2)
                 iterate()
                 assert clients.answers() == 2
                 assert server.connections == 2
                 for _ in range(2):
                     clients.close_answered()
-                    until(lambda: clients.answers() >= 2)
+                    until_in_coro(lambda: clients.answers() >= 2)
             finally:
                 clients.close()
                 loop.set_limits()

@@ -169,7 +169,7 @@ def test_spinning_coros_do_not_starve_signals(count):
 
 
 @pytest.mark.parametrize("kind", ["coro", "task"])
-def test_what_yields_alone_goes_on_only_while_the_loop_runs(kind):
+def test_a_coro_that_yields_alone_stops_with_the_loop(kind):
     loop = grapeshot.new_event_loop()
     seen = []
 
@@ -200,7 +200,7 @@ def test_what_yields_alone_goes_on_only_while_the_loop_runs(kind):
         loop.close()
 
 
-def test_what_was_written_leaves_with_the_next_yield():
+def test_written_data_is_sent_at_the_next_yield():
     async def main():
         loop = asyncio.get_running_loop()
         left, right = socket.socketpair()

@@ -32,7 +32,7 @@ for name in "_coro_new", "_coro_spawn":
 
 
 @pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
-def test_what_is_no_coro():
+def test_objects_that_are_not_coros():
     assert (
         output("""
 from grapeshot import coro
@@ -46,7 +46,7 @@ for wrong in None, 5, object(), Other(), coro.Coro, [], _core.fifo():
 
 
 @pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
-def test_what_the_package_hands_over():
+def test_objects_that_the_package_hands_over():
     assert output("""
 from types import SimpleNamespace
 from grapeshot import coro

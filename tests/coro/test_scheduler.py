@@ -291,7 +291,7 @@ def test_a_program_as_a_script():
 # ------------------------------------------------------------------ misuse
 
 
-def test_what_only_coros_can_do():
+def test_functions_that_only_coros_can_call():
     waiting = [
         coro.yield_slice,
         coro.wait,

@@ -15,7 +15,7 @@ if coro_is_available():
     from grapeshot import coro
 
 
-def test_nobody_pays_for_what_is_not_used():
+def test_unused_modules_are_not_imported():
     code = """
 import sys
 from grapeshot import coro
@@ -84,7 +84,7 @@ def test_serve_as_in_grapeshot(tmp_path):
         ({"unix_path": "x", "client_class": object}, "no client_class"),
     ],
 )
-def test_what_a_back_door_does_not_have(arguments, text):
+def test_arguments_that_a_back_door_does_not_have(arguments, text):
     with pytest.raises(ValueError, match=text):
         coro.backdoor.serve(**arguments)
 

@@ -211,7 +211,7 @@ def test_an_async_function_is_refused(kind):
             coro.run(function)
 
 
-def test_what_looks_like_one_is_run():
+def test_callables_of_any_kind_are_run():
     class Callable:
         def __call__(self):
             return 3
@@ -237,7 +237,7 @@ def test_what_looks_like_one_is_run():
     assert coro.run(main) == 9
 
 
-def test_what_cannot_be_called_makes_no_loop():
+def test_an_uncallable_object_makes_no_loop():
     def program():
         with pytest.raises(TypeError, match=r"spawn\(\) needs a function, not 5"):
             coro.spawn(5)

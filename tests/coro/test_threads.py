@@ -70,7 +70,7 @@ def test_each_thread_has_its_own(eviction):
         assert outcome == ([190 * x for x in range(count)], count + 1, True, [])
 
 
-def test_coros_see_only_those_of_their_thread():
+def test_coros_see_only_coros_of_their_thread():
     def main():
         return {co.id for co in coro.get_live_coros()}
 

@@ -76,7 +76,7 @@ def test_a_timer_of_a_sleep_that_was_cut_short_does_not_end_a_later_wait():
     assert coro.run(main) == "meant"
 
 
-def test_ten_thousand_due_together_wake_in_order_and_none_early():
+def test_ten_thousand_timers_wake_in_order_and_not_early():
     count = 10_000
     order = []
 

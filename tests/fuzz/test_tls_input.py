@@ -163,7 +163,7 @@ def test_a_difference_is_noticed():
 
 @pytest.mark.skipif(not HAS_LIBRARY, reason="OpenSSL is not a library of its own here")
 @pytest.mark.parametrize("step", [("key_update", True), ("key_update", False), ("new_ticket",)])
-def test_data_follows_what_comes_after_the_handshake(loop_kind, step):
+def test_data_after_post_handshake_messages(loop_kind, step):
     model = play(
         loop_kind, "client", "1.3", WHOLE, [(("hold",), (), []), (step, (), []), (("peer_writes", 100), (), [])]
     )

@@ -167,7 +167,7 @@ def owner_at(loop, fd):
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12) and tracemalloc.is_tracing(), reason="tracemalloc reports more")
-async def test_debug_mode_tells_who_has_opened_what(loop, monkeypatch):
+async def test_debug_mode_names_the_code_that_opened_a_descriptor(loop, monkeypatch):
     monkeypatch.setattr(
         "grapeshot.insight._accounting._SHOWN", 10_000
     )  # the process may have many descriptors from elsewhere
@@ -180,7 +180,7 @@ async def test_debug_mode_tells_who_has_opened_what(loop, monkeypatch):
 
     def place(comment):
         number = next(number for number, line in enumerate(lines, 1) if line.endswith(f"# {comment}"))
-        name = "test_debug_mode_tells_who_has_opened_what"
+        name = "test_debug_mode_names_the_code_that_opened_a_descriptor"
         return f"{__file__}:{number} in {name}"
 
     listening = owner_at(loop, server.sockets[0].fileno())
@@ -313,7 +313,7 @@ async def test_ended_names_with_numbers_share_an_account(loop):
     assert account(loop, "task", "request").ended == 20
 
 
-async def test_what_ends_with_the_interpreter_is_counted_without_functions(loop, monkeypatch):
+async def test_tasks_that_end_with_the_interpreter_are_counted_without_functions(loop, monkeypatch):
     """By then the modules have lost their functions."""
     loop.set_cpu_accounting(True)
     await loop.create_task(worker(0), name="kept")
@@ -343,7 +343,7 @@ async def test_names_do_not_reach_a_terminal_as_they_are(loop, tmp_path):
             assert "/c\ufffd]0;d\ufffd" in text
 
 
-async def test_the_back_door_tells_what_has_grown(loop, tmp_path, monkeypatch):
+async def test_the_back_door_shows_growth(loop, tmp_path, monkeypatch):
     without_coros(monkeypatch)
     tmp_path.chmod(0o700)
     with backdoor.serve(tmp_path / "app.bd"):

@@ -204,7 +204,7 @@ def test_the_tree_is_printed_without_a_prompt(path, program):
     assert str(path) in done.stderr
 
 
-def test_nobody_listens(path):
+def test_a_path_where_no_process_listens(path):
     done = run(path, "")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"{path}: No such file or directory\n"

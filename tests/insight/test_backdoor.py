@@ -112,7 +112,7 @@ async def test_exit_in_the_middle_of_a_command_is_text(loop, path):
         assert await caller.ask("'''", "exit", "'''") == "'\\nexit\\n'\n"
 
 
-async def test_what_was_sent_before_the_end_is_run(loop, path):
+async def test_lines_sent_before_the_end_are_run(loop, path):
     with backdoor.serve(path), await call(path) as caller:
         await caller.send(b"await asyncio.sleep(0.01, 'first')\n'second'")
         caller.shutdown()
@@ -214,7 +214,11 @@ async def test_output_that_is_larger_than_the_socket_buffer_arrives(loop, path):
         assert text == "\u00e4" * 1_000_000 + "\n"
 
 
-async def test_a_line_that_never_ends_is_refused(loop, path):
+async def test_a_line_that_never_ends_is_refused(loop, path, monkeypatch):
+    """The client does not read while it sends, so the server closes the connection after a time limit."""
+    from grapeshot.insight.backdoor import _wire
+
+    monkeypatch.setattr(_wire, "_CLOSE_WITHIN_S", 0.2)
     with backdoor.serve(path), await call(path) as caller:
         try:
             await caller.send(b"x" * 3_000_000)
@@ -312,7 +316,7 @@ async def test_a_line_that_is_nested_too_deep_to_be_compiled(loop, path, line):
 
 
 @pytest.mark.parametrize("command", ["await asyncio.sleep(1000)", "await asyncio.Event().wait()"])
-async def test_ctrl_c_interrupts_what_is_awaited(loop, path, command):
+async def test_ctrl_c_interrupts_an_await(loop, path, command):
     with backdoor.serve(path) as server, await call(path) as caller:
         await caller.send(f"{command}\n'not run'\n".encode())
         (session,) = server._sessions
@@ -330,7 +334,7 @@ async def test_ctrl_c_interrupts_what_is_awaited(loop, path, command):
         assert await caller.ask("await asyncio.sleep(0, 'works')") == "'works'\n"
 
 
-async def test_ctrl_c_at_the_prompt_forgets_what_was_typed(loop, path):
+async def test_ctrl_c_at_the_prompt_discards_the_input(loop, path):
     with backdoor.serve(path), await call(path) as caller:
         await caller.send(b"def f():\n")
         await caller.read_until("... ")
@@ -352,8 +356,11 @@ async def test_a_client_that_vanishes_ends_its_command(loop, path):
         del asyncio.ended
 
 
-async def test_a_client_that_vanishes_after_its_last_line(loop, path):
+async def test_a_client_that_vanishes_after_its_last_line(loop, path, monkeypatch):
     """It has ended its side of the stream, so nothing more is read; then it closes."""
+    from grapeshot.insight.backdoor import _wire
+
+    monkeypatch.setattr(_wire, "_LOOK_S", 0.1)
     with backdoor.serve(path) as server:
         caller = await call(path)
         await caller.send(b"await asyncio.sleep(1000)\n")
@@ -457,7 +464,7 @@ async def test_help_lists_the_helpers(loop, path):
         assert "would read the standard input of the process" in await caller.ask("input()")
 
 
-async def test_helpers_show_what_goes_on(loop, path):
+async def test_helpers_show_tasks_and_sockets(loop, path):
     async def patient(event):
         await event.wait()
 

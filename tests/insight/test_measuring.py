@@ -180,7 +180,7 @@ async def test_protocols_count_and_wait_behind_each_other(loop):
     await asyncio.sleep(0)
 
 
-async def test_another_thread_reads_meanwhile(loop):
+async def test_another_thread_reads_the_statistics(loop):
     loop.measure_callbacks()
     found = []
     thread = threading.Thread(target=lambda: found.extend(loop.statistics() for _ in range(200)))
@@ -352,7 +352,7 @@ def test_an_exception_in_a_listener_is_reported(loop):
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
-def test_what_ends_programs_leaves_the_loop_from_a_listener(loop, kind):
+def test_system_exit_from_a_listener_leaves_the_loop(loop, kind):
     def leave(slow):
         raise kind
 
@@ -380,7 +380,7 @@ def test_callbacks_without_a_name(loop):
 
 
 @pytest.mark.parametrize("seconds", [math.inf, 1e300])
-def test_a_listener_of_what_never_happens(loop, seconds):
+def test_a_listener_with_an_unreachable_threshold(loop, seconds):
     loop.add_slow_listener(print, seconds, stacks=True)
     run(loop, compute)
     told = []
@@ -400,7 +400,7 @@ def test_beside_debug_mode(loop, caplog):
     assert len(told) == len([record for record in caplog.records if "Executing" in record.getMessage()]) == 1
 
 
-def test_what_raises_is_measured(loop):
+def test_callbacks_that_raise_are_measured(loop):
     loop.set_exception_handler(lambda _loop, context: None)
     told = []
     loop.add_slow_listener(told.append, BUSY_S)

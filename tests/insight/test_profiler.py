@@ -70,7 +70,7 @@ def owner(found, name):
     return row
 
 
-def test_functions_and_what_they_call(clocks):
+def test_functions_and_their_callees(clocks):
     def inner():
         clocks.burn(5)
 
@@ -90,7 +90,7 @@ def test_functions_and_what_they_call(clocks):
     assert function(found, "burn").own_cpu == 13
     here = owner(found, threading.current_thread().name)
     assert (here.kind, here.cpu, here.wall, here.wait) == ("thread", 13, 113, 100)
-    assert function(found, "test_functions_and_what_they_call").cpu == 13  # it began before the profile
+    assert function(found, "test_functions_and_their_callees").cpu == 13  # it began before the profile
 
 
 def test_recursion_counts_the_time_once(clocks):
@@ -160,7 +160,7 @@ def test_exceptions_that_unwind(clocks):
     assert function(found, "test_exceptions_that_unwind").cpu == 112
 
 
-def test_functions_that_began_before_and_end_meanwhile(clocks):
+def test_functions_that_began_before_the_profile(clocks):
     stack = contextlib.ExitStack()
 
     def began():
@@ -179,7 +179,7 @@ def test_functions_that_began_before_and_end_meanwhile(clocks):
     assert owner(found, threading.current_thread().name).cpu == 6
 
 
-async def test_tasks_are_charged_what_they_run(loop, clocks):
+async def test_tasks_are_charged_for_their_functions(loop, clocks):
     async def deep(units):
         clocks.burn(units)
         await asyncio.sleep(0)
@@ -223,7 +223,7 @@ async def test_a_task_that_is_cancelled_and_one_that_still_waits(loop, clocks):
     assert owner(found, "waiting").cpu == 0
 
 
-async def test_context_switches_are_charged_to_who_ran(loop, clocks):
+async def test_context_switches_are_charged_to_the_running_task(loop, clocks):
     async def blocks(times):
         for _ in range(times):
             clocks.block(1)
@@ -393,7 +393,7 @@ def test_the_real_clocks():
 
 @needs_coros
 @pytest.mark.parametrize("others", [0, 1])
-def test_what_the_loop_does_while_a_coro_waits_is_the_loops(others):
+def test_work_of_the_loop_is_not_charged_to_waiting_coros(others):
     """Native code that the loop calls causes no events, and neither does a switch."""
     from grapeshot import coro
 
@@ -415,7 +415,7 @@ def test_what_the_loop_does_while_a_coro_waits_is_the_loops(others):
 
 
 @needs_coros
-def test_what_a_native_call_does_after_its_wait_is_the_coros():
+def test_work_of_a_native_call_after_its_wait_is_charged_to_the_coro():
     from grapeshot import coro
 
     size = 4 << 20

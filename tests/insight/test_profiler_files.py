@@ -38,7 +38,7 @@ def row_of(profile, name):
     return row
 
 
-def test_what_is_saved_is_loaded(saved, tmp_path):
+def test_a_saved_profile_is_loaded_unchanged(saved, tmp_path):
     loaded = profiler.Profile.load(saved)
     loaded.save(tmp_path / "again")
     again = profiler.Profile.load(tmp_path / "again")

@@ -119,7 +119,7 @@ async def test_writes_of_a_task(loop):
         transport.close()
 
 
-async def test_what_the_kernel_does_not_take_is_not_counted(loop):
+async def test_bytes_that_the_kernel_refuses_are_not_counted(loop):
     ours, theirs = raw_pair(small=True)
     with theirs:
         transport, _ = await loop.connect_accepted_socket(asyncio.Protocol, ours)

@@ -206,7 +206,7 @@ def test_without_rich(path):
     assert "pip install 'grapeshot[top]'" in errors
 
 
-def test_nobody_listens(path):
+def test_a_path_where_no_process_listens(path):
     pytest.importorskip("rich")
     with Terminal("-m", "grapeshot", "top", path) as terminal:
         assert terminal.finish() != 0
@@ -328,7 +328,7 @@ async def test_slow_tasks_are_one_row_for_a_function(loop):
     sampler.end()
 
 
-async def test_what_peers_do_not_read(loop, serve):
+async def test_unread_output_is_shown(loop, serve):
     """The first screen shows it: memory that grows although no coro or task waits for it."""
 
     class Talker(asyncio.Protocol):
@@ -366,7 +366,7 @@ async def test_helpers(loop, path, tasks):
     await until(lambda: len(asyncio.all_tasks()) == 1, "the session to end")
 
 
-def test_a_back_door_that_is_none(path, start):
+def test_a_listener_that_is_not_a_back_door(path, start):
     pytest.importorskip("rich")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))

@@ -21,7 +21,7 @@ def node_of(tree, name):
     return next(node for node in tree.nodes if node.name == name)
 
 
-async def test_who_awaits_whom(loop):
+async def test_tasks_that_await_each_other(loop):
     async def worker(event):
         await event.wait()
 
@@ -228,7 +228,7 @@ def test_coros_and_tasks_are_one_tree():
     coro.run(main)
 
 
-def test_importing_the_package_imports_none_of_it():
+def test_importing_the_package_does_not_import_insight():
     code = "import sys, grapeshot; print([name for name in sys.modules if name.startswith('grapeshot')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not re.search("_tree|_waits|backdoor|_attach", done.stdout)

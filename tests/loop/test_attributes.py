@@ -15,7 +15,7 @@ import pytest
 from process.children import CAT, Events
 from support import HOST, Recorder, connected, iterations, pipe_ends, until
 from tls import endpoints
-from udp.endpoints import Datagrams
+from transports.udp.endpoints import Datagrams
 
 pytestmark = pytest.mark.skip_on(uvloop="its transports take no attributes")
 

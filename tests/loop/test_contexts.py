@@ -153,7 +153,7 @@ def test_the_current_context_of_a_thread(loop, fresh):
 
 
 @pytest.mark.skip_on(uvloop="it calls the handler outside", asyncio="from 3.12 on", when=sys.version_info < (3, 12))
-def test_an_exception_handler_sees_what_the_callback_has_set(loop, fresh):
+def test_an_exception_handler_runs_in_the_callbacks_context(loop, fresh):
     seen = []
     loop.set_exception_handler(lambda _loop, _context: seen.append(variable.get()))
 
@@ -282,7 +282,7 @@ class Steps:
 
 @pytest.mark.skip_on(uvloop="it runs them in another order")
 @pytest.mark.parametrize("seeds", [range(start, start + 25) for start in range(0, 100, 25)], ids=lambda seeds: seeds[0])
-def test_random_callbacks_see_what_they_see_on_asyncio(loop, seeds):
+def test_random_callbacks_see_the_same_contexts_as_on_asyncio(loop, seeds):
     for seed in seeds:
         usual = loop_factory("asyncio")()
         try:

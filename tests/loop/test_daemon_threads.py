@@ -14,7 +14,8 @@ import pytest
 from support import coro_is_available, run_script
 from tls.contexts import HOSTNAME, authority, certificate
 
-pytestmark = pytest.mark.slow
+# asyncio's loop checks the tests themselves; another loop would check nothing more.
+pytestmark = [pytest.mark.slow, pytest.mark.only_on("asyncio", "grapeshot")]
 
 HEAD = """
 import asyncio, logging, os, socket, ssl, sys, threading, time
@@ -130,7 +131,7 @@ def test_finalizers(loop_kind, line):
         "loop.create_task(loop.sock_connect(Socket(), ('localhost', 1)))",
     ],
 )
-def test_what_methods_call(loop_kind, line, is_debug):
+def test_calls_of_methods_into_python(loop_kind, line, is_debug):
     exits(
         loop_kind,
         f"""

@@ -88,7 +88,7 @@ def test_others(link):
     check(NATIVE_LINKS[link], 120_000, 0, "from grapeshot import coro\n" if is_coro else "")
 
 
-def test_what_finalizers_of_a_chain_do():
+def test_finalizers_of_a_chain():
     """Finalizers see valid objects, may keep them, and may make and free other chains."""
     more = """
 kept = []

@@ -144,6 +144,7 @@ def test_an_open_loop_is_collected(loop_kind):
     assert out.strip() == "0"
 
 
+@pytest.mark.only_on("asyncio", "grapeshot")
 @pytest.mark.parametrize("flags", [(), ("-X", "dev")], ids=["plain", "dev"])
 @pytest.mark.parametrize(
     "used",

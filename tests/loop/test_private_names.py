@@ -9,7 +9,7 @@ import pytest
 from process.children import CAT, Events
 from support import HOST, Recorder, connected, iterations, pipe_ends, until
 from tls import endpoints
-from udp.endpoints import Datagrams
+from transports.udp.endpoints import Datagrams
 
 pytestmark = pytest.mark.skip_on(uvloop="none of them")
 
@@ -41,7 +41,7 @@ def test_a_stop_can_be_taken_back(loop):
     assert loop._stopping is False
 
 
-def test_what_is_to_run(loop):
+def test_ready_and_scheduled(loop):
     """Home Assistant cancels timers through this name, and monitoring counts pending callbacks."""
     assert len(loop._ready) == len(loop._scheduled) == 0
     soon = [loop.call_soon(print, number) for number in range(3)]

@@ -36,7 +36,7 @@ def usr1():
     signal.signal(signal.SIGUSR1, previous)
 
 
-@pytest.mark.skip_on(asyncio="its selector is not woken: the script would wait for ever")
+@pytest.mark.skip_on(asyncio="its selector is not woken: the script would wait forever")
 def test_a_signal_that_another_thread_gets_wakes_the_loop(loop_kind):
     """The kernel may deliver a signal to any thread. It then interrupts no system call of the main thread."""
     with Script(

@@ -52,7 +52,7 @@ def test_a_native_method_shows_its_parameters_and_help(kind, name):
 
 
 @pytest.mark.parametrize(("kind", "name"), [row for row in NATIVE if row[0] in ASYNCIO and row not in OTHERWISE])
-def test_the_parameters_are_those_of_asyncio(kind, name):
+def test_the_parameters_are_the_same_as_asyncios(kind, name):
     theirs = getattr(ASYNCIO[kind], name, None)
     if theirs is None:
         pytest.skip("asyncio has no such method")

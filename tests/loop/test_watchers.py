@@ -123,7 +123,7 @@ async def test_remove_of_a_descriptor_that_was_never_added(loop, pair):
 
 @pytest.mark.parametrize("thing", ["a string", None, 1.5, object(), -1])
 @pytest.mark.parametrize("method", ["add_reader", "add_writer"])
-async def test_what_is_no_descriptor(loop, method, thing):
+async def test_objects_that_are_not_descriptors(loop, method, thing):
     with pytest.raises((ValueError, TypeError)):
         getattr(loop, method)(thing, print)
 

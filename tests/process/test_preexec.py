@@ -58,7 +58,7 @@ async def test_an_error_in_it_is_an_error_of_the_start(loop):
 
 
 @pytest.mark.skip_on(asyncio="it hangs, and so would the test", uvloop="#118")
-async def test_the_loop_continues_meanwhile(loop):
+async def test_the_loop_continues_while_preexec_fn_runs(loop):
     read_end, write_end = os.pipe()
     starting = loop.create_task(
         asyncio.create_subprocess_exec(*sh("exit 3"), preexec_fn=lambda: os.read(read_end, 1), pass_fds=(read_end,))
@@ -75,7 +75,7 @@ async def test_the_loop_continues_meanwhile(loop):
 
 @pytest.mark.skip_on(asyncio="it hangs, and so would the test", uvloop="#118")
 @pytest.mark.parametrize("is_late", [False, True])
-async def test_cancelled_meanwhile(loop, is_late):
+async def test_cancelled_while_preexec_fn_runs(loop, is_late):
     read_end, write_end = os.pipe()
     starting = loop.create_task(
         asyncio.create_subprocess_exec(*BLOCKED, preexec_fn=lambda: os.read(read_end, 1), stdin=PIPE, stdout=PIPE)

@@ -87,7 +87,7 @@ def test_the_instructions_are_assembled_for_apple(tmp_path: Path) -> None:
 
 def test_an_unknown_processor_builds(tmp_path: Path) -> None:
     """arch/none.rs has everything that arch/mod.rs requires of a file. With it, coros are refused
-    (tests/coro/test_state.py).
+    (tests/coro/stacks/test_state.py).
     """
     rustc = tool("rustc", where_from="https://rustup.rs")
     crate = tmp_path / "arch.rs"

@@ -11,7 +11,7 @@ import re
 import subprocess
 
 import pytest
-from project import speed_table
+from project.benchmarks import speed_table
 from project.markdown import ROOT, anchors, links, pages
 from support import coro_is_available
 

@@ -201,7 +201,7 @@ def test_requests_under_way_finish_at_the_end(start, number):
     assert service.process.communicate(timeout=CAP_S) == ("stopped\n", "")
 
 
-def test_the_deadline_ends_what_takes_longer(start):
+def test_the_deadline_ends_longer_requests(start):
     service = start(deadline=0.2)
     with service.connect() as busy:
         busy.sendall(b"GET /wait/50 HTTP/1.1\r\n\r\n")

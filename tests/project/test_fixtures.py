@@ -12,13 +12,13 @@ from project.markdown import ROOT
 
 
 def run_pytest(tmp_path: Path, code: str, *options: str, grace_s: str = "60") -> dict[str, set[str]]:
-    """The names of the tests in `code` by outcome, as pytest's short summary has them."""
+    """Return the names of the tests in `code` by outcome, as in pytest's short summary."""
     (tmp_path / "test_sample.py").write_text(textwrap.dedent(code), encoding="utf-8")
     place = os.pathsep.join([str(ROOT / "tests"), str(ROOT)])
     where = ["-c", str(ROOT / "pyproject.toml"), f"--rootdir={tmp_path}", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-rA", "-p", "conftest", *options, *where],
-        env={**os.environ, "PYTHONPATH": place, "TEST_CAP_S": "1", "TEST_GRACE_S": grace_s},
+        env={**os.environ, "PYTHONPATH": place, "TEST_CAP_S": "1", "TEST_AGAIN_S": "1", "TEST_GRACE_S": grace_s},
         capture_output=True,
         text=True,
         timeout=200,
@@ -82,7 +82,7 @@ def test_a_test_that_hangs_fails_alone(tmp_path):
     assert outcomes["PASSED"] == {"test_teardown", "test_others_run"}
 
 
-def test_what_no_signal_reaches_costs_only_its_process(tmp_path):
+def test_a_test_that_no_signal_interrupts_ends_only_its_process(tmp_path):
     outcomes = run_pytest(
         tmp_path,
         """
@@ -153,7 +153,7 @@ LEAVING = """
 """
 
 
-def test_what_a_test_leaves_behind_is_its_error(tmp_path):
+def test_a_test_that_leaves_something_behind_has_an_error(tmp_path):
     outcomes = run_pytest(tmp_path, LEAVING)
     left = {"test_thread", "test_descriptor", "test_child", "test_patch", "test_signal_handler", "test_environment"}
     assert outcomes["ERROR"] == left | {"test_settings"}

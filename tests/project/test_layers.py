@@ -239,7 +239,7 @@ def test_each_forbidden_edge_is_caught(tree, source, upper, lower):
         "impl Thing { fn f(&self) -> Self { crate::binding::names::make(self.x) } }",
     ],
 )
-def test_what_is_allowed_passes(tree, text):
+def test_allowed_edges_pass(tree, text):
     (tree / "src" / "event_loop" / "planted.rs").write_text(text + "\n", encoding="utf-8")
     assert list(rust_errors(tree)) == []
 

@@ -115,7 +115,7 @@ def linked_files(page):
 
 
 @pytest.mark.slow
-def test_the_sdist_has_what_its_pages_link(tmp_path):
+def test_the_sdist_has_the_files_that_its_pages_link(tmp_path):
     maturin = Path(sys.executable).with_name("maturin")
     if not maturin.exists():
         pytest.skip("maturin is not installed beside this interpreter")

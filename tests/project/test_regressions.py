@@ -15,7 +15,7 @@ OURS = "grapeshot"
 
 @functools.cache
 def functions(path: Path) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
-    """The functions of a test file."""
+    """Return the functions of a test file."""
     tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
     return {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
@@ -36,13 +36,15 @@ def problems_with(test: str) -> Iterator[str]:
 
 
 def excuses(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
-    """Yields the marks that excuse grapeshot from a test."""
+    """Yield the marks that excuse grapeshot from a test."""
     for decorator in function.decorator_list:
         if isinstance(decorator, ast.Call):
             mark = ast.unparse(decorator.func).removeprefix("pytest.mark.")
             names = {keyword.arg for keyword in decorator.keywords}
             if mark in {"xfail_on", "skip_on"} and names & {OURS, None}:
                 yield f"{mark} for {OURS}"
+            if mark == "only_on" and OURS not in {ast.literal_eval(argument) for argument in decorator.args}:
+                yield f"{mark} without {OURS}"
         elif ast.unparse(decorator) in {"pytest.mark.skip", "pytest.mark.xfail"}:
             yield "never passes"
 

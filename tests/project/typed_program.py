@@ -1,10 +1,11 @@
-"""A program that uses coros, for type checkers. Each line with `# error` must be an error, and no other line may be.
+"""A program for type checkers. Each line with `# error` must be an error, and no other line may be one.
 
 tests/project/test_types.py checks this file. It is never run.
 """
 
 from __future__ import annotations
 
+import asyncio
 import concurrent.futures
 import contextvars
 from collections.abc import Iterator
@@ -70,6 +71,10 @@ async def main() -> int:
     return 1
 
 
+asyncio.Runner(loop_factory=grapeshot.new_event_loop)
+grapeshot.new_event_loop().call_soon(print)
+grapeshot.new_event_loop().call_soon(1)  # error
+grapeshot.missing()  # error
 number: int = grapeshot.run(main())
 text: str = grapeshot.run(main())  # error
 text = coro.run(worker, 1)

@@ -18,11 +18,14 @@ hypothesis = pytest.importorskip("hypothesis")
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-# From 3.14 on, hypothesis may warn about its own generator.
-pytestmark = pytest.mark.filterwarnings("ignore:It looks like `register_random`")
+pytestmark = [
+    pytest.mark.only_on("asyncio", "grapeshot"),  # the other tests also run on uvloop
+    # From 3.14 on, hypothesis may warn about its own generator.
+    pytest.mark.filterwarnings("ignore:It looks like `register_random`"),
+]
 
 SETTINGS = settings(
-    max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None
+    max_examples=100, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None
 )
 
 VALUES = st.recursive(
@@ -173,7 +176,7 @@ def test_a_client_survives_any_answers(new_loop, caplog):
 
     connections: set = set()
 
-    @settings(SETTINGS, max_examples=100)
+    @settings(SETTINGS, max_examples=50)
     @given(ANSWERS, st.binary(max_size=8))
     def check(answers, tail):
         loop.run_until_complete(attempt(answers, tail))

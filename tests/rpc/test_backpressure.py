@@ -10,7 +10,7 @@ from support import until
 MIB = 1024 * 1024
 
 
-async def test_a_server_that_does_not_read_bounds_what_the_client_sends(loop):
+async def test_a_client_holds_little_for_a_server_that_does_not_read(loop):
     async with ends({"max_packet": 2 * MIB}, max_packet=2 * MIB) as both:
         client = both.client()
         await client.call("add", 1)
@@ -31,7 +31,7 @@ async def test_a_server_that_does_not_read_bounds_what_the_client_sends(loop):
         assert cancelled.cancelled()
 
 
-async def test_a_client_that_does_not_read_bounds_what_the_server_answers(loop):
+async def test_a_server_holds_little_for_a_client_that_does_not_read(loop):
     """Small requests with large answers: the server stops taking requests, even those that have already arrived."""
     async with ends() as both, raw_client(both.port) as raw:
         raw.say_hello(max_packet=2 * MIB)

@@ -117,7 +117,7 @@ async def test_an_exception_of_a_handler_is_a_remote_error(loop):
 @pytest.mark.parametrize(
     ("kind", "error"), [(asyncio.CancelledError, rpc.RemoteCancelled), (GeneratorExit, rpc.RemoteError)]
 )
-async def test_whatever_a_function_raises_ends_that_call_only(loop, kind, error):
+async def test_an_exception_of_any_kind_ends_only_its_call(loop, kind, error):
     def leave():
         raise kind
 
@@ -187,7 +187,7 @@ async def test_wrong_calls(loop):
         assert both.server.connections == 1
 
 
-async def test_what_cannot_be_encoded(loop):
+async def test_values_that_cannot_be_encoded(loop):
     async with ends() as both:
         client = both.client()
         both.server.add("opaque", lambda: object())

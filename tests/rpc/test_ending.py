@@ -27,7 +27,7 @@ async def test_close_waits_for_the_calls_under_way(loop):
         assert both.server.connections == 0
 
 
-async def test_close_cancels_what_takes_too_long(loop):
+async def test_close_cancels_calls_that_take_too_long(loop):
     async with ends() as both:
         client = both.client()
         call = asyncio.create_task(client.call("hold", 1))
@@ -38,7 +38,7 @@ async def test_close_cancels_what_takes_too_long(loop):
         assert both.methods.cancelled == [1]
 
 
-async def test_close_does_not_wait_for_what_refuses_to_end(loop):
+async def test_close_does_not_wait_for_handlers_that_refuse_to_end(loop):
     async with ends() as both:
 
         @both.server.method

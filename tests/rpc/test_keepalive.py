@@ -20,6 +20,7 @@ from support import HOST, coro_is_available, until
 
 from grapeshot import rpc
 
+pytestmark = pytest.mark.only_on("asyncio", "grapeshot")  # the other tests also run on uvloop
 PING, PONG = [10, 0], [11, 0]
 PING_BYTES = msgspec.msgpack.encode(PING)
 
@@ -155,7 +156,7 @@ async def test_a_handler_that_runs_long_keeps_its_connection(loop):
         await client.close()
 
 
-async def test_a_loop_that_was_busy_itself_blames_nobody(loop):
+async def test_a_busy_loop_does_not_drop_its_peer(loop):
     """When the time is over, the answer has not passed the proxy, because nothing ran in the meantime."""
     async with ends(keepalive=None) as both, proxied(both.port) as (_, port):
         client = rpc.Client(HOST, port, keepalive=0.2)
@@ -213,7 +214,7 @@ async def test_a_server_answers_pings_but_stores_no_answers(loop):
         assert await raw.message() == [5, 1, 2]
 
 
-async def test_off_means_off(loop):
+async def test_no_pings_without_keepalive(loop):
     async with ends(keepalive=None) as both, proxied(both.port) as (proxy, port):
         clients = [rpc.Client(HOST, port, keepalive=None)]
         calls = [asyncio.create_task(clients[0].call("hold", 1))]

@@ -15,6 +15,7 @@ from support import HOST, until
 
 from grapeshot import rpc
 
+pytestmark = pytest.mark.only_on("asyncio", "grapeshot")  # the other tests also run on uvloop
 encode = msgspec.msgpack.encode
 
 NOT_DECODABLE = {
@@ -150,7 +151,7 @@ async def test_keywords_that_are_no_names(loop):
         assert (await raw.message())[:3] == [6, 2, 2]
 
 
-async def test_cancelling_and_crediting_what_is_over_does_nothing(loop):
+async def test_cancelling_and_crediting_an_ended_call_does_nothing(loop):
     async with ends() as both, raw_client(both.port) as raw:
         raw.say_hello()
         raw.send_message(1, 1, "add", [1])
@@ -215,7 +216,7 @@ for _ in range(900):
     ],
     ids=["kind", "deep kind", "number", "deep number", "deep cancel", "deadline", "credit"],
 )
-async def test_what_is_wrong_is_quoted_and_cut(loop, caplog, message):
+async def test_the_log_quotes_the_error_and_cuts_it(loop, caplog, message):
     async with ends() as both, raw_client(both.port) as raw:
         raw.say_hello()
         raw.send_message(*message)

@@ -146,7 +146,7 @@ async def test_closing_ends_a_client_that_is_connecting(loop):
         assert "the client is closed" in str(result)
 
 
-async def test_what_has_not_left_goes_through_the_next_connection(loop):
+async def test_unsent_calls_go_through_the_next_connection(loop):
     async with ends() as both:
         client = both.client()
         await client.call("add", 1)

@@ -235,7 +235,7 @@ def test_tasks_and_coros_share_clients_and_servers():
     grapeshot.run(main())
 
 
-def test_the_names_are_those_of_the_other_style():
+def test_both_styles_have_the_same_names():
     assert set(rpc.__all__) == set(async_rpc.__all__) - {"PacketStream"}
     for name in ("Client", "Server", "Stream"):
         own = {name for name in dir(getattr(rpc, name)) if not name.startswith("_")}

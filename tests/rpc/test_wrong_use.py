@@ -29,7 +29,7 @@ async def test_names_of_methods_are_strings(loop, name):
         assert await held == "other"
 
 
-def test_what_has_no_name_is_added_with_one():
+def test_a_callable_without_a_name_needs_one():
     server = rpc.Server()
     partial = functools.partial(len)
     for wrong in (partial, 3):

@@ -316,7 +316,7 @@ async def test_a_future_of_another_loop_is_refused(loop, new_loop, pair):
 
 
 @pytest.mark.skip_on(uvloop="compiled coroutines do not show on every version what they wait for")
-async def test_what_a_task_shows(loop, pair):
+async def test_a_waiting_task_shows_the_method(loop, pair):
     task = await blocked_task(loop, loop.sock_recv(pair[0], 10))
     assert "sock_recv" in repr(task)
     assert "wait_for=<" in repr(task)

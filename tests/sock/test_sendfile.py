@@ -143,7 +143,7 @@ async def test_it_is_sent_between_writes(loop, file, is_native):
 
 
 @pytest.mark.parametrize("is_native", WAYS, ids=["native", "fallback"])
-async def test_nothing_is_read_meanwhile(loop, file, is_native):
+async def test_nothing_is_read_during_sendfile(loop, file, is_native):
     opened = file if is_native else Unmappable(CONTENT)
     transport, protocol, peer = await connected(loop, small=True)
     with peer:
@@ -173,7 +173,7 @@ async def test_a_paused_transport_stays_paused(loop, file, is_native):
         await iterations(3)
 
 
-async def test_writes_are_refused_meanwhile(loop, file):
+async def test_writes_are_refused_during_sendfile(loop, file):
     transport, _, peer = await connected(loop, small=True)
     with peer:
         task = loop.create_task(loop.sendfile(transport, file))

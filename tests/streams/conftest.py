@@ -1,13 +1,16 @@
-"""Close the streams that a test leaves open before their loop is closed."""
+"""Fixtures: the module whose streams a test uses. Streams that a test leaves open are closed before their loop is."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from types import ModuleType
 
 import pytest
 from streams import readers
 from support import iterations
+
+import grapeshot.streams
 
 
 @pytest.fixture(autouse=True)
@@ -22,3 +25,11 @@ def _close_what_is_open(request: pytest.FixtureRequest) -> Iterator[None]:
     if readers.opened and not loop.is_closed():
         loop.run_until_complete(iterations(5))
     readers.opened.clear()
+
+
+@pytest.fixture(params=["asyncio", "native"])
+def api(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """asyncio or grapeshot.streams."""
+    module = asyncio if request.param == "asyncio" else grapeshot.streams
+    monkeypatch.setattr(readers, "usual", module)
+    return module

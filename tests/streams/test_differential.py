@@ -204,7 +204,7 @@ def test_same_traffic_same_results(seeds):
 
 
 @pytest.mark.parametrize("looks", [True, False])
-@pytest.mark.parametrize("seeds", [range(start, start + 50) for start in range(0, 200, 50)], ids=lambda seeds: seeds[0])
+@pytest.mark.parametrize("seeds", [range(start, start + 25) for start in range(0, 100, 25)], ids=lambda seeds: seeds[0])
 def test_same_results_with_native_streams(seeds, looks):
     """Looking at the buffer joins the pieces in it, so the same traffic also runs without looking."""
     native = grapeshot.streams

@@ -100,7 +100,7 @@ async def test_paused_beyond_twice_the_limit(loop, limit):
     assert await stream.reader.readexactly(limit + 1) == rest
 
 
-async def test_paused_by_the_user_meanwhile(loop):
+async def test_reading_that_the_user_has_paused(loop):
     stream = await open_stream(loop, 10)
     stream.transport.pause_reading()
     await stream.send(b"x" * 50)

@@ -11,7 +11,6 @@ import warnings
 import weakref
 
 import pytest
-from streams import readers
 from streams.readers import PythonCalls, open_stream
 from support import HOST, iterations, until
 from tls.contexts import client_context, server_context
@@ -19,13 +18,6 @@ from tls.contexts import client_context, server_context
 import grapeshot.streams
 
 LINE = b"ab\r\n"
-
-
-@pytest.fixture(params=["asyncio", "native"])
-def api(request, monkeypatch):
-    module = asyncio if request.param == "asyncio" else grapeshot.streams
-    monkeypatch.setattr(readers, "usual", module)
-    return module
 
 
 # One call of each kind that waits for LINE, and returns nothing shorter.
@@ -87,7 +79,7 @@ def test_types(api):
         assert function.__name__ == name
 
 
-async def test_what_a_call_returns(api, loop):
+async def test_reading_methods_return_coroutines(api, loop):
     stream = await open_stream(loop)
     for read in READS.values():
         coroutine = read(stream.reader)
@@ -371,7 +363,7 @@ async def test_parts_and_wholes(api, loop, looks):
     assert await reader.read() == expected
 
 
-async def test_the_buffer_is_what_is_held(api, loop):
+async def test_the_buffer_holds_the_unread_data(api, loop):
     stream = await open_stream(loop)
     reader = stream.reader
     await stream.send(b"12345")
@@ -462,7 +454,7 @@ async def test_subclasses(api, loop, name):
 # ---------------------------------------------------------------- writing
 
 
-async def test_what_a_drain_asks_is_replaced(api, loop):
+async def test_drain_calls_a_replaced_exception_method(api, loop):
     (reader, writer), (_, other) = await connection(api, loop)
     reader.exception = lambda: LookupError("replaced")
     with pytest.raises(LookupError, match="replaced"):
@@ -480,7 +472,7 @@ async def test_what_a_drain_asks_is_replaced(api, loop):
     await end(other, writer)
 
 
-async def test_a_drain_asks_what_is_set_on_the_protocol(api, loop):
+async def test_drain_calls_a_drain_helper_of_the_protocol(api, loop):
     (_, writer), (_, other) = await connection(api, loop)
     calls = []
 
@@ -522,7 +514,7 @@ async def test_drain_after_the_connection_is_lost(api, loop):
         await writer.drain()
 
 
-async def test_drain_raises_what_the_reader_has(api, loop):
+async def test_drain_raises_the_readers_exception(api, loop):
     (reader, writer), (_, other) = await connection(api, loop)
     reader.set_exception(LookupError("of the reader"))
     with pytest.raises(LookupError, match="of the reader"):

@@ -25,7 +25,7 @@ from streams.test_feeding import (  # noqa: F401
     test_no_python_between,
     test_over_tls,
     test_paused_beyond_twice_the_limit,
-    test_paused_by_the_user_meanwhile,
+    test_reading_that_the_user_has_paused,
     test_sizes_from_one_to_beyond_every_buffer,
     test_the_buffer_stays_the_same_object,
     test_the_reader_of_a_protocol_replaced,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support import coro_is_available
 
 from tests.suites import corpus
-from tests.support import coro_is_available
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 
@@ -50,7 +50,7 @@ def test_problems_are_found(folder: Path) -> None:
     }
 
 
-def test_what_is_told() -> None:
+def test_differences_are_reported() -> None:
     assert corpus.compare({"a": "fails", "b": "fails"}, {"b": "known", "c": "known"}) == [
         "FAILED a: fails",
         "PASSES c, but is listed: known",

@@ -101,7 +101,7 @@ LOOKS = {
 
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
 @pytest.mark.skip_on(uvloop="its writes leave at the end of the iteration")
-async def test_what_could_tell_sends_first(loop, loop_kind, look):
+async def test_calls_that_could_reveal_held_data_send_it_first(loop, loop_kind, look):
     transport, protocol, peer = await quiet(loop)
     transport.write(b"held, ")
     transport.write(b"both")
@@ -156,7 +156,7 @@ async def test_a_write_that_fails(loop):
 
 
 @pytest.mark.parametrize("before", [b"", b"first, "], ids=["alone", "after a step"])
-async def test_what_a_callback_writes_before_it_raises(loop, reported, before):
+async def test_writes_of_a_callback_that_raises(loop, reported, before):
     class Raises(Recorder):
         def data_received(self, data):
             super().data_received(data)

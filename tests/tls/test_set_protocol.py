@@ -74,9 +74,7 @@ async def test_with_buffers_while_decrypting(loop, before, after, size):
     await replaced_while_decrypting(loop, before, after, size)
 
 
-@pytest.mark.skip_on(
-    asyncio="calls buffer_updated() of the new protocol, or of the old one for ever", uvloop="the same"
-)
+@pytest.mark.skip_on(asyncio="calls buffer_updated() of the new protocol, or of the old one forever", uvloop="the same")
 @pytest.mark.parametrize("after", [Recorder, BufferedRecorder])
 async def test_inside_get_buffer(loop, after):
     """Nothing has been decrypted yet, so all data goes to the new protocol."""

@@ -335,61 +335,6 @@ async def test_a_peer_that_has_closed_receives_all_data(loop):
     peer.close()
 
 
-@pytest.mark.parametrize("method", ["data_received", "eof_received"])
-async def test_callback_raises(loop, reported, method):
-    class Fails(Recorder):
-        pass
-
-    def fail(self, *_args):
-        raise RuntimeError(f"in {method}")
-
-    setattr(Fails, method, fail)
-    transport, protocol, peer = await connected(loop, Fails)
-    await peer.write(b"x")
-    await peer.send_close_notify()
-    await until(lambda: protocol.is_lost, "connection_lost")
-    assert [str(exception) for exception in reported.exceptions] == [f"in {method}"]
-    assert str(protocol.lost_with[0]) == f"in {method}"
-    protocol.lost_with.clear()
-    reported.clear()
-    peer.close()
-
-
-@pytest.mark.skip_on(asyncio="asks for a buffer without data", uvloop="asks for a buffer without data")
-async def test_get_buffer_raises(loop, reported):
-    class Fails(asyncio.BufferedProtocol):
-        lost = None
-
-        def get_buffer(self, _hint):
-            raise RuntimeError("in get_buffer")
-
-        def connection_lost(self, exc):
-            self.lost = str(exc)
-
-    transport, protocol, peer = await connected(loop, Fails)
-    await peer.write(b"x")
-    await until(lambda: protocol.lost, "connection_lost")
-    assert protocol.lost == "in get_buffer"
-    assert [str(exception) for exception in reported.exceptions] == ["in get_buffer"]
-    reported.clear()
-    peer.close()
-
-
-async def test_connection_lost_raises(loop, reported):
-    class Fails(Recorder):
-        def connection_lost(self, exc):
-            super().connection_lost(exc)
-            raise RuntimeError("in connection_lost")
-
-    transport, protocol, peer = await connected(loop, Fails)
-    transport.abort()
-    await until(lambda: reported, "the report")
-    assert str(reported.exceptions[0]) == "in connection_lost"
-    assert protocol.lost_with == [None]
-    reported.clear()
-    peer.close()
-
-
 async def test_abort_inside_data_received(loop):
     class Aborts(Recorder):
         def data_received(self, data):
@@ -438,7 +383,7 @@ def close_notify(peer):
     return peer.outgoing.read()
 
 
-@pytest.mark.skip_on(asyncio="waits for resume_reading() for ever", uvloop="loses the data")
+@pytest.mark.skip_on(asyncio="waits for resume_reading() forever", uvloop="loses the data")
 async def test_close_after_the_end_while_paused(loop):
     transport, protocol, peer = await connected(loop)
     transport.pause_reading()

@@ -82,7 +82,7 @@ async def test_streams_both_sides(loop):
     await server.wait_closed()
 
 
-@pytest.mark.skip_on(uvloop="loses the data and waits for ever")
+@pytest.mark.skip_on(uvloop="loses the data and waits forever")
 @pytest.mark.skip_on(asyncio="loses the data on this version", when=sys.version_info < (3, 13, 12))
 async def test_the_client_does_not_wait_for_the_answer(loop):
     """The client's first handshake message is already in the server's StreamReader when start_tls() is called."""

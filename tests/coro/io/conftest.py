@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import gc
-import os
 import socket
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from socket import AF_INET, SOCK_STREAM
 from typing import Any
 
 import pytest
-from support import HOST, coro_is_available, in_thread
+from support import HOST, in_thread
 
 
 class World:
@@ -86,25 +83,3 @@ def world(request: pytest.FixtureRequest) -> World:
     ours.
     """
     return World(request.param)
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left() -> Iterator[None]:
-    """Check that the test closes its descriptors."""
-    if not coro_is_available():
-        yield
-        return
-    gc.collect()
-    before = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        yield
-        gc.collect()
-    if before:
-        left = {}
-        for number in set(os.listdir("/proc/self/fd")) - before:
-            try:
-                left[number] = os.readlink(f"/proc/self/fd/{number}")
-            except OSError:
-                continue  # the descriptor with which the directory was listed
-        assert not left

@@ -128,7 +128,7 @@ def test_numbers_and_ancillary_data_are_read_once(world):
     world.run(main)
 
 
-def test_nobody_resizes_a_buffer_of_a_call_that_waits(world):
+def test_the_buffer_of_a_waiting_call_cannot_be_resized(world):
     if world.kind != "coros":
         pytest.skip("nothing tells that a thread waits")
 
@@ -163,7 +163,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_wrong_arguments_raise_at_once_what_they_raise_in_cpython(world, name):
+def test_wrong_arguments_raise_the_errors_of_cpython_at_once(world, name):
     def main():
         near, far = world.tcp_pair()
         with near, far, socket.socket() as plain:

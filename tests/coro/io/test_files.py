@@ -99,7 +99,7 @@ def test_a_descriptor_that_others_share_stays_as_it_is(run):
     run(main)
 
 
-def test_a_large_write_to_a_shared_descriptor_blocks_nobody():
+def test_a_large_write_to_a_shared_descriptor_does_not_block_the_loop():
     def main():
         read_end, write_end = os.pipe()
         with coro.fd_sock(read_end) as reader, coro.fd_sock(write_end, closefd=False) as writer:
@@ -179,7 +179,7 @@ def test_one_coro_at_a_time_may_read():
     coro.run(main)
 
 
-def test_closing_wakes_who_waits():
+def test_closing_wakes_a_waiting_reader():
     def main():
         reader, writer = pipe()
         with writer:
@@ -576,7 +576,7 @@ def test_another_reader_is_faster(kind):
     coro.run(main)
 
 
-def test_what_a_real_thread_has_read_is_not_lost():
+def test_data_that_a_real_thread_has_read_is_not_lost():
     """The thread of an interrupted coro continues, and the next reader gets what it reads."""
 
     def main():

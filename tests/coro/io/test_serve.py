@@ -6,38 +6,22 @@ import asyncio
 import contextlib
 import errno
 import gc
-import importlib.util
 import os
 import resource
 import socket
 import ssl
 import stat
-import sys
 import threading
-from pathlib import Path
 
 import pytest
-from support import HOST, coro_is_available, run_script
+from support import HOST, coro_is_available, run_script, until_in_coro
+from tls import contexts
 
 import grapeshot
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 if coro_is_available():
     from grapeshot import coro
-
-
-def _contexts():
-    """Return the contexts of the loop's TLS tests."""
-    name = "tls_contexts"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / "tls" / "contexts.py")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    return sys.modules[name]
-
-
-contexts = _contexts()
 
 
 def echo(sock, address):
@@ -73,12 +57,6 @@ def run_quietly(main):
     return reports
 
 
-def until(condition):
-    with coro.timeout(10):
-        while not condition():
-            coro.sleep_relative(0.001)
-
-
 # ---- serving -------------------------------------------------------------------------------------------------------
 
 
@@ -104,7 +82,7 @@ def test_a_coro_for_each_connection():
             assert all(name.endswith(f"handler {address}") for _, address, _, name in peers)
             for client in clients:
                 client.close()
-            until(lambda: not server.connections)
+            until_in_coro(lambda: not server.connections)
 
     assert run_quietly(main) == []
 
@@ -263,7 +241,7 @@ def test_an_error_ends_only_its_connection():
             with connect(server) as client:
                 client.sendall(b"fail")
                 assert client.recv(10) == b""
-            until(lambda: reports)
+            until_in_coro(lambda: reports)
             [context] = reports
             assert context["message"] == "Exception in the handler of a connection"
             assert repr(context["exception"]) == "ValueError('told to')"
@@ -297,7 +275,7 @@ def test_an_error_is_reported_once():
             for count in (1, 2):
                 with connect(server) as client:
                     assert client.recv(1) == b""
-                until(lambda count=count: len(messages) >= count and not server.connections)
+                until_in_coro(lambda count=count: len(messages) >= count and not server.connections)
         gc.collect()
 
     coro.run(main)
@@ -315,7 +293,7 @@ def test_out_of_descriptors(monkeypatch):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         with coro.serve(echo, HOST, 0, limit=3) as server, coro.tcp_sock() as client:
             assert ask(server, b"before") == b"before"
-            until(lambda: not server.connections)
+            until_in_coro(lambda: not server.connections)
             fill = []
             resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 256), hard))
             try:
@@ -324,7 +302,7 @@ def test_out_of_descriptors(monkeypatch):
                         fill.append(os.dup(client.fileno()))
                 client.connect(address_of(server))
                 client.sendall(b"patience")
-                until(lambda: len(reports) > 1)
+                until_in_coro(lambda: len(reports) > 1)
                 assert server.connections == 0
             finally:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -341,7 +319,7 @@ def test_an_error_of_the_listening_socket_is_reported():
     def main(reports):
         with coro.serve(echo, HOST, 0) as server:
             server.sockets[0].shutdown(socket.SHUT_RD)
-            until(lambda: reports)
+            until_in_coro(lambda: reports)
             assert server.wait_closed(0.001) is False
         assert [context["message"] for context in reports] == ["socket.accept() failed"]
 
@@ -394,7 +372,7 @@ def test_stop_waits_and_then_shuts_down():
             client.sendall(b"x")
             assert client.recv(1) == b"x"
             stopping = coro.spawn(server.stop, seconds)
-            until(lambda: server.sockets == ())
+            until_in_coro(lambda: server.sockets == ())
             if way == "returned":
                 client.close()
             stopping.join()
@@ -411,9 +389,9 @@ def test_an_interruption_of_stop_shuts_down_at_once():
     def main(reports):
         server = coro.serve(echo, HOST, 0)
         with connect(server) as client:
-            until(lambda: server.connections)
+            until_in_coro(lambda: server.connections)
             stopping = coro.spawn(server.stop, None)
-            until(lambda: server.sockets == ())
+            until_in_coro(lambda: server.sockets == ())
             stopping.shutdown()
             assert client.recv(1) == b""
             stopping.join()
@@ -470,7 +448,7 @@ def test_the_end_of_the_loop_ends_the_server():
         server = coro.serve(echo, HOST, 0, limit=2)
         for _ in range(3):
             clients.append(socket.create_connection(address_of(server)))
-        until(lambda: server.connections == 2)
+        until_in_coro(lambda: server.connections == 2)
 
     coro.run(main)
     for client in clients:
@@ -593,7 +571,7 @@ def test_a_thread_of_clients():
             threads = [threading.Thread(target=client, args=(address_of(server),)) for _ in range(8)]
             for thread in threads:
                 thread.start()
-            until(lambda: len(results) == 8)
+            until_in_coro(lambda: len(results) == 8)
         for thread in threads:
             thread.join()
 

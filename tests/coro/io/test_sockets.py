@@ -40,7 +40,7 @@ def test_they_are_sockets():
         sock.close()
 
 
-def test_the_native_methods_are_those_of_the_class_itself():
+def test_the_class_itself_defines_the_native_methods():
     for name in ("recv", "recv_into", "send", "sendall", "recv_exact", "accept"):
         assert vars(coro.sock)[name].__objclass__ is coro.sock
 
@@ -190,7 +190,7 @@ def test_names_are_resolved_in_another_thread(monkeypatch):
     assert threading.get_ident() not in threads
 
 
-def test_literals_ask_nobody(monkeypatch):
+def test_address_literals_need_no_lookup(monkeypatch):
     from grapeshot.coro import _dns
 
     monkeypatch.setattr(_dns, "_getaddrinfo", None)

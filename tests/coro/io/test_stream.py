@@ -45,7 +45,7 @@ def test_echo(world):
     world.run(main)
 
 
-def test_reads_of_all_sizes_in_turn_return_what_was_sent(world):
+def test_reads_of_changing_sizes_return_all_data(world):
     """Small and large reads in turn, through the loop's buffer and without it: each step is awaited before the next
     one.
     """
@@ -212,7 +212,7 @@ def test_recv_exact():
     coro.run(main)
 
 
-def test_recv_exact_at_the_end_of_the_stream_keeps_what_came():
+def test_recv_exact_at_the_end_of_the_stream_keeps_the_data():
     def main():
         near, far = coro.socketpair()
         with far:
@@ -227,7 +227,7 @@ def test_recv_exact_at_the_end_of_the_stream_keeps_what_came():
     coro.run(main)
 
 
-def test_recv_exact_that_is_interrupted_keeps_what_came():
+def test_an_interrupted_recv_exact_keeps_the_data():
     def main():
         near, far = coro.socketpair()
         with near, far:
@@ -489,7 +489,7 @@ def test_urgent_data_does_not_stop_the_stream(world):
     world.run(main)
 
 
-def test_errors_are_those_of_plain_sockets(world):
+def test_errors_are_the_same_as_with_plain_sockets(world):
     """Each call, on a closed socket and with wrong arguments."""
 
     def outcome(call):

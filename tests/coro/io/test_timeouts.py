@@ -106,7 +106,7 @@ def test_the_timeout_as_a_plain_socket_shows_it(world):
 
 
 @pytest.mark.parametrize("what", ["socket", "number"])
-def test_waiting_again_for_what_is_still_ready(what):
+def test_waiting_again_for_a_socket_that_is_still_ready(what):
     """`wait_for_read` and `wait_for_write` report the state, even if nothing was read after the last wait."""
 
     def main():

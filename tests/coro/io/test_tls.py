@@ -2,32 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 import socket
 import ssl
-import sys
-from pathlib import Path
 
 import pytest
 from support import HOST, coro_is_available, in_thread
+from tls import contexts
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 if coro_is_available():
     from grapeshot import coro
-
-
-def _contexts():
-    """Return the contexts of the loop's TLS tests."""
-    name = "tls_contexts"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / "tls" / "contexts.py")
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    return sys.modules[name]
-
-
-contexts = _contexts()
 BIG = bytes(range(256)) * 4096 * 4
 
 

@@ -92,7 +92,7 @@ def test_many_children(way):
     coro.run(main)
 
 
-def test_what_is_no_child():
+def test_a_process_that_is_not_a_child():
     def main():
         for call in (
             lambda: coro.waitpid(os.getpid()),
@@ -105,7 +105,7 @@ def test_what_is_no_child():
     coro.run(main)
 
 
-def test_any_child_where_there_is_none():
+def test_waiting_for_any_child_without_children():
     """Runs in its own process: earlier tests may have left helpers of the standard library running in this one."""
     code = """
         from grapeshot import coro

@@ -142,7 +142,7 @@ def move_others(folder):
         (move_others, [("moved", "below", "below2"), ("moved", "link", "link2")], []),
     ],
 )
-def test_what_happens_between_two_looks(folder, change, in_directory, of_file):
+def test_changes_between_two_listings(folder, change, in_directory, of_file):
     for name in ("a", "b", "first"):
         (folder / name).write_text(name)
     (folder / "second").hardlink_to(folder / "first")

@@ -305,7 +305,7 @@ def test_waiting():
     coro.run(main)
 
 
-def test_what_cannot_be_watched(tmp_path):
+def test_files_that_cannot_be_watched(tmp_path):
     with pytest.raises(FileNotFoundError) as caught:
         coro.watch_file(tmp_path / "nowhere" / "file")
     assert caught.value.filename == str(tmp_path / "nowhere")

@@ -32,7 +32,7 @@ def original(name):
 
 @pytest.fixture(params=["stand-ins", "real"])
 def head(request, tmp_path):
-    """Return code that makes both packages importable, and defines a function that tells what an action raises."""
+    """Return code that makes both packages importable and defines a function that prints the exception of an action."""
     code = "import sys\n"
     if request.param == "real":
         missing = [name for name in ("gevent", "eventlet") if importlib.util.find_spec(name) is None]
@@ -121,7 +121,7 @@ def test_after_the_others_there_are_no_coros(head, patch):
     assert is_patched == "False"
 
 
-def test_gevent_without_patching_is_nobodys_business(head):
+def test_gevent_without_patching_is_accepted(head):
     code = """
 from grapeshot import coro
 coro.patch()

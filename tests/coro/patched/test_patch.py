@@ -124,7 +124,7 @@ def test_first_line_of_a_program_warns_of_nothing():
     assert run("from grapeshot import coro\ncoro.patch()\nprint('ok')") == ["ok"]
 
 
-def test_what_keeps_the_originals():
+def test_modules_that_keep_the_original_functions():
     assert run(
         """
         import threading, time, _thread, queue

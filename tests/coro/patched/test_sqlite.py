@@ -327,7 +327,7 @@ coro.run(main)
 """
 
 
-def test_the_loop_runs_meanwhile(tmp_path):
+def test_the_loop_runs_while_the_database_is_locked(tmp_path):
     result = subprocess.run(
         [sys.executable, "-c", LOOP_RUNS], capture_output=True, text=True, timeout=CAP_S, check=False, cwd=tmp_path
     )

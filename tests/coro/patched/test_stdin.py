@@ -111,7 +111,7 @@ LATE = "from grapeshot import coro; coro.patch()"
 
 
 @pytest.mark.parametrize(("patch", "call"), [("", "main()"), (LATE, "coro.run(main)")], ids=["threads", "coros"])
-def test_readers_and_what_was_read_before(patch, call):
+def test_readers_after_earlier_reads(patch, call):
     script = READERS.replace("PATCH", patch).replace("CALL", call)
     with start((), script, subprocess.PIPE) as process:
         process.stdin.write("a\nb\nc\n")

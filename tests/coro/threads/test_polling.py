@@ -1,0 +1,116 @@
+"""Polling a lock or queue of patched threads without waiting: after a number of such calls, other coros run."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+import pytest
+from support import coro_is_available, spawn_blocked
+
+pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
+if coro_is_available():
+    from grapeshot import _core, coro
+
+MANY = 1000
+
+
+def polls_of_locks():
+    """Locks that another coro holds, and a queue, polled in each way."""
+    for kind in ("thread_lock", "thread_rlock"):
+        for arguments in ({"blocking": False}, {"timeout": 0}):
+            lock = getattr(_core, kind)()
+            spawn_blocked(lambda lock=lock: (lock.acquire(), coro.wait()))
+            yield lambda lock=lock, arguments=arguments: lock.acquire(**arguments)
+    simple = _core.thread_queue()
+    for function in (simple.get_nowait, lambda: simple.get(False), lambda: simple.get(timeout=0)):
+
+        def poll(function=function):
+            try:
+                function()
+            except queue.Empty:
+                return False
+
+        yield poll
+
+
+def test_others_run():
+    def main():
+        for poll in polls_of_locks():
+            ran = []
+            coro.spawn(ran.append, "others")
+            for _ in range(MANY):
+                assert not poll()
+                if ran:
+                    break
+            assert ran
+
+    coro.run(main)
+
+
+def test_how_often_is_the_selfishness_of_the_coro():
+    def main():
+        lock = _core.thread_lock()
+        spawn_blocked(lambda: (lock.acquire(), coro.wait()))
+        coro.current().set_max_selfish_acts(100)
+        coro.yield_slice()
+        ran = []
+        coro.spawn(ran.append, "others")
+        number = 0
+        while not ran:
+            lock.acquire(False)
+            number += 1
+        return number
+
+    assert coro.run(main) == 101
+
+
+def test_a_lock_released_by_another_coro_is_taken():
+    def main():
+        lock = _core.thread_lock()
+        spawn_blocked(lambda: (lock.acquire(), coro.yield_slice(), lock.release()))
+        taken = [lock.acquire(False) for _ in range(10)]
+        assert taken.count(True) == 1
+        lock.release()
+
+    coro.run(main)
+
+
+def test_a_poller_is_shut_down():
+    lock = _core.thread_lock()
+    lock.acquire()
+
+    def poll():
+        while not lock.acquire(False):
+            pass
+
+    def main():
+        poller = spawn_blocked(poll)
+        poller.shutdown()
+        poller.join()
+
+    coro.run(main)
+
+
+def test_the_holder_of_a_lock_is_not_interrupted():
+    """``Condition.notify`` checks whether its caller holds the lock. If that were interrupted, no waiter would wake."""
+
+    def main():
+        lock = _core.thread_lock()
+        condition = threading.Condition(lock)
+        ran = []
+        with condition:
+            coro.spawn(ran.append, "others")
+            for _ in range(MANY):
+                condition.notify()
+            assert not ran
+        coro.yield_slice()
+        assert ran
+
+    coro.run(main)
+
+
+def test_where_a_coro_cannot_wait():
+    lock = _core.thread_lock()
+    lock.acquire()
+    assert not any(lock.acquire(False) for _ in range(MANY))
