@@ -13,6 +13,7 @@ pub(crate) mod native_type;
 pub(crate) mod new_bytes;
 pub(crate) mod new_objects;
 pub(crate) mod object_cell;
+pub(crate) mod object_ref;
 pub(crate) mod signature;
 pub(crate) mod socket_object;
 

@@ -446,7 +446,7 @@ pub(super) fn begin_sleep(coro: Coro<'_>, when_s: f64, delay_s: f64) -> PyResult
     forget_wake_value(coro);
     raise_pending(coro)?;
     let handle = set_timer(coro, when_s, END_SLEEP.load(Ordering::Relaxed))?;
-    handle.allow_slack(coro.py(), delay_s);
+    handle.allow_slack(delay_s);
     coro.status.set(Status::Waiting);
     Ok(Begun::Waits(handle))
 }
@@ -479,9 +479,7 @@ pub(super) fn set_timer(coro: Coro<'_>, when_s: f64, function: *mut ffi::PyObjec
         EMPTY_CONTEXT.load(Ordering::Relaxed),
         Some(when_s),
     )?;
-    LoopObject::of(&event_loop)
-        .reactor()
-        .push_timer(py, handle.new_ref());
+    LoopObject::of(&event_loop).reactor().push_timer(handle.new_ref());
     Ok(handle)
 }
 
@@ -493,18 +491,19 @@ pub(super) fn end_sleep<'py>(coro: Coro<'py>, handle: HandleRef, outcome: Outcom
 
 /// Cancels the timer of a wait that was interrupted or woken, so that it does not end a later wait. A timer that is
 /// already due is in the ready queue, not in the heap any more.
-pub(super) fn end_timer(coro: Coro<'_>, handle: HandleRef) {
+pub(super) fn end_timer(coro: Coro<'_>, timer: HandleRef) {
     let py = coro.py();
-    let was_scheduled = handle.is_scheduled(py);
-    if handle.event_loop(py).is_some()
-        && handle.cancel(py)
+    let handle = timer.this(py);
+    let was_scheduled = handle.is_scheduled();
+    if handle.event_loop().is_some()
+        && handle.cancel()
         && was_scheduled
         && let Some(event_loop) = coro.event_loop.get(py)
     {
         LoopObject::of(&event_loop)
             .reactor()
             .timers
-            .note_cancelled(py, handle);
+            .note_cancelled(handle);
     }
-    handle.release(py);
+    drop(timer);
 }

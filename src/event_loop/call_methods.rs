@@ -9,7 +9,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use super::handle::{HandleRef, check_callback};
+use super::handle::{Handle, HandleRef, check_callback};
 use super::loop_clock::time_s;
 use super::pyloop::LoopObject;
 use crate::binding::names::names;
@@ -102,20 +102,10 @@ fn check_debug(this: &LoopObject, args: &Args<'_, '_>, index: usize, method: &st
 
 /// In debug mode, stores where the handle was created: the stack of the caller, as asyncio stores it.
 #[cold]
-pub(super) fn remember_source(py: Python<'_>, handle: HandleRef) -> PyResult<()> {
-    match py
-        .import("asyncio.format_helpers")
-        .and_then(|helpers| helpers.call_method0("extract_stack"))
-    {
-        Ok(stack) => {
-            handle.set_source_traceback(py, stack);
-            Ok(())
-        }
-        Err(error) => {
-            handle.release(py);
-            Err(error)
-        }
-    }
+pub(super) fn remember_source(handle: Handle<'_>) -> PyResult<()> {
+    let helpers = handle.py().import("asyncio.format_helpers")?;
+    handle.set_source_traceback(helpers.call_method0("extract_stack")?);
+    Ok(())
 }
 
 /// The handle for a call whose positional argument `index` is the callback; the callback's arguments follow it.
@@ -137,7 +127,7 @@ fn make_handle(
     let (callback, rest) = (values[index], &values[index + 1..]);
     let handle = HandleRef::create(py, this.as_ptr().cast(), callback, rest, context, when_s)?;
     if is_debug {
-        remember_source(py, handle)?;
+        remember_source(handle.this(py))?;
     }
     Ok(handle)
 }
@@ -145,14 +135,14 @@ fn make_handle(
 /// Queues the handle, with a new reference. It goes straight into the ready queue. In a free-threaded build, it goes
 /// through the inbox if another thread runs the loop; such a call of `call_soon` is an error only in debug mode.
 #[inline(always)]
-fn push(this: This<'_, LoopObject>, handle: HandleRef) {
+fn push(this: This<'_, LoopObject>, handle: &HandleRef) {
     let (py, reactor) = (this.py(), this.reactor());
     let pushed = this.with_loop_access(py, || {
         reactor.ready.push_soon(handle.new_ref());
         Ok(())
     });
     if pushed.is_err() {
-        reactor.push_from_outside(py, handle.new_ref());
+        reactor.push_from_outside(handle.new_ref());
     }
 }
 
@@ -168,8 +158,7 @@ impl LoopObject {
         reactor.check_closed()?;
         let handle = HandleRef::create(py, event_loop, callback.as_ptr(), args, context.as_ptr(), None)?;
         reactor.ready.push_soon(handle.new_ref());
-        reactor.note_made(py, handle);
-        handle.release(py);
+        reactor.note_made(handle.this(py));
         Ok(())
     }
 }
@@ -179,8 +168,8 @@ fn call_soon<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'p
     let reactor = this.reactor();
     reactor.check_closed()?;
     let handle = make_handle(this, &args, 0, None, "call_soon")?;
-    push(this, handle);
-    reactor.note_made(this.py(), handle);
+    push(this, &handle);
+    reactor.note_made(handle.this(this.py()));
     Ok(handle.into_bound(this.py()))
 }
 
@@ -188,14 +177,14 @@ fn call_soon_threadsafe<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -
     let reactor = this.reactor();
     reactor.check_closed()?;
     let handle = make_handle(this, &args, 0, None, "call_soon_threadsafe")?;
-    handle.set_threadsafe(this.py());
+    handle.this(this.py()).set_threadsafe();
     reactor.counters.threadsafe_calls.add_anywhere(1);
     if HAS_GIL && reactor.access.owner() != current_thread() {
-        reactor.push_from_outside(this.py(), handle.new_ref());
+        reactor.push_from_outside(handle.new_ref());
     } else {
-        push(this, handle);
+        push(this, &handle);
     }
-    reactor.note_made(this.py(), handle);
+    reactor.note_made(handle.this(this.py()));
     Ok(handle.into_bound(this.py()))
 }
 
@@ -231,20 +220,20 @@ fn schedule_timer<'py>(
 ) -> Object<'py> {
     let (py, reactor) = (this.py(), this.reactor());
     let handle = make_handle(this, args, 1, Some(when_s), method)?;
-    handle.allow_slack(py, delay_s);
+    handle.allow_slack(delay_s);
     // SAFETY: an argument, alive for the length of the call.
     if method == "call_at" && unsafe { ffi::PyLong_Check(args.positional()[0]) } != 0 {
-        handle.set_when_int(py);
+        handle.set_when_int();
     }
     let pushed = this.with_loop_access(py, || {
-        reactor.push_timer(py, handle.new_ref());
+        reactor.push_timer(handle.new_ref());
         Ok(())
     });
     if pushed.is_err() {
         // A free-threaded build, and another thread runs the loop. Only debug mode forbids this call.
         reactor.push_timer_from_outside(py, handle.new_ref());
     }
-    reactor.note_made(py, handle);
+    reactor.note_made(handle.this(py));
     Ok(handle.into_bound(py))
 }
 

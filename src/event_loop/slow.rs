@@ -5,33 +5,32 @@
 //! Runs on the loop's thread, and only while at least one of these is on.
 
 use grapeshot_core::sys::clock;
-use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::handle::HandleRef;
+use super::handle::Handle;
 use super::observer::{self, Kind, Run};
 use super::pyloop::LoopObject;
 use super::reactor::Reactor;
 use super::reactor::measuring::Step;
-use super::source::Deferred;
+use super::source::DeferredCall;
 use crate::binding::{errors, log};
 
 /// Runs `handle`. In debug mode, logs it if it took at least `slow_callback_duration`.
 #[cold]
-pub(crate) fn run_handle(py: Python<'_>, event_loop: &LoopObject, handle: HandleRef) -> PyResult<()> {
+pub(crate) fn run_handle(event_loop: &LoopObject, handle: Handle<'_>) -> PyResult<()> {
     let reactor = event_loop.reactor();
     let ready_ns = reactor.note_taken();
-    if handle.is_cancelled(py) {
+    if handle.is_cancelled() {
         return Ok(());
     }
     let is_monitored = reactor.is_observed() || reactor.is_measured() || reactor.is_timed();
-    let callback = if is_monitored { handle.callback(py) } else { None };
+    let callback = if is_monitored { handle.callback() } else { None };
     let monitor =
         callback.map(|callback| StepMonitor::begin(reactor, callback, Some(Kind::Callback), ready_ns));
     let result = if reactor.is_debug() {
-        run_timed(py, event_loop, handle, reactor.slow_callback_s())
+        run_timed(event_loop, handle, reactor.slow_callback_s())
     } else {
-        handle.run(py)
+        handle.run()
     };
     match monitor {
         None => result,
@@ -145,16 +144,17 @@ fn report_slow(
 }
 
 /// Runs `handle` and logs it if it took at least `limit_s` seconds.
-fn run_timed(py: Python<'_>, event_loop: &LoopObject, handle: HandleRef, limit_s: f64) -> PyResult<()> {
+fn run_timed(event_loop: &LoopObject, handle: Handle<'_>, limit_s: f64) -> PyResult<()> {
+    let py = handle.py();
     // The default exception handler reads this attribute to show where the running handle was created.
     let own_loop = event_loop.to_bound(py);
-    own_loop.setattr("_current_handle", handle.this(py).to_bound())?;
+    own_loop.setattr("_current_handle", handle.to_bound())?;
     let started_ns = clock::now_ns();
-    let result = handle.run_and_keep(py);
+    let result = handle.run_and_keep();
     own_loop.setattr("_current_handle", py.None().into_bound(py))?;
     let took_s = elapsed_s(started_ns);
     if took_s >= limit_s && result.is_ok() {
-        let own = handle.this(py).to_bound();
+        let own = handle.to_bound();
         let logged = py
             .import("grapeshot._loop.origins")
             .and_then(|origins| origins.call_method1("describe_handle", (&own,)))
@@ -163,33 +163,22 @@ fn run_timed(py: Python<'_>, event_loop: &LoopObject, handle: HandleRef, limit_s
             error.write_unraisable(py, Some(&own_loop));
         }
     }
-    handle.forget_call_unless_kept(py);
+    handle.forget_call_unless_kept();
     result
 }
 
 /// Runs an entry of the ready queue that is not a handle.
-///
-/// # Safety
-/// `object` is alive during the call and belongs to `run`.
 #[cold]
-pub(crate) unsafe fn run_deferred(
-    py: Python<'_>,
-    event_loop: &LoopObject,
-    object: *mut ffi::PyObject,
-    run: Deferred,
-) -> PyResult<()> {
+pub(crate) fn run_deferred(py: Python<'_>, event_loop: &LoopObject, call: DeferredCall) -> PyResult<()> {
     let reactor = event_loop.reactor();
     let ready_ns = reactor.note_taken();
-    let is_own = observer::is_own_entry(run);
+    let is_own = observer::is_own_entry(call.function());
     if is_own && ready_ns.is_none() && !reactor.is_debug() && !reactor.is_timed() {
-        // SAFETY: by the contract.
-        return unsafe { run(py, object) };
+        return call.call(py);
     }
-    // SAFETY: by the contract; from_borrowed adds a reference.
-    let source = unsafe { Bound::from_borrowed_ptr(py, object) };
-    let monitor = SourceMonitor::begin_unless(is_own, reactor, source, ready_ns);
-    // SAFETY: by the contract.
-    let result = unsafe { run(py, object) };
+    let monitor = SourceMonitor::begin_unless(is_own, reactor, call.to_bound(py), ready_ns);
+    let result = call.call(py);
+    drop(call);
     monitor.end(event_loop, result)
 }
 

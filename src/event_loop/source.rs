@@ -10,6 +10,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use crate::binding::native_type::This;
+use crate::binding::object_ref::ObjectRef;
 
 /// A native object whose descriptor is registered with the loop. Every source is a Python object of layout `Self`, so
 /// the collector reaches it through the loop's fd table.
@@ -75,113 +76,102 @@ impl<T: Source> CallsOf<T> {
     };
 }
 
-/// A registered source: a strong reference and the functions to call on it.
-#[derive(Clone, Copy)]
+/// A registered source: a reference and the functions to call on it. The fd table has one, and each use of a source
+/// takes another, because the use may end the registration.
 pub(crate) struct SourceRef {
-    object: *mut ffi::PyObject,
+    object: ObjectRef,
     calls: &'static Calls,
 }
 
 impl SourceRef {
-    /// Takes a reference to `this` for the fd table.
+    /// Takes a reference to `this`.
     pub(crate) fn new<T: Source>(this: This<'_, T>) -> Self {
         Self {
-            object: this.to_bound().into_ptr(),
+            object: ObjectRef::new(this.to_bound()),
             calls: CallsOf::<T>::CALLS,
         }
     }
 
-    /// Calls `on_ready`. Keeps the source alive during the call, even if the call removes the source's registration.
+    /// Another reference to the same source.
     #[inline]
-    pub(crate) fn ready(self, py: Python<'_>, readiness: Readiness) -> PyResult<()> {
-        // SAFETY: the fd table held a reference when this copy was made, and no code ran since. The reference taken
-        // here keeps the object through the call.
-        unsafe {
-            ffi::Py_INCREF(self.object);
-            let result = (self.calls.on_ready)(py, self.object, readiness);
-            ffi::Py_DECREF(self.object);
-            result
+    pub(crate) fn new_ref(&self) -> Self {
+        Self {
+            object: self.object.new_ref(),
+            calls: self.calls,
         }
+    }
+
+    /// Calls `on_ready`.
+    #[inline]
+    pub(crate) fn ready(&self, py: Python<'_>, readiness: Readiness) -> PyResult<()> {
+        // SAFETY: `new` has paired the functions with the object, which this reference keeps alive through the call.
+        unsafe { (self.calls.on_ready)(py, self.as_ptr(), readiness) }
     }
 
     /// The events that the poller waits for on behalf of this source.
-    pub(crate) fn interest(self, py: Python<'_>) -> Interest {
-        // SAFETY: the fd table holds a reference, and no other code runs.
-        unsafe { (self.calls.interest)(py, self.object) }
+    pub(crate) fn interest(&self, py: Python<'_>) -> Interest {
+        // SAFETY: as in `ready`.
+        unsafe { (self.calls.interest)(py, self.as_ptr()) }
     }
 
     /// False if other code has closed the source's descriptor. The check may run any code.
-    pub(crate) fn has_descriptor(self, py: Python<'_>) -> bool {
-        let kept = self.to_bound(py);
-        // SAFETY: kept through the call.
-        unsafe { (self.calls.has_descriptor)(py, kept.as_ptr()) }
+    pub(crate) fn has_descriptor(&self, py: Python<'_>) -> bool {
+        // SAFETY: as in `ready`.
+        unsafe { (self.calls.has_descriptor)(py, self.as_ptr()) }
     }
 
-    /// Calls `on_displaced` on a source that was taken out of the fd table, and releases the table's reference.
+    /// Calls `on_displaced` on a source that was taken out of the fd table.
     pub(crate) fn displace(self, py: Python<'_>) {
-        // SAFETY: the table's reference keeps the object alive until it is released.
-        unsafe { (self.calls.on_displaced)(py, self.object) };
-        self.release(py);
+        // SAFETY: as in `ready`.
+        unsafe { (self.calls.on_displaced)(py, self.as_ptr()) };
     }
 
-    pub(crate) fn as_ptr(self) -> *mut ffi::PyObject {
-        self.object
+    #[inline]
+    pub(crate) fn as_ptr(&self) -> *mut ffi::PyObject {
+        self.object.as_ptr()
     }
 
-    pub(crate) fn to_bound(self, py: Python<'_>) -> Bound<'_, PyAny> {
-        // SAFETY: the fd table holds a reference; from_borrowed adds one.
-        unsafe { Bound::from_borrowed_ptr(py, self.object) }
-    }
-
-    /// Releases the fd table's reference.
-    pub(crate) fn release(self, py: Python<'_>) {
-        // SAFETY: the table's reference moves into the Bound, which drops it.
-        drop(unsafe { Bound::from_owned_ptr(py, self.object) });
+    pub(crate) fn to_bound<'py>(&self, py: Python<'py>) -> Bound<'py, PyAny> {
+        self.object.to_bound(py)
     }
 }
 
-/// A native object that waits for one event of a descriptor: a strong reference and the function that wakes it.
-#[derive(Clone, Copy)]
-pub(crate) struct WaiterRef {
-    object: *mut ffi::PyObject,
-    wake: Deferred,
+/// A reference to a native object, and the function to call on the object later.
+pub(crate) struct DeferredCall {
+    object: ObjectRef,
+    function: Deferred,
 }
 
-impl WaiterRef {
-    /// Takes over the reference. `wake` queues further work and calls nothing itself.
-    pub(crate) fn new(object: Bound<'_, PyAny>, wake: Deferred) -> Self {
+impl DeferredCall {
+    /// Takes over the reference. The function was written for objects like this one.
+    #[inline]
+    pub(crate) fn new(object: Bound<'_, PyAny>, function: Deferred) -> Self {
         Self {
-            object: object.into_ptr(),
-            wake,
+            object: ObjectRef::new(object),
+            function,
         }
     }
 
-    pub(crate) fn as_ptr(self) -> *mut ffi::PyObject {
-        self.object
+    pub(crate) fn function(&self) -> Deferred {
+        self.function
     }
 
-    pub(crate) fn wake(self, py: Python<'_>) -> PyResult<()> {
-        // SAFETY: `new` paired the function with its object, and the holder of `self` still has the reference to it.
-        unsafe { (self.wake)(py, self.object) }
+    #[inline]
+    pub(crate) fn call(&self, py: Python<'_>) -> PyResult<()> {
+        // SAFETY: `new` has paired the function with the object, which this reference keeps alive through the call.
+        unsafe { (self.function)(py, self.as_ptr()) }
     }
 
-    pub(crate) fn release(self, py: Python<'_>) {
-        // SAFETY: the holder's reference moves into the Bound, which drops it.
-        drop(unsafe { Bound::from_owned_ptr(py, self.object) });
+    #[inline]
+    pub(crate) fn as_ptr(&self) -> *mut ffi::PyObject {
+        self.object.as_ptr()
+    }
+
+    pub(crate) fn to_bound<'py>(&self, py: Python<'py>) -> Bound<'py, PyAny> {
+        self.object.to_bound(py)
     }
 }
 
-/// An entry of the ready queue: a handle, or a native object with the function to run on it once.
-#[derive(Clone, Copy)]
-pub(crate) struct Ready {
-    /// An owned reference.
-    pub(crate) object: *mut ffi::PyObject,
-    /// None: `object` is a handle.
-    pub(crate) run: Option<Deferred>,
-}
-
-/// A function that runs once on a native object that was queued together with it (`ReadyWork::defer`).
+/// A function that runs once on a native object that was queued (`ReadyWork::defer`) or put into the fd table together
+/// with it.
 pub(crate) type Deferred = unsafe fn(Python<'_>, *mut ffi::PyObject) -> PyResult<()>;
-
-// SAFETY: a plain pair of pointers; the inbox carries it (with its reference) to the loop's thread.
-unsafe impl Send for Ready {}

@@ -26,7 +26,7 @@ use pyo3::types::{PyList, PyTuple, PyType};
 use super::call_methods::context_keyword;
 use super::pyloop::LoopObject;
 use super::reactor::Direction;
-use super::source::WaiterRef;
+use super::source::DeferredCall;
 use crate::binding::attributes::set_value;
 use crate::binding::freelist::Freelist;
 use crate::binding::native_type::{
@@ -114,8 +114,8 @@ pub(crate) fn waiter_of<'py>(object: &Bound<'py, PyAny>) -> Waiter<'py> {
 }
 
 /// The fd table's entry for a waiter.
-pub(crate) fn entry(waiter: &Bound<'_, PyAny>) -> WaiterRef {
-    WaiterRef::new(waiter.clone(), wake)
+pub(crate) fn entry(waiter: &Bound<'_, PyAny>) -> DeferredCall {
+    DeferredCall::new(waiter.clone(), wake)
 }
 
 /// Called when the descriptor is ready.
@@ -147,7 +147,7 @@ fn leave_table(this: Waiter<'_>) {
         let reactor = this.loop_object().reactor();
         reactor
             .descriptors
-            .forget_waiter(this.py(), this.fd.get(), this.direction.get(), this.as_ptr());
+            .forget_waiter(this.fd.get(), this.direction.get(), this.as_ptr());
     }
 }
 

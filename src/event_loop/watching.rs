@@ -10,7 +10,7 @@ use super::call_methods::{os_result, remember_source};
 use super::fileno::number_of;
 use super::handle::{HandleRef, check_callback};
 use super::pyloop::LoopObject;
-use super::reactor::{Direction, Target, Watcher};
+use super::reactor::{Direction, Watcher};
 use crate::binding::native_type::{Args, This, bool_object, method, none};
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
@@ -37,11 +37,10 @@ pub(crate) fn refuse_transport(this: &LoopObject, py: Python<'_>, fd: RawFd) -> 
     let Some((token, source)) = descriptors.source(fd) else {
         return Ok(());
     };
-    let transport = source.to_bound(py);
     if source.has_descriptor(py) {
         return Err(PyRuntimeError::new_err(format!(
             "File descriptor {fd} is used by transport {}",
-            transport.repr()?
+            source.to_bound(py).repr()?
         )));
     }
     descriptors.displace(py, token);
@@ -72,33 +71,25 @@ fn add<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>, direction: Directi
     }
     let handle = HandleRef::create_repeating(py, this.as_ptr().cast(), values[1], &values[2..])?;
     if is_debug {
-        remember_source(py, handle)?;
+        remember_source(handle.this(py))?;
     }
-    let added = handle.new_ref().into_bound(py);
-    let watcher = Watcher::Handle(handle, Target::new(&target));
+    let added = handle.to_bound(py);
+    let watcher = Some(Watcher::with_target(handle, &target));
     let replaced = if valid_fd(number).is_some() {
-        descriptors.set_watcher(py, fd, direction, Some(watcher))
+        descriptors.set_watcher(py, fd, direction, watcher)
     } else {
-        descriptors.set_closed_watcher(py, fd, direction, Some(watcher))
+        descriptors.set_closed_watcher(fd, direction, watcher)
     };
-    match replaced {
-        Ok(replaced) => {
-            if let Some(replaced) = replaced {
-                replaced.end(py);
-            }
-            Ok(added)
-        }
-        Err(error) => {
-            watcher.release(py);
-            os_result(Err(error))
-        }
+    if let Some(replaced) = os_result(replaced)? {
+        replaced.end(py);
     }
+    Ok(added)
 }
 
 fn remove(this: This<'_, LoopObject>, fd: RawFd, direction: Direction) -> PyResult<bool> {
     let py = this.py();
     let descriptors = &this.reactor().descriptors;
-    if descriptors.watcher(fd, direction).is_none() {
+    if !descriptors.is_watched(fd, direction) {
         return Ok(false);
     }
     let removed = os_result(descriptors.set_watcher(py, fd, direction, None))?;
@@ -125,14 +116,10 @@ fn remove_closed(
         };
     };
     // False if only the other direction still belongs to the closed object.
-    let is_registered_for = match descriptors.watcher(fd, direction) {
-        Some(watcher @ Watcher::Handle(..)) => watcher.target(py).is_none_or(|now| now.is(target)),
-        Some(Watcher::Once(_)) | None => false,
-    };
-    if !is_registered_for {
+    if !descriptors.is_registered_for(fd, direction, target) {
         return Ok(false);
     }
-    match os_result(descriptors.set_closed_watcher(py, fd, direction, None))? {
+    match os_result(descriptors.set_closed_watcher(fd, direction, None))? {
         Some(removed) => {
             removed.end(py);
             Ok(true)

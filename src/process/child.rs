@@ -106,19 +106,11 @@ fn enter(this: This<'_, ChildObject>, reactor: &Reactor, exit: ExitWatch) -> io:
     let fd = exit.fd();
     this.exit.set(Some(Box::new(exit)));
     let source = SourceRef::new::<ChildObject>(this);
-    match reactor
+    let token = reactor
         .descriptors
-        .register(this.py(), fd, FdUse::Source(source), Interest::READ)
-    {
-        Ok(token) => {
-            this.token.set(token);
-            Ok(())
-        }
-        Err(error) => {
-            source.release(this.py());
-            Err(error)
-        }
-    }
+        .register(this.py(), fd, FdUse::Source(source), Interest::READ)?;
+    this.token.set(token);
+    Ok(())
 }
 
 /// Ends the watch and calls the callback.
@@ -132,9 +124,7 @@ fn finish(this: This<'_, ChildObject>, exit: Box<ExitWatch>, code: Option<i32>) 
         .descriptors
         .unregister(this.token.get(), Interest::READ);
     drop(exit);
-    if let Some(FdUse::Source(source)) = fd_use {
-        source.release(py);
-    }
+    drop(fd_use);
     call_back(this, &event_loop, code)
 }
 

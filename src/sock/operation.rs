@@ -117,7 +117,6 @@ fn new_wait(this: Operation<'_>, direction: Direction, is_for_event: bool) -> Ob
             Ok(waiter)
         }
         Err(error) => {
-            entry.release(py);
             waiter::finish_now(waiter::waiter_of(&waiter));
             Err(errors::os_error(&error))
         }

@@ -112,21 +112,13 @@ impl Registration {
     ) -> io::Result<()> {
         let fd = self.usable_fd(this.py())?;
         let source = SourceRef::new::<T>(this);
-        match reactor
+        let token = reactor
             .descriptors
-            .register(this.py(), fd, FdUse::Source(source), wanted)
-        {
-            Ok(token) => {
-                self.token.set(token);
-                self.interest.set(wanted);
-                self.is_entered.set(true);
-                Ok(())
-            }
-            Err(error) => {
-                source.release(this.py());
-                Err(error)
-            }
-        }
+            .register(this.py(), fd, FdUse::Source(source), wanted)?;
+        self.token.set(token);
+        self.interest.set(wanted);
+        self.is_entered.set(true);
+        Ok(())
     }
 
     /// Makes the poller wait for `wanted`. Does nothing while the transport is not in the fd table. EBADF if other code
@@ -162,9 +154,7 @@ impl Registration {
         }
         self.interest.set(Interest::NONE);
         // `unregister` returns nothing if the entry now belongs to another source that has got the number.
-        if let Some(FdUse::Source(source)) = reactor.descriptors.unregister(self.token.get(), polled) {
-            source.release(this.py());
-        }
+        drop(reactor.descriptors.unregister(self.token.get(), polled));
     }
 
     /// Called when another registration has got the same number and has replaced this one in the fd table. The

@@ -15,6 +15,7 @@ enum Step {
     Remove(u8),
     RemoveFar(i32),
     RemoveOld(u8),
+    Renew(u8),
     Get(u64),
 }
 
@@ -31,11 +32,22 @@ fuzz_target!(|steps: Vec<Step>| {
                     Step::Insert(fd) => fd.into(),
                     _ => 0,
                 };
-                let token = table.insert(fd, value);
+                let (token, earlier) = table.insert(fd, value);
                 assert!(!tokens.contains(&(token, fd)), "the token was used before");
                 assert_eq!(token.0 & 1 << 31, 0);
                 tokens.push((token, fd));
-                model.insert(fd, (token, value));
+                let expected = model.insert(fd, (token, value));
+                assert_eq!(earlier, expected.map(|(_, value)| value));
+            }
+            Step::Renew(fd) => {
+                let fd = fd.into();
+                let token = table.renew(fd);
+                assert_eq!(token.is_some(), model.contains_key(&fd));
+                if let (Some(token), Some(entry)) = (token, model.get_mut(&fd)) {
+                    assert!(!tokens.contains(&(token, fd)), "the token was used before");
+                    tokens.push((token, fd));
+                    entry.0 = token;
+                }
             }
             Step::Remove(fd) => {
                 let expected = model.remove(&fd.into()).map(|(_, value)| value);
@@ -56,20 +68,20 @@ fuzz_target!(|steps: Vec<Step>| {
             }
             Step::Get(number) => {
                 let expected = model.values().find(|(token, _)| token.0 == number);
-                assert_eq!(table.get(Token(number)), expected.map(|(_, value)| *value));
+                assert_eq!(table.get(Token(number)), expected.map(|(_, value)| value));
             }
         }
         assert_eq!(table.len(), model.len());
         assert_eq!(table.is_empty(), model.is_empty());
     }
     for (token, fd) in tokens {
-        let current = model.get(&fd).copied();
+        let current = model.get(&fd);
         assert_eq!(table.get_fd(fd), current.map(|(_, value)| value));
-        assert_eq!(table.token_of(fd), current.map(|(token, _)| token));
+        assert_eq!(table.token_of(fd), current.map(|(token, _)| *token));
         let own = current.filter(|(each, _)| *each == token);
         assert_eq!(table.get(token), own.map(|(_, value)| value));
     }
     assert_eq!(table.get_fd(-1), None);
-    let all: Vec<_> = model.iter().map(|(&fd, &(_, value))| (fd, value)).collect();
+    let all: Vec<_> = model.iter().map(|(&fd, (_, value))| (fd, value)).collect();
     assert_eq!(table.iter().collect::<Vec<_>>(), all);
 });

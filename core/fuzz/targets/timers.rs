@@ -51,13 +51,13 @@ fuzz_target!(|steps: Vec<Step>| {
                 heap.sort_due(now.into());
                 for (offset, (_, item)) in model.range(..=(now.into(), u64::MAX)).enumerate() {
                     if let Some(found) = heap.peek_run(offset) {
-                        assert_eq!(found, *item);
+                        assert_eq!(found, item);
                     }
                 }
             }
             Step::RemoveLast => {
                 if let Some(item) = next.checked_sub(1)
-                    && let Some(removed) = heap.remove_last_if(|each| each == item)
+                    && let Some(removed) = heap.remove_last_if(|each| *each == item)
                 {
                     assert_eq!(removed, item);
                     model.retain(|_, each| *each != item);
@@ -66,7 +66,7 @@ fuzz_target!(|steps: Vec<Step>| {
             Step::Retain(divisor) => {
                 let keep = |item: u64| !item.is_multiple_of(u64::from(divisor) + 1);
                 let mut dropped = Vec::new();
-                heap.retain(keep, &mut dropped);
+                heap.retain(|item| keep(*item), &mut dropped);
                 dropped.sort_unstable();
                 let mut expected: Vec<_> = model.values().copied().filter(|item| !keep(*item)).collect();
                 expected.sort_unstable();
@@ -76,13 +76,13 @@ fuzz_target!(|steps: Vec<Step>| {
         }
         assert_eq!(heap.len(), model.len());
         assert_eq!(heap.is_empty(), model.is_empty());
-        let earliest = model.first_key_value().map(|(key, item)| (key.0, *item));
+        let earliest = model.first_key_value().map(|(key, item)| (key.0, item));
         assert_eq!(heap.peek(), earliest);
         assert_eq!(heap.peek_when(), earliest.map(|(when, _)| when));
-        let has_slack = |item: u64| !item.is_multiple_of(3);
+        let has_slack = |item: &u64| !item.is_multiple_of(3);
         let latest = model
             .iter()
-            .map(|(key, item)| key.0.saturating_add(if has_slack(*item) { 9 } else { 0 }));
+            .map(|(key, item)| key.0.saturating_add(if has_slack(item) { 9 } else { 0 }));
         let wake = heap.wake_when(9, has_slack);
         if model.len() <= 32 {
             assert_eq!(wake, latest.min());
@@ -90,7 +90,7 @@ fuzz_target!(|steps: Vec<Step>| {
             assert!(heap.peek_when() <= wake && wake <= latest.min());
         }
     }
-    let mut left: Vec<_> = heap.iter().collect();
+    let mut left: Vec<_> = heap.iter().copied().collect();
     left.sort_unstable();
     let mut expected: Vec<_> = model.values().copied().collect();
     expected.sort_unstable();

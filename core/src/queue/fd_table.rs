@@ -13,7 +13,7 @@
 //! Since an fd is never negative, a token of this table never has bit 31 set. So `Token(u64::MAX)`, other tokens with
 //! that bit, and all tokens of generation 0 can be used for fds that are not in the table.
 //!
-//! The table belongs to the loop's thread. Whoever drops the table must first release the remaining registrations.
+//! The table belongs to the loop's thread.
 
 use std::collections::BTreeMap;
 use std::os::fd::RawFd;
@@ -26,14 +26,13 @@ const DENSE_LIMIT: usize = 1 << 20;
 /// How many fds the dense table has space for at first.
 const FIRST_LEN: usize = 64;
 
-#[derive(Clone, Copy)]
 struct FdEntry<T> {
     generation: u32,
     value: T,
 }
 
-/// A table of `Copy` registrations by fd.
-pub struct FdTable<T: Copy> {
+/// A table of registrations by fd.
+pub struct FdTable<T> {
     dense: Vec<Option<FdEntry<T>>>,
     sparse: BTreeMap<usize, FdEntry<T>>,
     len: usize,
@@ -42,7 +41,7 @@ pub struct FdTable<T: Copy> {
     generation: u32,
 }
 
-impl<T: Copy> FdTable<T> {
+impl<T> FdTable<T> {
     /// An empty table; allocates at the first insertion.
     #[must_use]
     pub const fn new() -> Self {
@@ -68,46 +67,60 @@ impl<T: Copy> FdTable<T> {
         self.len == 0
     }
 
-    /// Registers `value` for `fd` under a new token. The table forgets an earlier registration of `fd` and its token.
-    /// If the earlier value must be released, call [`Self::remove`] first.
+    /// Registers `value` for `fd` under a new token. An earlier registration of `fd` ends, and is returned.
     ///
     /// # Panics
     /// If `fd` is negative.
-    pub fn insert(&mut self, fd: RawFd, value: T) -> Token {
+    pub fn insert(&mut self, fd: RawFd, value: T) -> (Token, Option<T>) {
         assert!(fd >= 0, "a negative fd cannot be registered");
         let index = fd.unsigned_abs() as usize;
-        self.generation = self.generation.checked_add(1).unwrap_or(1);
-        let entry = FdEntry {
-            generation: self.generation,
-            value,
-        };
+        let generation = self.next_generation();
+        let entry = FdEntry { generation, value };
         let earlier = if index < DENSE_LIMIT {
             if index >= self.dense.len() {
                 let len = (index + 1).next_power_of_two().max(FIRST_LEN);
-                self.dense.resize(len, None);
+                self.dense.resize_with(len, || None);
             }
             self.dense[index].replace(entry)
         } else {
             self.sparse.insert(index, entry)
         };
         self.len += usize::from(earlier.is_none());
-        token(index, self.generation)
+        (token(index, generation), earlier.map(|entry| entry.value))
+    }
+
+    /// Gives the registration of `fd` a new token, so that the earlier one finds nothing from now on. Returns the new
+    /// token, or `None` if `fd` is not registered.
+    pub fn renew(&mut self, fd: RawFd) -> Option<Token> {
+        let index = usize::try_from(fd).ok()?;
+        let generation = self.next_generation();
+        let entry = match self.dense.get_mut(index) {
+            Some(entry) => entry.as_mut(),
+            None => self.sparse.get_mut(&index),
+        };
+        entry?.generation = generation;
+        Some(token(index, generation))
+    }
+
+    fn next_generation(&mut self) -> u32 {
+        self.generation = self.generation.checked_add(1).unwrap_or(1);
+        self.generation
     }
 
     /// The registration with this token, or `None` if it has ended.
     #[inline]
     #[must_use]
-    pub fn get(&self, token: Token) -> Option<T> {
+    pub fn get(&self, token: Token) -> Option<&T> {
         let (index, generation) = parts(token);
         let entry = self.entry(index)?;
-        (entry.generation == generation).then_some(entry.value)
+        (entry.generation == generation).then_some(&entry.value)
     }
 
     /// The registration of `fd`.
     #[inline]
     #[must_use]
-    pub fn get_fd(&self, fd: RawFd) -> Option<T> {
-        self.entry(usize::try_from(fd).ok()?).map(|entry| entry.value)
+    pub fn get_fd(&self, fd: RawFd) -> Option<&T> {
+        self.entry(usize::try_from(fd).ok()?).map(|entry| &entry.value)
     }
 
     /// The token of the registration of `fd`.
@@ -140,12 +153,12 @@ impl<T: Copy> FdTable<T> {
     }
 
     /// The registrations, in the order of their fds.
-    pub fn iter(&self) -> impl Iterator<Item = (RawFd, T)> + '_ {
+    pub fn iter(&self) -> impl Iterator<Item = (RawFd, &T)> {
         let dense = self.dense.iter().enumerate();
         dense
             .filter_map(|(index, entry)| entry.as_ref().map(|entry| (index, entry)))
             .chain(self.sparse.iter().map(|(&index, entry)| (index, entry)))
-            .map(|(index, entry)| (fd_of(index), entry.value))
+            .map(|(index, entry)| (fd_of(index), &entry.value))
     }
 
     #[inline]
@@ -162,7 +175,7 @@ impl<T: Copy> FdTable<T> {
     }
 }
 
-impl<T: Copy> Default for FdTable<T> {
+impl<T> Default for FdTable<T> {
     fn default() -> Self {
         Self::new()
     }
@@ -197,28 +210,29 @@ mod tests {
     #[test]
     fn a_token_leads_to_its_own_registration_only() {
         let mut table = FdTable::new();
-        let first = table.insert(5, 'a');
+        let (first, _) = table.insert(5, 'a');
         assert_eq!(first.0 & 0xffff_ffff, 5);
         assert_eq!(
             (table.get(first), table.get_fd(5), table.token_of(5)),
-            (Some('a'), Some('a'), Some(first))
+            (Some(&'a'), Some(&'a'), Some(first))
         );
         assert_eq!(table.remove(5), Some('a'));
         assert_eq!(
             (table.get(first), table.get_fd(5), table.token_of(5)),
             (None, None, None)
         );
-        let second = table.insert(5, 'b');
+        let (second, _) = table.insert(5, 'b');
         assert_ne!(first, second);
         assert_eq!((table.remove_token(first), table.len()), (None, 1));
         assert_eq!((table.remove_token(second), table.len()), (Some((5, 'b')), 0));
-        let second = table.insert(5, 'b');
-        assert_eq!((table.get(first), table.get(second)), (None, Some('b')));
+        let (second, _) = table.insert(5, 'b');
+        assert_eq!((table.get(first), table.get(second)), (None, Some(&'b')));
         // Inserting over a registration also ends it.
-        let third = table.insert(5, 'c');
+        let (third, earlier) = table.insert(5, 'c');
+        assert_eq!(earlier, Some('b'));
         assert_eq!(
             (table.get(second), table.get(third), table.len()),
-            (None, Some('c'), 1)
+            (None, Some(&'c'), 1)
         );
     }
 
@@ -245,14 +259,14 @@ mod tests {
     #[test]
     fn a_huge_fd_does_not_enlarge_the_table() {
         let mut table = FdTable::new();
-        let near = table.insert(1, 'n');
-        let far = table.insert(i32::MAX, 'f');
+        let (near, _) = table.insert(1, 'n');
+        let (far, _) = table.insert(i32::MAX, 'f');
         assert_eq!(table.dense.len(), FIRST_LEN);
         assert_eq!(
             (table.get(near), table.get(far), table.get_fd(i32::MAX)),
-            (Some('n'), Some('f'), Some('f'))
+            (Some(&'n'), Some(&'f'), Some(&'f'))
         );
-        assert!(table.iter().eq([(1, 'n'), (i32::MAX, 'f')]));
+        assert!(table.iter().eq([(1, &'n'), (i32::MAX, &'f')]));
         assert_eq!(
             (table.remove(i32::MAX), table.get(far), table.len()),
             (Some('f'), None, 1)
@@ -263,13 +277,14 @@ mod tests {
     fn generations_skip_zero_when_they_wrap() {
         let mut table = FdTable::new();
         table.generation = u32::MAX - 1;
-        assert_eq!(table.insert(0, 'a'), Token(0xffff_ffff_0000_0000));
-        assert_eq!(table.insert(0, 'b'), Token(0x1_0000_0000));
+        assert_eq!(table.insert(0, 'a').0, Token(0xffff_ffff_0000_0000));
+        assert_eq!(table.insert(0, 'b').0, Token(0x1_0000_0000));
     }
 
     #[derive(Clone, Debug)]
     enum Step {
         Insert(i32),
+        Renew(i32),
         Remove(i32),
     }
 
@@ -281,6 +296,7 @@ mod tests {
     fn step() -> impl Strategy<Value = Step> {
         prop_oneof![
             3 => fd().prop_map(Step::Insert),
+            1 => fd().prop_map(Step::Renew),
             2 => fd().prop_map(Step::Remove),
         ]
     }
@@ -295,9 +311,20 @@ mod tests {
             for (value, step) in steps.into_iter().enumerate() {
                 match step {
                     Step::Insert(fd) => {
-                        let token = table.insert(fd, value);
+                        let (token, earlier) = table.insert(fd, value);
                         prop_assert!(!ended.contains(&token));
-                        ended.extend(model.insert(fd, (token, value)).map(|(token, _)| token));
+                        let expected = model.insert(fd, (token, value));
+                        prop_assert_eq!(earlier, expected.map(|(_, value)| value));
+                        ended.extend(expected.map(|(token, _)| token));
+                    }
+                    Step::Renew(fd) => {
+                        let token = table.renew(fd);
+                        prop_assert_eq!(token.is_some(), model.contains_key(&fd));
+                        if let (Some(token), Some(entry)) = (token, model.get_mut(&fd)) {
+                            prop_assert!(!ended.contains(&token));
+                            ended.push(entry.0);
+                            entry.0 = token;
+                        }
                     }
                     Step::Remove(fd) => {
                         let expected = model.remove(&fd);
@@ -308,12 +335,12 @@ mod tests {
                 prop_assert_eq!(table.len(), model.len());
                 prop_assert_eq!(table.is_empty(), model.is_empty());
                 for (&fd, &(token, value)) in &model {
-                    prop_assert_eq!(table.get(token), Some(value));
-                    prop_assert_eq!(table.get_fd(fd), Some(value));
+                    prop_assert_eq!(table.get(token), Some(&value));
+                    prop_assert_eq!(table.get_fd(fd), Some(&value));
                     prop_assert_eq!(table.token_of(fd), Some(token));
                 }
                 prop_assert!(ended.iter().all(|&token| table.get(token).is_none()));
-                prop_assert!(table.iter().eq(model.iter().map(|(&fd, &(_, value))| (fd, value))));
+                prop_assert!(table.iter().eq(model.iter().map(|(&fd, (_, value))| (fd, value))));
             }
         }
     }

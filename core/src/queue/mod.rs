@@ -12,8 +12,8 @@
 //! | [`records`] | the position in a stream of TLS records | a header of five bytes and a count |
 //!
 //! All of them belong to the loop's thread, except that any thread may call [`inbox::Inbox::push`] and read a
-//! [`histogram`]. Elements are opaque. A `Copy` element is usually a pointer to a reference-counted object; the module
-//! that uses the container owns that reference.
+//! [`histogram`]. Elements are opaque, and the container owns them. Dropping one may run any code, even code that uses
+//! the container, so no method drops an element: each returns those that it takes out.
 
 pub mod fd_table;
 pub mod histogram;

@@ -11,7 +11,7 @@
 //!    index = position & (capacity - 1)
 //! ```
 //!
-//! It belongs to the loop's thread. Whoever drops the queue must first pop the remaining elements and release them.
+//! It belongs to the loop's thread. The elements that are left when it is dropped are dropped with it.
 
 use std::mem::MaybeUninit;
 
@@ -23,8 +23,8 @@ const KEPT_CAPACITY: usize = 4096;
 /// once were enough, the ring would shrink and grow again with every burst of a program that schedules in bursts.
 const QUIET_DRAINS: u32 = 64;
 
-/// A growing ring of `Copy` elements.
-pub struct ReadyQueue<T: Copy> {
+/// A growing ring.
+pub struct ReadyQueue<T> {
     /// Its length is zero or a power of two. Exactly the elements at positions from `head` up to `tail` are
     /// initialised.
     ring: Box<[MaybeUninit<T>]>,
@@ -38,7 +38,7 @@ pub struct ReadyQueue<T: Copy> {
     quiet_drains: u32,
 }
 
-impl<T: Copy> ReadyQueue<T> {
+impl<T> ReadyQueue<T> {
     /// An empty queue; allocates at the first push.
     #[must_use]
     pub fn new() -> Self {
@@ -85,7 +85,7 @@ impl<T: Copy> ReadyQueue<T> {
         }
         let index = self.index(self.head);
         // SAFETY: the ring is not empty, so `index` (masked with its length) is inside it. The element at `head` is
-        // before `tail`, so `push_back` has written it.
+        // before `tail`, so `push_back` has written it. It is read once, because `head` moves on.
         let item = unsafe { self.ring.get_unchecked(index).assume_init_read() };
         self.head = self.head.wrapping_add(1);
         if self.ring.len() > KEPT_CAPACITY && self.is_empty() {
@@ -97,21 +97,21 @@ impl<T: Copy> ReadyQueue<T> {
     /// The element that has `offset` others in front of it.
     #[inline]
     #[must_use]
-    pub fn get(&self, offset: usize) -> Option<T> {
+    pub fn get(&self, offset: usize) -> Option<&T> {
         if offset >= self.len() {
             return None;
         }
         let index = self.index(self.head.wrapping_add(offset));
         // SAFETY: positions from `head` up to `tail` are initialised, and `index` masks with the length of the ring.
-        Some(unsafe { self.ring.get_unchecked(index).assume_init_read() })
+        Some(unsafe { self.ring.get_unchecked(index).assume_init_ref() })
     }
 
     /// The elements from the oldest to the newest.
-    pub fn iter(&self) -> impl Iterator<Item = T> + '_ {
+    pub fn iter(&self) -> impl Iterator<Item = &T> {
         (0..self.len()).map(|offset| {
             let index = self.index(self.head.wrapping_add(offset));
             // SAFETY: positions from `head` up to `tail` are initialised.
-            unsafe { self.ring[index].assume_init() }
+            unsafe { self.ring[index].assume_init_ref() }
         })
     }
 
@@ -153,8 +153,11 @@ impl<T: Copy> ReadyQueue<T> {
     fn resize(&mut self, capacity: usize) {
         let mut ring = Box::new_uninit_slice(capacity);
         let len = self.len();
-        for (slot, item) in ring.iter_mut().zip(self.iter()) {
-            slot.write(item);
+        for (offset, slot) in ring[..len].iter_mut().enumerate() {
+            let index = self.index(self.head.wrapping_add(offset));
+            // SAFETY: positions from `head` up to `tail` are initialised. Each element is read once: the old ring is
+            // freed below, which drops no elements.
+            slot.write(unsafe { self.ring[index].assume_init_read() });
         }
         self.ring = ring;
         self.head = 0;
@@ -163,7 +166,13 @@ impl<T: Copy> ReadyQueue<T> {
     }
 }
 
-impl<T: Copy> Default for ReadyQueue<T> {
+impl<T> Drop for ReadyQueue<T> {
+    fn drop(&mut self) {
+        while self.pop_front().is_some() {}
+    }
+}
+
+impl<T> Default for ReadyQueue<T> {
     fn default() -> Self {
         Self::new()
     }
@@ -172,6 +181,7 @@ impl<T: Copy> Default for ReadyQueue<T> {
 #[cfg(test)]
 mod tests {
     use std::collections::VecDeque;
+    use std::rc::Rc;
 
     use proptest::prelude::*;
 
@@ -204,9 +214,23 @@ mod tests {
             queue.push_back(item);
         }
         assert_eq!(queue.capacity(), FIRST_CAPACITY * 4);
-        assert!(queue.iter().eq(0..FIRST_CAPACITY * 3));
+        assert!(queue.iter().copied().eq(0..FIRST_CAPACITY * 3));
         assert!((0..).map_while(|offset| queue.get(offset)).eq(queue.iter()));
         assert!(std::iter::from_fn(|| queue.pop_front()).eq(0..FIRST_CAPACITY * 3));
+    }
+
+    #[test]
+    fn owns_its_elements() {
+        let item = Rc::new(());
+        let mut queue = ReadyQueue::new();
+        for _ in 0..FIRST_CAPACITY * 3 {
+            queue.push_back(Rc::clone(&item));
+            queue.push_back(Rc::clone(&item));
+            drop(queue.pop_front());
+        }
+        assert_eq!(Rc::strong_count(&item), 1 + queue.len());
+        drop(queue);
+        assert_eq!(Rc::strong_count(&item), 1);
     }
 
     #[test]
@@ -261,7 +285,7 @@ mod tests {
                     model.push_back(next);
                     next += 1;
                 }
-                prop_assert!(queue.iter().eq(model.iter().copied()));
+                prop_assert!(queue.iter().eq(model.iter()));
                 for _ in 0..pops {
                     prop_assert_eq!(queue.pop_front(), model.pop_front());
                 }

@@ -20,9 +20,10 @@
 //! cheaper than taking them from the array one by one, because each removal moves entries along a path through the
 //! whole depth of the heap.
 //!
-//! The heap belongs to the loop's thread. Whoever drops the heap must first release the remaining elements.
+//! The heap belongs to the loop's thread.
 
 use std::collections::VecDeque;
+use std::ptr;
 
 /// The most entries of the run, and of the array, that `wake_when` examines.
 const MAX_EXAMINED: usize = 32;
@@ -30,7 +31,6 @@ const MAX_EXAMINED: usize = 32;
 /// The array and the run each keep memory for this many timers when they get smaller.
 const KEPT_CAPACITY: usize = 1024;
 
-#[derive(Clone, Copy)]
 struct Entry<T> {
     when_ns: u64,
     seq: u64,
@@ -50,8 +50,8 @@ impl<T> Entry<T> {
     }
 }
 
-/// A heap of `Copy` elements, each with a deadline.
-pub struct TimerHeap<T: Copy> {
+/// A heap of elements, each with a deadline.
+pub struct TimerHeap<T> {
     /// The array of the heap: each entry is after its parent, see the module's documentation.
     entries: Vec<Entry<T>>,
     /// The sorted run: each entry is after the one in front of it.
@@ -59,7 +59,7 @@ pub struct TimerHeap<T: Copy> {
     next_seq: u64,
 }
 
-impl<T: Copy> TimerHeap<T> {
+impl<T> TimerHeap<T> {
     /// An empty heap; allocates at the first push.
     #[must_use]
     pub const fn new() -> Self {
@@ -93,7 +93,10 @@ impl<T: Copy> TimerHeap<T> {
         match self.run.back() {
             Some(last) if when_ns < last.when_ns => {
                 self.entries.push(entry);
-                self.sift_up(self.entries.len() - 1);
+                let last = self.entries.len() - 1;
+                // SAFETY: the last entry exists, and `rise` follows at once.
+                let (hole, entry) = unsafe { Hole::new(&mut self.entries, last) };
+                hole.rise(entry);
             }
             _ => self.run.push_back(entry),
         }
@@ -110,8 +113,8 @@ impl<T: Copy> TimerHeap<T> {
     /// The deadline and the element of the earliest timer.
     #[inline]
     #[must_use]
-    pub fn peek(&self) -> Option<(u64, T)> {
-        self.earliest().map(|entry| (entry.when_ns, entry.item))
+    pub fn peek(&self) -> Option<(u64, &T)> {
+        self.earliest().map(|entry| (entry.when_ns, &entry.item))
     }
 
     /// When the loop must wake up, if timers that `has_slack` accepts may fire up to `slack_ns` late and all others
@@ -121,7 +124,7 @@ impl<T: Copy> TimerHeap<T> {
     /// never too late.
     #[inline]
     #[must_use]
-    pub fn wake_when(&self, slack_ns: u64, has_slack: impl Fn(T) -> bool) -> Option<u64> {
+    pub fn wake_when(&self, slack_ns: u64, has_slack: impl Fn(&T) -> bool) -> Option<u64> {
         let (first_ns, first) = self.peek()?;
         if !has_slack(first) {
             return Some(first_ns);
@@ -131,7 +134,7 @@ impl<T: Copy> TimerHeap<T> {
             if entry.when_ns >= wake_ns {
                 break;
             }
-            if examined == MAX_EXAMINED || !has_slack(entry.item) {
+            if examined == MAX_EXAMINED || !has_slack(&entry.item) {
                 wake_ns = entry.when_ns;
                 break;
             }
@@ -144,7 +147,7 @@ impl<T: Copy> TimerHeap<T> {
 
     /// The earliest deadline of a timer in the array that has no slack or was not examined, or `wake_ns` if that is
     /// earlier.
-    fn wake_when_of_heap(&self, mut wake_ns: u64, has_slack: impl Fn(T) -> bool) -> u64 {
+    fn wake_when_of_heap(&self, mut wake_ns: u64, has_slack: impl Fn(&T) -> bool) -> u64 {
         // The entries before `wake_ns` are a connected part of the tree that includes the root. They are examined
         // level by level.
         let mut indices = [0_usize; 1 + 2 * MAX_EXAMINED];
@@ -154,7 +157,7 @@ impl<T: Copy> TimerHeap<T> {
             let index = indices[examined];
             let entry = self.entries.get(index).filter(|entry| entry.when_ns < wake_ns);
             if let Some(entry) = entry {
-                if examined < MAX_EXAMINED && has_slack(entry.item) {
+                if examined < MAX_EXAMINED && has_slack(&entry.item) {
                     indices[len] = index * 2 + 1;
                     indices[len + 1] = index * 2 + 2;
                     len += 2;
@@ -189,13 +192,13 @@ impl<T: Copy> TimerHeap<T> {
             return Some(first.item);
         }
         let last = self.entries.pop()?;
-        let item = match self.entries.first() {
-            None => last.item,
-            Some(first) => {
-                let item = first.item;
-                self.sift_down(0, last);
-                item
-            }
+        let item = if self.entries.is_empty() {
+            last.item
+        } else {
+            // SAFETY: the first entry exists, and `sink` follows at once.
+            let (hole, first) = unsafe { Hole::new(&mut self.entries, 0) };
+            hole.sink(last);
+            first.item
         };
         self.shrink_if_sparse();
         Some(item)
@@ -217,20 +220,11 @@ impl<T: Copy> TimerHeap<T> {
         if self.entries.first().is_none_or(|first| first.when_ns > now_ns) {
             return;
         }
-        let mut due = Vec::new();
-        self.entries.retain(|entry| {
-            let is_due = entry.when_ns <= now_ns;
-            if is_due {
-                due.push(*entry);
-            }
-            !is_due
-        });
+        let is_due = |entry: &mut Entry<T>| entry.when_ns <= now_ns;
+        let mut due: Vec<_> = self.entries.extract_if(.., is_due).collect();
         // Due timers at the front of the run are sorted too. All timers that stay in the run are later than these.
-        while let Some(first) = self.run.front().copied()
-            && first.when_ns <= now_ns
-        {
-            due.push(first);
-            self.run.pop_front();
+        while self.run.front().is_some_and(|first| first.when_ns <= now_ns) {
+            due.extend(self.run.pop_front());
         }
         due.sort_unstable_by_key(Entry::key);
         for entry in due.into_iter().rev() {
@@ -242,39 +236,37 @@ impl<T: Copy> TimerHeap<T> {
     /// The element of the run that has `offset` others in front of it.
     #[inline]
     #[must_use]
-    pub fn peek_run(&self, offset: usize) -> Option<T> {
-        self.run.get(offset).map(|entry| entry.item)
+    pub fn peek_run(&self, offset: usize) -> Option<&T> {
+        self.run.get(offset).map(|entry| &entry.item)
     }
 
     /// Takes out the last element of the run, or else of the array, if `is_wanted` accepts it, in O(1). A timer that
     /// was just added is one of the two, unless its deadline is so early that it was moved towards the root.
     #[inline]
-    pub fn remove_last_if(&mut self, is_wanted: impl Fn(T) -> bool) -> Option<T> {
-        if let Some(last) = self.run.back().copied()
-            && is_wanted(last.item)
-        {
-            self.run.pop_back();
+    pub fn remove_last_if(&mut self, is_wanted: impl Fn(&T) -> bool) -> Option<T> {
+        if self.run.back().is_some_and(|last| is_wanted(&last.item)) {
+            let last = self.run.pop_back()?;
             self.shrink_run_if_sparse();
             return Some(last.item);
         }
         // The last entry has no children, so the array without it is still a heap.
-        let last = self.entries.pop_if(|entry| is_wanted(entry.item))?;
+        let last = self.entries.pop_if(|entry| is_wanted(&entry.item))?;
         self.shrink_if_sparse();
         Some(last.item)
     }
 
     /// Keeps the timers for which `is_kept` returns true and appends the others to `dropped`, in O(n). Gives memory
     /// back if less than a quarter of it is used then.
-    pub fn retain(&mut self, mut is_kept: impl FnMut(T) -> bool, dropped: &mut Vec<T>) {
-        let mut keep = |entry: &Entry<T>| {
-            let keep = is_kept(entry.item);
-            if !keep {
-                dropped.push(entry.item);
+    pub fn retain(&mut self, mut is_kept: impl FnMut(&T) -> bool, dropped: &mut Vec<T>) {
+        let removed = self.entries.extract_if(.., |entry| !is_kept(&entry.item));
+        dropped.extend(removed.map(|entry| entry.item));
+        // Each entry of the run leaves at the front, and those that are kept come back at the end, in the same order.
+        for _ in 0..self.run.len() {
+            match self.run.pop_front() {
+                Some(entry) if is_kept(&entry.item) => self.run.push_back(entry),
+                entry => dropped.extend(entry.map(|entry| entry.item)),
             }
-            keep
-        };
-        self.entries.retain(&mut keep);
-        self.run.retain(&mut keep);
+        }
         self.settle();
     }
 
@@ -283,8 +275,9 @@ impl<T: Copy> TimerHeap<T> {
     fn settle(&mut self) {
         // Bottom up, from the last node that has a child.
         for index in (0..self.entries.len() / 2).rev() {
-            let entry = self.entries[index];
-            self.sift_down(index, entry);
+            // SAFETY: the index is in range, and `sink` follows at once.
+            let (hole, entry) = unsafe { Hole::new(&mut self.entries, index) };
+            hole.sink(entry);
         }
         if self.entries.len() < self.entries.capacity() / 4 {
             self.entries.shrink_to(self.entries.len() * 2);
@@ -295,54 +288,14 @@ impl<T: Copy> TimerHeap<T> {
     }
 
     /// The elements, in no particular order.
-    pub fn iter(&self) -> impl Iterator<Item = T> + '_ {
-        self.entries.iter().chain(&self.run).map(|entry| entry.item)
+    pub fn iter(&self) -> impl Iterator<Item = &T> {
+        self.entries.iter().chain(&self.run).map(|entry| &entry.item)
     }
 
     /// How many timers fit before the heap or the run grows.
     #[cfg(test)]
     pub fn capacity(&self) -> usize {
         self.entries.capacity() + self.run.capacity()
-    }
-
-    /// Moves the entry at `index` towards the root until its parent is earlier.
-    #[inline]
-    fn sift_up(&mut self, mut index: usize) {
-        let entry = self.entries[index];
-        while index > 0 {
-            let parent = (index - 1) / 2;
-            if !entry.is_before(&self.entries[parent]) {
-                break;
-            }
-            self.entries[index] = self.entries[parent];
-            index = parent;
-        }
-        self.entries[index] = entry;
-    }
-
-    /// Puts `entry` at `index`, and overwrites the entry there. As long as a child is earlier than `entry`, the
-    /// earlier of the two children moves up and `entry` moves down.
-    #[inline]
-    fn sift_down(&mut self, mut index: usize, entry: Entry<T>) {
-        let entries = self.entries.as_mut_slice();
-        loop {
-            let left = index * 2 + 1;
-            let right = left + 1;
-            let mut earliest = left;
-            if right < entries.len() {
-                // The result of the comparison is added, because a processor cannot predict a branch on it. That makes
-                // a pop from 1,000 timers twice as fast. Four children per node would not make it faster.
-                earliest += usize::from(entries[right].is_before(&entries[left]));
-            } else if left >= entries.len() {
-                break;
-            }
-            if !entries[earliest].is_before(&entry) {
-                break;
-            }
-            entries[index] = entries[earliest];
-            index = earliest;
-        }
-        entries[index] = entry;
     }
 
     /// Does for the run what `shrink_if_sparse` does for the array.
@@ -370,22 +323,96 @@ impl<T: Copy> TimerHeap<T> {
     }
 }
 
-impl<T: Copy> Default for TimerHeap<T> {
+impl<T> Default for TimerHeap<T> {
     fn default() -> Self {
         Self::new()
+    }
+}
+
+/// A place of the array whose entry was moved out, while another entry looks for its own place. Each entry on the way
+/// then moves once, and not twice as in a swap. The place still has the bits of an entry that is now elsewhere, so an
+/// entry must be put into it before anything else happens to the array.
+struct Hole<'a, T> {
+    entries: &'a mut [Entry<T>],
+    index: usize,
+}
+
+impl<'a, T> Hole<'a, T> {
+    /// Moves the entry at `index` out.
+    ///
+    /// # Safety
+    /// `index` is in range. The caller calls `rise` or `sink` at once.
+    #[inline]
+    unsafe fn new(entries: &'a mut [Entry<T>], index: usize) -> (Self, Entry<T>) {
+        // SAFETY: in range. The place is overwritten without a drop, so the entry exists once.
+        let entry = unsafe { ptr::read(&raw const entries[index]) };
+        (Self { entries, index }, entry)
+    }
+
+    /// Puts `entry` here or nearer to the root: the parents that are later move down.
+    #[inline]
+    fn rise(mut self, entry: Entry<T>) {
+        while self.index > 0 {
+            let parent = (self.index - 1) / 2;
+            if !entry.is_before(&self.entries[parent]) {
+                break;
+            }
+            self.move_from(parent);
+        }
+        self.fill(entry);
+    }
+
+    /// Puts `entry` here or farther from the root: as long as a child is earlier, the earlier of the two children moves
+    /// up.
+    #[inline]
+    fn sink(mut self, entry: Entry<T>) {
+        loop {
+            let left = self.index * 2 + 1;
+            let right = left + 1;
+            let mut earliest = left;
+            if right < self.entries.len() {
+                // The result of the comparison is added, because a processor cannot predict a branch on it. That makes
+                // a pop from 1,000 timers twice as fast. Four children per node would not make it faster.
+                earliest += usize::from(self.entries[right].is_before(&self.entries[left]));
+            } else if left >= self.entries.len() {
+                break;
+            }
+            if !self.entries[earliest].is_before(&entry) {
+                break;
+            }
+            self.move_from(earliest);
+        }
+        self.fill(entry);
+    }
+
+    /// Moves the entry at `from` into the hole, which is at `from` then.
+    #[inline]
+    fn move_from(&mut self, from: usize) {
+        let (source, place) = (&raw const self.entries[from], &raw mut self.entries[self.index]);
+        // SAFETY: two different places of the array, since `from` is a parent or a child of the hole. The hole's entry is
+        // elsewhere, so it is overwritten without a drop.
+        unsafe { ptr::copy_nonoverlapping(source, place, 1) };
+        self.index = from;
+    }
+
+    #[inline]
+    fn fill(self, entry: Entry<T>) {
+        // SAFETY: as in `move_from`, for the hole's place.
+        unsafe { ptr::write(&raw mut self.entries[self.index], entry) };
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+    use std::rc::Rc;
 
     use proptest::prelude::*;
 
     use super::{KEPT_CAPACITY, MAX_EXAMINED, TimerHeap};
 
     /// No entry is earlier than its parent.
-    fn is_heap<T: Copy>(heap: &TimerHeap<T>) -> bool {
+    fn is_heap<T>(heap: &TimerHeap<T>) -> bool {
         (1..heap.entries.len()).all(|index| !heap.entries[index].is_before(&heap.entries[(index - 1) / 2]))
     }
 
@@ -401,13 +428,11 @@ mod tests {
     #[test]
     fn only_due_timers_come_out() {
         let mut heap = TimerHeap::new();
-        assert_eq!(
-            (heap.peek(), heap.peek_when(), heap.pop_due(u64::MAX)),
-            (None, None, None)
-        );
+        assert_eq!((heap.peek(), heap.peek_when()), (None, None));
+        assert_eq!(heap.pop_due(u64::MAX), None);
         heap.push(20, 'b');
         heap.push(10, 'a');
-        assert_eq!((heap.peek(), heap.peek_when()), (Some((10, 'a')), Some(10)));
+        assert_eq!((heap.peek(), heap.peek_when()), (Some((10, &'a')), Some(10)));
         assert_eq!(heap.pop_due(9), None);
         assert_eq!(heap.pop_due(10), Some('a'));
         assert_eq!(heap.pop_due(10), None);
@@ -422,13 +447,13 @@ mod tests {
             heap.push(100 + item, item);
         }
         heap.push(1_000, 77);
-        assert_eq!(heap.remove_last_if(|item| item == 76), None);
-        assert_eq!(heap.remove_last_if(|item| item == 77), Some(77));
+        assert_eq!(heap.remove_last_if(|item| *item == 76), None);
+        assert_eq!(heap.remove_last_if(|item| *item == 77), Some(77));
         heap.push(1, 78);
-        assert_eq!(heap.remove_last_if(|item| item == 78), Some(78));
+        assert_eq!(heap.remove_last_if(|item| *item == 78), Some(78));
         heap.push(5, 80);
         heap.push(1, 78);
-        assert_eq!(heap.remove_last_if(|item| item == 78), None);
+        assert_eq!(heap.remove_last_if(|item| *item == 78), None);
         assert_eq!(heap.len(), 52);
         assert_eq!((heap.pop(), heap.pop()), (Some(78), Some(80)));
         assert!(std::iter::from_fn(|| heap.pop()).eq(0..50));
@@ -474,6 +499,37 @@ mod tests {
             let wake_ns = heap.wake_when(500, |_| true).unwrap();
             assert!((first_ns + 5..=first_ns + 32).contains(&wake_ns), "{wake_ns}");
         }
+    }
+
+    #[test]
+    fn owns_its_elements() {
+        let item = Rc::new(0);
+        let mut heap = TimerHeap::new();
+        for index in 0..200_u64 {
+            // Every other timer goes to the array.
+            heap.push(
+                if index % 2 == 0 {
+                    1_000 + index
+                } else {
+                    1_000 - index
+                },
+                Rc::clone(&item),
+            );
+        }
+        drop((heap.pop(), heap.remove_last_if(|_| true)));
+        heap.sort_due(900);
+        let (mut index, mut dropped) = (0, Vec::new());
+        heap.retain(
+            |_| {
+                index += 1;
+                index % 3 != 0
+            },
+            &mut dropped,
+        );
+        drop((heap.pop(), heap.pop()));
+        assert_eq!(Rc::strong_count(&item), 1 + heap.len() + dropped.len());
+        drop((heap, dropped));
+        assert_eq!(Rc::strong_count(&item), 1);
     }
 
     #[test]
@@ -575,11 +631,11 @@ mod tests {
                 }
                 prop_assert!(is_heap(&heap));
                 prop_assert_eq!(heap.len(), model.len());
-                let earliest = model.iter().next().map(|(&(when_ns, _), &item)| (when_ns, item));
+                let earliest = model.iter().next().map(|(&(when_ns, _), item)| (when_ns, item));
                 prop_assert_eq!(heap.peek(), earliest);
                 prop_assert_eq!(heap.peek_when(), earliest.map(|(when_ns, _)| when_ns));
-                let has_slack = |item: u32| !item.is_multiple_of(3);
-                let latest = model.iter().map(|(&(when_ns, _), &item)| {
+                let has_slack = |item: &u32| !item.is_multiple_of(3);
+                let latest = model.iter().map(|(&(when_ns, _), item)| {
                     when_ns.saturating_add(if has_slack(item) { 4 } else { 0 })
                 });
                 let wake_ns = heap.wake_when(4, has_slack);
@@ -589,7 +645,7 @@ mod tests {
                     prop_assert!(heap.peek_when() <= wake_ns && wake_ns <= latest.min());
                 }
             }
-            let mut left: Vec<_> = heap.iter().collect();
+            let mut left: Vec<_> = heap.iter().copied().collect();
             left.sort_unstable();
             let mut expected: Vec<_> = model.values().copied().collect();
             expected.sort_unstable();

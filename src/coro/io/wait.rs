@@ -21,7 +21,7 @@ use crate::coro::sync::{Deadline, Limit};
 use crate::coro::{interruption, scheduler, threads};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::{Descriptors, Direction, Reactor, Watcher};
-use crate::event_loop::source::WaiterRef;
+use crate::event_loop::source::DeferredCall;
 use crate::event_loop::watching;
 
 /// The coros that wait on a socket object, one for each direction: owned references, or null. All zeroes means that no
@@ -199,7 +199,7 @@ impl Wait {
         if !is_plain || !place.get().is_null() {
             return false;
         }
-        let entry = || WaiterRef::new(coro.to_bound(), wake);
+        let entry = || DeferredCall::new(coro.to_bound(), wake);
         let has_begun = reactor_of(coro).is_some_and(|reactor| {
             reactor
                 .descriptors
@@ -231,21 +231,13 @@ impl Wait {
     /// Removes the coro from the fd table. Returns whether it was not there any more.
     #[cold]
     fn leave(&self, coro: Coro<'_>) -> bool {
-        let py = coro.py();
-        let Some(event_loop) = coro.event_loop.get(py) else {
+        let Some(event_loop) = coro.event_loop.get(coro.py()) else {
             return false;
         };
         let reactor = LoopObject::of(&event_loop).reactor();
-        let is_still_there = reactor
+        !reactor
             .descriptors
-            .watcher(self.fd, self.direction)
-            .is_some_and(|watcher| watcher.as_ptr() == coro.as_ptr());
-        if is_still_there {
-            reactor
-                .descriptors
-                .forget_waiter(py, self.fd, self.direction, coro.as_ptr());
-        }
-        !is_still_there
+            .forget_waiter(self.fd, self.direction, coro.as_ptr())
     }
 
     /// Raises `TimeoutError` if the time of the call is over.
@@ -284,7 +276,7 @@ fn enter(coro: Coro<'_>, target: Target<'_, '_>) -> PyResult<()> {
         // The object was closed before the wait.
         return Err(errors::os_error(&std::io::Error::from_raw_os_error(libc::EBADF)));
     }
-    let entry = || WaiterRef::new(coro.to_bound(), wake);
+    let entry = || DeferredCall::new(coro.to_bound(), wake);
     let is_free = target
         .waiting
         .is_none_or(|waiting| waiting.get(py, direction).is_none());
@@ -300,26 +292,20 @@ fn enter(coro: Coro<'_>, target: Target<'_, '_>) -> PyResult<()> {
     if !is_free {
         return Err(simultaneous(py, fd, direction));
     }
-    if descriptors.is_watched_for_other(fd, target.object) || descriptors.watcher(fd, direction).is_some() {
+    if descriptors.is_watched_for_other(fd, target.object) || descriptors.is_watched(fd, direction) {
         end_stale(py, descriptors, fd, direction)?;
     }
-    let entry = entry();
     // The object may have been given another file with the same number since its last wait.
     let is_anew = target.is_anew || target.waiting.is_some_and(|waiting| waiting.stamp.get() == 0);
-    match descriptors.wait_once(target.object, fd, direction, entry, is_anew) {
-        Ok(replaced) => {
-            if let Some(replaced) = replaced {
-                replaced.end(py);
-            }
-        }
-        Err(error) => {
-            entry.release(py);
-            return Err(errors::os_error(&error));
-        }
+    let replaced = descriptors
+        .wait_once(target.object, fd, direction, entry(), is_anew)
+        .map_err(|error| errors::os_error(&error))?;
+    if let Some(replaced) = replaced {
+        replaced.end(py);
     }
     // The code that ran above may have interrupted this coro, or let another one wait on the same object.
     if let Err(interruption) = interruption::raise_pending(coro) {
-        descriptors.forget_waiter(py, fd, direction, coro.as_ptr());
+        descriptors.forget_waiter(fd, direction, coro.as_ptr());
         return Err(interruption);
     }
     if let Some(waiting) = target.waiting {
@@ -360,25 +346,24 @@ fn simultaneous(py: Python<'_>, fd: RawFd, direction: Direction) -> PyErr {
 #[cold]
 fn end_stale(py: Python<'_>, descriptors: &Descriptors, fd: RawFd, direction: Direction) -> PyResult<()> {
     if descriptors.is_watch_in_force(fd) {
-        return match descriptors.watcher(fd, direction) {
-            Some(_) => Err(simultaneous(py, fd, direction)),
-            None => Ok(()),
+        return if descriptors.is_watched(fd, direction) {
+            Err(simultaneous(py, fd, direction))
+        } else {
+            Ok(())
         };
     }
     for direction in [Direction::Read, Direction::Write] {
         let ended = descriptors
-            .set_closed_watcher(py, fd, direction, None)
+            .set_closed_watcher(fd, direction, None)
             .map_err(|error| errors::os_error(&error))?;
         match ended {
             Some(Watcher::Once(waiter)) => {
-                // SAFETY: the entry's reference is held until `release`.
-                let object = unsafe { Bound::from_borrowed_ptr(py, waiter.as_ptr()) };
+                let object = waiter.to_bound(py);
                 if scheduler::is_coro(&object) {
                     end_closed(scheduler::coro_of(&object));
                 } else {
-                    waiter.wake(py)?;
+                    waiter.call(py)?;
                 }
-                waiter.release(py);
             }
             Some(handle @ Watcher::Handle(..)) => handle.end(py),
             None => {}
@@ -410,11 +395,8 @@ pub(super) fn end_closed(coro: Coro<'_>) {
 
 /// Removes a coro of this thread from the fd table of its loop, before its descriptor is closed.
 pub(super) fn forget(coro: Coro<'_>, fd: RawFd, direction: Direction) {
-    let py = coro.py();
-    if let Some(event_loop) = coro.event_loop.get(py) {
+    if let Some(event_loop) = coro.event_loop.get(coro.py()) {
         let reactor = LoopObject::of(&event_loop).reactor();
-        reactor
-            .descriptors
-            .forget_waiter(py, fd, direction, coro.as_ptr());
+        reactor.descriptors.forget_waiter(fd, direction, coro.as_ptr());
     }
 }

@@ -119,8 +119,7 @@ impl<'py> Deadline<'py> {
     /// Whether the timeout has expired: the timer has run, or is due.
     #[inline]
     pub(in crate::coro) fn is_over(&self) -> bool {
-        self.timer
-            .is_some_and(|timer| !timer.is_scheduled(self.coro.py()))
+        self.timer.as_ref().is_some_and(|timer| !timer.is_scheduled())
     }
 }
 

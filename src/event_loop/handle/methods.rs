@@ -11,7 +11,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyFloat, PyInt, PyTuple};
 
-use super::{HANDLE_TYPE, HandleObject, HandleRef, TIMER_TYPE, dealloc, flag, slots};
+use super::{HANDLE_TYPE, HandleObject, TIMER_TYPE, dealloc, flag, slots};
 use crate::binding::errors;
 use crate::binding::names::names;
 use crate::binding::native_type::{
@@ -21,19 +21,14 @@ use crate::binding::native_type::{
 use crate::binding::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
 
-fn reference(this: This<'_, HandleObject>) -> HandleRef {
-    HandleRef(this.as_ptr().cast())
-}
-
 #[inline(always)]
 fn cancel<'py>(this: This<'py, HandleObject>, _: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
     let py = this.py();
-    let handle = reference(this);
-    handle.wait_until_not_running(py)?;
+    this.wait_until_not_running()?;
     let text = text_if_cancelled(this);
     // Taken out first, because this function still needs the loop, and a cancelled handle refers to nothing.
     let event_loop = this.event_loop.take(py);
-    if handle.cancel_showing(py, text)
+    if this.cancel_showing(text)
         && this.has(flag::SCHEDULED)
         && let Some(event_loop) = event_loop
     {
@@ -41,7 +36,7 @@ fn cancel<'py>(this: This<'py, HandleObject>, _: Args<'_, 'py>) -> PyResult<Boun
         // In a free-threaded build, this fails if another thread runs the loop. The loop then finds the cancelled timer
         // in the heap when its time comes.
         let _ = event_loop.with_loop_access(py, || {
-            event_loop.reactor().timers.note_cancelled(py, handle);
+            event_loop.reactor().timers.note_cancelled(this);
             Ok(())
         });
     }
@@ -49,7 +44,7 @@ fn cancel<'py>(this: This<'py, HandleObject>, _: Args<'_, 'py>) -> PyResult<Boun
 }
 
 fn cancelled<'py>(this: This<'py, HandleObject>, _: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
-    reference(this).wait_until_not_running(this.py())?;
+    this.wait_until_not_running()?;
     get_cancelled(this)
 }
 
@@ -71,7 +66,7 @@ fn asyncio_class(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
 }
 
 fn run_once<'py>(this: This<'py, HandleObject>, _: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
-    reference(this).run_by_hand(this.py())?;
+    this.run_by_hand()?;
     Ok(none(this.py()))
 }
 

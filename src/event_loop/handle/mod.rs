@@ -15,6 +15,7 @@
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
+use std::ops::Deref;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU16, AtomicU64, Ordering};
 
@@ -30,6 +31,7 @@ use crate::binding::freelist::Freelist;
 use crate::binding::names::names;
 use crate::binding::native_type::{NativeType, This, with_critical_section};
 use crate::binding::object_cell::ObjectCell;
+use crate::binding::object_ref::ObjectRef;
 
 /// Timers with at least this delay may run up to `SLACK_NS` late, which is at most a thousandth of the delay.
 const MIN_SLACK_DELAY_S: f64 = 1.0;
@@ -97,12 +99,23 @@ static HANDLE_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut(
 static TIMER_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
 static FREE: Freelist = Freelist::new();
 
-/// An owned reference to a handle, as the queues of the loop keep it.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct HandleRef(*mut HandleObject);
+/// A handle that another reference keeps alive.
+pub(crate) type Handle<'py> = This<'py, HandleObject>;
 
-// SAFETY: a plain pointer. The inbox carries it, with its reference, to the loop's thread, which uses it attached.
-unsafe impl Send for HandleRef {}
+/// An owned reference to a handle, as the queues of the loop keep it. Dropping it releases the reference, which may run
+/// any code.
+pub(crate) struct HandleRef(ObjectRef);
+
+impl Deref for HandleRef {
+    type Target = HandleObject;
+
+    #[inline]
+    fn deref(&self) -> &HandleObject {
+        // SAFETY: `create` and `of` have made this reference for an object of this layout, which it keeps alive. As for
+        // `This`, shared references are enough.
+        unsafe { &*self.as_ptr().cast::<HandleObject>() }
+    }
+}
 
 impl HandleRef {
     /// Creates a handle. A null `context` means a copy of the current one. `when_s` makes the handle a `TimerHandle`.
@@ -116,7 +129,8 @@ impl HandleRef {
         when_s: Option<f64>,
     ) -> PyResult<Self> {
         // SAFETY: attached. All pointers are borrowed from the caller's arguments, and the handle takes references of
-        // its own. The object comes zeroed, or from the freelist with every cell empty.
+        // its own. The object comes zeroed, or from the freelist with every cell empty. It is new, so its reference is
+        // the result's.
         unsafe {
             let (context, is_shared) = if context.is_null() {
                 (*event_loop).reactor().contexts.for_handle(py)?
@@ -162,7 +176,7 @@ impl HandleRef {
                     }
                 }
             }
-            Ok(Self(object))
+            Ok(Self(ObjectRef::from_owned_ptr(object.cast())))
         }
     }
 
@@ -174,89 +188,53 @@ impl HandleRef {
         args: &[*mut ffi::PyObject],
     ) -> PyResult<Self> {
         let handle = Self::create(py, event_loop, callback, args, ptr::null_mut(), None)?;
-        let this = handle.this(py);
-        this.raise_flag(flag::REPEATS);
-        handle.track(py);
+        handle.raise_flag(flag::REPEATS);
+        handle.this(py).track();
         Ok(handle)
     }
 
+    /// Another reference to this handle.
     #[inline]
-    pub(crate) fn this(self, py: Python<'_>) -> This<'_, HandleObject> {
-        // SAFETY: the holder of a HandleRef holds a reference, so the object is alive and of this layout.
-        unsafe { This::new(py, self.0.cast()) }
+    pub(crate) fn of(handle: Handle<'_>) -> Self {
+        Self(ObjectRef::new(handle.to_bound()))
+    }
+
+    /// Another reference to the same handle.
+    #[inline]
+    pub(crate) fn new_ref(&self) -> Self {
+        Self(self.0.new_ref())
+    }
+
+    /// The handle, borrowed. A function that is not inlined gets this and not `&HandleRef`: the reference can then stay
+    /// in a register.
+    #[inline]
+    pub(crate) fn this<'a>(&'a self, py: Python<'a>) -> Handle<'a> {
+        // SAFETY: as in `deref`; the result does not outlive this reference.
+        unsafe { This::new(py, self.as_ptr()) }
     }
 
     #[inline]
-    pub(crate) fn as_ptr(self) -> *mut ffi::PyObject {
-        self.0.cast()
+    pub(crate) fn as_ptr(&self) -> *mut ffi::PyObject {
+        self.0.as_ptr()
     }
 
-    /// The same handle with one more reference.
-    #[inline]
-    pub(crate) fn new_ref(self) -> Self {
-        // SAFETY: the object is alive while a HandleRef to it is held; called attached.
-        unsafe { ffi::Py_INCREF(self.0.cast()) };
-        self
+    /// Another reference, for Python code.
+    pub(crate) fn to_bound<'py>(&self, py: Python<'py>) -> Bound<'py, PyAny> {
+        self.0.to_bound(py)
     }
 
     /// Gives the reference to Python code.
     #[inline]
     pub(crate) fn into_bound(self, py: Python<'_>) -> Bound<'_, PyAny> {
-        // SAFETY: a HandleRef owns one reference, which moves to the result.
-        unsafe { Bound::from_owned_ptr(py, self.0.cast()) }
-    }
-
-    /// The handle for a reference that a queue kept as a plain pointer.
-    #[inline]
-    pub(crate) fn from_owned(object: *mut ffi::PyObject) -> Self {
-        Self(object.cast())
+        self.0.into_bound(py)
     }
 
     /// Asks the processor to load the handle into its cache.
     #[inline]
-    pub(crate) fn prefetch(self) {
-        prefetch(self.0);
-        prefetch(
-            self.0
-                .cast::<u8>()
-                .wrapping_add(std::mem::offset_of!(HandleObject, flags)),
-        );
-    }
-
-    /// Makes the collector track the handle.
-    pub(crate) fn track(self, py: Python<'_>) {
-        let this = self.this(py);
-        if !this.has(flag::TRACKED) {
-            this.raise_flag(flag::TRACKED);
-            // SAFETY: the object is alive, its type supports collection, and it is not tracked yet.
-            unsafe { ffi::PyObject_GC_Track(self.0.cast()) };
-        }
-    }
-
-    /// Stops the collector from tracking the handle.
-    fn untrack(self, py: Python<'_>) {
-        let this = self.this(py);
-        if this.has(flag::TRACKED) && !Freelist::IS_TRACKED {
-            this.lower_flag(flag::TRACKED);
-            // SAFETY: the object is alive and tracked.
-            unsafe { ffi::PyObject_GC_UnTrack(self.0.cast()) };
-        }
-    }
-
-    /// True if anything but one queue holds a reference to the handle.
-    pub(crate) fn is_kept(self, _: Python<'_>) -> bool {
-        // SAFETY: the object is alive.
-        unsafe { ffi::Py_REFCNT(self.0.cast()) > 1 }
-    }
-
-    /// Tracks the handle if it has more than `own` references; otherwise untracks it.
-    pub(crate) fn track_if_kept(self, py: Python<'_>, own: ffi::Py_ssize_t) {
-        // SAFETY: the object is alive.
-        if unsafe { ffi::Py_REFCNT(self.0.cast()) } > own {
-            self.track(py);
-        } else {
-            self.untrack(py);
-        }
+    pub(crate) fn prefetch(&self) {
+        let start = self.as_ptr().cast::<u8>();
+        prefetch(start);
+        prefetch(start.wrapping_add(std::mem::offset_of!(HandleObject, flags)));
     }
 
     /// Reports a queue's handle to the collector. A tracked handle is reported itself. If the handle is untracked and
@@ -265,112 +243,132 @@ impl HandleRef {
     ///
     /// # Safety
     /// Only the collector may call this, with its own `visit` and `arg`.
-    pub(crate) unsafe fn traverse(self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
-        // SAFETY: a queue's handle is alive; visit and arg are the collector's.
+    pub(crate) unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+        // SAFETY: the queue's reference keeps the object alive; visit and arg are the collector's.
         unsafe {
-            let handle = &*self.0;
-            if handle.has(flag::TRACKED) {
-                return visit(self.0.cast(), arg);
+            if self.has(flag::TRACKED) {
+                return visit(self.as_ptr(), arg);
             }
-            if ffi::Py_REFCNT(self.0.cast()) != 1 {
+            if ffi::Py_REFCNT(self.as_ptr()) != 1 {
                 return 0;
             }
-            NativeType::traverse(handle, visit, arg)
+            NativeType::traverse(&**self, visit, arg)
+        }
+    }
+}
+
+impl<'py> Handle<'py> {
+    /// Makes the collector track the handle.
+    pub(crate) fn track(self) {
+        if !self.has(flag::TRACKED) {
+            self.raise_flag(flag::TRACKED);
+            // SAFETY: the object is alive, its type supports collection, and it is not tracked yet.
+            unsafe { ffi::PyObject_GC_Track(self.as_ptr().cast()) };
         }
     }
 
-    /// Drops the reference.
-    #[inline]
-    pub(crate) fn release(self, py: Python<'_>) {
-        drop(self.into_bound(py));
+    /// Stops the collector from tracking the handle.
+    fn untrack(self) {
+        if self.has(flag::TRACKED) && !Freelist::IS_TRACKED {
+            self.lower_flag(flag::TRACKED);
+            // SAFETY: the object is alive and tracked.
+            unsafe { ffi::PyObject_GC_UnTrack(self.as_ptr().cast()) };
+        }
     }
 
-    #[inline]
-    pub(crate) fn is_cancelled(self, py: Python<'_>) -> bool {
-        self.this(py).has(flag::CANCELLED)
+    /// True if anything but one queue holds a reference to the handle.
+    pub(crate) fn is_kept(self) -> bool {
+        // SAFETY: the object is alive.
+        unsafe { ffi::Py_REFCNT(self.as_ptr()) > 1 }
     }
 
-    pub(crate) fn set_scheduled(self, py: Python<'_>, is_scheduled: bool) {
-        let this = self.this(py);
-        if is_scheduled {
-            this.raise_flag(flag::SCHEDULED);
+    /// Tracks the handle if it has more than `own` references; otherwise untracks it.
+    pub(crate) fn track_if_kept(self, own: ffi::Py_ssize_t) {
+        // SAFETY: the object is alive.
+        if unsafe { ffi::Py_REFCNT(self.as_ptr()) } > own {
+            self.track();
         } else {
-            this.lower_flag(flag::SCHEDULED);
+            self.untrack();
         }
     }
 
-    /// True while the handle is in the timer heap.
-    pub(crate) fn is_scheduled(self, py: Python<'_>) -> bool {
-        self.this(py).has(flag::SCHEDULED)
-    }
-
-    pub(crate) fn set_source_traceback(self, py: Python<'_>, traceback: Bound<'_, PyAny>) {
-        self.this(py).source_traceback.set(traceback);
+    pub(crate) fn set_source_traceback(self, traceback: Bound<'_, PyAny>) {
+        self.source_traceback.set(traceback);
     }
 
     /// Marks the handle as cancelled and drops its callback and arguments. True if it was not cancelled before.
-    pub(crate) fn cancel(self, py: Python<'_>) -> bool {
-        self.cancel_showing(py, methods::text_if_cancelled(self.this(py)))
+    pub(crate) fn cancel(self) -> bool {
+        self.cancel_showing(methods::text_if_cancelled(self))
     }
 
     /// `cancel`; the handle then shows `text` as its `repr`, if there is one.
-    fn cancel_showing(self, py: Python<'_>, text: Option<Bound<'_, PyAny>>) -> bool {
-        let this = self.this(py);
-        with_critical_section(this, || {
-            if this.has(flag::CANCELLED) {
+    fn cancel_showing(self, text: Option<Bound<'_, PyAny>>) -> bool {
+        with_critical_section(self, || {
+            if self.has(flag::CANCELLED) {
                 return false;
             }
-            this.raise_flag(flag::CANCELLED);
-            this.drop_call();
+            self.raise_flag(flag::CANCELLED);
+            self.drop_call();
             if let Some(text) = text {
-                this.callback.set(text);
-                this.raise_flag(flag::HAS_TEXT);
+                self.callback.set(text);
+                self.raise_flag(flag::HAS_TEXT);
             }
             true
         })
     }
 
     /// The loop, unless the handle has run or was cancelled.
-    pub(crate) fn event_loop(self, py: Python<'_>) -> Option<Bound<'_, PyAny>> {
-        let this = self.this(py);
-        with_critical_section(this, || this.event_loop.get(py))
-    }
-
-    /// The deadline in seconds of the loop's clock.
-    pub(crate) fn when_s(self, py: Python<'_>) -> f64 {
-        self.this(py).when_s()
-    }
-
-    /// Lets the loop run the timer a little late, if its delay is so long that this does not matter.
-    #[inline]
-    pub(crate) fn allow_slack(self, py: Python<'_>, delay_s: f64) {
-        if delay_s >= MIN_SLACK_DELAY_S {
-            self.this(py).raise_flag(flag::HAS_SLACK);
-        }
-    }
-
-    /// Whether the loop may run the timer a little late. A cancelled timer has slack too, because it does not run.
-    #[inline]
-    pub(crate) fn has_slack(self, py: Python<'_>) -> bool {
-        let this = self.this(py);
-        this.has(flag::HAS_SLACK) || this.has(flag::CANCELLED)
-    }
-
-    /// Makes `when()` return an int, for a deadline that was given as an int.
-    pub(crate) fn set_when_int(self, py: Python<'_>) {
-        self.this(py).raise_flag(flag::WHEN_IS_INT);
+    pub(crate) fn event_loop(self) -> Option<Bound<'py, PyAny>> {
+        with_critical_section(self, || self.event_loop.get(self.py()))
     }
 
     /// Makes `cancel()` and `cancelled()` from other threads wait while the callback runs, like `_ThreadSafeHandle` of
     /// 3.14. Does nothing in earlier versions.
-    pub(crate) fn set_threadsafe(self, py: Python<'_>) {
-        if names(py).threadsafe_handle_type.is_some() {
-            self.this(py).raise_flag(flag::THREADSAFE);
+    pub(crate) fn set_threadsafe(self) {
+        if names(self.py()).threadsafe_handle_type.is_some() {
+            self.raise_flag(flag::THREADSAFE);
         }
     }
 }
 
 impl HandleObject {
+    #[inline]
+    pub(crate) fn is_cancelled(&self) -> bool {
+        self.has(flag::CANCELLED)
+    }
+
+    pub(crate) fn set_scheduled(&self, is_scheduled: bool) {
+        if is_scheduled {
+            self.raise_flag(flag::SCHEDULED);
+        } else {
+            self.lower_flag(flag::SCHEDULED);
+        }
+    }
+
+    /// True while the handle is in the timer heap.
+    pub(crate) fn is_scheduled(&self) -> bool {
+        self.has(flag::SCHEDULED)
+    }
+
+    /// Lets the loop run the timer a little late, if its delay is so long that this does not matter.
+    #[inline]
+    pub(crate) fn allow_slack(&self, delay_s: f64) {
+        if delay_s >= MIN_SLACK_DELAY_S {
+            self.raise_flag(flag::HAS_SLACK);
+        }
+    }
+
+    /// Whether the loop may run the timer a little late. A cancelled timer has slack too, because it does not run.
+    #[inline]
+    pub(crate) fn has_slack(&self) -> bool {
+        self.has(flag::HAS_SLACK) || self.has(flag::CANCELLED)
+    }
+
+    /// Makes `when()` return an int, for a deadline that was given as an int.
+    pub(crate) fn set_when_int(&self) {
+        self.raise_flag(flag::WHEN_IS_INT);
+    }
+
     #[inline]
     fn has(&self, flag: u16) -> bool {
         self.flags.load(Ordering::Relaxed) & flag != 0
@@ -399,7 +397,7 @@ impl HandleObject {
 
     /// The deadline of a timer in seconds of the loop's clock.
     #[inline]
-    fn when_s(&self) -> f64 {
+    pub(crate) fn when_s(&self) -> f64 {
         f64::from_bits(self.when_or_runner.load(Ordering::Relaxed))
     }
 

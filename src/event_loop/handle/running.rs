@@ -7,28 +7,27 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use super::methods::describe_call;
-use super::{HandleRef, INLINE_ARGS, flag, slots};
+use super::{Handle, INLINE_ARGS, flag, slots};
 use crate::binding::native_type::with_critical_section;
 use crate::binding::{HAS_GIL, errors};
 use crate::event_loop::contexts::Contexts;
 use crate::event_loop::pyloop::LoopObject;
 
-impl HandleRef {
+impl<'py> Handle<'py> {
     /// Runs the callback in its context and reports its exception. Err is only for the two exceptions that leave
     /// `run_forever`.
     #[inline]
-    pub(crate) fn run(self, py: Python<'_>) -> PyResult<()> {
-        let this = self.this(py);
-        if this.has(flag::CANCELLED) {
+    pub(crate) fn run(self) -> PyResult<()> {
+        if self.has(flag::CANCELLED) {
             return Ok(());
         }
-        if !HAS_GIL || this.has(flag::REPEATS) || this.more_args.is_set() {
-            return self.run_kept(py);
+        if !HAS_GIL || self.has(flag::REPEATS) || self.more_args.is_set() {
+            return self.run_kept();
         }
-        let is_begun = self.begin_run(py);
-        let result = self.run_moved(py);
+        let is_begun = self.begin_run();
+        let result = self.run_moved();
         if is_begun {
-            self.end_run(py);
+            self.end_run();
         }
         result
     }
@@ -36,8 +35,8 @@ impl HandleRef {
     /// `run` for a handle that runs once, in builds with the GIL. The references to callback, arguments and context
     /// move out of the handle, so the call needs no further ones.
     #[inline(always)]
-    fn run_moved(self, py: Python<'_>) -> PyResult<()> {
-        let this = self.this(py);
+    fn run_moved(self) -> PyResult<()> {
+        let (this, py) = (self, self.py());
         // The references are moved out of the handle first, because the callback may cancel its own handle.
         let args_len = this.args_len.get() as usize;
         let mut call = [ptr::null_mut(); INLINE_ARGS + 2];
@@ -60,7 +59,7 @@ impl HandleRef {
             // SAFETY: references that were moved out of the cells; a handle has the template only of its own loop.
             context = unsafe { contexts_of(event_loop).begin_run(template) };
             if context.is_null() {
-                let failed = self.fail_to_copy(py, event_loop);
+                let failed = self.fail_to_copy(event_loop);
                 drop_rest(py, &[callback, template, event_loop], &call[2..2 + args_len]);
                 return failed;
             }
@@ -117,7 +116,7 @@ impl HandleRef {
                 }
             }
             let args = PyTuple::new(py, &args)?;
-            let result = self.report(py, &event_loop, &context, &callback, &args, error);
+            let result = self.report(&event_loop, &context, &callback, &args, error);
             this.drop_call();
             result
         }
@@ -125,47 +124,45 @@ impl HandleRef {
 
     /// `handle._run()`, for code that runs the handle itself. The loop still runs the handle later, as in asyncio. If
     /// the loop has already run it, the handle is empty and nothing happens.
-    pub(super) fn run_by_hand(self, py: Python<'_>) -> PyResult<()> {
-        if self.is_cancelled(py) {
+    pub(super) fn run_by_hand(self) -> PyResult<()> {
+        if self.is_cancelled() {
             return Ok(());
         }
-        self.run_and_keep(py)
+        self.run_and_keep()
     }
 
     /// The callback that the handle is going to call. None for an empty handle.
-    pub(crate) fn callback(self, py: Python<'_>) -> Option<Bound<'_, PyAny>> {
-        let this = self.this(py);
-        with_critical_section(this, || this.callback.get(py))
+    pub(crate) fn callback(self) -> Option<Bound<'py, PyAny>> {
+        with_critical_section(self, || self.callback.get(self.py()))
     }
 
     /// Drops the remaining callback and arguments of a handle that runs once.
-    pub(crate) fn forget_call(self, py: Python<'_>) {
-        let this = self.this(py);
-        if !this.has(flag::REPEATS) {
-            with_critical_section(this, || this.drop_call());
+    pub(crate) fn forget_call(self) {
+        if !self.has(flag::REPEATS) {
+            with_critical_section(self, || self.drop_call());
         }
     }
 
     /// `forget_call`, unless other code keeps the handle. Called in debug mode, in which such a handle still shows its
     /// callback after the run. Because it keeps its references, the collector must track it.
-    pub(crate) fn forget_call_unless_kept(self, py: Python<'_>) {
-        if self.is_kept(py) {
-            self.track(py);
+    pub(crate) fn forget_call_unless_kept(self) {
+        if self.is_kept() {
+            self.track();
         } else {
-            self.forget_call(py);
+            self.forget_call();
         }
     }
 
     /// `run` for handles that run repeatedly or have many arguments, and in free-threaded builds for all handles.
-    fn run_kept(self, py: Python<'_>) -> PyResult<()> {
-        let result = self.run_and_keep(py);
-        self.forget_call(py);
+    fn run_kept(self) -> PyResult<()> {
+        let result = self.run_and_keep();
+        self.forget_call();
         result
     }
 
     /// Runs the callback like `run`, but leaves it in the handle, where it can still be read.
-    pub(crate) fn run_and_keep(self, py: Python<'_>) -> PyResult<()> {
-        let this = self.this(py);
+    pub(crate) fn run_and_keep(self) -> PyResult<()> {
+        let (this, py) = (self, self.py());
         let taken = with_critical_section(this, || {
             this.own_context(py)?;
             let call = (
@@ -177,14 +174,14 @@ impl HandleRef {
                 return Ok(None);
             };
             let args = this.args_tuple(py)?;
-            let is_begun = self.begin_run(py);
+            let is_begun = self.begin_run();
             Ok(Some((callback, context, event_loop, args, is_begun)))
         });
         match taken {
             Ok(Some((callback, context, event_loop, args, is_begun))) => {
-                let result = self.call(py, &event_loop, &context, &callback, &args);
+                let result = self.call(&event_loop, &context, &callback, &args);
                 if is_begun {
-                    self.end_run(py);
+                    self.end_run();
                 }
                 result
             }
@@ -195,31 +192,32 @@ impl HandleRef {
 
     fn call(
         self,
-        py: Python<'_>,
         event_loop: &Bound<'_, PyAny>,
         context: &Bound<'_, PyAny>,
         callback: &Bound<'_, PyAny>,
         args: &Bound<'_, PyTuple>,
     ) -> PyResult<()> {
+        let py = self.py();
         // SAFETY: the context is a live one that this function holds; it is left below.
         let entered = unsafe { ffi::PyContext_Enter(context.as_ptr()) };
         if entered != 0 {
-            return self.report(py, event_loop, context, callback, args, PyErr::fetch(py));
+            return self.report(event_loop, context, callback, args, PyErr::fetch(py));
         }
         let result = callback.call1(args);
         // SAFETY: entered above on this thread.
         let left = unsafe { ffi::PyContext_Exit(context.as_ptr()) };
         match result {
-            Err(error) => self.report(py, event_loop, context, callback, args, error),
-            Ok(_) if left != 0 => self.report(py, event_loop, context, callback, args, PyErr::fetch(py)),
+            Err(error) => self.report(event_loop, context, callback, args, error),
+            Ok(_) if left != 0 => self.report(event_loop, context, callback, args, PyErr::fetch(py)),
             Ok(_) => Ok(()),
         }
     }
 
     /// Reports the exception that is set, after there was no memory for the context.
     #[cold]
-    fn fail_to_copy(self, py: Python<'_>, event_loop: *mut ffi::PyObject) -> PyResult<()> {
-        let (error, own) = (PyErr::fetch(py), self.this(py).to_bound());
+    fn fail_to_copy(self, event_loop: *mut ffi::PyObject) -> PyResult<()> {
+        let py = self.py();
+        let (error, own) = (PyErr::fetch(py), self.to_bound());
         // SAFETY: the caller holds the loop.
         let event_loop = unsafe { Bound::from_borrowed_ptr(py, event_loop) };
         errors::report(
@@ -233,35 +231,33 @@ impl HandleRef {
     #[cold]
     fn report(
         self,
-        py: Python<'_>,
         event_loop: &Bound<'_, PyAny>,
         context: &Bound<'_, PyAny>,
         callback: &Bound<'_, PyAny>,
         args: &Bound<'_, PyTuple>,
         error: PyErr,
     ) -> PyResult<()> {
+        let py = self.py();
         let result = if errors::leaves_loop(py, &error) {
             Err(error)
         } else {
-            self.report_error(py, event_loop, callback, args, error)
+            self.report_error(event_loop, callback, args, error)
         };
         result.or_else(|error| leave(py, event_loop, context, error))
     }
 
     fn report_error(
         self,
-        py: Python<'_>,
         event_loop: &Bound<'_, PyAny>,
         callback: &Bound<'_, PyAny>,
         args: &Bound<'_, PyTuple>,
         error: PyErr,
     ) -> PyResult<()> {
-        let this = self.this(py);
         let is_debug = LoopObject::of(event_loop).reactor().is_debug();
         let source = describe_call(callback, args, is_debug).unwrap_or_else(|_| "<unknown>".to_owned());
         let message = format!("Exception in callback {source}");
-        let own = this.to_bound();
-        match slots::source_traceback(this)? {
+        let own = self.to_bound();
+        match slots::source_traceback(self)? {
             Some(traceback) => errors::report(
                 event_loop,
                 &message,

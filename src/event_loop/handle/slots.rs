@@ -15,7 +15,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PySequence, PyString, PyTuple};
 
 use super::methods::get_when;
-use super::{HANDLE_TYPE, HandleObject, HandleRef, flag};
+use super::{HANDLE_TYPE, HandleObject, flag};
 use crate::binding::errors;
 use crate::binding::native_type::{This, bool_object, none, with_critical_section};
 use crate::binding::object_cell::ObjectCell;
@@ -273,7 +273,7 @@ fn converted(slot: Slot, value: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> 
 fn write<'py>(this: This<'py, HandleObject>, slot: Slot, value: Bound<'py, PyAny>) -> PyResult<()> {
     let py = this.py();
     // Other code uses the handle, so the collector must track it from now on.
-    HandleRef(this.as_ptr().cast()).track(py);
+    this.track();
     match slot {
         Slot::Callback => {
             keep_text(this)?;
@@ -343,7 +343,7 @@ fn delete(this: This<'_, HandleObject>, slot: Slot, name: &CStr) -> PyResult<()>
     if read(this, slot)?.is_none() {
         return Err(missing(this, name));
     }
-    HandleRef(this.as_ptr().cast()).track(py);
+    this.track();
     let dict = extras_made(this)?;
     match slot {
         Slot::Callback => {
@@ -362,13 +362,11 @@ fn delete(this: This<'_, HandleObject>, slot: Slot, name: &CStr) -> PyResult<()>
 
 /// Moves a scheduled timer that has a new deadline to its new place in the heap.
 fn reorder(this: This<'_, HandleObject>) -> PyResult<()> {
-    let py = this.py();
-    let handle = HandleRef(this.as_ptr().cast());
-    match handle.event_loop(py) {
+    match this.event_loop() {
         Some(event_loop) if this.has(flag::SCHEDULED) => {
             let event_loop = LoopObject::of(&event_loop);
-            event_loop.with_loop_access(py, || {
-                event_loop.reactor().timer_moved(py, handle);
+            event_loop.with_loop_access(this.py(), || {
+                event_loop.reactor().timer_moved(this);
                 Ok(())
             })
         }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 
-use super::{HandleRef, flag};
+use super::{Handle, flag};
 use crate::binding::current_thread;
 
 static MUTEX: Mutex<()> = Mutex::new(());
@@ -20,28 +20,26 @@ static RUN_ENDED: Condvar = Condvar::new();
 /// How often a waiting thread checks for signals.
 const SIGNAL_CHECK: Duration = Duration::from_millis(50);
 
-impl HandleRef {
+impl Handle<'_> {
     /// Called just before the callback, never at the same time as `cancel`. True if the caller must call `end_run`
     /// afterwards. It is false in a nested run, in which the callback calls its own handle.
     #[inline]
-    pub(super) fn begin_run(self, py: Python<'_>) -> bool {
-        let this = self.this(py);
-        let is_begun = this.has(flag::THREADSAFE) && !this.has(flag::RUNNING);
+    pub(super) fn begin_run(self) -> bool {
+        let is_begun = self.has(flag::THREADSAFE) && !self.has(flag::RUNNING);
         if is_begun {
-            this.when_or_runner.store(current_thread(), Ordering::Relaxed);
-            this.raise_flag(flag::RUNNING);
+            self.when_or_runner.store(current_thread(), Ordering::Relaxed);
+            self.raise_flag(flag::RUNNING);
         }
         is_begun
     }
 
     /// Called after the callback has returned.
     #[inline]
-    pub(super) fn end_run(self, py: Python<'_>) {
-        let this = self.this(py);
-        if this.has(flag::RUNNING) {
-            this.lower_flag(flag::RUNNING);
-            if this.has(flag::AWAITED) {
-                this.lower_flag(flag::AWAITED);
+    pub(super) fn end_run(self) {
+        if self.has(flag::RUNNING) {
+            self.lower_flag(flag::RUNNING);
+            if self.has(flag::AWAITED) {
+                self.lower_flag(flag::AWAITED);
                 drop(MUTEX.lock().unwrap_or_else(PoisonError::into_inner));
                 RUN_ENDED.notify_all();
             }
@@ -51,24 +49,23 @@ impl HandleRef {
     /// Waits while another thread runs the callback. The wait releases the GIL. Err is the exception of a signal
     /// handler that ran in this thread.
     #[inline]
-    pub(super) fn wait_until_not_running(self, py: Python<'_>) -> PyResult<()> {
-        if self.this(py).has(flag::RUNNING) {
-            self.wait(py)
+    pub(super) fn wait_until_not_running(self) -> PyResult<()> {
+        if self.has(flag::RUNNING) {
+            self.wait()
         } else {
             Ok(())
         }
     }
 
     #[cold]
-    fn wait(self, py: Python<'_>) -> PyResult<()> {
-        let this = self.this(py);
-        if this.when_or_runner.load(Ordering::Relaxed) == current_thread() {
+    fn wait(self) -> PyResult<()> {
+        if self.when_or_runner.load(Ordering::Relaxed) == current_thread() {
             // The callback itself asks, so waiting would never end.
             return Ok(());
         }
-        let flags = &this.flags;
+        let (py, flags) = (self.py(), &self.flags);
         while flags.load(Ordering::Acquire) & flag::RUNNING != 0 {
-            this.raise_flag(flag::AWAITED);
+            self.raise_flag(flag::AWAITED);
             py.detach(|| {
                 let guard = MUTEX.lock().unwrap_or_else(PoisonError::into_inner);
                 // No notification is missed: if the run has ended since the last check, this one sees it. Otherwise

@@ -32,7 +32,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use crate::binding::current_thread;
-use crate::event_loop::source::{Deferred, Ready};
+use crate::event_loop::source::{Deferred, DeferredCall};
 
 /// If a step still writes this long after the first held write, its writes are sent at once.
 const LATE_NS: u64 = 1_000_000;
@@ -100,8 +100,8 @@ impl Pause {
 pub(crate) struct Held {
     /// The thread in whose steps writes are held; 0 while no writes are held.
     thread: Cell<u64>,
-    /// The transports that hold data, each with an owned reference, and the function that sends the data.
-    entries: RefCell<Vec<Ready>>,
+    /// The transports that hold data, and the function that sends the data.
+    entries: RefCell<Vec<DeferredCall>>,
     /// The number of entries.
     len: Cell<usize>,
     /// The number of bytes that were held since the list was last empty. Data that a transport has sent in the meantime
@@ -161,10 +161,7 @@ impl Held {
         }
         self.len.set(self.len.get() + 1);
         self.len_bytes.set(self.len_bytes.get() + len_bytes);
-        self.entries.borrow_mut().push(Ready {
-            object: object.into_ptr(),
-            run: Some(flush),
-        });
+        self.entries.borrow_mut().push(DeferredCall::new(object, flush));
     }
 
     /// Called after a step has returned `result`: sends the held writes. Changes `result` only if sending raises an
@@ -205,26 +202,22 @@ impl Held {
             self.entries.borrow_mut().reverse();
         }
         while let Some(entry) = self.pop() {
-            let flushed = flush_entry(py, entry);
-            result = result.and(flushed);
+            result = result.and(entry.call(py));
         }
         pause.end(self);
         result
     }
 
-    /// Takes the last entry. The caller releases its reference.
-    fn pop(&self) -> Option<Ready> {
+    /// Takes the last entry. Dropping it may run any code.
+    fn pop(&self) -> Option<DeferredCall> {
         let entry = self.entries.borrow_mut().pop();
         self.len.set(self.entries.borrow().len());
         entry
     }
 
     /// Drops the list without sending the data.
-    pub(super) fn drop_work(&self, _: Python<'_>) {
-        while let Some(entry) = self.pop() {
-            // SAFETY: the list's reference, dropped once.
-            unsafe { ffi::Py_DECREF(entry.object) };
-        }
+    pub(super) fn drop_work(&self) {
+        while self.pop().is_some() {}
     }
 
     /// # Safety
@@ -237,7 +230,7 @@ impl Held {
         entries
             .iter()
             // SAFETY: the list holds a reference to each object; visit and arg are the collector's.
-            .map(|entry| unsafe { visit(entry.object, arg) })
+            .map(|entry| unsafe { visit(entry.as_ptr(), arg) })
             .find(|result| *result != 0)
             .unwrap_or(0)
     }
@@ -269,19 +262,5 @@ impl Drop for Holding<'_> {
         self.held.thread.set(0);
         RUNNING.set(self.outer);
         with_running(|outer| self.pause.iter().for_each(|pause| pause.end(outer)));
-    }
-}
-
-/// Calls the function of an entry that was taken from the list, and releases it.
-fn flush_entry(py: Python<'_>, entry: Ready) -> PyResult<()> {
-    // SAFETY: `hold` has paired the function with its object, whose reference the list held. The reference is dropped
-    // once.
-    unsafe {
-        let result = match entry.run {
-            Some(flush) => flush(py, entry.object),
-            None => Ok(()),
-        };
-        ffi::Py_DECREF(entry.object);
-        result
     }
 }

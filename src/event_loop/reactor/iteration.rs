@@ -12,13 +12,13 @@ use grapeshot_core::sys::poller::Event;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::descriptors::{Pacing, SIGNAL_TOKEN, WAKER_TOKEN};
+use super::descriptors::{Pacing, Registered, SIGNAL_TOKEN, WAKER_TOKEN};
 use super::held::Holding;
+use super::ready::Ready;
 use super::signals::check_signals_at;
 use super::timers::lateness_ns;
-use super::{FdUse, Reactor, closed_error, mode};
+use super::{Reactor, closed_error, mode};
 use crate::binding::{HAS_GIL, errors};
-use crate::event_loop::handle::HandleRef;
 use crate::event_loop::observer;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::slow::{self, SourceMonitor};
@@ -56,7 +56,7 @@ impl Reactor {
         event_loop.clock_version.forget();
         self.signals.enter();
         self.set_observed(observer::enter(&event_loop.to_bound(py)));
-        self.newest_handle.forget(py);
+        self.newest_handle.forget();
         self.counters.clock.begin_run();
         let (holding, begun) = Holding::begin(py, &self.held);
         let mut result = begun;
@@ -268,12 +268,11 @@ impl Reactor {
             }
             // A stale token finds no entry: an earlier event closed the descriptor, and its number may already be in
             // use again.
-            let fd_use = self.descriptors.get(event.token);
-            match fd_use {
-                Some(FdUse::Source(source)) if result.is_ok() && part != Part::Watches => {
+            match self.descriptors.get(event.token) {
+                Some(Registered::Source(source)) if result.is_ok() && part != Part::Watches => {
                     result = self.dispatch_source(py, event_loop, source, event);
                 }
-                Some(FdUse::Watch(watch)) if part != Part::Sources => {
+                Some(Registered::Watch(watch)) if part != Part::Sources => {
                     let dispatched = self.descriptors.dispatch_watch(py, event, watch, &self.ready);
                     result = result.and(dispatched);
                 }
@@ -311,6 +310,7 @@ impl Reactor {
                 )
             }
         };
+        drop(source);
         let mut result = match monitor {
             None => result,
             Some(monitor) => monitor.end(event_loop, result),
@@ -327,7 +327,7 @@ impl Reactor {
             .expire(py, event_loop.clock(), now_ns, |handle, until| {
                 self.counters.timers_run.add(1);
                 if self.is_measured() {
-                    let (late_ns, slack_ns) = lateness_ns(py, handle, until);
+                    let (late_ns, slack_ns) = lateness_ns(handle.this(py), until);
                     self.note_due(late_ns, slack_ns);
                 }
                 self.ready.push(handle);
@@ -345,23 +345,19 @@ impl Reactor {
             let Some(entry) = self.ready.pop() else {
                 return Ok(());
             };
-            let mut result = match entry.run {
-                None => {
-                    let handle = HandleRef::from_owned(entry.object);
+            // The queue's reference is dropped at the end of each arm.
+            let mut result = match entry {
+                Ready::Handle(handle) => {
                     self.counters.callbacks.add(1);
                     if self.is_plain() {
-                        handle.run(py)
+                        handle.this(py).run()
                     } else {
-                        slow::run_handle(py, event_loop, handle)
+                        slow::run_handle(event_loop, handle.this(py))
                     }
                 }
-                // SAFETY: `defer` paired the function with its object, whose reference the queue held.
-                Some(run) if self.is_plain() => unsafe { run(py, entry.object) },
-                // SAFETY: as above.
-                Some(run) => unsafe { slow::run_deferred(py, event_loop, entry.object, run) },
+                Ready::Call(call) if self.is_plain() => call.call(py),
+                Ready::Call(call) => slow::run_deferred(py, event_loop, call),
             };
-            // SAFETY: the queue's reference, dropped once.
-            unsafe { ffi::Py_DECREF(entry.object) };
             self.held.end_step_of_batch(py, &mut result, index + 1 == count);
             // An error ends the run. At its end, the run sends the writes that are still held.
             result?;

@@ -20,11 +20,12 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::contexts::Contexts;
-use super::handle::HandleRef;
+use super::handle::{Handle, HandleRef};
 use super::limits::{Limits, Reached};
 use super::pyloop::LoopObject;
 use super::source::Deferred;
 use crate::binding::HAS_GIL;
+use crate::binding::native_type::This;
 
 mod access;
 mod counters;
@@ -41,7 +42,7 @@ mod tracking;
 
 use access::Access;
 pub(crate) use counters::Counters;
-pub(crate) use descriptors::{Descriptors, Direction, FdUse, Target, Watcher};
+pub(crate) use descriptors::{Descriptors, Direction, FdUse, Watcher};
 use held::Held;
 pub(crate) use held::{after_fork, flush_running};
 use measuring::Measuring;
@@ -97,12 +98,13 @@ pub(crate) struct Reactor {
 
 /// Puts a timer that another thread has created into the heap.
 unsafe fn enter_timer(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
-    let handle = HandleRef::from_owned(object);
+    // SAFETY: queued by `push_timer_from_outside` with a handle, which the entry keeps alive.
+    let handle: Handle<'_> = unsafe { This::new(py, object) };
     // A cancelled handle does not refer to its loop any more.
-    if let Some(event_loop) = handle.event_loop(py) {
+    if let Some(event_loop) = handle.event_loop() {
         LoopObject::of(&event_loop)
             .reactor()
-            .push_timer(py, handle.new_ref());
+            .push_timer(HandleRef::of(handle));
     }
     Ok(())
 }
@@ -242,42 +244,42 @@ impl Reactor {
 
     /// Called for each new handle, while a queue and its creator hold a reference to it: see `tracking`.
     #[inline]
-    pub(crate) fn note_made(&self, py: Python<'_>, handle: HandleRef) {
+    pub(crate) fn note_made(&self, handle: Handle<'_>) {
         if HAS_GIL && self.access.owner() == 0 {
-            self.newest_handle.set(py, handle);
+            self.newest_handle.set(handle);
         }
     }
 
-    /// Puts a timer into the heap. The heap takes over its reference.
+    /// Puts a timer into the heap.
     #[inline]
-    pub(crate) fn push_timer(&self, py: Python<'_>, handle: HandleRef) {
+    pub(crate) fn push_timer(&self, handle: HandleRef) {
         self.counters.timers_set.add(1);
-        self.timers.push(py, handle);
+        self.timers.push(handle);
     }
 
     /// Called when a scheduled timer has a new deadline.
     #[cold]
-    pub(crate) fn timer_moved(&self, py: Python<'_>, handle: HandleRef) {
+    pub(crate) fn timer_moved(&self, handle: Handle<'_>) {
         if let Some(handle) = self.timers.take(handle) {
-            self.push_timer(py, handle);
+            self.push_timer(handle);
         }
     }
 
     // ---- other threads ---------------------------------------------------------------------------------------
 
     /// Queues a handle from a thread that does not run the loop, and wakes the loop if it sleeps.
-    pub(crate) fn push_from_outside(&self, py: Python<'_>, handle: HandleRef) {
+    pub(crate) fn push_from_outside(&self, handle: HandleRef) {
         if self.ready.push_from_outside(handle) {
             self.wake();
         }
-        self.empty_closed_inbox(py);
+        self.empty_closed_inbox();
     }
 
-    /// Makes the thread that runs the loop put a timer into the heap. The heap takes over the reference.
+    /// Makes the thread that runs the loop put a timer into the heap.
     #[cold]
     pub(crate) fn push_timer_from_outside(&self, py: Python<'_>, handle: HandleRef) {
         self.defer_from_anywhere(handle.into_bound(py), enter_timer);
-        self.empty_closed_inbox(py);
+        self.empty_closed_inbox();
     }
 
     /// `ReadyWork::defer` from any thread. Wakes the loop if it sleeps. The loop must not be closed, or the caller must
@@ -297,12 +299,12 @@ impl Reactor {
     /// Called after a push into the inbox, in case another thread closes the loop at the same time. Either this
     /// function sees that the loop is closed and drops the contents of the inbox, or `close` sees what was pushed and
     /// drops it.
-    fn empty_closed_inbox(&self, py: Python<'_>) {
+    fn empty_closed_inbox(&self) {
         if HAS_GIL {
             return;
         }
         fence(Ordering::SeqCst);
-        self.ready.empty_inbox_while(py, || self.is_closed());
+        self.ready.empty_inbox_while(|| self.is_closed());
     }
 
     // ---- end -------------------------------------------------------------------------------------------------
@@ -336,13 +338,13 @@ impl Reactor {
 
     /// Drops the contents of all queues; the collector's `tp_clear` also calls it.
     pub(crate) fn drop_work(&self, py: Python<'_>) {
-        self.newest_handle.forget(py);
-        self.ready.drop_work(py);
+        self.newest_handle.forget();
+        self.ready.drop_work();
         self.forget_marks();
-        self.held.drop_work(py);
-        self.timers.drop_work(py);
+        self.held.drop_work();
+        self.timers.drop_work();
         self.contexts.forget(py);
-        self.descriptors.drop_work(py);
+        self.descriptors.drop_work();
     }
 
     /// Reports every reference that the parts hold.

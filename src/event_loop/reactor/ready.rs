@@ -19,7 +19,29 @@ use pyo3::prelude::*;
 use super::tracking;
 use crate::binding::HAS_GIL;
 use crate::event_loop::handle::HandleRef;
-use crate::event_loop::source::{Deferred, Ready};
+use crate::event_loop::source::{Deferred, DeferredCall};
+
+/// An entry of the ready queue. Dropping it may run any code.
+pub(super) enum Ready {
+    Handle(HandleRef),
+    Call(DeferredCall),
+}
+
+// The tag takes no room: a pointer of the other variant is null in its place.
+const _: () = assert!(size_of::<Ready>() == 2 * size_of::<usize>());
+
+impl Ready {
+    fn as_handle(&self) -> Option<&HandleRef> {
+        match self {
+            Self::Handle(handle) => Some(handle),
+            Self::Call(_) => None,
+        }
+    }
+}
+
+// SAFETY: only the inbox carries entries to another thread, and the thread that takes one out is attached: the loop's,
+// or one that empties the inbox of a closed loop.
+unsafe impl Send for Ready {}
 
 pub(crate) struct ReadyWork {
     queue: RefCell<ReadyQueue<Ready>>,
@@ -60,24 +82,19 @@ impl ReadyWork {
         self.push(handle);
     }
 
-    /// Queues a handle. The queue takes over its reference.
+    /// Queues a handle.
     #[inline]
     pub(super) fn push(&self, handle: HandleRef) {
-        self.queue.borrow_mut().push_back(Ready {
-            object: handle.as_ptr(),
-            run: None,
-        });
+        self.queue.borrow_mut().push_back(Ready::Handle(handle));
     }
 
     /// Queues a call of `run(object)`, in order with the handles.
     pub(crate) fn defer(&self, object: Bound<'_, PyAny>, run: Deferred) {
-        self.queue.borrow_mut().push_back(Ready {
-            object: object.into_ptr(),
-            run: Some(run),
-        });
+        let call = DeferredCall::new(object, run);
+        self.queue.borrow_mut().push_back(Ready::Call(call));
     }
 
-    /// Takes out the first entry. The caller releases its reference.
+    /// Takes out the first entry.
     #[inline]
     pub(super) fn pop(&self) -> Option<Ready> {
         self.queue.borrow_mut().pop_front()
@@ -87,25 +104,23 @@ impl ReadyWork {
     /// is borrowed, and valid until other code runs.
     #[inline]
     pub(crate) fn deferred_at(&self, offset: usize, run: Deferred) -> Option<*mut ffi::PyObject> {
-        let entry = self.queue.borrow().get(offset)?;
-        let has_this_run = entry.run.is_some_and(|other| std::ptr::fn_addr_eq(other, run));
-        has_this_run.then_some(entry.object)
+        match self.queue.borrow().get(offset)? {
+            Ready::Call(call) if std::ptr::fn_addr_eq(call.function(), run) => Some(call.as_ptr()),
+            _ => None,
+        }
     }
 
     /// The queued handles, in order.
     pub(crate) fn handles<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyAny>> {
         let queue = self.queue.borrow();
-        let handles = queue.iter().filter(|entry| entry.run.is_none());
-        handles
-            .map(|entry| HandleRef::from_owned(entry.object).new_ref().into_bound(py))
-            .collect()
+        let handles = queue.iter().filter_map(Ready::as_handle);
+        handles.map(|handle| handle.to_bound(py)).collect()
     }
 
     /// See `tracking::track_kept`.
     pub(super) fn track_kept(&self, py: Python<'_>) {
         let queue = self.queue.borrow();
-        let handles = queue.iter().filter(|entry| entry.run.is_none());
-        tracking::track_kept(py, handles.map(|entry| HandleRef::from_owned(entry.object)));
+        tracking::track_kept(py, queue.iter().filter_map(Ready::as_handle));
     }
 
     // ---- other threads ---------------------------------------------------------------------------------------
@@ -118,10 +133,7 @@ impl ReadyWork {
             self.push(handle);
             self.inbox.claim_wake()
         } else {
-            self.inbox.push(Ready {
-                object: handle.as_ptr(),
-                run: None,
-            })
+            self.inbox.push(Ready::Handle(handle))
         }
     }
 
@@ -133,10 +145,7 @@ impl ReadyWork {
             self.defer(object, run);
             self.inbox.claim_wake()
         } else {
-            self.inbox.push(Ready {
-                object: object.into_ptr(),
-                run: Some(run),
-            })
+            self.inbox.push(Ready::Call(DeferredCall::new(object, run)))
         }
     }
 
@@ -161,11 +170,11 @@ impl ReadyWork {
     }
 
     /// Drops the contents of the inbox while `is_closed()`. Any thread may call this.
-    pub(super) fn empty_inbox_while(&self, py: Python<'_>, is_closed: impl Fn() -> bool) {
+    pub(super) fn empty_inbox_while(&self, is_closed: impl Fn() -> bool) {
         while is_closed()
             && let Some(entry) = self.inbox.pop()
         {
-            HandleRef::from_owned(entry.object).release(py);
+            drop(entry);
         }
     }
 
@@ -210,13 +219,10 @@ impl ReadyWork {
         drop(self.waker.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 
-    /// Drops all entries.
-    pub(super) fn drop_work(&self, _: Python<'_>) {
+    /// Drops all entries, each after the queue is not borrowed any more.
+    pub(super) fn drop_work(&self) {
         self.drain_inbox();
-        while let Some(entry) = self.pop() {
-            // SAFETY: the queue's reference, dropped once.
-            unsafe { ffi::Py_DECREF(entry.object) };
-        }
+        while self.pop().is_some() {}
     }
 
     /// Called in the child of a fork: leaks the parent's entries, and puts a new waker in the place of the parent's.
@@ -227,7 +233,9 @@ impl ReadyWork {
             .unwrap_or_else(PoisonError::into_inner)
             .replace(waker);
         drop(shared);
-        while self.inbox.pop().is_some() {}
+        while let Some(entry) = self.inbox.pop() {
+            mem::forget(entry);
+        }
         mem::forget(self.queue.replace(ReadyQueue::new()));
     }
 
@@ -240,9 +248,9 @@ impl ReadyWork {
         for entry in queue.iter() {
             // SAFETY: the queue holds a reference to each object; visit and arg are the collector's.
             let result = unsafe {
-                match entry.run {
-                    None => HandleRef::from_owned(entry.object).traverse(visit, arg),
-                    Some(_) => visit(entry.object, arg),
+                match entry {
+                    Ready::Handle(handle) => handle.traverse(visit, arg),
+                    Ready::Call(call) => visit(call.as_ptr(), arg),
                 }
             };
             if result != 0 {

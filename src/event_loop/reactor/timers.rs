@@ -9,7 +9,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::tracking;
-use crate::event_loop::handle::HandleRef;
+use crate::event_loop::handle::{Handle, HandleRef};
 use crate::event_loop::loop_clock::LoopClock;
 
 /// Cancelled timers are removed once there are this many and they are at least half of the heap.
@@ -43,13 +43,12 @@ fn deadline_key(when_s: f64) -> u64 {
 
 /// For a timer that `Timers::expire` has taken out with the key `until`: how long ago it was due, and how much later
 /// than its deadline the loop may have decided to wake up for it. Both are in nanoseconds.
-pub(super) fn lateness_ns(py: Python<'_>, handle: HandleRef, until: u64) -> (u64, u64) {
-    let late_ns = until.saturating_sub(deadline_key(handle.when_s(py)));
-    (late_ns, if handle.has_slack(py) { SLACK_NS } else { 0 })
+pub(super) fn lateness_ns(handle: Handle<'_>, until: u64) -> (u64, u64) {
+    let late_ns = until.saturating_sub(deadline_key(handle.when_s()));
+    (late_ns, if handle.has_slack() { SLACK_NS } else { 0 })
 }
 
 pub(crate) struct Timers {
-    /// The heap owns a reference to each handle.
     heap: RefCell<TimerHeap<HandleRef>>,
     /// How many of the timers in the heap are cancelled.
     cancelled: Cell<usize>,
@@ -75,12 +74,9 @@ impl Timers {
 
     /// The handles in the heap, from the earliest to the latest.
     pub(crate) fn handles<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyAny>> {
-        let mut handles: Vec<HandleRef> = self.heap.borrow().iter().collect();
-        handles.sort_by(|one, other| one.when_s(py).total_cmp(&other.when_s(py)));
-        handles
-            .into_iter()
-            .map(|handle| handle.new_ref().into_bound(py))
-            .collect()
+        let mut handles: Vec<_> = self.heap.borrow().iter().map(HandleRef::new_ref).collect();
+        handles.sort_by(|one, other| one.when_s().total_cmp(&other.when_s()));
+        handles.into_iter().map(|handle| handle.into_bound(py)).collect()
     }
 
     /// See `tracking::track_kept`.
@@ -90,57 +86,60 @@ impl Timers {
 
     // ---- setting and cancelling ------------------------------------------------------------------------------
 
-    /// Puts a timer into the heap. The heap takes over its reference.
+    /// Puts a timer into the heap.
     #[inline]
-    pub(super) fn push(&self, py: Python<'_>, handle: HandleRef) {
-        handle.set_scheduled(py, true);
-        self.heap
-            .borrow_mut()
-            .push(deadline_key(handle.when_s(py)), handle);
+    pub(super) fn push(&self, handle: HandleRef) {
+        handle.set_scheduled(true);
+        let key = deadline_key(handle.when_s());
+        self.heap.borrow_mut().push(key, handle);
     }
 
     /// Called when a scheduled timer was cancelled. Removes the timer at once if it is at the end of the heap.
     /// Otherwise counts it, and removes all cancelled timers once they are at least half of the heap.
-    pub(crate) fn note_cancelled(&self, py: Python<'_>, handle: HandleRef) {
-        let last = self.heap.borrow_mut().remove_last_if(|entry| entry == handle);
-        if let Some(handle) = last {
-            handle.set_scheduled(py, false);
-            handle.release(py);
+    pub(crate) fn note_cancelled(&self, handle: Handle<'_>) {
+        let last = self
+            .heap
+            .borrow_mut()
+            .remove_last_if(|entry| entry.as_ptr() == handle.as_ptr());
+        if let Some(last) = last {
+            last.set_scheduled(false);
             return;
         }
         let cancelled = self.cancelled.get() + 1;
         self.cancelled.set(cancelled);
         let len = self.heap.borrow().len();
         if cancelled >= MIN_SWEPT_TIMERS && cancelled * 2 >= len {
-            self.sweep(py);
+            self.sweep();
         }
     }
 
     #[cold]
-    fn sweep(&self, py: Python<'_>) {
+    fn sweep(&self) {
         let mut dropped = Vec::with_capacity(self.cancelled.get());
         self.heap
             .borrow_mut()
-            .retain(|handle| !handle.is_cancelled(py), &mut dropped);
+            .retain(|handle| !handle.is_cancelled(), &mut dropped);
         self.cancelled.set(0);
+        // Each is dropped here, after the borrow has ended.
         for handle in dropped {
-            handle.set_scheduled(py, false);
-            handle.release(py);
+            handle.set_scheduled(false);
         }
     }
 
-    /// Takes a timer out of the heap. The caller gets the heap's reference.
+    /// Takes a timer out of the heap.
     #[cold]
-    pub(super) fn take(&self, handle: HandleRef) -> Option<HandleRef> {
+    pub(super) fn take(&self, handle: Handle<'_>) -> Option<HandleRef> {
         let mut taken = Vec::new();
-        self.heap.borrow_mut().retain(|entry| entry != handle, &mut taken);
+        self.heap
+            .borrow_mut()
+            .retain(|entry| entry.as_ptr() != handle.as_ptr(), &mut taken);
         taken.pop()
     }
 
     // ---- deadlines -------------------------------------------------------------------------------------------
 
     /// Takes out the timers that are due, the earliest first, and passes those that are not cancelled to `run`, with
-    /// the heap's reference and the key for `lateness_ns`. `now_ns` is the time of the native clock. Err is an
+    /// the key for `lateness_ns`. `now_ns` is the time of the native clock. Err is an
     /// exception from the program's own `time()`, if it has replaced the loop's.
     #[inline]
     pub(super) fn expire(
@@ -156,7 +155,7 @@ impl Timers {
             self.until_by_clock(py, clock)?
         };
         if let Some(until) = until {
-            self.expire_until(py, until, run);
+            self.expire_until(until, run);
         }
         Ok(())
     }
@@ -171,7 +170,7 @@ impl Timers {
         Ok(Some(deadline_key(now_s + RESOLUTION_S)))
     }
 
-    fn expire_until(&self, py: Python<'_>, until: u64, mut run: impl FnMut(HandleRef, u64)) {
+    fn expire_until(&self, until: u64, mut run: impl FnMut(HandleRef, u64)) {
         let mut taken = 0;
         let mut is_sorted = false;
         loop {
@@ -188,10 +187,10 @@ impl Timers {
             };
             let Some(handle) = due else { return };
             taken += 1;
-            handle.set_scheduled(py, false);
-            if handle.is_cancelled(py) {
+            handle.set_scheduled(false);
+            if handle.is_cancelled() {
                 self.uncount_cancelled();
-                handle.release(py);
+                drop(handle);
             } else {
                 run(handle, until);
             }
@@ -219,8 +218,8 @@ impl Timers {
         let is_native = clock.is_native(py);
         self.may_be_due(py, clock, now_ns)
             && self.heap.borrow().iter().any(|handle| {
-                let is_due = !is_native || deadline_key(handle.when_s(py)) <= now_ns ^ SIGN;
-                is_due && !handle.is_cancelled(py)
+                let is_due = !is_native || deadline_key(handle.when_s()) <= now_ns ^ SIGN;
+                is_due && !handle.is_cancelled()
             })
     }
 
@@ -238,7 +237,7 @@ impl Timers {
         if !clock.is_native(py) {
             return self.time_by_clock_ns(py, clock);
         }
-        match self.first(py) {
+        match self.first() {
             None => return Ok(None),
             Some((key, _)) if key <= now_ns ^ SIGN => return Ok(Some(0)),
             Some(_) => {}
@@ -246,7 +245,7 @@ impl Timers {
         let wake_key = self
             .heap
             .borrow()
-            .wake_when(SLACK_NS, |handle| handle.has_slack(py));
+            .wake_when(SLACK_NS, |handle| handle.has_slack());
         Ok(wake_key.map(|key| (((key ^ SIGN) as i64).max(0) as u64).saturating_sub(now_ns)))
     }
 
@@ -256,36 +255,36 @@ impl Timers {
             return Ok(None);
         }
         let now_s = clock.now_s(py)?;
-        let first = self.first(py);
+        let first = self.first();
         // Negative values and NaN become 0.
-        Ok(first.map(|(_, handle)| ((handle.when_s(py) - now_s) * 1e9).ceil() as u64))
+        Ok(first.map(|(_, when_s)| ((when_s - now_s) * 1e9).ceil() as u64))
     }
 
-    /// The first timer that is not cancelled, and its key. The heap keeps the reference. Cancelled timers before it are
+    /// The key of the first timer that is not cancelled, and its deadline in seconds. Cancelled timers before it are
     /// removed.
-    fn first(&self, py: Python<'_>) -> Option<(u64, HandleRef)> {
+    fn first(&self) -> Option<(u64, f64)> {
         loop {
-            let first = self.heap.borrow().peek();
-            let (key, handle) = first?;
-            if !handle.is_cancelled(py) {
-                return Some((key, handle));
-            }
-            self.heap.borrow_mut().pop();
+            let cancelled = {
+                let mut heap = self.heap.borrow_mut();
+                let (key, first) = heap.peek()?;
+                if !first.is_cancelled() {
+                    return Some((key, first.when_s()));
+                }
+                heap.pop()?
+            };
             self.uncount_cancelled();
-            handle.set_scheduled(py, false);
-            handle.release(py);
+            cancelled.set_scheduled(false);
         }
     }
 
     // ---- end -------------------------------------------------------------------------------------------------
 
-    /// Drops all timers.
-    pub(super) fn drop_work(&self, py: Python<'_>) {
+    /// Drops all timers, each after the heap is not borrowed any more.
+    pub(super) fn drop_work(&self) {
         loop {
             let first = self.heap.borrow_mut().pop();
             let Some(handle) = first else { break };
-            handle.set_scheduled(py, false);
-            handle.release(py);
+            handle.set_scheduled(false);
         }
         self.cancelled.set(0);
     }

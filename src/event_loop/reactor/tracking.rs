@@ -8,7 +8,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use crate::binding::HAS_GIL;
-use crate::event_loop::handle::HandleRef;
+use crate::event_loop::handle::{Handle, HandleRef};
 
 /// The newest handle made while the loop did not run, with a reference of its own.
 ///
@@ -22,40 +22,42 @@ impl NewestHandle {
     }
 
     /// Called for each new handle, while a queue and the caller hold a reference to it.
-    pub(super) fn set(&self, py: Python<'_>, handle: HandleRef) {
-        handle.track(py);
-        if let Some(last) = self.0.replace(Some(handle.new_ref())) {
+    pub(super) fn set(&self, handle: Handle<'_>) {
+        handle.track();
+        if let Some(last) = self.0.replace(Some(HandleRef::of(handle))) {
             // 2: the references of the queue and of this function.
-            last.track_if_kept(py, 2);
-            last.release(py);
+            last.this(handle.py()).track_if_kept(2);
         }
     }
 
-    pub(super) fn forget(&self, py: Python<'_>) {
-        if let Some(last) = self.0.take() {
-            last.release(py);
-        }
+    pub(super) fn forget(&self) {
+        drop(self.0.take());
     }
 
     /// # Safety
     /// Only the collector may call this, with its own `visit` and `arg`.
     pub(super) unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
-        match self.0.get() {
-            // SAFETY: the handle is alive, because this cell holds a reference; visit and arg are the collector's.
+        let handle = self.0.take();
+        let result = match &handle {
+            // SAFETY: this cell's reference keeps the handle alive; visit and arg are the collector's.
             Some(handle) => unsafe { visit(handle.as_ptr(), arg) },
             None => 0,
-        }
+        };
+        self.0.set(handle);
+        result
     }
 }
 
 /// Makes the collector track those of a queue's handles to which other code holds references. Called before the loop
 /// stops running. Tracking runs no code, so the queue may be borrowed.
-pub(super) fn track_kept(py: Python<'_>, handles: impl Iterator<Item = HandleRef>) {
+pub(super) fn track_kept<'a>(py: Python<'a>, handles: impl Iterator<Item = &'a HandleRef>) {
     if !HAS_GIL {
         // Without a freelist, all handles are already tracked.
         return;
     }
-    for handle in handles.filter(|handle| handle.is_kept(py)) {
-        handle.track(py);
+    for handle in handles.map(|handle| handle.this(py)) {
+        if handle.is_kept() {
+            handle.track();
+        }
     }
 }

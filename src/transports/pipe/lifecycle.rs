@@ -23,7 +23,6 @@ use crate::binding::names::names;
 use crate::binding::native_type::This;
 use crate::binding::{errors, log};
 use crate::event_loop::pyloop::LoopObject;
-use crate::event_loop::reactor::FdUse;
 use crate::transports::ending::fatal_error;
 use crate::transports::object;
 
@@ -47,10 +46,8 @@ pub(super) fn open<'py, E: PipeEnd>(
     }
     pipe::set_nonblocking(fd).map_err(|error| errors::os_error(&error))?;
     // A terminal may be read and written through one descriptor, but the poller accepts a descriptor only once.
-    let is_taken = matches!(
-        LoopObject::of(event_loop).reactor().descriptors.fd_use(fd),
-        Some(FdUse::Source(_))
-    );
+    let descriptors = &LoopObject::of(event_loop).reactor().descriptors;
+    let is_taken = descriptors.source(fd).is_some();
     let duplicate = if is_taken {
         Some(pipe::duplicate(fd).map_err(|error| errors::os_error(&error))?)
     } else {

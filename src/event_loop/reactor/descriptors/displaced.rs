@@ -70,8 +70,9 @@ impl Displaced {
 impl Descriptors {
     /// The descriptor under which callbacks of exactly this object are registered.
     pub(crate) fn fd_of(&self, target: &Bound<'_, PyAny>) -> Option<RawFd> {
-        let is_registered_for = |fd_use: FdUse| match fd_use {
+        let is_registered_for = |fd_use: &FdUse| match fd_use {
             FdUse::Watch(watch) => watch
+                .get()
                 .targets(target.py())
                 .iter()
                 .flatten()
@@ -81,7 +82,7 @@ impl Descriptors {
         let table = self.table.borrow();
         table
             .iter()
-            .find(|(_, fd_use)| is_registered_for(*fd_use))
+            .find(|(_, fd_use)| is_registered_for(fd_use))
             .map(|(fd, _)| fd)
     }
 
@@ -90,7 +91,7 @@ impl Descriptors {
     pub(crate) fn end_displaced(&self, fd: RawFd, target: &Bound<'_, PyAny>) {
         let py = target.py();
         for direction in Direction::BOTH {
-            let known = || self.watcher(fd, direction)?.target(py);
+            let known = || self.target(py, fd, direction);
             let Some(other) = known().filter(|other| !other.is(target)) else {
                 continue;
             };
@@ -108,9 +109,9 @@ impl Descriptors {
 
     /// Called when a transport takes over a number: the registration that had the number belongs to closed file
     /// objects.
-    pub(super) fn note_all_displaced(&self, py: Python<'_>, fd_use: FdUse) {
+    pub(super) fn note_all_displaced(&self, py: Python<'_>, fd_use: &FdUse) {
         if let FdUse::Watch(watch) = fd_use {
-            for target in watch.targets(py).into_iter().flatten() {
+            for target in watch.get().targets(py).into_iter().flatten() {
                 self.displaced.add(&target);
             }
         }

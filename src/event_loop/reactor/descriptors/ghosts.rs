@@ -34,7 +34,7 @@ impl Descriptors {
         let entries = table.iter().filter_map(|(fd, fd_use)| {
             let interest = match fd_use {
                 FdUse::Source(source) => source.interest(py),
-                FdUse::Watch(watch) => watch.armed(),
+                FdUse::Watch(watch) => watch.get().armed(),
             };
             Some((fd, table.token_of(fd)?, interest))
         });

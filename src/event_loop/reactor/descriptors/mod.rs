@@ -30,34 +30,32 @@ mod watcher;
 use displaced::Displaced;
 pub(super) use pacing::Pacing;
 pub(super) use poller::{LoopPoller, SIGNAL_TOKEN, WAKER_TOKEN};
-use watch::WatchRef;
-pub(crate) use watcher::{Direction, Target, Watcher};
+use watch::{OwnedWatch, WatchRef};
+pub(crate) use watcher::{Direction, Watcher};
 
-/// What a descriptor in the fd table is for.
-#[derive(Clone, Copy)]
+/// What a descriptor in the fd table is for. Dropping it may run any code, so an entry is taken out of the table first
+/// and dropped when the table is not borrowed any more.
 pub(crate) enum FdUse {
     /// It belongs to a native source: a transport or a listener.
     Source(SourceRef),
     /// The program owns it and the loop only watches it: for `add_reader`, `add_writer` or a socket operation.
-    Watch(WatchRef),
+    Watch(OwnedWatch),
 }
 
 impl FdUse {
-    /// Releases an entry that was taken out of the table.
-    fn release(self, py: Python<'_>) {
-        match self {
-            Self::Source(source) => source.release(py),
-            Self::Watch(watch) => watch.release(py),
-        }
-    }
-
     /// Releases an entry that was taken out of the table, because its number now belongs to another file.
     fn displace(self, py: Python<'_>) {
         match self {
             Self::Source(source) => source.displace(py),
-            Self::Watch(watch) => watch.release(py),
+            Self::Watch(watch) => drop(watch),
         }
     }
+}
+
+/// An entry that was looked up. A source comes with a reference of its own, because its call may end the registration.
+pub(super) enum Registered {
+    Source(SourceRef),
+    Watch(WatchRef),
 }
 
 pub(crate) struct Descriptors {
@@ -93,19 +91,18 @@ impl Descriptors {
 
     /// What the registration with this token is for; None if it has ended.
     #[inline]
-    pub(super) fn get(&self, token: Token) -> Option<FdUse> {
-        self.table.borrow().get(token)
-    }
-
-    pub(crate) fn fd_use(&self, fd: RawFd) -> Option<FdUse> {
-        self.table.borrow().get_fd(fd)
+    pub(super) fn get(&self, token: Token) -> Option<Registered> {
+        Some(match self.table.borrow().get(token)? {
+            FdUse::Source(source) => Registered::Source(source.new_ref()),
+            FdUse::Watch(watch) => Registered::Watch(watch.get()),
+        })
     }
 
     /// The source that is registered for `fd`, with its token.
     pub(crate) fn source(&self, fd: RawFd) -> Option<(Token, SourceRef)> {
         let table = self.table.borrow();
         match table.get_fd(fd) {
-            Some(FdUse::Source(source)) => Some((table.token_of(fd)?, source)),
+            Some(FdUse::Source(source)) => Some((table.token_of(fd)?, source.new_ref())),
             _ => None,
         }
     }
@@ -127,7 +124,7 @@ impl Descriptors {
         readiness::is_any_ready(self.table.borrow().iter().map(|(fd, fd_use)| {
             let interest = match fd_use {
                 FdUse::Source(source) => source.interest(py),
-                FdUse::Watch(watch) => watch.waited_for(),
+                FdUse::Watch(watch) => watch.get().waited_for(),
             };
             (fd, interest)
         }))
@@ -138,12 +135,12 @@ impl Descriptors {
     /// Whether the registration with this token is still in force.
     #[inline]
     pub(crate) fn is_registered(&self, token: Token) -> bool {
-        self.get(token).is_some()
+        self.table.borrow().get(token).is_some()
     }
 
     /// Registers `fd_use` for `fd`. If the table still has an entry for this number, its descriptor was closed without
     /// being removed: the entry is replaced, and its source is notified. With interest NONE, the poller does not watch
-    /// the descriptor.
+    /// the descriptor. After an error, `fd_use` is dropped.
     pub(crate) fn register(
         &self,
         py: Python<'_>,
@@ -151,24 +148,24 @@ impl Descriptors {
         fd_use: FdUse,
         interest: Interest,
     ) -> io::Result<Token> {
-        let stale = self.table.borrow_mut().remove(fd);
-        let token = self.table.borrow_mut().insert(fd, fd_use);
+        let (token, stale) = self.table.borrow_mut().insert(fd, fd_use);
         // After `sock_connect`, the poller may already know the socket that a transport now takes over.
-        let known = match stale {
-            Some(FdUse::Watch(watch)) if watch.is_armed(py) => watch.armed(),
+        let known = match &stale {
+            Some(FdUse::Watch(watch)) if watch.get().is_armed(py) => watch.get().armed(),
             _ => Interest::NONE,
         };
         self.poll_next(interest);
         let told = self.poller.change(fd, token, known, interest);
-        if told.is_err() {
-            // On failure, the caller still owns what it passed.
-            self.table.borrow_mut().remove(fd);
-        }
-        // Last, because releasing the stale entry may run any code.
+        let refused = match told {
+            Ok(()) => None,
+            Err(_) => self.table.borrow_mut().remove(fd),
+        };
+        // Last, because releasing an entry may run any code.
         if let Some(stale) = stale {
-            self.note_all_displaced(py, stale);
+            self.note_all_displaced(py, &stale);
             stale.displace(py);
         }
+        drop(refused);
         told.map(|()| token)
     }
 
@@ -188,7 +185,9 @@ impl Descriptors {
     }
 
     /// Removes a registration from the fd table, and its descriptor from the poller if `interest` is not NONE. Does
-    /// nothing if the registration is no longer in force: its number may belong to another one.
+    /// nothing if the registration is no longer in force: its number may belong to another one. The caller drops the
+    /// result where any code may run.
+    #[must_use = "dropping it may run any code"]
     pub(crate) fn unregister(&self, token: Token, interest: Interest) -> Option<FdUse> {
         let (fd, fd_use) = self.table.borrow_mut().remove_token(token)?;
         if !interest.is_empty() {
@@ -218,13 +217,11 @@ impl Descriptors {
     }
 
     /// Releases all registrations.
-    pub(super) fn drop_work(&self, py: Python<'_>) {
+    pub(super) fn drop_work(&self) {
         let fds: Vec<RawFd> = self.table.borrow().iter().map(|(fd, _)| fd).collect();
         for fd in fds {
             let fd_use = self.table.borrow_mut().remove(fd);
-            if let Some(fd_use) = fd_use {
-                fd_use.release(py);
-            }
+            drop(fd_use);
         }
     }
 
@@ -248,7 +245,7 @@ impl Descriptors {
             let result = unsafe {
                 match fd_use {
                     FdUse::Source(source) => visit(source.as_ptr(), arg),
-                    FdUse::Watch(watch) => watch.traverse(visit, arg),
+                    FdUse::Watch(watch) => watch.get().traverse(visit, arg),
                 }
             };
             if result != 0 {

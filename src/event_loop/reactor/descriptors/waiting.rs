@@ -27,36 +27,63 @@ use grapeshot_core::sys::poller::{Event, Interest};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::watch::WatchRef;
+use super::watch::{OwnedWatch, WatchRef};
 use super::watcher::{Direction, Watcher};
 use super::{Descriptors, FdUse};
 use crate::event_loop::reactor::ready::ReadyWork;
-use crate::event_loop::source::WaiterRef;
+use crate::event_loop::source::DeferredCall;
 
 impl Descriptors {
     #[inline]
     pub(crate) fn watch(&self, fd: RawFd) -> Option<WatchRef> {
-        match self.fd_use(fd) {
-            Some(FdUse::Watch(watch)) => Some(watch),
+        match self.table.borrow().get_fd(fd) {
+            Some(FdUse::Watch(watch)) => Some(watch.get()),
             _ => None,
         }
     }
 
     fn watch_or_new(&self, fd: RawFd) -> WatchRef {
         self.watch(fd).unwrap_or_else(|| {
-            let watch = WatchRef::new();
-            self.table.borrow_mut().insert(fd, FdUse::Watch(watch));
+            let owned = OwnedWatch::new();
+            let watch = owned.get();
+            let (_, earlier) = self.table.borrow_mut().insert(fd, FdUse::Watch(owned));
+            // The callers have refused a number that belongs to a transport.
+            debug_assert!(earlier.is_none());
             watch
         })
     }
 
-    /// The current watcher of `fd` in this direction; the table keeps the reference.
-    pub(crate) fn watcher(&self, fd: RawFd, direction: Direction) -> Option<Watcher> {
-        self.watch(fd)?.get().side(direction).get()
+    /// Whether `fd` has a watcher in this direction.
+    pub(crate) fn is_watched(&self, fd: RawFd, direction: Direction) -> bool {
+        self.watch(fd)
+            .is_some_and(|watch| watch.get().side(direction).is_set())
     }
 
-    /// Sets or removes the watcher of `fd`, which no transport uses. Returns the previous watcher; its references now
-    /// belong to the caller. After an error, nothing has changed.
+    /// The file object that the callback of `fd` in this direction was registered with.
+    pub(super) fn target<'py>(
+        &self,
+        py: Python<'py>,
+        fd: RawFd,
+        direction: Direction,
+    ) -> Option<Bound<'py, PyAny>> {
+        self.watch(fd)?.get().side(direction).target(py)
+    }
+
+    /// Whether `fd` has a callback in this direction that was registered with this object, or with a number.
+    pub(crate) fn is_registered_for(
+        &self,
+        fd: RawFd,
+        direction: Direction,
+        target: &Bound<'_, PyAny>,
+    ) -> bool {
+        self.watch(fd).is_some_and(|watch| {
+            let side = watch.get().side(direction);
+            side.has_handle() && side.target(target.py()).is_none_or(|now| now.is(target))
+        })
+    }
+
+    /// Sets or removes the watcher of `fd`, which no transport uses. Returns the previous watcher. After an error,
+    /// nothing has changed, and `watcher` is dropped.
     pub(crate) fn set_watcher(
         &self,
         py: Python<'_>,
@@ -71,45 +98,42 @@ impl Descriptors {
         if watch.get().is_idle() {
             // An earlier wait on a socket, which may be closed by now, left this watch. The new watcher gets a new
             // token.
-            self.table.borrow_mut().insert(fd, FdUse::Watch(watch));
+            self.table.borrow_mut().renew(fd);
             if !watch.is_armed(py) {
                 watch.get().armed.set(Interest::NONE);
             }
             watch.get().forget_socket(py);
         }
-        let before = watch.get().side(direction).replace(watcher);
         // A new handle always updates the poller: the descriptor may have been closed and its number given to another
         // file.
-        self.arm(py, fd, watch, watcher.is_some())
-            .inspect_err(|_| self.put_back(py, fd, direction, before))?;
-        Ok(before)
+        let must_update = watcher.is_some();
+        let before = watch.get().side(direction).replace(watcher);
+        self.arm_replaced(fd, watch, direction, before, must_update)
     }
 
     /// `set_watcher` for a closed file object. Setting a watcher does not change the poller, in which the number may
     /// belong to another file, and fails with EBADF for a direction that has no watcher yet.
     pub(crate) fn set_closed_watcher(
         &self,
-        py: Python<'_>,
         fd: RawFd,
         direction: Direction,
         watcher: Option<Watcher>,
     ) -> io::Result<Option<Watcher>> {
-        let before = self.watcher(fd, direction);
-        let Some(watch) = self.watch(fd).filter(|_| before.is_some()) else {
+        let Some(watch) = self.watch(fd).filter(|_| self.is_watched(fd, direction)) else {
             return match watcher {
                 Some(_) => Err(io::Error::from_raw_os_error(libc::EBADF)),
                 None => Ok(None),
             };
         };
-        watch.get().side(direction).set(watcher);
+        let before = watch.get().side(direction).replace(watcher);
         if watch.get().is_idle() {
-            self.disarm(py, fd, watch)?;
+            self.disarm(fd, watch)?;
         }
         Ok(before)
     }
 
-    /// Wakes `waiter` at the next event of `socket`, whose descriptor is `fd`. Returns the watcher that it replaces,
-    /// whose references then belong to the caller.
+    /// Wakes `waiter` at the next event of `socket`, whose descriptor is `fd`. Returns the watcher that it replaces.
+    /// After an error, `waiter` is dropped.
     ///
     /// If `is_anew` is true, the descriptor is registered with the poller anew. An event that the last poll has already
     /// returned then does not end this wait, and the poller reports the descriptor if it is ready now, even without a
@@ -119,7 +143,7 @@ impl Descriptors {
         socket: &Bound<'_, PyAny>,
         fd: RawFd,
         direction: Direction,
-        waiter: WaiterRef,
+        waiter: DeferredCall,
         is_anew: bool,
     ) -> io::Result<Option<Watcher>> {
         let py = socket.py();
@@ -134,15 +158,13 @@ impl Descriptors {
         let before = watch.get().side(direction).replace(Some(Watcher::Once(waiter)));
         if !is_known {
             // This may be another file than the one that the poller watches, so it gets a new token.
-            self.table.borrow_mut().insert(fd, FdUse::Watch(watch));
+            self.table.borrow_mut().renew(fd);
             if !watch.is_armed(py) {
                 watch.get().armed.set(Interest::NONE);
             }
             watch.get().note_socket(socket);
         }
-        self.arm(py, fd, watch, !is_known)
-            .inspect_err(|_| self.put_back(py, fd, direction, before))?;
-        Ok(before)
+        self.arm_replaced(fd, watch, direction, before, !is_known)
     }
 
     /// The stamp of the last `wait_once` on `fd`, for `wait_again`; 0 if there was no such wait.
@@ -160,24 +182,23 @@ impl Descriptors {
         stamp: u64,
         direction: Direction,
         unless_reported: bool,
-        waiter: impl FnOnce() -> WaiterRef,
+        waiter: impl FnOnce() -> DeferredCall,
     ) -> bool {
         let Some(watch) = self.watch(fd) else { return false };
         let watch = watch.get();
         let armed = watch.armed.get();
-        let other = watch.side(direction.other()).get();
         let is_armed = armed.with(direction.interest().on_change()) == armed;
         if watch.stamp.get() != stamp
             || stamp == 0
             || !is_armed
-            || watch.side(direction).get().is_some()
-            || matches!(other, Some(Watcher::Handle(..)))
+            || watch.side(direction).is_set()
+            || watch.side(direction.other()).has_handle()
             || (unless_reported && watch.is_reported.get())
         {
             return false;
         }
         self.poll_next(direction.interest());
-        watch.side(direction).set(Some(Watcher::Once(waiter())));
+        watch.side(direction).put_new(Watcher::Once(waiter()));
         true
     }
 
@@ -217,23 +238,18 @@ impl Descriptors {
         self.watch(fd).is_some_and(|watch| watch.get().is_reported.get())
     }
 
-    /// Ends the wait of `waiter` on `fd`, if it is still the watcher there.
-    pub(crate) fn forget_waiter(
-        &self,
-        py: Python<'_>,
-        fd: RawFd,
-        direction: Direction,
-        waiter: *mut ffi::PyObject,
-    ) {
-        let Some(watch) = self.watch(fd) else { return };
+    /// Ends the wait of `waiter` on `fd`, if it is still the watcher there. Returns whether it was.
+    pub(crate) fn forget_waiter(&self, fd: RawFd, direction: Direction, waiter: *mut ffi::PyObject) -> bool {
+        let Some(watch) = self.watch(fd) else { return false };
         let side = watch.get().side(direction);
-        let Some(watcher) = side.get().filter(|watcher| watcher.as_ptr() == waiter) else {
-            return;
-        };
-        side.set(None);
+        if side.as_ptr() != waiter {
+            return false;
+        }
+        let watcher = side.take();
         // A failure means that the descriptor is closed, so there is nothing left to update.
-        let _ = self.arm(py, fd, watch, false);
-        watcher.release(py);
+        let _ = self.arm(fd, watch, false);
+        drop(watcher);
+        true
     }
 
     /// The descriptor that `waiter` waits for, and the direction. Searches the whole table.
@@ -242,39 +258,48 @@ impl Descriptors {
             let FdUse::Watch(watch) = fd_use else {
                 return None;
             };
-            let waits = |direction: &Direction| {
-                let watcher = watch.get().side(*direction).get();
-                watcher.is_some_and(|watcher| watcher.as_ptr() == waiter)
-            };
+            let watch = watch.get();
             Direction::BOTH
                 .into_iter()
-                .find(waits)
+                .find(|direction| watch.get().side(*direction).as_ptr() == waiter)
                 .map(|direction| (fd, direction))
         })
     }
 
-    /// Restores the previous watcher after the poller has refused the change.
-    fn put_back(&self, py: Python<'_>, fd: RawFd, direction: Direction, before: Option<Watcher>) {
-        let Some(watch) = self.watch(fd) else { return };
-        watch.get().side(direction).set(before);
+    /// `arm` after the watcher `before` was replaced. Returns `before`, or puts it back if the poller refuses the
+    /// change.
+    fn arm_replaced(
+        &self,
+        fd: RawFd,
+        watch: WatchRef,
+        direction: Direction,
+        before: Option<Watcher>,
+        must_update: bool,
+    ) -> io::Result<Option<Watcher>> {
+        let Err(error) = self.arm(fd, watch, must_update) else {
+            return Ok(before);
+        };
+        // The poller's refusal has changed nothing, so the watch is still in the table.
+        let refused = watch.get().side(direction).replace(before);
         if watch.get().is_idle() && watch.get().armed.get().is_empty() {
-            self.remove_watch(py, fd);
+            self.remove_watch(fd);
         }
+        drop(refused);
+        Err(error)
     }
 
-    fn remove_watch(&self, py: Python<'_>, fd: RawFd) {
+    fn remove_watch(&self, fd: RawFd) {
         let removed = self.table.borrow_mut().remove(fd);
-        if let Some(FdUse::Watch(watch)) = removed {
-            watch.release(py);
-        }
+        // Dropped after the borrow has ended, because its destructors may use the table.
+        drop(removed);
     }
 
     /// Updates the poller if its interest is not the one that the watch wants, or in any case if `must_update` is true.
     /// Removes the watch if it is not needed any more.
-    fn arm(&self, py: Python<'_>, fd: RawFd, watch: WatchRef, must_update: bool) -> io::Result<()> {
+    fn arm(&self, fd: RawFd, watch: WatchRef, must_update: bool) -> io::Result<()> {
         let wanted = watch.get().wanted();
         if watch.get().is_idle() && !watch.get().keeps_idle() {
-            return self.disarm(py, fd, watch);
+            return self.disarm(fd, watch);
         }
         if wanted != watch.get().armed.get() || must_update {
             self.update_poller(fd, watch, wanted)?;
@@ -284,14 +309,14 @@ impl Descriptors {
 
     /// Reduces the poller's interest to the directions that have a watcher. Removes a watch without any.
     #[cold]
-    fn disarm(&self, py: Python<'_>, fd: RawFd, watch: WatchRef) -> io::Result<()> {
+    fn disarm(&self, fd: RawFd, watch: WatchRef) -> io::Result<()> {
         if !watch.get().is_idle() {
             return self.update_poller(fd, watch, watch.get().waited_for());
         }
         if !watch.get().armed.get().is_empty() {
             self.poller.remove(fd);
         }
-        self.remove_watch(py, fd);
+        self.remove_watch(fd);
         Ok(())
     }
 
@@ -315,9 +340,7 @@ impl Descriptors {
         ready: &ReadyWork,
     ) -> PyResult<()> {
         if let Some(waiter) = watch.get().take_only_reader(event) {
-            let result = waiter.wake(py);
-            waiter.release(py);
-            return result;
+            return waiter.call(py);
         }
         let fd = (event.token.0 & u64::from(u32::MAX)) as RawFd;
         if event.readiness.has_more() {
@@ -326,7 +349,7 @@ impl Descriptors {
         if event.readiness.is_readable() {
             watch.get().is_reported.set(true);
         }
-        let mut woken = [None; 2];
+        let mut woken = [None, None];
         let mut is_awaited = false;
         for (direction, woken) in Direction::BOTH.into_iter().zip(&mut woken) {
             let is_ready = match direction {
@@ -334,33 +357,28 @@ impl Descriptors {
                 Direction::Write => event.readiness.is_writable(),
             };
             let side = watch.get().side(direction);
-            match side.get().filter(|_| is_ready) {
-                None => {}
-                Some(Watcher::Handle(handle, _)) if !handle.is_cancelled(py) => {
-                    is_awaited = true;
-                    ready.push(handle.new_ref());
-                }
-                // A cancelled handle ends its watch, as in asyncio.
-                Some(watcher) => {
-                    is_awaited = true;
-                    side.set(None);
-                    *woken = Some(watcher);
-                }
+            if !is_ready || !side.is_set() {
+                continue;
+            }
+            is_awaited = true;
+            match side.pending_handle() {
+                Some(handle) => ready.push(handle),
+                // It waited for one event, or it is a cancelled handle, which ends its watch, as in asyncio.
+                None => *woken = side.take(),
             }
         }
         let told = if is_awaited {
-            self.arm(py, fd, watch, false)
+            self.arm(fd, watch, false)
         } else {
-            self.disarm(py, fd, watch)
+            self.disarm(fd, watch)
         };
         // An error is ignored: the poller then reports more events than are wanted until the descriptor is closed.
         drop(told);
         let mut result = Ok(());
         for watcher in woken.into_iter().flatten() {
             if let Watcher::Once(waiter) = watcher {
-                result = result.and(waiter.wake(py));
+                result = result.and(waiter.call(py));
             }
-            watcher.release(py);
         }
         result
     }

@@ -11,17 +11,17 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyWeakrefReference;
 
-use super::watcher::{Direction, Watcher};
+use super::watcher::{Direction, WatcherCell};
 use crate::binding::object_cell::ObjectCell;
-use crate::event_loop::source::WaiterRef;
+use crate::event_loop::source::DeferredCall;
 
 /// The next stamp of a watch.
 static STAMPS: AtomicU64 = AtomicU64::new(1);
 
 /// The watchers of one descriptor.
 pub(super) struct Watch {
-    reader: Cell<Option<Watcher>>,
-    writer: Cell<Option<Watcher>>,
+    reader: WatcherCell,
+    writer: WatcherCell,
     /// The interest that the poller has registered.
     pub(super) armed: Cell<Interest>,
     /// A weak reference to the socket object of the last `wait_once`; empty if there was none.
@@ -39,7 +39,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    pub(super) fn side(&self, direction: Direction) -> &Cell<Option<Watcher>> {
+    pub(super) fn side(&self, direction: Direction) -> &WatcherCell {
         match direction {
             Direction::Read => &self.reader,
             Direction::Write => &self.writer,
@@ -47,7 +47,7 @@ impl Watch {
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.reader.get().is_none() && self.writer.get().is_none()
+        !self.reader.is_set() && !self.writer.is_set()
     }
 
     /// Whether the watch stays although nothing waits: the next wait on the same socket may find the poller's
@@ -61,9 +61,10 @@ impl Watch {
         let mut interest = Interest::NONE;
         let mut has_handle = false;
         for direction in Direction::BOTH {
-            if let Some(watcher) = self.side(direction).get() {
+            let side = self.side(direction);
+            if side.is_set() {
                 interest = interest.with(direction.interest());
-                has_handle |= matches!(watcher, Watcher::Handle(..));
+                has_handle |= side.has_handle();
             }
         }
         if has_handle {
@@ -101,19 +102,17 @@ impl Watch {
     /// The fast path of `dispatch_watch`: takes out the object that waits to read, if the event concerns nothing else
     /// and the poller's registration stays as it is. Nearly all events of sockets are like that.
     #[inline]
-    pub(super) fn take_only_reader(&self, event: Event) -> Option<WaiterRef> {
+    pub(super) fn take_only_reader(&self, event: Event) -> Option<DeferredCall> {
         let is_usual = event.readiness == Readiness::READ
             && self.armed.get() == Interest::READ.on_change()
             && self.socket.is_set()
-            && self.writer.get().is_none();
-        match self.reader.get() {
-            Some(Watcher::Once(waiter)) if is_usual => {
-                self.reader.set(None);
-                self.is_reported.set(true);
-                Some(waiter)
-            }
-            _ => None,
+            && !self.writer.is_set();
+        if !is_usual {
+            return None;
         }
+        let waiter = self.reader.take_once()?;
+        self.is_reported.set(true);
+        Some(waiter)
     }
 
     /// Remembers the socket object of a new wait, if it supports weak references.
@@ -136,15 +135,23 @@ impl Watch {
     }
 }
 
-/// The entry of the fd table, which owns the watch.
-#[derive(Clone, Copy)]
-pub(crate) struct WatchRef(NonNull<Watch>);
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // SAFETY: a watch holds references, so the thread that drops it is attached (see `ObjectRef`).
+        let py = unsafe { Python::assume_attached() };
+        drop(self.socket.take(py));
+    }
+}
 
-impl WatchRef {
+/// The entry of the fd table, which owns the watch. It is no `Box`, because a `Box` must not move while a pointer to
+/// its content is in use, and the table moves its entries when it grows.
+pub(crate) struct OwnedWatch(NonNull<Watch>);
+
+impl OwnedWatch {
     pub(super) fn new() -> Self {
         let watch = Watch {
-            reader: Cell::new(None),
-            writer: Cell::new(None),
+            reader: WatcherCell::empty(),
+            writer: WatcherCell::empty(),
             armed: Cell::new(Interest::NONE),
             socket: ObjectCell::empty(),
             stamp: Cell::new(0),
@@ -155,10 +162,29 @@ impl WatchRef {
         Self(NonNull::from(Box::leak(Box::new(watch))))
     }
 
-    /// The watch, valid while the entry is in the table and no other code runs.
+    /// The watch, for code that runs no other code while it uses the result.
+    #[inline]
+    pub(super) fn get(&self) -> WatchRef {
+        WatchRef(self.0)
+    }
+}
+
+impl Drop for OwnedWatch {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`. The entry is out of the table and owns the watch alone; no `WatchRef` is in use any
+        // more, because this drop counts as other code.
+        drop(unsafe { Box::from_raw(self.0.as_ptr()) });
+    }
+}
+
+/// A watch that was looked up in the fd table: valid while the entry is in the table and no other code runs.
+#[derive(Clone, Copy)]
+pub(crate) struct WatchRef(NonNull<Watch>);
+
+impl WatchRef {
     pub(super) fn get(&self) -> &Watch {
-        // SAFETY: the reference was looked up in the table, and no other code has run since. The watch lives until
-        // `release`, which follows its removal from the table.
+        // SAFETY: the watch was looked up in the table, and no other code has run since. It lives until its entry is
+        // dropped, which follows its removal from the table.
         unsafe { self.0.as_ref() }
     }
 
@@ -203,26 +229,16 @@ impl WatchRef {
     /// The file objects that the callbacks were registered with, for reading and for writing.
     pub(super) fn targets(self, py: Python<'_>) -> [Option<Bound<'_, PyAny>>; 2] {
         let watch = self.get();
-        Direction::BOTH.map(|direction| watch.side(direction).get()?.target(py))
-    }
-
-    /// Frees a watch that was taken out of the table.
-    pub(super) fn release(self, py: Python<'_>) {
-        // SAFETY: made by `new`; the caller has removed the only entry that refers to it.
-        let watch = unsafe { Box::from_raw(self.0.as_ptr()) };
-        for watcher in [watch.reader.get(), watch.writer.get()].into_iter().flatten() {
-            watcher.release(py);
-        }
-        drop(watch.socket.take(py));
+        Direction::BOTH.map(|direction| watch.side(direction).target(py))
     }
 
     /// # Safety
     /// Only the collector may call this, with its own `visit` and `arg`, for an entry of the table.
     pub(super) unsafe fn traverse(self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         let watch = self.get();
-        for watcher in [watch.reader.get(), watch.writer.get()].into_iter().flatten() {
-            // SAFETY: both watchers are in their cells; visit and arg are the collector's.
-            let result = unsafe { watcher.traverse(visit, arg) };
+        for side in [&watch.reader, &watch.writer] {
+            // SAFETY: visit and arg are the collector's.
+            let result = unsafe { side.traverse(visit, arg) };
             if result != 0 {
                 return result;
             }

@@ -1,16 +1,17 @@
-//! `Watcher`: the object that the loop notifies when a watched descriptor is ready. `Target`: the file object with
-//! which the descriptor was registered.
+//! `Watcher`: the object that the loop notifies when a watched descriptor is ready. `WatcherCell`: its place.
 
+use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};
-use std::ptr;
+use std::{mem, ptr};
 
 use grapeshot_core::sys::poller::Interest;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyInt;
 
+use crate::binding::object_ref::ObjectRef;
 use crate::event_loop::handle::HandleRef;
-use crate::event_loop::source::WaiterRef;
+use crate::event_loop::source::DeferredCall;
 
 /// Reading or writing.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -37,83 +38,132 @@ impl Direction {
     }
 }
 
-/// The argument of `add_reader` or `add_writer`: a file object (an owned reference), or null for a number. The file
-/// object identifies the registration after the file is closed, as in `selectors`.
-#[derive(Clone, Copy)]
-pub(crate) struct Target(*mut ffi::PyObject);
-
-impl Target {
-    pub(crate) fn new(target: &Bound<'_, PyAny>) -> Self {
-        if target.is_instance_of::<PyInt>() {
-            Self(ptr::null_mut())
-        } else {
-            Self(target.clone().into_ptr())
-        }
-    }
-
-    fn to_bound(self, py: Python<'_>) -> Option<Bound<'_, PyAny>> {
-        // SAFETY: null, or alive for as long as the watcher that it belongs to.
-        unsafe { Bound::from_borrowed_ptr_or_opt(py, self.0) }
-    }
-}
-
-/// The object to notify when a descriptor is ready. Its references are owned.
-#[derive(Clone, Copy)]
+/// The object to notify when a descriptor is ready. Dropping it may run any code.
 pub(crate) enum Watcher {
-    /// A handle from `add_reader` or `add_writer`, queued at each event.
-    Handle(HandleRef, Target),
-    /// An object that one event wakes; that event ends the wait.
-    Once(WaiterRef),
+    /// A handle from `add_reader` or `add_writer`, queued at each event, and the file object that it was registered
+    /// with; None for a number. The file object identifies the registration after the file is closed, as in
+    /// `selectors`.
+    Handle(HandleRef, Option<ObjectRef>),
+    /// An object that one event wakes; that event ends the wait. Its function queues further work and calls nothing
+    /// itself.
+    Once(DeferredCall),
 }
 
 impl Watcher {
-    pub(crate) fn as_ptr(self) -> *mut ffi::PyObject {
+    /// A watcher for a handle, registered with a file object or a number.
+    pub(crate) fn with_target(handle: HandleRef, target: &Bound<'_, PyAny>) -> Self {
+        let is_number = target.is_instance_of::<PyInt>();
+        Self::Handle(handle, (!is_number).then(|| ObjectRef::new(target.clone())))
+    }
+
+    fn as_ptr(&self) -> *mut ffi::PyObject {
         match self {
             Self::Handle(handle, _) => handle.as_ptr(),
             Self::Once(waiter) => waiter.as_ptr(),
         }
     }
 
-    /// Drops the reference of a replaced watcher; a handle is cancelled, as in asyncio.
+    /// Drops a watcher that was replaced or removed; a handle is cancelled first, as in asyncio.
     pub(crate) fn end(self, py: Python<'_>) {
-        if let Self::Handle(handle, _) = self {
-            handle.cancel(py);
+        if let Self::Handle(handle, _) = &self {
+            handle.this(py).cancel();
         }
-        self.release(py);
+    }
+}
+
+/// The watcher of one direction of a descriptor, or none.
+///
+/// The methods return no reference to the watcher, and run no other code while they look at it.
+pub(super) struct WatcherCell(UnsafeCell<Option<Watcher>>);
+
+impl WatcherCell {
+    pub(super) const fn empty() -> Self {
+        Self(UnsafeCell::new(None))
     }
 
-    pub(crate) fn release(self, py: Python<'_>) {
-        match self {
-            Self::Handle(handle, target) => {
-                handle.release(py);
-                // SAFETY: the watcher's reference, or null, moves into the result.
-                drop(unsafe { Bound::from_owned_ptr_or_opt(py, target.0) });
-            }
-            Self::Once(waiter) => waiter.release(py),
+    /// The watcher, for the methods below: they use the result before they run other code.
+    #[inline]
+    fn look(&self) -> Option<&Watcher> {
+        // SAFETY: a cell is not `Sync`, and while a method uses the result, no other method of this cell is called.
+        unsafe { &*self.0.get() }.as_ref()
+    }
+
+    /// Replaces the watcher and returns the old one.
+    #[inline]
+    pub(super) fn replace(&self, watcher: Option<Watcher>) -> Option<Watcher> {
+        // SAFETY: no result of `look` is in use, and nothing is dropped here, so no other code runs.
+        mem::replace(unsafe { &mut *self.0.get() }, watcher)
+    }
+
+    #[inline]
+    pub(super) fn take(&self) -> Option<Watcher> {
+        self.replace(None)
+    }
+
+    /// Stores a watcher in a cell that is known to be empty.
+    #[inline]
+    pub(super) fn put_new(&self, watcher: Watcher) {
+        debug_assert!(!self.is_set());
+        // SAFETY: no result of `look` is in use. The cell is empty, so there is no old watcher to drop.
+        unsafe { self.0.get().write(Some(watcher)) };
+    }
+
+    #[inline]
+    pub(super) fn is_set(&self) -> bool {
+        self.look().is_some()
+    }
+
+    /// Whether the watcher is a handle.
+    #[inline]
+    pub(super) fn has_handle(&self) -> bool {
+        matches!(self.look(), Some(Watcher::Handle(..)))
+    }
+
+    /// The handle, unless it is cancelled.
+    pub(super) fn pending_handle(&self) -> Option<HandleRef> {
+        match self.look() {
+            Some(Watcher::Handle(handle, _)) if !handle.is_cancelled() => Some(handle.new_ref()),
+            _ => None,
         }
+    }
+
+    /// Takes out the watcher if it waits for one event.
+    #[inline]
+    pub(super) fn take_once(&self) -> Option<DeferredCall> {
+        if !matches!(self.look(), Some(Watcher::Once(_))) {
+            return None;
+        }
+        match self.take() {
+            Some(Watcher::Once(waiter)) => Some(waiter),
+            _ => None,
+        }
+    }
+
+    /// The object that is notified, as a borrowed pointer; null if the cell is empty.
+    pub(super) fn as_ptr(&self) -> *mut ffi::PyObject {
+        self.look().map_or(ptr::null_mut(), Watcher::as_ptr)
     }
 
     /// The file object that was passed to `add_reader` or `add_writer`.
-    pub(crate) fn target(self, py: Python<'_>) -> Option<Bound<'_, PyAny>> {
-        match self {
-            Self::Handle(_, target) => target.to_bound(py),
-            Self::Once(_) => None,
+    pub(super) fn target<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
+        match self.look() {
+            Some(Watcher::Handle(_, Some(target))) => Some(target.to_bound(py)),
+            _ => None,
         }
     }
 
     /// # Safety
-    /// Only the collector may call this, with its own `visit` and `arg`, for a watcher that is in its cell.
-    pub(super) unsafe fn traverse(self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
-        if let Self::Handle(_, Target(target)) = self
-            && !target.is_null()
-        {
+    /// Only the collector may call this, with its own `visit` and `arg`.
+    pub(super) unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+        let Some(watcher) = self.look() else { return 0 };
+        if let Watcher::Handle(_, Some(target)) = watcher {
             // SAFETY: the watcher holds a reference; visit and arg are the collector's.
-            let result = unsafe { visit(target, arg) };
+            let result = unsafe { visit(target.as_ptr(), arg) };
             if result != 0 {
                 return result;
             }
         }
         // SAFETY: as above.
-        unsafe { visit(self.as_ptr(), arg) }
+        unsafe { visit(watcher.as_ptr(), arg) }
     }
 }
