@@ -24,6 +24,8 @@ with grapeshot's tests of it, and with the error of each loop that lacks it.
 Each feature is tested by a probe, a small program in [benchmarks/probes](../benchmarks/probes). Each probe ran three
 times on each loop, each time in a new process. A loop has a feature if the probe succeeded every time. To run the
 probes again, install all of these loops and run `python -m benchmarks.features`; then `make tables` writes this page.
+
+grapeshot is tested on Linux on x86-64. [versions.md](versions.md#what-is-experimental) lists what is experimental.
 """
 
 

@@ -62,7 +62,7 @@ def main() -> None:
     program = _program.prepare(arguments)
     if program is None:
         _program.exit_with_usage(arguments, _USAGE)
-    other_loops.tell_uvicorn(arguments)
+    other_loops.configure_uvicorn(arguments)
     other_loops.install_here()
     if os.environ.get("GRAPESHOT_BACKDOOR"):
         from grapeshot.insight.backdoor import _enabling

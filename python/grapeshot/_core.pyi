@@ -305,10 +305,10 @@ class Loop:
     _open_connections: int
 
     def _set_limits(self, connections: int | None, descriptors: int | None, coros: int | None) -> None: ...
-    def _check_place(self, is_connection: bool) -> None:
+    def _check_limits(self, is_connection: bool) -> None:
         """Raise LimitError if the limits allow no further descriptor (or, with ``is_connection``, no connection)."""
 
-    def _resume_paused(self) -> None: ...
+    def _resume_listeners(self) -> None: ...
 
     # --- descriptors: an int, or an object with fileno()
 

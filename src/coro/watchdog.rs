@@ -25,13 +25,13 @@
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use pyo3::prelude::*;
 
 use super::pulse::Pulse;
-use grapeshot_core::sys::{clock, thread};
+use grapeshot_core::sys::clock;
+use grapeshot_core::sys::thread::{self, HelperThread};
 
 /// Python code runs on this stack, so it has the usual length.
 const STACK_LEN: usize = 8 * 1024 * 1024;
@@ -57,7 +57,7 @@ struct State {
     is_alive: bool,
     /// The watchdog is using Python, or waiting for the GIL.
     is_reporting: bool,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<HelperThread>,
 }
 
 struct Watched {
@@ -275,8 +275,7 @@ impl Watchdog {
         drop(state);
         self.changed.notify_all();
         if let Some(thread) = thread {
-            // Err means that the thread panicked, which was already written to stderr.
-            drop(thread.join());
+            thread.join();
         }
     }
 

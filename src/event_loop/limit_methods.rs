@@ -34,7 +34,7 @@ impl LoopObject {
         let limits = &self.reactor().limits;
         if limits.begin_retry() {
             let event_loop = self.to_bound(py);
-            let again = event_loop.getattr("_resume_paused")?;
+            let again = event_loop.getattr("_resume_listeners")?;
             event_loop.call_method1("call_later", (RETRY_DELAY_S, again))?;
         }
         if !limits.begin_pause() {
@@ -110,7 +110,7 @@ fn set_limits<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'
     Ok(none(this.py()))
 }
 
-/// `_resume_paused()`, which the timer calls.
+/// `_resume_listeners()`, which the timer calls.
 fn resume_paused<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
     this.reactor().limits.end_retry();
     this.resume_listeners(this.py())?;
@@ -129,7 +129,7 @@ fn get_limits(this: This<'_, LoopObject>) -> Object<'_> {
     Ok(values.into_pyobject(py)?.into_any())
 }
 
-/// `_check_place(is_connection)`: raises `LimitError` if the limits allow no further connection, or no further
+/// `_check_limits(is_connection)`: raises `LimitError` if the limits allow no further connection, or no further
 /// descriptor if `is_connection` is false.
 fn check_place<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
     let [is_connection] = args.bind()?;
@@ -162,13 +162,13 @@ pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
         method!(
             LoopObject,
             resume_paused,
-            "_resume_paused()",
+            "_resume_listeners()",
             "Let the listeners that a limit has paused accept again."
         ),
         method!(
             LoopObject,
             check_place,
-            "_check_place(is_connection)",
+            "_check_limits(is_connection)",
             "Raise LimitError if the limits allow no further descriptor, or no further connection."
         ),
     ]

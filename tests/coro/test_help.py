@@ -16,10 +16,12 @@ from support import coro_is_available
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 PUBLIC, MEMBERS = [], []
+# Shrapnel's names, and ours for the same things.
+ALIASES = {"install_thread_emulation": "patch", "make_socket": "sock"}
 if coro_is_available():
     from grapeshot import _core, coro
 
-    PUBLIC = [name for name in coro.__all__ if name not in {"signal_handler", "threads"}]  # modules
+    PUBLIC = [name for name in coro.__all__ if name not in {"signal_handler", "threads", *ALIASES}]  # two are modules
     MEMBERS = [
         (kind, name)
         for kind in PUBLIC
@@ -46,7 +48,6 @@ SIGNATURES = {
     "set_exception_notifier": "(function, /)",
     "semaphore": "(value=1)",
     "fifo": "(maxsize=0)",
-    "mailbox": "(maxsize=0)",
     "lock": "()",
     "fifo.pop": "(self, /, block=True, timeout=None)",
     "fifo.push": "(self, item, /, block=True, timeout=None)",
@@ -75,6 +76,11 @@ def test_a_public_name_is_of_the_module(name):
     if not (isinstance(value, type) and issubclass(value, BaseException)):
         # an exception takes the arguments of Exception, for which Python has no signature
         inspect.signature(value)
+
+
+@pytest.mark.parametrize("alias", ALIASES)
+def test_an_alias_is_the_same_object(alias):
+    assert getattr(coro, alias) is getattr(coro, ALIASES[alias])
 
 
 @pytest.mark.parametrize(("kind", "name"), MEMBERS)

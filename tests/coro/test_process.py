@@ -76,6 +76,40 @@ coro.run(main)
     assert lines == ["child ['child', 'main'] 45 coro 1", "status 7", *ENDS, "[0, 1, 2]"]
 
 
+def test_a_fork_waits_for_a_record_of_the_latency_warning():
+    """A thread logs it. CPython 3.12 and later warn about a fork beside another thread; warnings are errors here."""
+    lines = run(
+        """
+import logging, threading, time
+
+began, forking = threading.Event(), threading.Event()
+
+class Handler(logging.Handler):
+    def emit(self, record):
+        began.set()
+        forking.wait()
+        time.sleep(0.1)  # a slow one: still at work when the process forks, unless the fork waits for it
+
+logger = logging.getLogger("asyncio")
+logger.addHandler(Handler())
+logger.propagate = False
+os.register_at_fork(before=forking.set)  # called before grapeshot's own function, which was registered earlier
+
+def main():
+    coro.set_latency_warning(0.01, always=True)
+    while not began.is_set():
+        pass
+    pid = os.fork()
+    if not pid:
+        os._exit(0)
+    say([thread.name for thread in threading.enumerate()], status(pid))
+
+coro.run(main)
+"""
+    )
+    assert lines == ["['MainThread'] 0"]
+
+
 def test_a_child_of_a_coro_cannot_wait():
     """The child must not use the parent's loop and descriptors. It may run an asyncio loop of its own."""
     lines = run(

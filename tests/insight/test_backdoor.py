@@ -198,14 +198,14 @@ async def test_a_client_that_does_not_read(loop, path):
         (session,) = server._sessions
         wire = session.wire
         await until(lambda: wire._dropped_len > 90_000_000 and not session._runs_command, "output to be dropped")
-        assert _wire.MOST_OUTPUT // 2 < len(wire._to_send) <= _wire.MOST_OUTPUT
+        assert _wire.MAX_OUTPUT_LEN // 2 < len(wire._to_send) <= _wire.MAX_OUTPUT_LEN
         with await call(path) as other:
             assert await other.ask("'alive'") == "'alive'\n"
         # The next command waits until it has read.
         assert wire._lines
         text = await caller.read_until("'done'\n>>> ")
         assert "bytes of output were dropped: they were not read in time]" in text
-        assert len(text) < _wire.MOST_OUTPUT + 2_000_000
+        assert len(text) < _wire.MAX_OUTPUT_LEN + 2_000_000
 
 
 async def test_output_that_is_larger_than_the_socket_buffer_arrives(loop, path):
@@ -234,7 +234,7 @@ async def test_a_line_that_never_ends_is_refused(loop, path, monkeypatch):
 async def test_a_line_too_long_of_a_client_that_is_gone(loop, path, monkeypatch):
     from grapeshot.insight.backdoor import _wire
 
-    monkeypatch.setattr(_wire, "MOST_INPUT", 1000)
+    monkeypatch.setattr(_wire, "MAX_INPUT_LEN", 1000)
     problems = []
     loop.set_exception_handler(lambda loop, context: problems.append(context))
     with backdoor.serve(path) as server, await call(path) as caller:
@@ -247,7 +247,7 @@ async def test_a_line_too_long_of_a_client_that_is_gone(loop, path, monkeypatch)
 async def test_empty_lines_count_as_input_that_waits(loop, path, monkeypatch):
     from grapeshot.insight.backdoor import _wire
 
-    monkeypatch.setattr(_wire, "MOST_INPUT", 1000)
+    monkeypatch.setattr(_wire, "MAX_INPUT_LEN", 1000)
     with backdoor.serve(path) as server, await call(path) as caller:
         await caller.send(b"await asyncio.sleep(1000)\n")
         (session,) = server._sessions
@@ -269,7 +269,7 @@ async def test_wrong_frames_are_an_error_of_the_client(loop, path, frames, monke
     """At worst they end their own connection, and the loop has no error to report."""
     from grapeshot.insight.backdoor import _wire
 
-    monkeypatch.setattr(_wire, "_LOOK_S", 0.001)
+    monkeypatch.setattr(_wire, "_CHECK_S", 0.001)
     reported = []
     loop.set_exception_handler(lambda _, context: reported.append(context))
     with backdoor.serve(path) as server:
@@ -291,7 +291,7 @@ async def test_wrong_frames_are_an_error_of_the_client(loop, path, frames, monke
 async def test_a_client_that_asks_on_and_does_not_read_the_answers(loop, path, frame, monkeypatch):
     from grapeshot.insight.backdoor import _wire
 
-    monkeypatch.setattr(_wire, "MOST_OUTPUT", 50_000)
+    monkeypatch.setattr(_wire, "MAX_OUTPUT_LEN", 50_000)
     with backdoor.serve(path) as server, Caller(path) as caller:
         await until(lambda: server._sessions, "the client")
         (session,) = server._sessions

@@ -244,9 +244,9 @@ async def test_each_listener_has_its_own_limit(loop):
         loop.add_slow_listener(print, 0)
 
 
-def lookers():
+def recorders():
     """Return how many threads sample the running callbacks."""
-    code = _measuring._Looker._run.__code__
+    code = _measuring._StackRecorder.run.__code__
     return sum(
         code in {frame.f_code for frame, _ in traceback.walk_stack(top)} for top in sys._current_frames().values()
     )
@@ -257,18 +257,18 @@ def test_stacks(loop):
     loop.add_slow_listener(told.append, 0.05, stacks=True)
 
     def until_seen():
-        looker = loop._measuring.looker
+        recorder = loop._measuring.recorder
         started = time.monotonic()
         give_up = started + 10
-        while time.monotonic() - started < 0.05 or looker._seen[0] == 0:
+        while time.monotonic() - started < 0.05 or recorder._seen[0] == 0:
             assert time.monotonic() < give_up
 
     run(loop, until_seen)
-    assert lookers() == 1
+    assert recorders() == 1
     assert any("in until_seen" in line for line in told[0].stack), told
     assert not any("run_forever" in line for line in told[0].stack)
     loop.remove_slow_listener(told.append)
-    assert lookers() == 0
+    assert recorders() == 0
 
 
 @pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
@@ -282,10 +282,10 @@ def test_stacks_in_a_patched_program():
         import threading, time
 
         def burn():
-            looker = loop._measuring.looker
+            recorder = loop._measuring.recorder
             give_up = time.monotonic() + 10
             end = time.monotonic() + 0.05
-            while time.monotonic() < end or looker._seen[0] == 0:
+            while time.monotonic() < end or recorder._seen[0] == 0:
                 assert time.monotonic() < give_up
 
         def main():
@@ -330,7 +330,7 @@ def test_a_closed_loop_has_no_thread_left(loop):
     loop.add_slow_listener(print, 3600, stacks=True)
     run(loop, int)
     loop.close()
-    assert lookers() == 0
+    assert recorders() == 0
     assert loop.statistics().callback_durations.count == 2
 
 

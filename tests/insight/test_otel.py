@@ -92,7 +92,7 @@ def test_spans_of_slow_callbacks(loop, reader):
 
     def slow():
         end = time.monotonic() + 0.05
-        while time.monotonic() < end or not loop._measuring.looker._seen[0]:
+        while time.monotonic() < end or not loop._measuring.recorder._seen[0]:
             pass
 
     exporter = otel.export(loop, meter_provider=reader.provider, slow_spans=0.05, tracer_provider=provider)

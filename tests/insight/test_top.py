@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import signal
 import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import pytest
@@ -243,7 +245,7 @@ def loop():
 
 async def test_a_sampler_measures_until_it_ends(loop):
     sampler = _sampling.Sampler(loop, slow_s=0.02)
-    sampler.look()
+    sampler.collect()
 
     def slow():
         end = time.monotonic() + 0.02
@@ -253,12 +255,12 @@ async def test_a_sampler_measures_until_it_ends(loop):
     loop.call_soon(slow)
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    found = sampler.look("tree", "waits", "descriptors", "each descriptor")
+    found = sampler.collect("tree", "waits", "descriptors", "each descriptor")
     # Anything else that took long did so because the machine is slow.
     assert ("slow", 1) in [(each["name"].rpartition(".")[2], each["count"]) for each in found["slow"]]
     assert found["statistics"]["callback_durations"]["max"] >= 0.02
     assert found["statistics"]["iterations"] == loop.statistics().iterations
-    assert found["descriptor_count"] >= len(found["each descriptor"])
+    assert found["descriptor_count"] == len(found["each descriptor"])
     assert sum(each["count"] for each in found["descriptors"]) == len(found["each descriptor"])
     [mine] = found["waits"]
     assert (mine["what"], mine["place"]) == ("task test_a_sampler_measures_until_it_ends", "runs")
@@ -270,13 +272,36 @@ async def test_a_sampler_measures_until_it_ends(loop):
     assert loop.statistics().timers == 0
 
 
+async def test_the_descriptors_of_a_sample_agree(loop):
+    """Also while other threads open and close files, as the one does that records stacks."""
+    has_ended = threading.Event()
+
+    def open_and_close():
+        while not has_ended.is_set():
+            with open(os.devnull):
+                pass
+
+    sampler = _sampling.Sampler(loop)
+    thread = threading.Thread(target=open_and_close)
+    thread.start()
+    try:
+        for _ in range(200):
+            found = sampler.collect("descriptors", "each descriptor")
+            each = found["each descriptor"]
+            assert found["descriptor_count"] == sum(row["count"] for row in found["descriptors"]) == len(each)
+    finally:
+        has_ended.set()
+        thread.join()
+        sampler.end()
+
+
 async def test_a_sampler_whose_client_has_vanished(loop, monkeypatch):
     monkeypatch.setattr(_sampling, "_PATIENCE_S", 0.001)
     sampler = _sampling.Sampler(loop)
-    sampler.look()
+    sampler.collect()
     assert len(loop._measuring.listeners) == 1
     await until(lambda: not loop._measuring.listeners)
-    assert sampler.look()["statistics"]["iterations"] > 0  # another client asks
+    assert sampler.collect()["statistics"]["iterations"] > 0  # another client asks
     sampler.end()
 
 
@@ -294,12 +319,12 @@ async def test_a_sampler_ends_with_its_client(loop, path, tasks):
 
 
 async def test_a_sampler_keeps_the_slowest(loop, monkeypatch):
-    monkeypatch.setattr(_sampling, "_MOST_SLOW", 2)
+    monkeypatch.setattr(_sampling, "_MAX_SLOW", 2)
     sampler = _sampling.Sampler(loop)
-    sampler.look()
+    sampler.collect()
     for function, duration_ns in ((print, 30_000_000), (len, 90_000_000), (repr, 60_000_000), (len, 20_000_000)):
         loop._on_slow(function, 1, duration_ns)
-    found = {each["name"]: (each["count"], each["duration_s"], each["total_s"]) for each in sampler.look()["slow"]}
+    found = {each["name"]: (each["count"], each["duration_s"], each["total_s"]) for each in sampler.collect()["slow"]}
     assert found == {"len": (2, 0.09, pytest.approx(0.11)), "repr": (1, 0.06, 0.06)}
     sampler.end()
 
@@ -307,7 +332,7 @@ async def test_a_sampler_keeps_the_slowest(loop, monkeypatch):
 async def test_slow_tasks_are_one_row_for_a_function(loop):
     """Even if each has a name like ``Task-1014``. Tasks with names of their own are kept apart, except for numbers."""
     sampler = _sampling.Sampler(loop)
-    sampler.look()
+    sampler.collect()
 
     async def handle():
         pass
@@ -318,7 +343,7 @@ async def test_slow_tasks_are_one_row_for_a_function(loop):
         loop._on_slow(task, 1, 20_000_000)
     await asyncio.gather(*made)
     handle_name = handle.__qualname__
-    found = {each["name"]: (each["kind"], each["count"], each["place"]) for each in sampler.look()["slow"]}
+    found = {each["name"]: (each["kind"], each["count"], each["place"]) for each in sampler.collect()["slow"]}
     place = f"{__file__}:{handle.__code__.co_firstlineno}"
     assert found == {
         handle_name: ("task", 2, place),
@@ -338,15 +363,15 @@ async def test_unread_output_is_shown(loop, serve):
     server = await serve(Talker, HOST, 0)
     with socket.create_connection(address_of(server), 10):
         await until(lambda: loop._open_connections == 1, "the connection")
-        assert _sampling.Sampler(loop).look("memory")["memory"]["write_buffers"] > 1_000_000
+        assert _sampling.Sampler(loop).collect("memory")["memory"]["write_buffers"] > 1_000_000
     for transport in list(_tree._transports(loop)):
         transport.abort()
     await until(lambda: loop._open_connections == 0, "its end")
 
 
 async def test_a_tree_of_many_lines_is_cut(loop, monkeypatch):
-    monkeypatch.setattr(_sampling, "_MOST_LINES", 3)
-    lines = _sampling.Sampler(loop).look("tree")["tree"]
+    monkeypatch.setattr(_sampling, "_MAX_LINES", 3)
+    lines = _sampling.Sampler(loop).collect("tree")["tree"]
     assert lines[-1] == "only the first 3 lines are shown"
     assert len(lines) == 5
 

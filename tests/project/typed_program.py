@@ -67,6 +67,8 @@ async def main() -> int:
     text = await coro.spawn(worker, 1)
     await coro.run_sync(worker)  # error
     data: bytes = await coro.run_sync(worker, 1)  # error
+    text = await coro.run_blocking(worker, 1, name="worker")
+    await coro.run_blocking(worker)  # error
     print(text, data)
     return 1
 
@@ -103,9 +105,9 @@ def objects() -> None:
     numbers.push("one")  # error
     number: int = numbers.pop(block=False)
     text: str = numbers.pop()  # error
-    box = coro.mailbox[str]()
-    box.send("text")
-    box.send(1)  # error
+    texts = coro.fifo[str]()
+    texts.push("text")
+    texts.push(1)  # error
     channel: coro.channel[str] = coro.channel()
     channel.send("text")
     channel.send(1)  # error

@@ -1,11 +1,13 @@
 //! Starts the library's helper threads. They block the signals of the process, because Python's signal handlers must
 //! run in the main thread.
 //!
-//! Source: `pthread_sigmask(3)`, `signal(7)`.
+//! Source: `pthread_sigmask(3)`, `signal(7)`, `gettid(2)`, `tgkill(2)`.
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::thread::{Builder, JoinHandle};
 
 /// The signals that a thread causes itself, which are not blocked. If they were, a fault would end the process without
@@ -18,11 +20,29 @@ const FAULTS: [libc::c_int; 5] = [
     libc::SIGABRT,
 ];
 
+/// A thread that `spawn` has started. If this is dropped, the thread goes on by itself.
+pub struct HelperThread {
+    handle: JoinHandle<()>,
+    /// The system's number of the thread; 0 before it runs.
+    number: Arc<AtomicI32>,
+}
+
+impl HelperThread {
+    /// Waits until the thread has ended, and until the system no longer counts it.
+    ///
+    /// `JoinHandle::join` returns a moment earlier. CPython warns about a fork if the system counts several threads.
+    pub fn join(self) {
+        // Err means that the thread panicked, which was already written to stderr.
+        drop(self.handle.join());
+        wait_gone(self.number.load(Ordering::Relaxed));
+    }
+}
+
 /// Runs `body` in a new thread, in which all signals except `FAULTS` are blocked from its first instruction on.
 ///
 /// # Errors
 /// If the process cannot start another thread.
-pub fn spawn<F>(name: String, stack_len_bytes: usize, body: F) -> io::Result<JoinHandle<()>>
+pub fn spawn<F>(name: String, stack_len_bytes: usize, body: F) -> io::Result<HelperThread>
 where
     F: FnOnce() + Send + 'static,
 {
@@ -37,11 +57,50 @@ where
         }
         libc::pthread_sigmask(libc::SIG_SETMASK, blocked.as_ptr(), before.as_mut_ptr());
     }
-    let made = Builder::new().name(name).stack_size(stack_len_bytes).spawn(body);
+    let number = Arc::new(AtomicI32::new(0));
+    let own_number = Arc::clone(&number);
+    let made = Builder::new()
+        .name(name)
+        .stack_size(stack_len_bytes)
+        .spawn(move || {
+            own_number.store(current_number(), Ordering::Relaxed);
+            body();
+        });
     // SAFETY: `before` was written above; it is the mask that this thread had.
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut()) };
-    made
+    Ok(HelperThread {
+        handle: made?,
+        number,
+    })
 }
+
+#[cfg(target_os = "linux")]
+fn current_number() -> libc::pid_t {
+    // SAFETY: the call cannot fail, and changes nothing. (glibc has a function for it only since 2.30.)
+    unsafe { libc::syscall(libc::SYS_gettid) as libc::pid_t }
+}
+
+/// Waits until the system has forgotten a thread of this process, which has already ended.
+#[cfg(target_os = "linux")]
+fn wait_gone(number: libc::pid_t) {
+    // It usually has, and otherwise the thread is on its way out. So the wait is short, and has a limit in case another
+    // thread has got the number by now.
+    for _ in 0..1000 {
+        // SAFETY: signal 0 is not sent: the call only tells whether the thread exists.
+        if unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), number, 0) } != 0 {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_micros(50));
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn current_number() -> i32 {
+    0
+}
+
+#[cfg(not(target_os = "linux"))]
+fn wait_gone(_: i32) {}
 
 #[cfg(test)]
 mod tests {
@@ -68,8 +127,20 @@ mod tests {
             let seen = (is_blocked(libc::SIGINT), is_blocked(libc::SIGSEGV));
             sender.send(seen).expect("the test waits");
         });
-        made.expect("a thread").join().expect("no panic");
+        made.expect("a thread").join();
         assert_eq!(receiver.recv(), Ok((true, false)));
         assert_eq!(is_blocked(libc::SIGINT), before);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn the_system_does_not_count_it_after_join() {
+        for _ in 0..100 {
+            let made = spawn("short".to_owned(), 64 * 1024, || ()).expect("a thread");
+            let number = std::sync::Arc::clone(&made.number);
+            made.join();
+            let number = number.load(std::sync::atomic::Ordering::Relaxed);
+            assert!(!std::path::Path::new(&format!("/proc/self/task/{number}")).exists());
+        }
     }
 }

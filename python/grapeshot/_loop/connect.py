@@ -14,10 +14,10 @@ import sys
 from asyncio.log import logger
 from collections.abc import Callable, Coroutine, Iterable
 
-from . import dns, origins, tls
+from . import dns, tls
 from .base import BaseLoop
-from .checks import check_plain_socket, check_stream_socket, check_tls_only_options, check_unused_socket
-from .opening import wait_opened
+from .checks import check_plain_socket, check_stream_socket, check_tls_only_options
+from .opening import open_over
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ async def create_connection(
     if host is not None or port is not None:
         if sock is not None:
             raise ValueError("host/port and sock can not be specified at the same time")
-        loop._check_place(True)
+        loop._check_limits(True)
         options = {"family": family, "proto": proto, "flags": flags}
         infos = await _resolve_or_fail(loop, (host, port), options)
         local_infos = None if local_addr is None else await _resolve_or_fail(loop, local_addr, options)
@@ -154,7 +154,7 @@ async def open_transport(
     :func:`grapeshot._loop.tls.open_tls`). If the factory raises, or the wait is cancelled, the socket is closed.
     """
     if ssl:
-        opened = await tls.open_tls(
+        return await tls.open_tls(
             loop,
             sock,
             protocol_factory,
@@ -164,22 +164,7 @@ async def open_transport(
             server_side=server_side,
             server_hostname=server_hostname,
         )
-        if loop.get_debug():
-            origins.note_opened(loop, opened[0])
-        return opened
-    check_unused_socket(loop, sock)
-    try:
-        sock.setblocking(False)
-        protocol = protocol_factory()
-        waiter = loop.create_future()
-        transport = loop._stream(sock, protocol, waiter)
-    except BaseException:
-        sock.close()
-        raise
-    if loop.get_debug():
-        origins.note_opened(loop, transport)
-    await wait_opened(waiter, transport)
-    return transport, protocol
+    return await open_over(loop, sock, protocol_factory, lambda protocol, waiter: loop._stream(sock, protocol, waiter))
 
 
 async def _resolve_or_fail(loop: BaseLoop, address: Any, options: dict[str, int]) -> list[dns.AddrInfo]:
@@ -342,7 +327,7 @@ async def _connect_one(
     family, type_, proto, _, address = info
     sock: socket.socket | None = None
     try:
-        loop._check_place(False)
+        loop._check_limits(False)
         sock = socket.socket(family=family, type=type_, proto=proto)
         sock.setblocking(False)
         if local_infos is not None:

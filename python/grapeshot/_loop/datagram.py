@@ -13,10 +13,10 @@ import sys
 from asyncio.log import logger
 from collections.abc import Callable
 
-from . import dns, origins
+from . import dns
 from .base import BaseLoop
-from .checks import check_unused_socket, set_reuse_port
-from .opening import remove_stale_socket, wait_opened
+from .checks import set_reuse_port
+from .opening import open_over, remove_stale_socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,13 +71,14 @@ async def create_datagram_endpoint(
         problems = ", ".join(f"{name}={value}" for name, value in given.items() if value)
         if problems:
             raise ValueError(f"socket modifier keyword arguments can not be used when sock is specified. ({problems})")
-        sock.setblocking(False)
     else:
         candidates = await _candidates(loop, local_addr, remote_addr, family, proto, flags)
         sock, remote = await _first_socket(
             loop, candidates, bool(local_addr), bool(remote_addr), bool(reuse_port), bool(allow_broadcast)
         )
-    transport, protocol = await _open_transport(loop, sock, protocol_factory, remote)
+    transport, protocol = await open_over(
+        loop, sock, protocol_factory, lambda protocol, waiter: loop._datagram(sock, protocol, remote, waiter)
+    )
     if loop.get_debug():
         if local_addr:
             logger.info(
@@ -157,7 +158,7 @@ async def _first_socket(
         for (family, proto), (local, remote) in candidates:
             sock = None
             try:
-                loop._check_place(False)
+                loop._check_limits(False)
                 sock = socket.socket(family=family, type=socket.SOCK_DGRAM, proto=proto)
                 if reuse_port:
                     set_reuse_port(sock)
@@ -179,24 +180,3 @@ async def _first_socket(
     finally:
         # Break a reference cycle: the exceptions' tracebacks refer to this frame, and this frame to the exceptions.
         errors.clear()
-
-
-async def _open_transport(
-    loop: BaseLoop, sock: socket.socket, protocol_factory: Callable[[], _P], remote: Any
-) -> tuple[asyncio.DatagramTransport, _P]:
-    """Make the protocol and a native transport over ``sock``; return after ``connection_made`` was called.
-
-    If the factory raises, or the wait is cancelled, the socket is closed.
-    """
-    check_unused_socket(loop, sock)
-    try:
-        protocol = protocol_factory()
-        waiter = loop.create_future()
-        transport = loop._datagram(sock, protocol, remote, waiter)
-    except BaseException:
-        sock.close()
-        raise
-    if loop.get_debug():
-        origins.note_opened(loop, transport)
-    await wait_opened(waiter, transport)
-    return transport, protocol

@@ -1,11 +1,56 @@
-"""Helpers for opening any kind of transport: waiting until it is open, and handling the files of Unix sockets."""
+"""Helpers for opening transports: over a socket, waiting until one is open, and the files of Unix sockets."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from asyncio.log import logger
+from collections.abc import Callable
 
 from grapeshot import _core
+
+from . import origins
+from .base import BaseLoop
+from .checks import check_unused_socket
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, TypeVar
+
+    _P = TypeVar("_P", bound=asyncio.BaseProtocol)
+    _T = TypeVar("_T", bound=asyncio.BaseTransport)
+
+
+async def open_over(
+    loop: BaseLoop,
+    sock: socket.socket,
+    protocol_factory: Callable[[], _P],
+    make: Callable[[_P, asyncio.Future[Any]], _T],
+) -> tuple[_T, _P]:
+    """Make the protocol, and with ``make(protocol, waiter)`` its transport over ``sock``; return both once it is open.
+
+    If the factory or ``make`` raises, if the transport cannot be opened, or if the wait is cancelled, the socket is
+    closed.
+
+    Raises:
+        RuntimeError: another transport of the loop uses the socket. That transport is not affected.
+    """
+    check_unused_socket(loop, sock)
+    try:
+        sock.setblocking(False)
+        protocol = protocol_factory()
+        waiter = loop.create_future()
+        transport = make(protocol, waiter)
+    except BaseException:
+        sock.close()
+        raise
+    if loop.get_debug():
+        origins.note_opened(loop, transport)
+    try:
+        await wait_opened(waiter, transport)
+    finally:
+        del waiter  # break a reference cycle: the waiter's exception has a traceback that refers to this frame
+    return transport, protocol
 
 
 async def wait_opened(waiter: asyncio.Future[None], transport: asyncio.BaseTransport) -> None:

@@ -336,7 +336,7 @@ def bind_all(
     sockets: list[socket.socket] = []
     try:
         for family, type_, proto, _, address in infos:
-            loop._check_place(False)
+            loop._check_limits(False)
             try:
                 sock = socket.socket(family, type_, proto)
             except OSError:

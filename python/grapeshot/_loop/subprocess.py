@@ -144,7 +144,7 @@ async def make_transport(
     """Start ``command`` and return its transport, after ``connection_made`` of the protocol was called."""
     options = dict(kwargs, shell=shell, stdin=stdin, stdout=stdout, stderr=stderr, bufsize=bufsize)
     start: Callable[[], Process] = lambda: subprocess.Popen(command, **options)  # noqa: E731
-    loop._check_place(False)
+    loop._check_limits(False)
     process = start() if options.get("preexec_fn") is None else await _start_in_thread(loop, start)
     transport = SubprocessTransport(loop, protocol, process)
     if loop.get_debug():

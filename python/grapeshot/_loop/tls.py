@@ -15,8 +15,7 @@ from collections.abc import Callable
 from grapeshot import _core
 
 from .base import BaseLoop
-from .checks import check_unused_socket
-from .opening import wait_opened
+from .opening import open_over
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -105,30 +104,16 @@ async def open_tls(
         ConnectionAbortedError: the handshake took longer than ``handshake_timeout`` seconds.
         ValueError: a time limit is not positive, or the context does not accept ``server_hostname``.
     """
-    check_unused_socket(loop, sock)
-    try:
+
+    def make(protocol: _P, waiter: asyncio.Future[Any]) -> _core.SSLTransport:
         limits = time_limits(handshake_timeout, shutdown_timeout)
-        sock.setblocking(False)
-        protocol = protocol_factory()
-        waiter = loop.create_future()
         transport = make_transport(
-            loop,
-            protocol,
-            ssl_argument,
-            waiter,
-            limits,
-            server_side=server_side,
-            server_hostname=server_hostname,
+            loop, protocol, ssl_argument, waiter, limits, server_side=server_side, server_hostname=server_hostname
         )
         loop._stream(sock, transport)
-    except BaseException:
-        sock.close()
-        raise
-    try:
-        await wait_opened(waiter, transport)
-    finally:
-        del waiter  # break a reference cycle: the waiter's exception has a traceback that refers to this frame
-    return transport, protocol
+        return transport
+
+    return await open_over(loop, sock, protocol_factory, make)
 
 
 def serving_factory(

@@ -74,7 +74,7 @@ async def create_unix_connection(
     if path is not None:
         if sock is not None:
             raise ValueError("path and sock can not be specified at the same time")
-        loop._check_place(True)
+        loop._check_limits(True)
         sock = await _connected(os.fspath(path))
     else:
         if sock is None:
@@ -129,7 +129,7 @@ async def create_unix_server(
     if path is not None:
         if sock is not None:
             raise ValueError("path and sock can not be specified at the same time")
-        loop._check_place(False)
+        loop._check_limits(False)
         sock = bind(os.fspath(path))
     else:
         if sock is None:

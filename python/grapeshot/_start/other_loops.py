@@ -55,7 +55,7 @@ def install_here() -> None:
     watch()
 
 
-def tell_uvicorn(arguments: list[str]) -> None:
+def configure_uvicorn(arguments: list[str]) -> None:
     """If these arguments of ``python -m grapeshot`` run uvicorn's command, make it and its workers use the loop."""
     if arguments[:2] == ["-m", "uvicorn"] or os.path.basename(arguments[0]) == "uvicorn":
         os.environ.setdefault("UVICORN_LOOP", _OURS)

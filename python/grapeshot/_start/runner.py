@@ -11,12 +11,11 @@ ends these threads: on CPython 3.11, a thread that starts while the interpreter 
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-from _thread import allocate_lock, start_new_thread
 
 from grapeshot import _core
 from grapeshot._loop import Loop, hooks
+from grapeshot._loop.helper_thread import HelperThread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,36 +42,17 @@ class _InterruptedRun:
         return _core._coro_current_or_none() is self.coro and _core._coro_run_number() == self.run
 
 
-class _Reminder:
+class _Reminder(HelperThread):
     """A helper thread that sends the signal once more if the coro has not yielded in time."""
 
     def __init__(self, runner: Runner, late: _InterruptedRun, signum: int) -> None:
+        super().__init__()
         self._runner, self._late = runner, late
         self._signum, self._handler = signum, signal.getsignal(signum)
-        # `_stop` is locked until the thread is told to stop, and `_end` until it has ended.
-        self._stop, self._end = allocate_lock(), allocate_lock()
-        self._stop.acquire()
-        self._end.acquire()
-        self._pid = os.getpid()
-        start_new_thread(self._run, ())
 
-    def has_ended(self) -> bool:
-        return not self._end.locked()
-
-    def stop(self) -> None:
-        """Tell the thread to end, and wait until it has."""
-        self._stop.release()
-        if self._pid == os.getpid():  # the child of a fork does not have this thread
-            self._end.acquire(timeout=_END_S)
-
-    def _run(self) -> None:
-        try:
-            if not self._stop.acquire(timeout=_GRACE_S):
-                self._remind()
-        finally:
-            self._end.release()
-
-    def _remind(self) -> None:
+    def run(self) -> None:
+        if self.wait_for_stop(_GRACE_S):
+            return
         runner, late = self._runner, self._late
         if runner._late is late and late.coro._status == "running":
             runner._is_reminder = True
@@ -107,6 +87,7 @@ class Runner(asyncio.Runner):  # type: ignore[misc]  # final to type checkers on
             self._late = _InterruptedRun(coro, is_cancelled=coro._must_cancel and not was_cancelled)
             try:
                 reminder = _Reminder(self, self._late, signum)
+                reminder.start()
                 self._reminders = [reminder, *(other for other in self._reminders if not other.has_ended())]
             except RuntimeError:
                 pass  # no thread can be started; a second Ctrl-C raises at once, as in asyncio
@@ -122,7 +103,7 @@ class Runner(asyncio.Runner):  # type: ignore[misc]  # final to type checkers on
                 watch.cancel()
             reminders, self._reminders = self._reminders, ()
             for reminder in reminders:
-                reminder.stop()
+                reminder.stop(_END_S)
 
 
 def _is_in_finalizer(frame: FrameType | None) -> bool:

@@ -8,13 +8,15 @@
     'rested'
 
 A coro lets others run whenever it waits. It needs neither ``async`` nor ``await``, and there is no second scheduler.
-The names come from Shrapnel.
+Most names come from Shrapnel.
 
 This module is not available on free-threaded builds of Python, nor on Python versions and processors that it does not
 support. Importing it there raises ImportError with the reason; the rest of the package still works.
 """
 
 from __future__ import annotations
+
+from importlib import import_module as _import_module
 
 from . import _other_patchers as _other_patchers
 from . import _setup as _setup
@@ -45,7 +47,7 @@ from ._future import future
 from ._groups import Group, Pool, in_parallel, spawn_later
 from ._hiding import call_blocking, run_blocking
 from ._latency import set_latency_warning
-from ._patching import PatchWarning, get_original, install_thread_emulation, is_patched, patch
+from ._patching import PatchWarning, get_original, is_patched, patch
 from ._processes import waitpid
 from ._read_stream import read_stream
 from ._run_info import print_run_info
@@ -69,7 +71,6 @@ from ._scheduling import (
 )
 from ._serve import Server, serve
 from ._socket import (
-    make_socket,
     sock,
     socketpair,
     tcp6_sock,
@@ -88,7 +89,6 @@ from ._sync import (
     fifo,
     inverted_semaphore,
     lock,
-    mailbox,
     mutex,
     rw_lock,
     semaphore,
@@ -99,96 +99,40 @@ from ._where import compact_traceback, where, where_all
 
 TYPE_CHECKING = False
 
-__all__ = [
-    "ClosedError",
-    "Coro",
-    "CoroCancelled",
-    "DeadCoroutine",
-    "Empty",
-    "FileEvent",
-    "Full",
-    "Group",
-    "InParallelError",
-    "Interrupted",
-    "LockError",
-    "NotStartedError",
-    "PatchWarning",
-    "Pool",
-    "ScheduleError",
-    "Server",
-    "Shutdown",
-    "SimultaneousError",
-    "ThreadLocal",
-    "TimeoutError",
-    "WakeUp",
-    "YieldFromMain",
-    "all_threads",
-    "await_",
-    "call_blocking",
-    "channel",
-    "compact_traceback",
-    "condition_variable",
-    "current",
-    "event",
-    "event_loop",
-    "fd_sock",
-    "fifo",
-    "file_sock",
-    "future",
-    "get_live_coros",
-    "get_original",
-    "get_thread_by_id",
-    "in_parallel",
-    "install_thread_emulation",
-    "inverted_semaphore",
-    "is_patched",
-    "lock",
-    "mailbox",
-    "make_socket",
-    "mutex",
-    "new",
-    "now",
-    "patch",
-    "print_run_info",
-    "read_stream",
-    "run",
-    "run_blocking",
-    "run_sync",
-    "rw_lock",
-    "schedule",
-    "semaphore",
-    "serve",
-    "set_exception_notifier",
-    "set_exit",
-    "set_latency_warning",
-    "set_selfishness",
-    "set_stack_slots",
-    "signal_handler",
-    "sleep_absolute",
-    "sleep_relative",
-    "sock",
-    "socketpair",
-    "spawn",
-    "spawn_later",
-    "stack_info",
-    "tcp6_sock",
-    "tcp_sock",
-    "threads",
-    "timeout",
-    "udp6_sock",
-    "udp_sock",
-    "unix_sock",
-    "wait",
-    "wait_for_read",
-    "wait_for_write",
-    "waitpid",
-    "watch_file",
-    "where",
-    "where_all",
-    "with_timeout",
-    "yield_slice",
-]
+# Shrapnel's names for what has another name here. docs/coro-migration.md lists them, with those of methods.
+install_thread_emulation = patch
+make_socket = sock
 
+# Starting and ending
+__all__ = ["event_loop", "new", "run", "set_exit", "spawn", "spawn_later"]
+# A coro
+__all__ += ["Coro", "all_threads", "current", "get_live_coros", "get_thread_by_id", "schedule"]
+# Waiting
+__all__ += ["now", "sleep_absolute", "sleep_relative", "timeout", "wait", "with_timeout", "yield_slice"]
+__all__ += ["wait_for_read", "wait_for_write"]
+# Many coros
+__all__ += ["Group", "Pool", "in_parallel"]
+# Locks, queues and results
+__all__ += ["condition_variable", "event", "inverted_semaphore", "lock", "mutex", "rw_lock", "semaphore"]
+__all__ += ["ThreadLocal", "channel", "fifo", "future"]
+# Working with asyncio, and real threads
+__all__ += ["await_", "call_blocking", "run_blocking", "run_sync", "threads"]
+# Sockets and services
+__all__ += ["make_socket", "sock", "socketpair", "tcp6_sock", "tcp_sock", "udp6_sock", "udp_sock", "unix_sock"]
+__all__ += ["Server", "read_stream", "serve"]
+# Files, children and signals
+__all__ += ["FileEvent", "fd_sock", "file_sock", "signal_handler", "waitpid", "watch_file"]
+# Patching
+__all__ += ["PatchWarning", "get_original", "install_thread_emulation", "is_patched", "patch"]
+# Looking inside
+__all__ += ["compact_traceback", "print_run_info", "stack_info", "where", "where_all"]
+__all__ += ["set_exception_notifier", "set_latency_warning"]
+# Settings of a thread
+__all__ += ["set_selfishness", "set_stack_slots"]
+# Errors
+__all__ += ["ClosedError", "CoroCancelled", "DeadCoroutine", "Empty", "Full", "InParallelError", "Interrupted"]
+__all__ += ["LockError", "NotStartedError", "ScheduleError", "Shutdown", "SimultaneousError", "TimeoutError"]
+__all__ += ["WakeUp", "YieldFromMain"]
 
 # Submodules with Shrapnel's names. They are imported when a program first uses them.
 _ON_DEMAND = ("backdoor", "profiler")
@@ -199,13 +143,9 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name):
-        if name == "backdoor":
-            import grapeshot.coro.backdoor as value
-        elif name == "profiler":
-            import grapeshot.coro.profiler as value
-        else:
+        if name not in _ON_DEMAND:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        return value
+        return _import_module(f"{__name__}.{name}")
 
 
 def __dir__() -> list[str]:

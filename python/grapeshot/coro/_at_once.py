@@ -82,7 +82,7 @@ class _ReadCall(_ThreadCall):
 
 
 # descriptor -> the call that is running in a real thread, or whose result was not fully taken yet
-_takings: dict[int, _ReadCall] = {}
+_pending_reads: dict[int, _ReadCall] = {}
 
 
 def _identity_of(fd: int) -> tuple[int, ...]:
@@ -115,30 +115,30 @@ def _is_marked(mark: Any, fd: int) -> bool:
     return False
 
 
-def _taking_of(fd: int) -> _ReadCall | None:
-    taking = _takings.get(fd)
-    if taking is not None and not taking.is_of(fd):
+def _pending_read_of(fd: int) -> _ReadCall | None:
+    pending = _pending_reads.get(fd)
+    if pending is not None and not pending.is_of(fd):
         # The number now refers to another file, or this is the child of a fork.
-        del _takings[fd]
+        del _pending_reads[fd]
         return None
-    return taking
+    return pending
 
 
-def _take_in_thread(fd: int, call: Callable[[], Any], length: int | None) -> Any:
+def _read_in_thread(fd: int, call: Callable[[], Any], length: int | None) -> Any:
     while True:
-        taking = _taking_of(fd)
-        if taking is None:
-            taking = _takings[fd] = _ReadCall(fd, call)
+        pending = _pending_read_of(fd)
+        if pending is None:
+            pending = _pending_reads[fd] = _ReadCall(fd, call)
         try:
-            taking.wait()
+            pending.wait()
         except OSError:
-            if _takings.get(fd) is taking:
-                del _takings[fd]
+            if _pending_reads.get(fd) is pending:
+                del _pending_reads[fd]
             raise
-        if _takings.get(fd) is taking:
-            value = taking.take(length)
-            if taking.is_used_up():
-                del _takings[fd]
+        if _pending_reads.get(fd) is pending:
+            value = pending.take(length)
+            if pending.is_used_up():
+                del _pending_reads[fd]
             return value
         # Another coro took all of the data: start a new call.
 
@@ -159,14 +159,14 @@ def accept(sock: Any) -> Any:
     from ._socket_base import CoroSocket
 
     fd = sock.fileno()
-    if _taking_of(fd) is None and not is_ready(fd, select.POLLIN):
+    if _pending_read_of(fd) is None and not is_ready(fd, select.POLLIN):
         return None
-    return _take_in_thread(fd, lambda: CoroSocket.accept(sock), None)
+    return _read_in_thread(fd, lambda: CoroSocket.accept(sock), None)
 
 
 def read(fd: int, length: int, wait: Callable[[], object]) -> bytes:
     """Read at least 1 and up to ``length`` bytes; empty at the end. ``wait()`` must wait until the file is readable."""
-    while not _takings or _taking_of(fd) is None:
+    while not _pending_reads or _pending_read_of(fd) is None:
         try:
             data = _read_now(fd, length)
         except BlockingIOError:
@@ -179,7 +179,7 @@ def read(fd: int, length: int, wait: Callable[[], object]) -> bytes:
         wait()
     if not _core._coro_can_wait():
         return _read(fd, length)
-    return _take_in_thread(fd, lambda: _read(fd, length), length)  # type: ignore[no-any-return]
+    return _read_in_thread(fd, lambda: _read(fd, length), length)  # type: ignore[no-any-return]
 
 
 def write_now(fd: int, data: Any) -> int:

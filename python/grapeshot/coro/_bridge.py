@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from contextvars import Context
     from typing import Any, Literal, ParamSpec, TypeVar, overload
 
+    from ._signatures import RunSync
+
     _P = ParamSpec("_P")
     _T = TypeVar("_T")
 
@@ -219,43 +221,17 @@ def _message(interruption: BaseException) -> Any:
 
 
 if TYPE_CHECKING:
+    run_sync: RunSync
+else:
 
-    @overload
-    async def run_sync(
-        fn: Callable[..., _T],
-        /,
-        *args: Any,
-        name: object,
-        context: Context | None = None,
-        stack: Literal["shared", "own"] = "shared",
-        **kwargs: Any,
-    ) -> _T: ...
+    async def run_sync(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run blocking-style code in a coro while the calling task waits; return its result or raise its exception.
 
-    @overload
-    async def run_sync(
-        fn: Callable[..., _T],
-        /,
-        *args: Any,
-        context: Context | None,
-        stack: Literal["shared", "own"] = "shared",
-        **kwargs: Any,
-    ) -> _T: ...
-
-    @overload
-    async def run_sync(fn: Callable[..., _T], /, *args: Any, stack: Literal["shared", "own"], **kwargs: Any) -> _T: ...
-
-    @overload
-    async def run_sync(fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T: ...
-
-
-async def run_sync(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Run blocking-style code in a coro while the calling task waits; return its result or raise its exception.
-
-    The function may use everything in :mod:`grapeshot.coro` that waits, ``await_`` included. It runs in a copy of the
-    task's context. Cancelling the task cancels the coro. ``name``, ``context`` and ``stack`` have the same meaning as
-    for ``spawn``.
-    """
-    return await _core._coro_spawn(fn, *args, **kwargs)
+        The function may use everything in :mod:`grapeshot.coro` that waits, ``await_`` included. It runs in a copy of
+        the task's context. Cancelling the task cancels the coro. ``name``, ``context`` and ``stack`` have the same
+        meaning as for ``spawn``.
+        """
+        return await _core._coro_spawn(fn, *args, **kwargs)
 
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from grapeshot import _core
 
 from . import _at_once, _errors
 from ._bridge import run_in_thread
+from ._countdown import Countdown
 from ._socket import wait_for_read, wait_for_write
-from ._socket_base import Countdown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     _T = TypeVar("_T")
 
 
-class _Hold:
+class _CountedFd:
     """A descriptor and a count of its users, in any thread. It is closed after :meth:`close`, when no user is left."""
 
     def __init__(self, fd: int, release: Callable[[], object] | None) -> None:
@@ -59,7 +59,7 @@ class _Hold:
             self._users -= 1
             is_last = self.is_closed and not self._users
         if is_last:
-            self._let_go()
+            self._release_fd()
 
     def close(self) -> None:
         with self._lock:
@@ -68,9 +68,9 @@ class _Hold:
             self.is_closed = True
             is_last = not self._users
         if is_last:
-            self._let_go()
+            self._release_fd()
 
-    def _let_go(self) -> None:
+    def _release_fd(self) -> None:
         release, self._release = self._release, None
         if release is not None:
             release()
@@ -101,17 +101,17 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
             os.set_blocking(fd, False)
         self._stays_blocking = self._was_blocking and not is_ours
         # This comes last: if a call above raises, the object does not own the descriptor.
-        self._hold = _Hold(fd, release)
+        self._fd = _CountedFd(fd, release)
 
     def __repr__(self) -> str:
-        state = "closed" if self.closed else f"fd={self._hold.fd}"
+        state = "closed" if self.closed else f"fd={self._fd.fd}"
         return f"<{type(self).__name__} {state}>"
 
     def __del__(self, _warn: Any = warnings.warn) -> None:
-        hold: _Hold | None = getattr(self, "_hold", None)
-        if hold is not None and not hold.is_closed and self._is_ours:
+        counted: _CountedFd | None = getattr(self, "_fd", None)
+        if counted is not None and not counted.is_closed and self._is_ours:
             _warn(f"unclosed {self!r}", ResourceWarning, source=self)
-            hold.close()
+            counted.close()
 
     def __enter__(self) -> Self:
         return self
@@ -124,17 +124,17 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
     @property
     def closed(self) -> bool:
         """Whether the object was closed."""
-        return self._hold.is_closed
+        return self._fd.is_closed
 
     def fileno(self) -> int:
         """Return the descriptor, or -1 after :meth:`close`."""
-        return -1 if self.closed else self._hold.fd
+        return -1 if self.closed else self._fd.fd
 
     def close(self) -> None:
         """Close the object. Coros that wait on it get :class:`ClosedError`. A second call does nothing."""
         if self.closed:
             return
-        self._hold.close()
+        self._fd.close()
         self._end_waits()
 
     def detach(self) -> int:
@@ -144,7 +144,7 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
         """
         if self.closed:
             raise _errors.ClosedError("the file is closed")
-        fd, self._hold._release = self._hold.fd, None
+        fd, self._fd._release = self._fd.fd, None
         if self._is_ours and self._was_blocking:
             os.set_blocking(fd, True)
         self.close()
@@ -228,7 +228,7 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
 
         ``call_at_once`` takes its place for a descriptor that stays in blocking mode.
         """
-        with self._hold as fd:
+        with self._fd as fd:
             _core._coro_act()
             left_s = Countdown(self._timeout_s)
             if self._stays_blocking and call_at_once is not None:
@@ -311,7 +311,7 @@ class file_sock(fd_sock):  # noqa: N801
         self._was_blocking = False
         self._stays_blocking = False
         self._is_ours = closefd
-        self._hold = _Hold(fd, close if closefd else None)
+        self._fd = _CountedFd(fd, close if closefd else None)
 
     def recv(self, count: int, /) -> bytes:
         """Read up to ``count`` bytes. Empty at the end of the file.
@@ -362,7 +362,7 @@ class file_sock(fd_sock):  # noqa: N801
             ValueError: the position would be negative, or ``whence`` is unknown.
         """
         self._check_regular()
-        with self._hold as fd:
+        with self._fd as fd:
             base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: os.fstat(fd).st_size}.get(whence)
         if base is None or base + offset < 0:
             raise ValueError(f"no such position in the file: offset {offset}, whence {whence}")
@@ -377,7 +377,7 @@ class file_sock(fd_sock):  # noqa: N801
         """Call in a thread while the coro waits. The descriptor stays open until the thread is done with it."""
 
         def use() -> _T:
-            with self._hold as fd:
+            with self._fd as fd:
                 return call(fd)
 
         if self._is_in_use:

@@ -20,6 +20,7 @@ import sys
 from grapeshot import _core
 from grapeshot._loop import Loop
 
+from . import _latency
 from ._bridge import run_sync
 
 TYPE_CHECKING = False
@@ -34,9 +35,10 @@ _tasks: set[Any] = set()
 
 
 def before_fork() -> None:
-    """Prepare for a fork: stop the watchdog's thread, and list the tasks of the loop."""
+    """Prepare for a fork: end the threads of the latency warning, and list the tasks of the loop."""
     global _tasks
     _core._coro_stop_watchdog()
+    _latency.wait_logged()
     co = _core._coro_current_or_none()
     if co is not None:
         _tasks = asyncio.all_tasks(co._loop)

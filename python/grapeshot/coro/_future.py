@@ -84,7 +84,7 @@ class future(_Generic["_T"]):  # noqa: N801
         """Return True if a value or an exception was set."""
         return self._is_set
 
-    ready = done
+    ready = done  # gevent's name
 
     def successful(self) -> bool:
         """Return True if a value was set, and not an exception."""

@@ -22,10 +22,10 @@ from ._borrowing import tasks_of_run
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextvars import Context
-    from typing import Any, Literal, ParamSpec, TypeVar, overload
+    from typing import Any, ParamSpec, TypeVar
 
     from ._coroutine import Coro
+    from ._signatures import RunSync
 
     _P = ParamSpec("_P")
     _T = TypeVar("_T")
@@ -35,45 +35,17 @@ _preparing = threading.RLock()  # reentrant: a finalizer may call prepare() whil
 
 
 if TYPE_CHECKING:
+    run_blocking: RunSync
+else:
 
-    @overload
-    async def run_blocking(
-        fn: Callable[..., _T],
-        /,
-        *args: Any,
-        name: object,
-        context: Context | None = None,
-        stack: Literal["shared", "own"] = "shared",
-        **kwargs: Any,
-    ) -> _T: ...
+    async def run_blocking(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Run code that was written for a thread. It runs in a coro while the calling task waits; return its result.
 
-    @overload
-    async def run_blocking(
-        fn: Callable[..., _T],
-        /,
-        *args: Any,
-        context: Context | None,
-        stack: Literal["shared", "own"] = "shared",
-        **kwargs: Any,
-    ) -> _T: ...
-
-    @overload
-    async def run_blocking(
-        fn: Callable[..., _T], /, *args: Any, stack: Literal["shared", "own"], **kwargs: Any
-    ) -> _T: ...
-
-    @overload
-    async def run_blocking(fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T: ...
-
-
-async def run_blocking(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Run code that was written for a thread. It runs in a coro while the calling task waits; return its result.
-
-    This is like ``run_sync``, but asyncio's functions see no running loop in the coro, as in a thread. So Django's ORM
-    works there, and ``asyncio.run(main())`` runs ``main()`` on the loop that runs the coro. Awaitables that the code
-    passes to ``await_`` do see the loop.
-    """
-    return await spawn_hiding(fn, *args, **kwargs)
+        This is like ``run_sync``, but asyncio's functions see no running loop in the coro, as in a thread. So Django's
+        ORM works there, and ``asyncio.run(main())`` runs ``main()`` on the loop that runs the coro. Awaitables that the
+        code passes to ``await_`` do see the loop.
+        """
+        return await spawn_hiding(fn, *args, **kwargs)
 
 
 def call_blocking(fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:

@@ -34,7 +34,7 @@ _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NONBLOCK | os.O_CLOEXEC
 # On macOS O_EVTONLY opens a file for events only, which does not keep its file system from being unmounted.
 _FILE_FLAGS = getattr(os, "O_EVTONLY", os.O_RDONLY) | os.O_NONBLOCK | os.O_CLOEXEC
 _SHORTAGES = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
-_MOST_EVENTS = 256
+_MAX_EVENTS = 256
 
 
 class _Vnodes(fd_sock):
@@ -85,7 +85,7 @@ class _Vnodes(fd_sock):
 
         def call(_: int) -> None:
             notes: dict[int, int] = {}
-            events = self._queue.control(None, _MOST_EVENTS, 0)
+            events = self._queue.control(None, _MAX_EVENTS, 0)
             if not events:
                 raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
             for event in events:
@@ -137,7 +137,7 @@ class KqueueWatch(FileWatch):
             self._root = os.open(self._directory or ".", _DIRECTORY_FLAGS)
             self.sock.add(self._root)
             # Look after the directory is watched: a change during the look then causes an event, and another look.
-            self._entries = {name: self._new_entry(name, inode) for name, inode in self._look().items()}
+            self._entries = {name: self._new_entry(name, inode) for name, inode in self._scan().items()}
         except BaseException:
             self.sock.close()
             raise
@@ -147,16 +147,16 @@ class KqueueWatch(FileWatch):
 
     # ------------------------------------------------------------------ the directory
 
-    def _look(self) -> dict[str, tuple[int, int]]:
+    def _scan(self) -> dict[str, tuple[int, int]]:
         """Return ``{name: inode}`` for the names that are watched and exist now."""
         if self._is_directory:
-            return self._look_at_all()
+            return self._scan_directory()
         try:
             return {self._name: _inode(os.stat(self._name, dir_fd=self._root, follow_symlinks=False))}
         except FileNotFoundError:
             return {}
 
-    def _look_at_all(self) -> dict[str, tuple[int, int]]:
+    def _scan_directory(self) -> dict[str, tuple[int, int]]:
         inodes = {}
         try:
             with os.scandir(self._root) as entries:
@@ -197,7 +197,7 @@ class KqueueWatch(FileWatch):
         gone = _select.KQ_NOTE_DELETE | _select.KQ_NOTE_REVOKE
         if of_directory or any(each & (gone | _select.KQ_NOTE_RENAME) for each in notes.values()):
             try:
-                self._compare(self._look(), notes)
+                self._compare(self._scan(), notes)
             except OSError:
                 self._note("overflow", self.path)
         for name, entry in self._entries.items():
@@ -214,7 +214,7 @@ class KqueueWatch(FileWatch):
         """Queue the events that explain the difference between the entries of the last look and ``inodes``."""
         old = self._entries
         left = [name for name, entry in old.items() if inodes.get(name) != entry.inode]
-        everywhere = self._look_at_all() if left and not self._is_directory else inodes
+        everywhere = self._scan_directory() if left and not self._is_directory else inodes
         arrived = {inode: name for name, inode in everywhere.items() if name not in old or old[name].inode != inode}
         # From here on nothing can fail, so the entries may be changed.
         self._entries = {name: entry for name, entry in old.items() if inodes.get(name) == entry.inode}

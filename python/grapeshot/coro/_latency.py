@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import threading
+import time
 import traceback
 import warnings
 
@@ -22,6 +23,12 @@ _VARIABLE = "GRAPESHOT_LATENCY_WARNING"
 # asyncio's logger, which also warns of slow callbacks.
 _logger = logging.getLogger("asyncio")
 _shows_stack = False
+# The threads that log records, without those that have ended.
+_threads: list[threading.Thread] = []
+# How long a fork waits for them, and the pause between two checks, in seconds.
+_GRACE_S, _PAUSE_S = 1.0, 0.0005
+# The original, before a program patches it.
+_sleep = time.sleep
 
 
 def set_latency_warning(seconds: float | None, /, *, always: bool | None = None, stack: bool | None = None) -> float:
@@ -79,7 +86,7 @@ def set_default(text: str) -> None:
     _set_options("always" in words, "stack" in words)
 
 
-def heed_variable() -> None:
+def apply_variable() -> None:
     """Apply the setting of the environment variable, if there is one."""
     text = os.environ.get(_VARIABLE)
     if not text or sys.flags.ignore_environment:
@@ -96,11 +103,30 @@ def report(kind: str, name: str, seconds: float, places: list[tuple[CodeType, in
     A new thread does the logging, because handlers of the program may block, and because logging in a thread that
     threading has not started would leave an entry there.
     """
-    args = (kind, name, seconds, places)
+    thread = threading.Thread(target=_log, args=(kind, name, seconds, places), name="coro-latency", daemon=True)
     try:
-        threading.Thread(target=_log, args=args, name="coro-latency", daemon=True).start()
+        thread.start()
     except RuntimeError:
-        pass  # no thread can start, e.g. because the process exits: there is still the record at the end of the run
+        return  # no thread can start, e.g. because the process exits: there is still the record at the end of the run
+    _threads[:] = [*filter(_exists, _threads), thread]
+
+
+def wait_logged() -> None:
+    """Wait until no thread is logging a record, because the process is about to fork. No other coro runs meanwhile.
+
+    CPython warns about a fork if the system knows of several threads, so this asks the system. The wait has a limit,
+    because a log handler may wait for something that the calling thread holds.
+    """
+    give_up_s = _core._coro_monotonic() + _GRACE_S
+    own_id = threading.get_native_id()
+    for thread in _threads:
+        while thread.native_id != own_id and _exists(thread) and _core._coro_monotonic() < give_up_s:
+            _sleep(_PAUSE_S)
+
+
+def _exists(thread: threading.Thread) -> bool:
+    """Whether the system still has the thread. Python itself forgets a thread a little earlier."""
+    return os.path.exists(f"/proc/self/task/{thread.native_id}")
 
 
 def _log(kind: str, name: str, seconds: float, places: list[tuple[CodeType, int]]) -> None:

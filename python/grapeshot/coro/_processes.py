@@ -16,9 +16,9 @@ import os
 import select
 import sys
 
+from ._countdown import Countdown
 from ._patching._thread import RealThread
 from ._socket import wait_for_read
-from ._socket_base import Countdown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -67,7 +67,7 @@ class _Coros:
         addresses = [wait[1] for wait in self._waits.values() if wait is not None and wait[0] == "queue"]
         self._owners = _owners(addresses) if addresses else {}
 
-    def look(self, co: Coro[Any]) -> tuple[str | None, list[Any]]:
+    def describe(self, co: Coro[Any]) -> tuple[str | None, list[Any]]:
         """Return a text that says what a coro waits for, and the coros that it waits for.
 
         The text is None if the coro awaits a future.
@@ -84,9 +84,9 @@ class _Coros:
             return "waits", []
         if wait[0] != "queue":
             return f"waits {_DIRECTIONS[wait[0]]} {wait[1]}", []
-        return self._look_at_queue(self._owners.get(wait[1]))
+        return self._describe_queue(self._owners.get(wait[1]))
 
-    def _look_at_queue(self, owner: Any) -> tuple[str, list[Any]]:
+    def _describe_queue(self, owner: Any) -> tuple[str, list[Any]]:
         words = "waits" if owner is None else f"waits for {owner!r}"
         holders = list(dict.fromkeys(other for other in _holders(owner) if other in self._waits))
         if holders:
@@ -96,7 +96,7 @@ class _Coros:
     def frames(self, co: Coro[Any]) -> Iterator[FrameType]:
         """Yield the frames of a coro, the outermost first, and then the frames of a coroutine that it awaits."""
         for frame in co.get_stack():
-            if frame.f_code.co_filename in _waits.LOOKING:
+            if frame.f_code.co_filename in _waits.HIDDEN_FILES:
                 return
             yield frame
             if frame.f_code is bridge._drive.__code__:
@@ -148,4 +148,4 @@ def _owners(addresses: Iterable[int]) -> dict[int, Any]:
 
 
 hooks.coros_of = _Coros
-_waits.LOOKING.add(__file__)
+_waits.HIDDEN_FILES.add(__file__)

@@ -23,9 +23,9 @@ from grapeshot._loop.limits import LimitError
 from . import _dns
 from ._bridge import own_loop
 from ._coroutine import shut_down
+from ._countdown import Countdown
 from ._socket import sock as Sock  # noqa: N812
 from ._socket import wait_for_read
-from ._socket_base import Countdown
 from ._sync import event, inverted_semaphore, semaphore
 
 TYPE_CHECKING = False
@@ -144,8 +144,6 @@ class Server:
         left_s = Countdown(timeout)
         return self._is_closed.wait(left_s()) and self._under_way.block_till_zero(left_s())
 
-    join = wait_closed
-
     def stop(self, timeout: float | None = 10.0) -> None:
         """Close the server, and give its connections ``timeout`` seconds to end before they are shut down.
 
@@ -195,7 +193,7 @@ class Server:
         with listener:
             while not self._is_closed.is_set():
                 try:
-                    self._loop._check_place(False)
+                    self._loop._check_limits(False)
                     self._accept(listener)
                 except LimitError as exc:
                     self._wait_for_place(exc)

@@ -19,7 +19,7 @@ if _reason is not None:
 _core._coro_set_hooks(
     pending_loop, _ending.watch_thread, wait_for, _latency.report, _fork.end_child, lifecycle.run_forever
 )
-_latency.heed_variable()
+_latency.apply_variable()
 # It must come first, because the native code must know of the collection before another callback tries to wait.
 gc.callbacks.insert(0, _core._coro_note_collection)
 os.register_at_fork(

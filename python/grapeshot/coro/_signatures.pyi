@@ -6,6 +6,7 @@ given: Python's type system cannot add such keywords to the parameters of a func
 
 from collections.abc import Callable
 from contextvars import Context
+from types import CodeType
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar, overload
 
 from ._coroutine import Coro
@@ -34,6 +35,29 @@ class Spawn(Protocol):
     def __call__(self, fn: Callable[..., _T], /, *args: Any, stack: _Stack, **kwargs: Any) -> Coro[_T]: ...
     @overload
     def __call__(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Coro[_T]: ...
+
+class RunSync(Protocol):
+    __code__: CodeType
+
+    @overload
+    async def __call__(
+        self,
+        fn: Callable[..., _T],
+        /,
+        *args: Any,
+        name: object,
+        context: Context | None = None,
+        stack: _Stack = "shared",
+        **kwargs: Any,
+    ) -> _T: ...
+    @overload
+    async def __call__(
+        self, fn: Callable[..., _T], /, *args: Any, context: Context | None, stack: _Stack = "shared", **kwargs: Any
+    ) -> _T: ...
+    @overload
+    async def __call__(self, fn: Callable[..., _T], /, *args: Any, stack: _Stack, **kwargs: Any) -> _T: ...
+    @overload
+    async def __call__(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T: ...
 
 class SpawnLater(Protocol):
     @overload

@@ -135,11 +135,6 @@ def _len_of(buffer: Any) -> int:
         return view.nbytes
 
 
-def make_socket(family: int = socket.AF_INET, type: int = socket.SOCK_STREAM, proto: int = 0) -> sock:  # noqa: A002
-    """Return a new :class:`sock` of that family, type and protocol."""
-    return sock(family, type, proto)
-
-
 def tcp_sock() -> sock:
     """Return a socket for TCP over IPv4."""
     return sock(socket.AF_INET, socket.SOCK_STREAM)

@@ -7,11 +7,11 @@ import io
 import os
 import socket
 import sys
-import time
 
 from grapeshot import _core
 
 from . import _dns
+from ._countdown import Countdown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ else:
     # A subclass of the original socket.socket, whichever class programs put in its place later.
     _Native = _core._coro_socket_type(socket.socket)
 
-# Not time.monotonic, because programs may replace that, as tests do.
-_monotonic = _core._coro_monotonic
 # The values of _wait's argument `direction`.
 READ, WRITE, CONNECT = 0, 1, 2
 
@@ -152,23 +150,3 @@ class CoroSocket(_Native):
         with memoryview(buffer) as view, view.cast("B") as octets:
             octets[: len(data)] = data
         return len(data)
-
-
-class Countdown:
-    """A callable that returns how many seconds are left of a timeout, or None if there is no limit."""
-
-    def __init__(self, timeout_s: float | None) -> None:
-        self._end_s = None if timeout_s is None else _monotonic() + timeout_s
-
-    def __call__(self) -> float | None:
-        return None if self._end_s is None else max(self._end_s - _monotonic(), 0.0)
-
-    def pause(self, pause_s: float) -> None:
-        left_s = self()
-        if left_s is not None and left_s <= 0:
-            raise TimeoutError("timed out")
-        pause_s = pause_s if left_s is None else min(pause_s, left_s)
-        if _core._coro_is_on_loop():
-            _core._coro_sleep_relative(pause_s)
-        else:
-            time.sleep(pause_s)

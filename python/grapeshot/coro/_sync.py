@@ -32,9 +32,7 @@ from . import _errors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, TypeVar
-
-    _T = TypeVar("_T")
+    from typing import Any
 
 _current = _core._coro_current
 
@@ -243,25 +241,6 @@ class event:  # noqa: N801
         return self._is_set or self._waiters._wait_as(0, block, timeout)
 
 
-class mailbox(fifo["_T"]):  # noqa: N801
-    """A fifo to which many coros send, and from which one receives. ``pop_all`` returns all items that are there."""
-
-    __slots__ = ()
-
-    if TYPE_CHECKING:
-
-        def send(self, item: _T, /, block: bool = True, timeout: float | None = None) -> None:
-            """Another name for ``push``."""
-
-        def receive(self, block: bool = True, timeout: float | None = None) -> _T:
-            """Another name for ``pop``."""
-            raise NotImplementedError
-
-    else:
-        send = fifo.push
-        receive = fifo.pop
-
-
 class ThreadLocal:
     """An object whose attributes each coro has for itself. Outside of coros, each thread has its own.
 
@@ -307,7 +286,6 @@ __all__ = [
     "fifo",
     "inverted_semaphore",
     "lock",
-    "mailbox",
     "mutex",
     "rw_lock",
     "semaphore",

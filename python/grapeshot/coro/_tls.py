@@ -10,7 +10,8 @@ import ssl
 
 from grapeshot import _core
 
-from ._socket_base import READ, WRITE, CoroSocket, Countdown
+from ._countdown import Countdown
+from ._socket_base import READ, WRITE, CoroSocket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

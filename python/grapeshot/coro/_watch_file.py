@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import select
 
+from ._countdown import Countdown
 from ._file_events import FileEvent, FileWatch
-from ._socket_base import Countdown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 class watch_file:  # noqa: N801  # Shrapnel's name
     """Reports changes of a file, which need not exist yet, or of a directory's entries (but not in its subdirectories).
+
+    This class is experimental: docs/versions.md says why.
 
     ``watch_file(path)`` is an iterator over :class:`FileEvent`, and a context manager::
 

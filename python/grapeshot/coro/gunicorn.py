@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["Worker"]
 
 # How often the worker tells the master that it is alive, and checks that the master is, in seconds.
-_BEAT_S = 1.0
+_HEARTBEAT_S = 1.0
 # If the first part of a body is not longer than this, it is copied behind the head: cheaper than a second system call.
 _JOIN_LEN = 64 * 1024
 
@@ -240,7 +240,7 @@ class Worker(AsyncWorker):  # type: ignore[misc]  # gunicorn has no types
             if self.ppid != os.getppid():
                 self.log.info("Parent changed, shutting down: %s", self)
                 break
-            self._changed.wait(_BEAT_S)
+            self._changed.wait(_HEARTBEAT_S)
         for server in servers:
             server.close()
         if self._is_quitting:
@@ -273,7 +273,7 @@ class Worker(AsyncWorker):  # type: ignore[misc]  # gunicorn has no types
             self.notify()
             if self._is_quitting:
                 return
-            next(server for server in servers if server.connections).wait_closed(min(left_s, _BEAT_S))
+            next(server for server in servers if server.connections).wait_closed(min(left_s, _HEARTBEAT_S))
 
     # ------------------------------------------------------------------ methods that the base class calls
 

@@ -208,8 +208,8 @@ def observe_steps(loop: BaseLoop, name: str, observer: Any) -> None:
         loop._set_step_observer(observers[0] if observers else None)
         return
 
-    def all_of_them(what: Any, wall_ns: int, cpu_ns: int) -> None:
+    def call_all(what: Any, wall_ns: int, cpu_ns: int) -> None:
         for each in observers:
             each(what, wall_ns, cpu_ns)
 
-    loop._set_step_observer(all_of_them)
+    loop._set_step_observer(call_all)

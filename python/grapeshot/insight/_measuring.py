@@ -5,9 +5,7 @@ It is off by default, because it costs two readings of the clock for each callba
 
 from __future__ import annotations
 
-import _thread
 import asyncio
-import os
 import sys
 import time
 import traceback
@@ -16,6 +14,7 @@ from dataclasses import dataclass, field
 
 from grapeshot._loop import lifecycle
 from grapeshot._loop.base import BaseLoop
+from grapeshot._loop.helper_thread import HelperThread
 
 from ._subjects import Subject, innermost_protocol, subject_of
 
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
 
 _RUN = lifecycle.run_forever.__code__
 # The shortest and the longest time between two checks whether a callback is still running.
-_LOOK_S = (0.001, 0.05)
-# How long to wait for the end of the thread that checks.
+_CHECK_S = (0.001, 0.05)
+# How long to wait for the end of the thread that checks, in seconds.
 _END_S = 1.0
 # The largest limit for slow callbacks. No callback takes so long, and in nanoseconds it fits the native loop's type.
 _NEVER_S = 1e9
@@ -97,7 +96,7 @@ def remove_slow_listener(self: BaseLoop, listener: Callable[[SlowCallback], obje
 def on_slow(self: BaseLoop, what: Any, started_ns: int, took_ns: int) -> None:
     """Call the listeners. The native loop calls this function after a slow step."""
     measuring = _of(self)
-    stack = () if measuring.looker is None else measuring.looker.stack_of(started_ns)
+    stack = () if measuring.recorder is None else measuring.recorder.stack_of(started_ns)
     subject = subject_of(what)
     kind = _KINDS.get(subject.kind, subject.kind)
     slow = SlowCallback(kind, _name(what, subject), started_ns / 1e9, took_ns / 1e9, stack, subject)
@@ -132,7 +131,7 @@ class _Measuring:
         self._loop = weakref.ref(loop)
         self.is_wanted = False
         self.listeners: list[tuple[Callable[[SlowCallback], object], float, bool]] = []
-        self.looker: _Looker | None = None
+        self.recorder: _StackRecorder | None = None
 
     def update(self) -> None:
         loop = self._loop()
@@ -140,11 +139,13 @@ class _Measuring:
         limits = [seconds for _, seconds, _ in self.listeners]
         loop._set_measured(self.is_wanted or bool(limits), int(min(limits) * 1e9) if limits else None)
         limits = [seconds for _, seconds, has_stacks in self.listeners if has_stacks]
-        if self.looker is not None:
-            self.looker.stop()
-            self.looker = None
+        if self.recorder is not None:
+            self.recorder.stop(_END_S)
+            self.recorder = None
         if limits:
-            self.looker = _Looker(loop, min(limits) / 2)
+            recorder = _StackRecorder(loop, min(limits) / 2)
+            recorder.start()
+            self.recorder = recorder
 
     def close(self) -> None:
         """Stop measuring, because the loop is about to be closed."""
@@ -153,55 +154,30 @@ class _Measuring:
         self.update()
 
 
-class _Looker:
-    """A thread that records the stacks of callbacks that run for long.
-
-    It is started with ``_thread``, because after :func:`grapeshot.coro.patch` the threads of ``threading`` are coros.
-    A coro could not run while a callback blocks the loop.
-    """
+class _StackRecorder(HelperThread):
+    """A helper thread that records the stacks of callbacks that run for long."""
 
     def __init__(self, loop: BaseLoop, after_s: float) -> None:
+        super().__init__()
         self._loop = weakref.ref(loop)
         self._after_ns = int(after_s * 1e9)
-        # Locked until the thread is told to stop.
-        self._is_wanted = _thread.allocate_lock()
-        # Locked until the thread has ended.
-        self._lives = _thread.allocate_lock()
+        self._pause_s = min(max(after_s, _CHECK_S[0]), _CHECK_S[1])
         # Of the callback whose stack was taken last: when it began, how long it had run then, and the stack.
         self._seen: tuple[int, int, tuple[str, ...]] = (0, 0, ())
-        pause_s = min(max(after_s, _LOOK_S[0]), _LOOK_S[1])
-        self._pid = os.getpid()
-        self._is_wanted.acquire()
-        self._lives.acquire()
-        try:
-            self._thread = _thread.start_new_thread(self._run, (pause_s,))
-        except BaseException:
-            self._lives.release()
-            raise
-
-    def stop(self) -> None:
-        self._is_wanted.release()
-        # The child of a fork does not have this thread. The time limit is for a thread that the exiting interpreter has
-        # frozen: it never ends.
-        if self._pid == os.getpid() and self._thread != _thread.get_ident():
-            self._lives.acquire(timeout=_END_S)
 
     def stack_of(self, started_ns: int) -> tuple[str, ...]:
         seen_ns, _, stack = self._seen
         return stack if seen_ns == started_ns else ()
 
-    def _run(self, pause_s: float) -> None:
-        try:
-            while not self._is_wanted.acquire(timeout=pause_s):
-                loop = self._loop()
-                if loop is None:
-                    return
-                self._look(loop)
-                del loop
-        finally:
-            self._lives.release()
+    def run(self) -> None:
+        while not self.wait_for_stop(self._pause_s):
+            loop = self._loop()
+            if loop is None:
+                return
+            self._record(loop)
+            del loop
 
-    def _look(self, loop: BaseLoop) -> None:
+    def _record(self, loop: BaseLoop) -> None:
         since_ns, thread = loop._running_since_ns(), loop._thread_id
         if since_ns is None or thread is None:
             return

@@ -290,4 +290,4 @@ def _threads(loop: Any) -> list[Thread]:
     return found
 
 
-_waits.LOOKING.add(__file__)
+_waits.HIDDEN_FILES.add(__file__)

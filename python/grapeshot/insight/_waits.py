@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
         coros: list[Any]
 
-        def look(self, co: Any) -> tuple[str | None, list[Any]]:
+        def describe(self, co: Any) -> tuple[str | None, list[Any]]:
             """Describe what a coro waits for, and return the coros and tasks on which it depends (a lock's holder).
 
             If it waits for the future in its ``_awaited``, the description is None.
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 # Files that take part in building the tree. Their frames are omitted from stacks.
-LOOKING = {__file__}
+HIDDEN_FILES = {__file__}
 
 _INDENT = "  "
 _NAMES_AWAITERS = sys.version_info >= (3, 14)
@@ -90,7 +90,7 @@ class Waits:
         self._below: dict[Any, dict[Any, None]] = {}
         for co in self.coros:
             assert part is not None
-            words, holders = part.look(co)
+            words, holders = part.describe(co)
             self._below[co] = dict.fromkeys(other for other in holders if other in self._known)
             if words == "waits":
                 words = self._sleep_of(co) or words
@@ -99,7 +99,7 @@ class Waits:
             else:
                 self._words[co] = words
         for task in self.tasks:
-            self._look_at_task(task, task is running)
+            self._add_task(task, task is running)
         for waiter in self._every:
             # From Python 3.14 on, a future knows who awaits it, also through task groups.
             for other in getattr(waiter, "_asyncio_awaited_by", None) or ():
@@ -109,7 +109,7 @@ class Waits:
         for each, others in self._below.items():
             self._nodes[each].below.extend(self._nodes[other] for other in others)
 
-    def _look_at_task(self, task: Any, is_running: bool) -> None:
+    def _add_task(self, task: Any, is_running: bool) -> None:
         self._below[task] = {}
         awaited = getattr(task, "_fut_waiter", None)
         if awaited is None:
@@ -332,7 +332,7 @@ def thread_frames(frame: FrameType | None) -> Iterator[FrameType]:
         found.append(frame)
         frame = frame.f_back
     for each in reversed(found):
-        if each.f_code.co_filename in LOOKING:
+        if each.f_code.co_filename in HIDDEN_FILES:
             return
         yield each
 
@@ -343,7 +343,7 @@ def coroutine_frames(steps: Any) -> Iterator[FrameType]:
     while steps is not None and seen < 1000:
         frame = first_of(steps, "cr_frame", "gi_frame", "ag_frame")
         if frame is not None:
-            if frame.f_code.co_filename in LOOKING:
+            if frame.f_code.co_filename in HIDDEN_FILES:
                 return
             yield frame
         steps = first_of(steps, "cr_await", "gi_yieldfrom", "ag_await")

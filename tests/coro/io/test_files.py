@@ -581,7 +581,7 @@ def test_data_that_a_real_thread_has_read_is_not_lost():
 
     def main():
         reader, writer = shared_ends("master")
-        first = coro.spawn(_at_once._take_in_thread, reader, lambda: os.read(reader, 10), 10)
+        first = coro.spawn(_at_once._read_in_thread, reader, lambda: os.read(reader, 10), 10)
         until_waiting(first)
         first.raise_exception(KeyError)
         with pytest.raises(KeyError):
@@ -589,7 +589,7 @@ def test_data_that_a_real_thread_has_read_is_not_lost():
         os.write(writer, b"ab")
         shared = coro.fd_sock(reader, closefd=False)
         assert [shared.recv(1), shared.recv(1)] == [b"a", b"b"]
-        assert not _at_once._takings
+        assert not _at_once._pending_reads
         shared.close()
         os.close(writer)
         os.close(reader)

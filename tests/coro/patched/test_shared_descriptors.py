@@ -287,12 +287,12 @@ def interrupted(master, slave):
     reader = coro.spawn(os.read, master, 100)
     coro.sleep_relative(0.01)
     os.write(slave, b"of the first")
-    while not _at_once._takings and not reader.done():
+    while not _at_once._pending_reads and not reader.done():
         coro.sleep_relative(0)
     reader.shutdown()
     coro.sleep_relative(0.01)
     assert reader.done()
-    return bool(_at_once._takings)
+    return bool(_at_once._pending_reads)
 
 def main():
     ends = terminal()

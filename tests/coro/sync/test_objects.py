@@ -25,7 +25,6 @@ KINDS = [
     "rw_lock",
     "condition_variable",
     "fifo",
-    "mailbox",
     "channel",
     "event",
     "inverted_semaphore",
@@ -38,7 +37,6 @@ WAITS = {
     "rw_lock": lambda one: one.acquire_write(),
     "condition_variable": lambda one: one.wait(),
     "fifo": lambda one: one.pop(),
-    "mailbox": lambda one: one.receive(),
     "channel": lambda one: one.receive(),
     "event": lambda one: one.wait(),
     "inverted_semaphore": lambda one: one.block_till_zero(),
@@ -48,7 +46,6 @@ WAKES = {
     "semaphore": lambda one: one.release(),
     "condition_variable": lambda one: one.wake_one(),
     "fifo": lambda one: one.push(1),
-    "mailbox": lambda one: one.send(1),
     "channel": lambda one: one.send(1),
     "event": lambda one: one.set(),
     "inverted_semaphore": lambda one: one.release(),
@@ -264,7 +261,6 @@ def test_repr():
         fifo = coro.fifo()
         fifo.push(1)
         assert repr(fifo) == "<fifo 1 items>"
-        assert repr(coro.mailbox()) == "<mailbox 0 items>"
         channel = coro.channel()
         waiter = spawn_blocked(channel.receive)
         assert repr(channel) == "<channel balance -1>"
@@ -289,7 +285,7 @@ def test_repr():
     coro.run(main)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "mailbox"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_names(kind):
     one = getattr(coro, kind)
     assert one.__name__ == kind

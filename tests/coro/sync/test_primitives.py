@@ -140,7 +140,7 @@ def test_event():
     coro.run(main)
 
 
-def test_fifo_and_mailbox():
+def test_fifo():
     def main():
         fifo = coro.fifo()
         threads = [coro.spawn(fifo.pop) for _ in range(3)]
@@ -149,10 +149,9 @@ def test_fifo_and_mailbox():
             fifo.push(number)
         assert [thread.join() for thread in threads] == [0, 1, 2]
         assert (len(fifo), fifo.pop(), fifo.pop()) == (2, 3, 4)
-        box = coro.mailbox()
-        box.send("a")
-        box.send("b")
-        assert box.pop_all() == ["a", "b"]
+        fifo.push("a")
+        fifo.push("b")
+        assert fifo.pop_all() == ["a", "b"]
 
     coro.run(main)
 
@@ -383,16 +382,16 @@ def test_raise_all_with_a_class_and_with_an_instance():
     coro.run(main)
 
 
-def test_a_mailbox_is_emptied_at_once():
+def test_a_fifo_is_emptied_at_once():
     def main():
-        box = coro.mailbox()
-        reader = spawn_blocked(box.pop_all)
+        fifo = coro.fifo()
+        reader = spawn_blocked(fifo.pop_all)
         for number in range(3):
-            box.send(number)
+            fifo.push(number)
         assert reader.join() == [0, 1, 2]
-        assert len(box) == 0
-        box.send("x")
-        assert box.receive() == "x"
+        assert len(fifo) == 0
+        fifo.push("x")
+        assert fifo.pop() == "x"
 
     coro.run(main)
 

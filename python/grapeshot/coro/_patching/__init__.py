@@ -13,14 +13,14 @@ import warnings
 
 from grapeshot.coro import _other_patchers
 
-from . import _again, _holders, _originals
+from . import _holders, _import_hooks, _originals
 from ._originals import get_original
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["PatchWarning", "get_original", "install_thread_emulation", "is_patched", "patch"]
+__all__ = ["PatchWarning", "get_original", "is_patched", "patch"]
 
 # The parts, in the order in which they are patched.
 _PARTS = (
@@ -107,34 +107,25 @@ def patch(*parts: str, **switches: bool) -> None:
         RuntimeError: gevent or eventlet has already patched the standard library. Only one of them can do so: after
             ``patch()``, their patching functions raise RuntimeError, too.
     """
-    _patch_parts(parts, switches)
-
-
-def install_thread_emulation(*parts: str, **switches: bool) -> None:
-    """The same as :func:`patch`, under Shrapnel's name."""
-    _patch_parts(parts, switches)
-
-
-def _patch_parts(parts: tuple[str, ...], switches: dict[str, bool]) -> None:
     chosen = [part for part in _choose(parts, switches) if part not in _patched]
     if not chosen:
         return
     _other_patchers.check("coro.patch()", RuntimeError)
     before = set(_originals.originals)
+    if not _import_hooks.is_installed():
+        _import_hooks.install()
+        for name, refuse in _other_patchers.refuse().items():
+            _import_hooks.after_import(name, refuse)
     for part in chosen:
         _load(part).patch()
         _patched.add(part)
-    if not _again.is_watching():
-        _again.watch()
-        for name, change in _other_patchers.refuse().items():
-            _again.also(name, change)
     _originals.give_views()
     news = {}
     for key in _originals.originals.keys() - before:
         news[key] = getattr(sys.modules[key[0]], key[1])
     text = _holders.repair(news).describe()
     if text is not None:
-        warnings.warn(text, PatchWarning, stacklevel=3)
+        warnings.warn(text, PatchWarning, stacklevel=2)
 
 
 def is_patched(name: str) -> bool:

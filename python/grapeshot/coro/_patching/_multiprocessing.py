@@ -15,6 +15,7 @@ import threading
 from multiprocessing import synchronize as _module
 
 from grapeshot import _core
+from grapeshot.coro._countdown import Countdown
 
 from . import _originals, _waits
 
@@ -42,7 +43,7 @@ def _take(acquire: Callable[..., bool], timeout: float | None) -> bool:
     """Acquire a semaphore with its function ``acquire(block)``. Other coros run while it waits."""
     if acquire(False):
         return True
-    left_s = _waits.Countdown(None if timeout is None else max(timeout, 0.0))
+    left_s = Countdown(None if timeout is None else max(timeout, 0.0))
     pause_s = _FIRST_PAUSE_S
     while not left_s.is_over():
         rest_s = left_s()
@@ -71,7 +72,7 @@ def _make_rlock_methods(self: Any) -> None:
 
     def acquire(block: bool = True, timeout: float | None = None) -> bool:
         limit_s = None if timeout is None else max(timeout, 0.0)
-        left_s = _waits.Countdown(limit_s)
+        left_s = Countdown(limit_s)
         if not (within.acquire(True, -1 if limit_s is None else limit_s) if block else within.acquire(False)):
             return False
         taken = False

@@ -113,14 +113,8 @@ def is_keeper(module_name: str) -> bool:
     return any(module_name == keeper or module_name.startswith(f"{keeper}.") for keeper in _KEEPERS)
 
 
-def _import_keepers() -> None:
-    """Import keepers that are otherwise imported later, and would then get the replacements."""
-    from grapeshot.insight import _measuring  # noqa: F401
-
-
 def give_views() -> None:
     """Put views into all keepers that were imported, in place of the patched modules."""
-    _import_keepers()
     for module_name, module in list(sys.modules.items()):
         if not is_keeper(module_name) or module_name in _PATCHED or module_name.startswith(__package__):
             continue

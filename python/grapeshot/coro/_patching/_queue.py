@@ -13,7 +13,7 @@ from queue import Empty
 
 from grapeshot import _core
 
-from . import _again, _originals, _waits
+from . import _import_hooks, _originals, _waits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -64,5 +64,5 @@ def patch() -> None:
     _originals.replace("_queue", "SimpleQueue", _core.thread_queue)
     _originals.replace("queue", "SimpleQueue", _core.thread_queue)
     # After a reload too, the module must have the Empty that the queues raise and that programs have imported.
-    _again.also("_queue", lambda module: setattr(module, "Empty", Empty))
-    _again.also("queue", _patch_queues)
+    _import_hooks.after_import("_queue", lambda module: setattr(module, "Empty", Empty))
+    _import_hooks.after_import("queue", _patch_queues)

@@ -11,8 +11,9 @@ import os
 import select as _module
 import selectors
 
+from grapeshot.coro._countdown import Countdown
+
 from . import _c_waits, _originals, _waits
-from ._waits import Countdown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -73,12 +74,12 @@ def _is_open(fd: int) -> bool:
     return True
 
 
-def _look(files: tuple[_Files, _Files, _Files]) -> tuple[list[Any], list[Any], list[Any]]:
+def _select_now(files: tuple[_Files, _Files, _Files]) -> tuple[list[Any], list[Any], list[Any]]:
     return _select(files[0].fds, files[1].fds, files[2].fds, 0)
 
 
-def _look_past_closed(files: tuple[_Files, _Files, _Files]) -> Any:
-    """Like :func:`_look`, after descriptors were closed during the wait.
+def _select_open(files: tuple[_Files, _Files, _Files]) -> Any:
+    """Like :func:`_select_now`, after descriptors were closed during the wait.
 
     The original goes on waiting for the others; when one is ready, it reports the closed ones as well.
     """
@@ -98,7 +99,7 @@ def select(rlist: Any, wlist: Any, xlist: Any, timeout: Any = None, /) -> tuple[
         raise ValueError("timeout must be non-negative")
     _waits.act()
     files = _Files(rlist), _Files(wlist), _Files(xlist)
-    found = _look(files)
+    found = _select_now(files)
     if not any(found) and limit_s != 0:
         found = _select_as_coro(files, Countdown(limit_s))
     return files[0].of(found[0]), files[1].of(found[1]), files[2].of(found[2])
@@ -116,11 +117,11 @@ def _select_as_coro(files: tuple[_Files, _Files, _Files], left_s: Countdown) -> 
         while True:
             is_last = not interests.wait(left_s())
             try:
-                found = _look(files)
+                found = _select_now(files)
             except OSError as error:
                 if error.errno != errno.EBADF:
                     raise
-                found = _look_past_closed(files)
+                found = _select_open(files)
             if any(found) or is_last:
                 return found
 

@@ -13,9 +13,9 @@ from __future__ import annotations
 import signal as _module
 
 from grapeshot import _core
+from grapeshot.coro._countdown import Countdown
 
 from . import _originals, _waits
-from ._waits import Countdown
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def pause() -> None:
             _pausing.remove(lock)
 
 
-def _look_for(sigset: Any, limit_s: float | None) -> Any:
+def _poll_signals(sigset: Any, limit_s: float | None) -> Any:
     left_s = Countdown(limit_s)
     pause_s = _FIRST_PAUSE_S
     while True:
@@ -104,7 +104,7 @@ def sigtimedwait(sigset: Any, timeout: Any, /) -> Any:
     """Wait for one of the signals, for at most ``timeout`` seconds. Other coros run while it waits."""
     if not _waits.can_wait() or not isinstance(timeout, (int, float)) or not timeout >= 0:
         return _sigtimedwait(sigset, timeout)
-    return _look_for(sigset, timeout)
+    return _poll_signals(sigset, timeout)
 
 
 def _without_limit(name: str) -> Any:
@@ -113,7 +113,7 @@ def _without_limit(name: str) -> Any:
     def wait(sigset: Any, /) -> Any:
         if not _waits.can_wait():
             return original(sigset)
-        found = _look_for(list(sigset), None)
+        found = _poll_signals(list(sigset), None)
         return _module.Signals(found.si_signo) if name == "sigwait" else found
 
     wait.__name__ = wait.__qualname__ = name

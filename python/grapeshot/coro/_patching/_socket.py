@@ -12,8 +12,9 @@ import io
 import socket as _module
 import types
 
+from grapeshot.coro._countdown import Countdown
 from grapeshot.coro._errors import ClosedError, SimultaneousError
-from grapeshot.coro._socket_base import READ, WRITE, CoroSocket, Countdown
+from grapeshot.coro._socket_base import READ, WRITE, CoroSocket
 
 from . import _originals, _socket_numbers, _waits
 from ._file_objects import Pair, Reader, SocketFile, Text, Writer

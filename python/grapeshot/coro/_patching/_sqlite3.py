@@ -32,6 +32,7 @@ import sys
 import tempfile
 
 from grapeshot import _core
+from grapeshot.coro._countdown import Countdown
 
 from . import _originals, _waits
 
@@ -326,7 +327,7 @@ class Connection(sqlite3.Connection):
     def _attempt(self, call: Callable[..., Any], *args: Any) -> Any:
         if self._limit_ms <= _PROBE_MS or not _waits.can_wait():
             return self._call_blocking(call, *args)
-        left_s = _waits.Countdown(self._limit_ms / 1000)
+        left_s = Countdown(self._limit_ms / 1000)
         pauses_s = itertools.chain(_PAUSES_S, itertools.repeat(_PAUSES_S[-1]))
         while True:
             self._set_now(_PROBE_MS)

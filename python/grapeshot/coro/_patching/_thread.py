@@ -19,7 +19,7 @@ from grapeshot import _core
 from grapeshot.coro._errors import CancelledError
 from grapeshot.coro._hiding import spawn_hiding
 
-from . import _again, _handles, _idents, _imports, _originals, _waits
+from . import _handles, _idents, _import_hooks, _import_locks, _originals, _waits
 from ._handles import HAS_HANDLES, Running, Sentinel, ThreadHandle
 from ._local import local
 
@@ -461,11 +461,11 @@ def patch() -> None:
                 _originals.replace(module_name, name, new)
     if not HAS_HANDLES:
         threading.Thread._wait_for_tstate_lock = _handles.wait_for_tstate_lock  # type: ignore[attr-defined]
-    _again.also("threading", _patch_polls)
+    _import_hooks.after_import("threading", _patch_polls)
     _forget_dummies()
     if HAS_HANDLES:
         os.register_at_fork(before=_ensure_thread_object)
     _show_real_threads()
     _keep_process_pools_real()
-    _imports.patch()
+    _import_locks.patch()
     _idents.patch()

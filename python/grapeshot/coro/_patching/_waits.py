@@ -14,6 +14,7 @@ import select
 import stat
 
 from grapeshot import _core
+from grapeshot.coro._countdown import Countdown
 from grapeshot.coro._errors import SimultaneousError
 
 from . import _socket_numbers
@@ -28,8 +29,6 @@ act = _core._coro_act
 _wait_for_read = _core._coro_wait_for_read
 _wait_for_write = _core._coro_wait_for_write
 _sleep = _core._coro_sleep_relative
-# Not time.monotonic, because programs may replace that, as tests do.
-_monotonic = _core._coro_monotonic
 _Epoll = select.epoll
 _poll = select.poll
 _fstat, _get_blocking = os.fstat, os.get_blocking
@@ -48,21 +47,6 @@ def note_poll() -> None:
     """Count a failed non-blocking attempt. After a few in a row the coro yields, so a polling loop lets others run."""
     if can_wait():
         act()
-
-
-class Countdown:
-    """A callable that returns how many seconds are left of a limit, or None if there is no limit."""
-
-    __slots__ = ("_end_s",)
-
-    def __init__(self, limit_s: float | None) -> None:
-        self._end_s = None if limit_s is None else _monotonic() + limit_s
-
-    def __call__(self) -> float | None:
-        return None if self._end_s is None else max(self._end_s - _monotonic(), 0.0)
-
-    def is_over(self) -> bool:
-        return self._end_s is not None and self._end_s <= _monotonic()
 
 
 class Interests:

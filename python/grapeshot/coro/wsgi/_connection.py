@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 # Not time.monotonic, because programs may replace that, as tests do.
 _monotonic = _core._coro_monotonic
 _READ_LEN = 64 * 1024
-# Data of a request that the application has not read must be drained. To keep the connection, up to _MOST_UNREAD bytes
-# are drained. Before it is closed, up to _MOST_LINGERING bytes, for at most _LINGERING_S seconds: closing a socket with
+# Data of a request that the application has not read must be drained. To keep the connection, up to _MAX_UNREAD bytes
+# are drained. Before it is closed, up to _MAX_LINGERING bytes, for at most _LINGERING_S seconds: closing a socket with
 # unread data resets the connection, and the client might lose the response.
-_MOST_UNREAD = 64 * 1024
-_MOST_LINGERING = 1024 * 1024
+_MAX_UNREAD = 64 * 1024
+_MAX_LINGERING = 1024 * 1024
 _LINGERING_S = 2.0
 # The value of SO_LINGER that makes close() reset the connection.
 _RESET = struct.pack("ii", 1, 0)
@@ -353,7 +353,7 @@ class Connection:
         if body is None or not keep_alive or body.expects_continue or self._parser.error is not None:
             self._end_sending()
             return False
-        most = body.received + body.framing_len + _MOST_UNREAD
+        most = body.received + body.framing_len + _MAX_UNREAD
         end_s = _monotonic() + self._settings.timeout_s
         try:
             while not body.is_complete and body.received + body.framing_len <= most and _monotonic() < end_s:
@@ -373,7 +373,7 @@ class Connection:
         end_s = _monotonic() + _LINGERING_S
         try:
             sock.shutdown(socket.SHUT_WR)
-            while skipped <= _MOST_LINGERING and (left_s := end_s - _monotonic()) > 0:
+            while skipped <= _MAX_LINGERING and (left_s := end_s - _monotonic()) > 0:
                 self._set_timeout(left_s)
                 data = sock.recv(_READ_LEN)
                 if not data:

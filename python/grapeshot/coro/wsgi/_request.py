@@ -43,12 +43,12 @@ _HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-
 _ABSOLUTE = re.compile(r"(?i:https?)://([^/?#]+)(.*)", re.DOTALL)
 # A cache: names of fields -> their keys in an environ. Its size is limited, because clients choose the names.
 _keys: dict[bytes, str] = {b"Content-Type": "CONTENT_TYPE", b"Content-Length": "CONTENT_LENGTH"}
-_MOST_KEYS = 1000
+_MAX_KEYS = 1000
 _methods: dict[bytes, str] = {}
 # Except for bodies, only this many bytes are parsed at once. This limits how many small requests are kept in memory.
 _PIECE_LEN = 4096
 # How many bytes of chunk sizes and extensions are allowed per byte of a body, in addition to max_head_size.
-_MOST_FRAMING = 16
+_MAX_FRAMING = 16
 # llhttp accepts request lines of RTSP (the protocol of cameras), and does not tell which protocol it has read.
 _RTSP = re.compile(rb"[A-Z_-]+ +[^ ]+ +RTSP/")
 
@@ -105,7 +105,7 @@ class RequestParser:
         self._head_len = 0
         # How many bytes were parsed since the last part of a body or the last request, and the limit for that.
         self._fed_len = 0
-        self._most_fed = settings.max_target_size + settings.max_head_size + 4 * settings.max_headers
+        self._max_fed_len = settings.max_target_size + settings.max_head_size + 4 * settings.max_headers
         # The beginning of a request line that is not complete yet; else None.
         self._line: bytearray | None = None
         # How many of its bytes may belong to the body before it.
@@ -242,7 +242,7 @@ class RequestParser:
             if self._current is None and not self.requests:
                 # llhttp accepts any number of empty lines before a request, and stores incomplete parts: limit both.
                 self._fed_len += parsed_len
-                if self._fed_len > self._most_fed:
+                if self._fed_len > self._max_fed_len:
                     self.error = _too_long()
         elif body is not None and self._current is request:
             body_len = body.received - received_len
@@ -254,8 +254,8 @@ class RequestParser:
         """Limit chunk sizes, chunk extensions and trailers. llhttp stores these until they are complete."""
         body.framing_len += count
         self._fed_len = count if is_with_body else self._fed_len + count
-        most = self._most_fed + _MOST_FRAMING * body.received
-        if self._fed_len > self._most_fed or body.framing_len > most:
+        max_len = self._max_fed_len + _MAX_FRAMING * body.received
+        if self._fed_len > self._max_fed_len or body.framing_len > max_len:
             self.error = _too_long()
 
     def _refused(self, error: BaseException) -> BaseException:
@@ -469,7 +469,7 @@ def _remember(name: bytes) -> str:
         key = text.replace("-", "_")
     else:
         key = f"HTTP_{text.replace('-', '_')}"
-    if len(_keys) < _MOST_KEYS:
+    if len(_keys) < _MAX_KEYS:
         _keys[name] = key
     return key
 

@@ -28,7 +28,7 @@ _HOP_BY_HOP |= {"transfer-encoding", "upgrade"}
 # A cache: names of fields that were checked -> the name in lower case. Its size is limited, because applications choose
 # the names.
 _names: dict[str, str] = {}
-_MOST_NAMES = 1000
+_MAX_NAMES = 1000
 # A body up to this size is copied behind the head, which is cheaper than a second system call.
 _JOIN_LEN = 64 * 1024
 
@@ -331,7 +331,7 @@ def _check_name(name: str) -> str:
     if _NAME.fullmatch(name) is None:
         raise ValueError(f"{name!r} is not a valid name of a header field")
     lower = name.lower()
-    if len(_names) < _MOST_NAMES:
+    if len(_names) < _MAX_NAMES:
         _names[name] = lower
     return lower
 

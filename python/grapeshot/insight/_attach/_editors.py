@@ -7,7 +7,7 @@ import sys
 
 from ._link import Link
 
-_MOST_LINES = 2000
+_MAX_LINES = 2000
 # The characters that end the name to be completed. A dot is not one of them.
 _DELIMITERS = " \t\n`~!@#$%^&*()-=+[{]}\\|;:'\",<>/?"
 
@@ -22,7 +22,7 @@ class History:
         """Return the last lines of the history, the oldest first."""
         try:
             with open(self.path, encoding="utf-8", errors="replace") as file:
-                return file.read().splitlines()[-_MOST_LINES:]
+                return file.read().splitlines()[-_MAX_LINES:]
         except OSError:
             return []
 

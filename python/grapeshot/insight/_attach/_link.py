@@ -20,7 +20,7 @@ _FIRST_PROMPT = ">>> "
 # The kinds of frames that the process answers with a prompt.
 _ASKING = (b"s", b"i")
 _COMPLETION_S = 2.0
-_MOST_BANNER = 1 << 16
+_MAX_BANNER = 1 << 16
 
 
 class Link:
@@ -100,7 +100,7 @@ class Link:
             if not self.is_greeted:
                 banner, end, rest = received.partition(b"\0")
                 if not end:
-                    if len(received) > _MOST_BANNER:
+                    if len(received) > _MAX_BANNER:
                         raise ValueError("no greeting")
                     continue
                 self.is_greeted = True

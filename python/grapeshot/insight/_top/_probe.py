@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 # If the answer is not a sample but, for instance, a traceback, show this many characters from its end.
-_MOST_WORDS = 500
+_MAX_WORDS = 500
 _BEGIN = "from grapeshot.insight.backdoor._sampling import Sampler as _Sampler; _sampler = _Sampler(loop, {slow_s!r})"
 
 
@@ -25,7 +25,7 @@ class Probe:
         self._has_begun = False
 
     def sample(self, *parts: str) -> dict[str, Any]:
-        """Return the result of ``Sampler.look(*parts)`` in the process. Waits as long as the process takes.
+        """Return the result of ``Sampler.collect(*parts)`` in the process. Waits as long as the process takes.
 
         Raises:
             LostError: the connection has ended, or the other end is not a back door.
@@ -37,7 +37,7 @@ class Probe:
         try:
             found: dict[str, Any] = json.loads(answer)
         except ValueError:
-            raise LostError(answer.strip()[-_MOST_WORDS:] or "no answer") from None
+            raise LostError(answer.strip()[-_MAX_WORDS:] or "no answer") from None
         except RecursionError:
             raise LostError(NOT_A_BACK_DOOR) from None
         if not _is_sample(found, parts):

@@ -45,7 +45,7 @@ _ALL_PARTS = tuple(dict.fromkeys(part for parts in _PARTS.values() for part in p
 _INVALID_DATA = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 # Examining coros, tasks and descriptors may take this share of the loop's time.
 _SHARE = 0.02
-_MOST_WORDS = 500
+_MAX_WORDS = 500
 
 
 class Screen:
@@ -249,4 +249,4 @@ class Screen:
 
 
 def _describe_invalid_data(exc: Exception) -> str:
-    return f"the process has sent data that top cannot show: {type(exc).__name__}: {exc}"[:_MOST_WORDS]
+    return f"the process has sent data that top cannot show: {type(exc).__name__}: {exc}"[:_MAX_WORDS]

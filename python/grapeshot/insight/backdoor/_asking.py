@@ -8,9 +8,9 @@ from ._wire import HELLO, frame, take_frame
 
 _CLOSED = "the process has closed the connection"
 NOT_A_BACK_DOOR = "the other end is not a back door: it does not follow the protocol"
-_MOST_BANNER = 1 << 16
+_MAX_BANNER = 1 << 16
 # Enough for a line for each of a million coros.
-_MOST_ANSWER = 1 << 28
+_MAX_ANSWER = 1 << 28
 
 
 class LostError(Exception):
@@ -53,7 +53,7 @@ class Asker:
         self._sock.sendall(HELLO)
         while b"\0" not in self._received:
             self._receive()
-            if len(self._received) > _MOST_BANNER and b"\0" not in self._received:
+            if len(self._received) > _MAX_BANNER and b"\0" not in self._received:
                 raise ValueError("no greeting")
         del self._received[: self._received.index(b"\0") + 1]
 
@@ -68,7 +68,7 @@ class Asker:
             kind, data = self._frame()
             if kind == b"o":
                 output += data
-                if len(output) > _MOST_ANSWER:
+                if len(output) > _MAX_ANSWER:
                     raise ValueError("the answer is too long")
             elif kind == b"p" and int(data.partition(b" ")[0]) >= self._asked:
                 return output.decode("utf-8", "replace")

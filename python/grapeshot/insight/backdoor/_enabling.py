@@ -116,9 +116,9 @@ class Switch:
         try:
             self.server = serve(path, namespace=self._namespace)
         except (OSError, ValueError) as exc:
-            self._tell_failure(exc)
+            self._report_failure(exc)
         else:
-            self._tell_success(self.server.path)
+            self._report_success(self.server.path)
 
     def _is_in_child(self) -> bool:
         """Whether a parent process may be using the path: this process was forked, or started by multiprocessing."""
@@ -128,10 +128,10 @@ class Switch:
         # If the first process has ended, this process has become a daemon, and is now the program itself.
         return self._first_pid != os.getpid() and _is_alive(self._first_pid)
 
-    def _tell_failure(self, exc: Exception) -> None:
+    def _report_failure(self, exc: Exception) -> None:
         _logger.error("the back door cannot be opened: %s", str(exc))
 
-    def _tell_success(self, path: str) -> None:
+    def _report_success(self, path: str) -> None:
         _logger.warning("the back door %s is open", path)
 
 
@@ -145,14 +145,14 @@ class _SwitchOfCommand(Switch):
         self._ask()
         atexit.register(self._at_exit)
 
-    def _tell_failure(self, exc: Exception) -> None:
+    def _report_failure(self, exc: Exception) -> None:
         if not self._has_failed:
             self._has_failed = True
             reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else exc
             where = f" ({exc.filename})" if isinstance(exc, OSError) and exc.filename else ""
-            _complain(self._value, f"the back door cannot be opened: {reason}{where}")
+            _print_problem(self._value, f"the back door cannot be opened: {reason}{where}")
 
-    def _tell_success(self, path: str) -> None:
+    def _report_success(self, path: str) -> None:
         _logger.info("the back door %s is open", path)
 
     def _at_exit(self) -> None:
@@ -168,7 +168,7 @@ def open_by_environment() -> None:
     if "/" in value:
         _of_command = _SwitchOfCommand(value)
     elif value not in ("", "0", *_YES):
-        _complain(value, f"not a path: a path must contain a slash, as in ./{value}")
+        _print_problem(value, f"not a path: a path must contain a slash, as in ./{value}")
 
 
 def _is_alive(pid: int) -> bool:
@@ -194,7 +194,7 @@ def _path_of(value: str) -> str:
     return os.path.join(path, "{pid}.bd") if value.endswith("/") or os.path.isdir(path) else path
 
 
-def _complain(value: str, problem: str) -> None:
+def _print_problem(value: str, problem: str) -> None:
     os.write(2, f"{VARIABLE}={value}: {problem}\n".encode(errors="backslashreplace"))
 
 

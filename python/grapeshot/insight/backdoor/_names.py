@@ -74,9 +74,9 @@ async def top(seconds: float = 2.0) -> None:
     """Await it: watch the loop for some seconds, and print rates, how long callbacks took and which were slow."""
     sampler = _sampling.Sampler(_running_loop())
     try:
-        before = sampler.look()
+        before = sampler.collect()
         await asyncio.sleep(seconds)
-        print(_sampling.rate_lines(before, sampler.look()))  # noqa: T201
+        print(_sampling.rate_lines(before, sampler.collect()))  # noqa: T201
     finally:
         sampler.end()
 
@@ -172,4 +172,4 @@ def _running_loop() -> Any:
     return _tree.running_loop()
 
 
-_waits.LOOKING.add(__file__)
+_waits.HIDDEN_FILES.add(__file__)

@@ -20,7 +20,7 @@ _BACKLOG = 16
 # How long to wait for the lock on a directory. A back door holds it only for a few system calls, but in a directory
 # such as /tmp any user can hold it for longer.
 _LOCK_WITHIN_S = 2.0
-_MOST_LINKS = 40  # the same as in the kernel
+_MAX_LINKS = 40  # the same as in the kernel
 # The prefix of the private directory in which a socket is created.
 _PRIVATE = ".bd"
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -54,7 +54,7 @@ def trusted_directory(directory: str) -> str:
             if user not in trusted:
                 raise PermissionError(errno.EPERM, f"the symbolic link belongs to the user {user}", path)
             links += 1
-            if links > _MOST_LINKS:
+            if links > _MAX_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), directory)
             target = os.readlink(path)
             found = "/" if target.startswith("/") else found

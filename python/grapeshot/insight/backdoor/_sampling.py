@@ -15,7 +15,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from grapeshot.insight import _accounting, _descriptors, _tree, _waits
 from grapeshot.insight._statistics import Statistics
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from grapeshot.insight._measuring import SlowCallback
 
 # The largest numbers of rows of slow callbacks, lines of the tree, and single descriptors to send.
-_MOST_SLOW = 50
-_MOST_LINES = 5000
-_MOST_DESCRIPTORS = 5000
+_MAX_SLOW = 50
+_MAX_LINES = 5000
+_MAX_DESCRIPTORS = 5000
 _PERCENTILES = (50, 90, 99)
 # A sampler stops by itself after this many seconds without a request.
 _PATIENCE_S = 30.0
@@ -83,13 +83,12 @@ class Sampler:
         The parts ``"waits"`` and ``"descriptors"`` have one row for all items that are alike. ``"tree"`` and ``"each
         descriptor"`` list every item.
         """
-        print(json.dumps(self.look(*parts)))  # noqa: T201  # to the client
+        print(json.dumps(self.collect(*parts)))  # noqa: T201  # to the client
 
-    def look(self, *parts: str) -> dict[str, Any]:
+    def collect(self, *parts: str) -> dict[str, Any]:
         """Return the sample as a dictionary."""
         self._begin()
         started = time.monotonic()
-        descriptors = _tree._open_fds()
         found: dict[str, Any] = {
             "at_s": started,
             "process": " ".join(sys.argv)[:200] or sys.executable,
@@ -97,7 +96,7 @@ class Sampler:
             "python": sys.version.split()[0],
             "cpu_s": time.process_time(),
             "rss": _accounting._rss(),
-            "descriptor_count": len(descriptors) - 1,  # without the one that listed the directory
+            "descriptor_count": len(_tree._open_fds()) - 1,  # without the one that listed the directory
             "descriptor_limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
             "threads": len(sys._current_frames()),  # without coros that represent threads
             "statistics": self._statistics(),
@@ -106,7 +105,10 @@ class Sampler:
         if self._has_statistics():
             found["connections"] = self._loop._open_connections
         for part in parts:
-            found[part] = _PARTS[part](self._loop)
+            if part not in _DESCRIPTOR_PARTS:
+                found[part] = _PARTS[part](self._loop)
+        if not _DESCRIPTOR_PARTS.isdisjoint(parts):
+            found |= _descriptor_parts(self._loop, parts)
         found["took_s"] = time.monotonic() - started
         return found
 
@@ -145,7 +147,7 @@ class Sampler:
         if row is None:
             row = self._slow[key] = Slow(slow.kind, subject.label, subject.place)
         row.add(slow, subject)
-        if len(self._slow) > _MOST_SLOW:
+        if len(self._slow) > _MAX_SLOW:
             del self._slow[min(self._slow, key=lambda key: self._slow[key].duration_s)]
 
     def _statistics(self) -> dict[str, Any] | None:
@@ -172,33 +174,36 @@ def _tally_waits(loop: Any) -> list[dict[str, Any]]:
 
 def _tree_lines(loop: Any) -> list[str]:
     waits = _waits.Waits(loop)
-    lines = [waits.heading(), *itertools.islice(waits.lines(), _MOST_LINES)]
-    return lines if len(lines) <= _MOST_LINES else [*lines, f"only the first {_MOST_LINES} lines are shown"]
-
-
-def _descriptors_of(loop: Any, has_owners: bool = True) -> list[_descriptors.Descriptor]:
-    return _descriptors.descriptors(loop, has_owners) if hasattr(loop, "statistics") else []
-
-
-def _tally_descriptors(loop: Any) -> list[dict[str, Any]]:
-    return [dataclasses.asdict(row) for row in _descriptors.tally_descriptors(_descriptors_of(loop, False))]
+    lines = [waits.heading(), *itertools.islice(waits.lines(), _MAX_LINES)]
+    return lines if len(lines) <= _MAX_LINES else [*lines, f"only the first {_MAX_LINES} lines are shown"]
 
 
 def _memory_of(loop: Any) -> dict[str, Any]:
     return dataclasses.asdict(_accounting._memory(loop)) if hasattr(loop, "statistics") else {}
 
 
-def _each_descriptor(loop: Any) -> list[dict[str, Any]]:
-    return [dataclasses.asdict(each) for each in _descriptors_of(loop)[:_MOST_DESCRIPTORS]]
+def _descriptor_parts(loop: Any, parts: Collection[str]) -> dict[str, Any]:
+    """Return the parts that list descriptors, and their number.
+
+    All of it comes from one list, because other threads open and close files all the time: the one that records stacks
+    reads source files, for instance.
+    """
+    has_owners = "each descriptor" in parts
+    listed = _descriptors.descriptors(loop, has_owners) if hasattr(loop, "statistics") else []
+    found: dict[str, Any] = {"descriptor_count": len(listed)} if listed else {}
+    if "descriptors" in parts:
+        found["descriptors"] = [dataclasses.asdict(row) for row in _descriptors.tally_descriptors(listed)]
+    if has_owners:
+        found["each descriptor"] = [dataclasses.asdict(each) for each in listed[:_MAX_DESCRIPTORS]]
+    return found
 
 
 _PARTS: dict[str, Callable[[Any], Any]] = {
     "memory": _memory_of,
     "waits": _tally_waits,
     "tree": _tree_lines,
-    "descriptors": _tally_descriptors,
-    "each descriptor": _each_descriptor,
 }
+_DESCRIPTOR_PARTS = frozenset(("descriptors", "each descriptor"))
 
 
 def number_lines(loop: Any) -> str:
@@ -235,4 +240,4 @@ def _text(value: Any) -> str:
     return f"{value:.6f} s" if isinstance(value, float) else str(value)
 
 
-_waits.LOOKING.add(__file__)
+_waits.HIDDEN_FILES.add(__file__)

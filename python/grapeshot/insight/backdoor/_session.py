@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 _LEAVE = {"exit", "quit"}
 # The source of this many commands of a client is kept, so that tracebacks can show it.
-_MOST_SOURCES = 200
-_MOST_COMPLETIONS = 200
+_MAX_SOURCES = 200
+_MAX_COMPLETIONS = 200
 
 
 class Session:
@@ -106,7 +106,7 @@ class Session:
         found: list[str] = []
         # Run in a copy, because a waiting coro has entered its context and not left it.
         context = self.context.copy()
-        while len(found) < _MOST_COMPLETIONS:
+        while len(found) < _MAX_COMPLETIONS:
             try:
                 match = context.run(find, text, len(found))
             except Exception:
@@ -143,7 +143,7 @@ class Session:
         self._commands += 1
         linecache.cache[file] = (len(source), None, [f"{line}\n" for line in source.split("\n")], file)
         self._files.append(file)
-        if len(self._files) > _MOST_SOURCES:
+        if len(self._files) > _MAX_SOURCES:
             linecache.cache.pop(self._files.pop(0), None)
 
     async def _run_command(self, code: types.CodeType) -> bool:

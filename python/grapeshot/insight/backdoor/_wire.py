@@ -37,13 +37,13 @@ _HEADER = struct.Struct(">cI")
 _ASKING = (b"s", b"i")
 
 # Limits in bytes, for output that a client has not read yet and for input that has not been run yet.
-MOST_OUTPUT = 4 << 20
-MOST_INPUT = 1 << 20
+MAX_OUTPUT_LEN = 4 << 20
+MAX_INPUT_LEN = 1 << 20
 _PIECE = 1 << 16
 _INTERRUPT = 3
 _GONE = select.POLLHUP | select.POLLERR
 # How often to check whether a client that has ended its side is still there.
-_LOOK_S = 1.0
+_CHECK_S = 1.0
 # How long a client has to read the remaining output when the connection is closed.
 _CLOSE_WITHIN_S = 5.0
 
@@ -62,8 +62,8 @@ def take_frame(received: bytearray) -> tuple[bytes, bytes] | None:
     if len(received) < _HEADER.size:
         return None
     kind, length = _HEADER.unpack_from(received)
-    if length > MOST_OUTPUT:
-        raise ValueError(f"invalid frame of {length} bytes: the limit is {MOST_OUTPUT}")
+    if length > MAX_OUTPUT_LEN:
+        raise ValueError(f"invalid frame of {length} bytes: the limit is {MAX_OUTPUT_LEN}")
     end = _HEADER.size + length
     if len(received) < end:
         return None
@@ -122,7 +122,7 @@ class Wire:
 
     async def wait_read(self) -> None:
         """Wait until at most half of the output limit is unread; if output was dropped, until all of it is read."""
-        while self.is_open and (self._dropped_len or len(self._to_send) > MOST_OUTPUT // 2):
+        while self.is_open and (self._dropped_len or len(self._to_send) > MAX_OUTPUT_LEN // 2):
             await self._wait()
 
     def write(self, text: str) -> bool:
@@ -210,7 +210,7 @@ class Wire:
     def _send(self, kind: bytes, data: bytes, is_output: bool = True) -> None:
         if not self.is_open:
             return
-        if is_output and (self._dropped_len or len(self._to_send) + len(data) > MOST_OUTPUT):
+        if is_output and (self._dropped_len or len(self._to_send) + len(data) > MAX_OUTPUT_LEN):
             self._dropped_len += len(data)
             return
         self._send_bytes(frame(kind, data) if self._is_framed else data)
@@ -238,7 +238,7 @@ class Wire:
                 self._output(f"\n[{dropped} bytes of output were dropped: they were not read in time]\n")
             elif self._is_closing:
                 self.abort()
-        if len(self._to_send) <= MOST_OUTPUT // 2:
+        if len(self._to_send) <= MAX_OUTPUT_LEN // 2:
             self._wake()
             self._resume()
 
@@ -263,13 +263,13 @@ class Wire:
         else:
             self._take_text()
         self._wake()
-        if self.is_open and self._lines_len + len(self._received) > MOST_INPUT:
+        if self.is_open and self._lines_len + len(self._received) > MAX_INPUT_LEN:
             if self._lines:
                 self._stop_reading()
             else:
                 self._output("\n[this line is too long]\n")
                 self._end()
-        if len(self._to_send) > MOST_OUTPUT:
+        if len(self._to_send) > MAX_OUTPUT_LEN:
             self._stop_reading()  # the client does not read the answers to its input
 
     def _greet(self) -> bool:
@@ -310,7 +310,7 @@ class Wire:
             elif kind == b"i":
                 self._interrupt()
             elif kind == b"c":
-                has_room = len(self._to_send) <= MOST_OUTPUT
+                has_room = len(self._to_send) <= MAX_OUTPUT_LEN
                 found = self._complete(data.decode("utf-8", "replace")) if has_room else []
                 self._send(b"c", json.dumps(found).encode(), is_output=False)
             elif kind == b"e":
@@ -336,9 +336,9 @@ class Wire:
         self._has_ended = True
         self._stop_reading()
         self._wake()
-        self._look()
+        self._check_client()
 
-    def _look(self) -> None:
+    def _check_client(self) -> None:
         """Check whether the client has disconnected. After the end of its input, no event would report that."""
         self._timer = None
         poll = select.poll()
@@ -346,7 +346,7 @@ class Wire:
         if any(events & _GONE for _fd, events in poll.poll(0)):
             self._lose()
         elif not self._is_closing:
-            self._timer = self._loop.call_later(_LOOK_S, self._look)
+            self._timer = self._loop.call_later(_CHECK_S, self._check_client)
 
     def _stop_reading(self) -> None:
         if self._is_reading:
@@ -356,6 +356,6 @@ class Wire:
     def _resume(self) -> None:
         if self._is_reading or self._has_ended or self._is_closing or not self.is_open:
             return
-        if self._lines_len < MOST_INPUT // 2 and len(self._to_send) <= MOST_OUTPUT // 2:
+        if self._lines_len < MAX_INPUT_LEN // 2 and len(self._to_send) <= MAX_OUTPUT_LEN // 2:
             self._is_reading = True
             self._loop.add_reader(self._sock, self._read)

@@ -1,8 +1,7 @@
-"""Patches modules again that are imported a second time.
+"""Calls a function after each import of a module, and patches modules again that are imported a second time.
 
 ``importlib.reload`` runs a module's code again, and so does an import after the module was removed from
 ``sys.modules``. This puts the originals back, so each import of a patched module is followed by patching it again.
-Modules can also be given a function to be called after each import (:func:`also`), the first one included.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-# module -> a function that patches it further, after its names were replaced
-_more: dict[str, Callable[[Any], None]] = {}
+# module -> the function to call after each import, once its names were replaced
+_calls: dict[str, Callable[[Any], None]] = {}
 # The modules that _Finder is looking for now. It ignores these, so that the other finders find them.
 _finding: set[str] = set()
 
@@ -38,13 +37,13 @@ class _Loader:
         for attribute, new in _originals.replacements(name):
             if hasattr(module, attribute):
                 setattr(module, attribute, new)
-        if name in _more:
-            _more[name](module)
+        if name in _calls:
+            _calls[name](module)
 
 
 class _Finder:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name in _finding or not (name in _more or _originals.replacements(name)):
+        if name in _finding or not (name in _calls or _originals.replacements(name)):
             return None
         _finding.add(name)
         try:
@@ -58,19 +57,19 @@ class _Finder:
         return None
 
 
-def also(module_name: str, patch: Callable[[Any], None]) -> None:
-    """Call ``patch(module)`` after each import of a module, and now if it is already imported."""
-    _more[module_name] = patch
+def after_import(module_name: str, call: Callable[[Any], None]) -> None:
+    """Call ``call(module)`` after each import of a module, and now if it is already imported."""
+    _calls[module_name] = call
     module = sys.modules.get(module_name)
     if module is not None:
-        patch(module)
+        call(module)
 
 
-def is_watching() -> bool:
-    """Whether :func:`watch` was called."""
+def is_installed() -> bool:
+    """Whether :func:`install` was called."""
     return any(isinstance(finder, _Finder) for finder in sys.meta_path)
 
 
-def watch() -> None:
-    """From now on, patch modules again when they are imported again."""
+def install() -> None:
+    """From now on, notice each import."""
     sys.meta_path.insert(0, _Finder())

@@ -1,0 +1,56 @@
+"""``HelperThread``: a real thread that can be told to end, and whose end can be waited for."""
+
+from __future__ import annotations
+
+import _thread
+import os
+
+
+class HelperThread:
+    """A real thread that runs :meth:`run`, which a subclass implements, until that returns.
+
+    It is started with ``_thread``, because after :func:`grapeshot.coro.patch` the threads of ``threading`` are coros. A
+    coro could not run while other code blocks the loop.
+    """
+
+    def __init__(self) -> None:
+        # `_stop` is locked until the thread is told to end, and `_end` until it has ended.
+        self._stop, self._end = _thread.allocate_lock(), _thread.allocate_lock()
+        self._stop.acquire()
+        self._pid = os.getpid()
+        self._ident: int | None = None
+
+    def start(self) -> None:
+        """Start the thread, once. Raises RuntimeError if the system has no thread left."""
+        self._end.acquire()
+        try:
+            self._ident = _thread.start_new_thread(self._run, ())
+        except BaseException:
+            self._end.release()
+            raise
+
+    def has_ended(self) -> bool:
+        return not self._end.locked()
+
+    def stop(self, timeout_s: float) -> None:
+        """Tell the thread to end, once, and wait until it has ended, for at most ``timeout_s``.
+
+        The time limit is for a thread that the exiting interpreter has frozen: it never ends.
+        """
+        self._stop.release()
+        # The child of a fork does not have this thread, and the thread cannot wait for itself.
+        if self._pid == os.getpid() and self._ident != _thread.get_ident():
+            self._end.acquire(timeout=timeout_s)
+
+    def wait_for_stop(self, timeout_s: float) -> bool:
+        """Wait in the thread until it is told to end; return False if that has not happened after ``timeout_s``."""
+        return self._stop.acquire(timeout=timeout_s)
+
+    def run(self) -> None:
+        raise NotImplementedError
+
+    def _run(self) -> None:
+        try:
+            self.run()
+        finally:
+            self._end.release()
