@@ -30,6 +30,7 @@ use super::pyloop::LoopObject;
 use super::waiter;
 use crate::binding::deallocation::free_memory;
 use crate::binding::freelist::Freelist;
+use crate::binding::lengths::ordinary_len;
 use crate::binding::native_type::{
     Args, NativeType, This, bool_object, getset_slot, methods_slot, new_type, none, represent, slot,
     traverse_cells,
@@ -212,6 +213,13 @@ enum Step<'py> {
 }
 
 impl<S: Steps> CoroutineObject<S> {
+    /// The first argument as a number of bytes, as `ordinary_len` understands it.
+    #[inline]
+    pub(crate) fn first_as_len(&self) -> Option<usize> {
+        // SAFETY: null, or an object that the coroutine keeps alive.
+        unsafe { ordinary_len(self.first.as_ptr()) }
+    }
+
     /// The loop, for a coroutine whose `event_loop` is a `LoopObject`.
     pub(crate) fn loop_object(&self) -> &LoopObject {
         // SAFETY: the coroutine holds a reference to its loop from its creation to its deallocation.

@@ -157,26 +157,8 @@ fn done(value: Bound<'_, PyAny>) -> Answer<'_> {
 
 // ---- receiving -----------------------------------------------------------------------------------------------------
 
-/// The requested number of bytes, if it is an exact int above 0 and within range. For anything else the socket's method
-/// is called, which handles 0 and raises the right error for a wrong value.
-#[inline]
-fn ordinary_len(number: *mut ffi::PyObject) -> Option<usize> {
-    // SAFETY: the operation keeps its argument alive. Only an exact int is converted, which can fail only because the
-    // number is too large.
-    unsafe {
-        if number.is_null() || ffi::PyLong_CheckExact(number) == 0 {
-            return None;
-        }
-        let len = ffi::PyLong_AsSsize_t(number);
-        if len == -1 {
-            ffi::PyErr_Clear();
-        }
-        usize::try_from(len).ok().filter(|len| *len > 0)
-    }
-}
-
 fn recv<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'py> {
-    let Some(len) = ordinary_len(this.first.as_ptr()) else {
+    let Some(len) = this.first_as_len() else {
         return Ok(Native::Method);
     };
     let fd = base_socket::descriptor(socket)?;
@@ -191,7 +173,7 @@ fn recv<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'py> {
 
 fn recv_from<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'py> {
     let py = this.py();
-    let Some(len) = ordinary_len(this.first.as_ptr()) else {
+    let Some(len) = this.first_as_len() else {
         return Ok(Native::Method);
     };
     if !socket_object::is_known_family(base_socket::family(socket)?) {

@@ -128,26 +128,9 @@ fn answer<'py>(this: Operation<'py>, subject: &Bound<'py, PyAny>) -> PyResult<An
     }
 }
 
-/// The argument as a number of bytes, if it is an exact int above 0 and within range.
-#[inline]
-fn ordinary_len(number: *mut ffi::PyObject) -> Option<usize> {
-    // SAFETY: the coroutine keeps its argument alive. Only an exact int is converted, which can fail only because the
-    // number is too large.
-    unsafe {
-        if number.is_null() || ffi::PyLong_CheckExact(number) == 0 {
-            return None;
-        }
-        let len = ffi::PyLong_AsSsize_t(number);
-        if len == -1 {
-            ffi::PyErr_Clear();
-        }
-        usize::try_from(len).ok().filter(|len| *len > 0)
-    }
-}
-
 #[inline]
 fn read<'py>(this: Operation<'py>, reader: Reader<'py>) -> PyResult<Answer<'py>> {
-    let Some(len) = ordinary_len(this.first.as_ptr()) else {
+    let Some(len) = this.first_as_len() else {
         return Ok(Answer::Delegate);
     };
     let held_len = reader::len_bytes(reader);
@@ -161,7 +144,7 @@ fn read<'py>(this: Operation<'py>, reader: Reader<'py>) -> PyResult<Answer<'py>>
 }
 
 fn read_exactly<'py>(this: Operation<'py>, reader: Reader<'py>) -> PyResult<Answer<'py>> {
-    match ordinary_len(this.first.as_ptr()) {
+    match this.first_as_len() {
         Some(len) if reader::len_bytes(reader) >= len => take(reader, len),
         Some(len) if !reader.is_eof.get() => Ok(Answer::Wait(len)),
         _ => Ok(Answer::Delegate),

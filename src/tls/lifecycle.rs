@@ -22,6 +22,7 @@ use crate::binding::errors;
 use crate::binding::log::{self, Topic};
 use crate::binding::names::names;
 use crate::binding::native_type::This;
+use crate::event_loop::reactor::flush_policy;
 use crate::transports::object;
 
 /// The bytes that every TLS 1.3 record has in addition to its plaintext: the content type and a tag of 16 bytes.
@@ -118,7 +119,7 @@ fn finish_handshake(this: Tls<'_>) -> PyResult<()> {
     if this.notified.get() == Notified::Nothing {
         this.notified.set(Notified::Made);
         let own = this.to_bound();
-        let made = writing::corked(this, || this.calls.call(py, names(py).connection_made, &[&own]));
+        let made = flush_policy::corked(this, || this.calls.call(py, names(py).connection_made, &[&own]))?;
         if let Err(error) = made {
             return fatal_error(
                 this,

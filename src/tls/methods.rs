@@ -13,6 +13,7 @@ use super::{
 use crate::binding::attributes::shown;
 use crate::binding::names::names;
 use crate::binding::native_type::{Args, bool_object, method, none};
+use crate::event_loop::reactor::flush_policy;
 use crate::transports::object;
 use crate::transports::protocol;
 
@@ -95,7 +96,7 @@ fn limits<'py>(args: Args<'_, 'py>) -> PyResult<(Option<i64>, Option<i64>)> {
 
 fn set_write_buffer_limits<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let (high, low) = limits(args)?;
-    writing::send_held(this)?;
+    flush_policy::send_held(this)?;
     this.backlog.watermarks.set(high, low)?;
     writing::control_app(this)?;
     Ok(none(this.py()))
@@ -150,7 +151,7 @@ fn get_read_buffer_size<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
 
 fn set_protocol<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
     if let Some(protocol) = args.get(0) {
-        writing::send_held(this)?;
+        flush_policy::send_held(this)?;
         this.calls.bind(&protocol)?;
     }
     Ok(none(this.py()))

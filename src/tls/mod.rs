@@ -40,9 +40,9 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use crate::binding::attributes::OwnMethods;
+use crate::binding::flags::FlagCell;
 use crate::binding::native_type::{This, extend_type};
 use crate::binding::object_cell::ObjectCell;
-use crate::transports::flags::FlagCell;
 use crate::transports::object::{Body, TransportObject};
 use crate::transports::outgoing::Outgoing;
 use crate::transports::protocol::ProtocolCalls;

@@ -14,10 +14,10 @@ use super::inner::{self, Inner};
 use super::{
     Flags, Notified, READ_HIGH, State, TLS_TYPE, Tls, TlsBody, TlsObject, lifecycle, reading, writing,
 };
+use crate::binding::flags::FlagCell;
 use crate::binding::native_type::{Args, This, bool_object, method, none};
 use crate::binding::object_cell::ObjectCell;
 use crate::event_loop::pyloop::LoopObject;
-use crate::transports::flags::FlagCell;
 use crate::transports::flow::Watermarks;
 use crate::transports::object;
 use crate::transports::outgoing::{Data, Outgoing};

@@ -13,6 +13,7 @@ use super::{Flags, State, Tls, lifecycle, shutdown, writing};
 use crate::binding::errors;
 use crate::binding::native_type::This;
 use crate::binding::new_bytes::NewBytes;
+use crate::event_loop::reactor::flush_policy;
 use crate::transports::protocol::Receiver;
 
 /// The maximum amount of ciphertext in bytes to put into the BIO before reading. A BIO never gives back the memory that
@@ -145,7 +146,7 @@ fn deliver_object(this: Tls<'_>, data: &[u8]) -> PyResult<bool> {
         read_all(this, data)?
     };
     if let Some(plain) = plain {
-        writing::corked(this, || this.calls.deliver(py, plain.cast::<PyBytes>()?))?;
+        flush_policy::corked(this, || this.calls.deliver(py, plain.cast::<PyBytes>()?))??;
     }
     Ok(is_closed)
 }
@@ -223,7 +224,7 @@ fn fill_buffer(this: Tls<'_>, rest: &mut &[u8]) -> PyResult<bool> {
         return Ok(false);
     }
     let py = this.py();
-    writing::corked(this, || {
+    flush_policy::corked(this, || {
         this.calls.in_context(py, || {
             let hint = this.capacity.get().into_pyobject(py)?;
             let is_closed = this.calls.fill_buffer(py, hint.as_any(), |memory, capacity| {
@@ -235,7 +236,7 @@ fn fill_buffer(this: Tls<'_>, rest: &mut &[u8]) -> PyResult<bool> {
             })?;
             Ok(is_closed.unwrap_or(false))
         })
-    })
+    })?
 }
 
 /// Decrypts whole records into `capacity` bytes at `memory`. Returns how many bytes were filled, and whether
@@ -294,7 +295,7 @@ pub(super) fn deliver_undelivered(this: Tls<'_>) -> PyResult<()> {
         return Ok(());
     }
     match this.undelivered.take(py) {
-        Some(data) => writing::corked(this, || this.calls.deliver(py, data.cast::<PyBytes>()?)),
+        Some(data) => flush_policy::corked(this, || this.calls.deliver(py, data.cast::<PyBytes>()?))?,
         None => Ok(()),
     }
 }

@@ -12,6 +12,7 @@ use super::{Flags, Notified, State, Tls, reading, writing};
 use crate::binding::log;
 use crate::binding::names::names;
 use crate::binding::native_type::This;
+use crate::event_loop::reactor::flush_policy;
 use crate::transports::protocol::Receiver;
 
 /// `close()`, called by the application.
@@ -151,9 +152,9 @@ pub(super) fn call_eof_received(this: Tls<'_>) -> PyResult<()> {
         return Ok(());
     }
     this.notified.set(Notified::Eof);
-    let answer = writing::corked(this, || {
+    let answer = flush_policy::corked(this, || {
         this.calls.call(py, names(py).eof_received, &[])?.is_truthy()
-    });
+    })?;
     match answer {
         Ok(true) if !matches!(this.calls.receiver(), Receiver::Native) => {
             let text = "returning true from eof_received() has no effect when using ssl";

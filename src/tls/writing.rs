@@ -1,20 +1,19 @@
 //! The write side: plaintext is encrypted and passed to the inner transport.
 //!
-//! Writes in a callback of the application's own protocol are collected and encrypted when it returns (they are
-//! corked). Small writes in any other code that the loop runs are encrypted at the end of the running step (they are
-//! held). Collected writes share records, and their ciphertext goes to the inner transport in one write. All other
-//! writes are encrypted at once. While the inner transport is full, plaintext waits in the backlog here, under the
-//! control of the watermarks.
+//! Small writes are corked or held, so that they share records and their ciphertext goes to the inner transport in one
+//! write; `flush_policy` decides when. All other writes are encrypted at once. While the inner transport is full,
+//! plaintext waits in the backlog here, under the control of the watermarks.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
 
 use grapeshot_core::queue::outbuf;
-use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::{Flags, State, Tls, lifecycle, shutdown};
-use crate::binding::native_type::This;
+use super::{Flags, State, Tls, TlsObject, lifecycle, shutdown};
+use crate::binding::flags::FlagCell;
+use crate::event_loop::reactor::Held;
+use crate::event_loop::reactor::flush_policy::{self, Flushable};
 use crate::transports::flow;
 use crate::transports::outgoing::Data;
 
@@ -23,50 +22,43 @@ const RECORD_LEN: usize = 16 * 1024;
 /// The amount of plaintext to encrypt before the ciphertext is passed down, so that backpressure of the inner transport
 /// is noticed in time.
 const STEP_LEN: usize = 64 * 1024;
-/// Collected writes beyond this are encrypted at once.
-const CORK_LEN: usize = 64 * 1024;
 
-/// Runs `call`, a callback of the application, with its writes collected. The caller flushes them afterwards. But if
-/// the callback raises, the connection ends or the exception leaves the loop, so then the writes are sent here.
-#[inline]
-pub(super) fn corked<R>(this: Tls<'_>, call: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
-    let was_corked = this.flags.has(Flags::CORKED);
-    this.flags.set(Flags::CORKED);
-    let result = call();
-    if !was_corked {
-        this.flags.clear(Flags::CORKED);
-        if result.is_err() {
-            send_collected(this)?;
+impl Flushable for TlsObject {
+    type Flags = Flags;
+    const CORKED: Flags = Flags::CORKED;
+    const HELD: Flags = Flags::HELD;
+    const HELD_LEN: usize = flush_policy::HELD_TLS_LEN;
+
+    fn flags(&self) -> &FlagCell<Flags> {
+        &self.flags
+    }
+
+    fn held(&self) -> &Held {
+        &self.reactor().held
+    }
+
+    fn unsent_len(&self) -> usize {
+        self.backlog.len_bytes()
+    }
+
+    fn high_watermark(&self) -> usize {
+        self.backlog.watermarks.high()
+    }
+
+    #[inline]
+    fn flush(this: Tls<'_>) -> PyResult<()> {
+        if this.backlog.is_empty() {
+            return Ok(());
         }
+        flush(this)
     }
-    result
-}
 
-/// Whether a write of `new_len` bytes may wait for the end of the running step. `len_bytes` is the size of the backlog
-/// including this write.
-#[inline]
-fn may_hold(this: Tls<'_>, new_len: usize, len_bytes: usize) -> bool {
-    new_len <= RECORD_LEN
-        && len_bytes <= CORK_LEN
-        && this.backlog.watermarks.may_hold(len_bytes)
-        && this.reactor().held.may_hold()
-}
-
-/// Keeps the backlog until the end of the running step.
-#[inline]
-fn hold(this: Tls<'_>, len_bytes: usize) {
-    this.flags.set(Flags::HELD);
-    this.reactor().held.hold(this.to_bound(), len_bytes, end_hold);
-}
-
-/// Encrypts and sends held plaintext, so that the caller finds the transport in the state that it would have if each
-/// write had been sent at once. Corked plaintext stays.
-#[inline]
-pub(super) fn send_held(this: Tls<'_>) -> PyResult<()> {
-    if this.flags.has(Flags::HELD) && !this.flags.has(Flags::CORKED) {
-        return flush(this);
+    /// The caller of `corked` flushes, because it may deliver more data first. But if the callback has raised, the
+    /// connection ends or the exception leaves the loop, so then the writes are sent here.
+    #[inline]
+    fn uncork(this: Tls<'_>, has_raised: bool) -> PyResult<()> {
+        if has_raised { send_collected(this) } else { Ok(()) }
     }
-    Ok(())
 }
 
 /// Encrypts and sends all collected plaintext, held or corked. Does nothing if there is none, so that messages of TLS
@@ -77,23 +69,6 @@ pub(super) fn send_collected(this: Tls<'_>) -> PyResult<()> {
         return flush(this);
     }
     Ok(())
-}
-
-/// Sends the held plaintext at the end of the step that has written it.
-///
-/// # Safety
-/// The loop calls this with a TLS transport, to which it holds a reference.
-unsafe fn end_hold(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
-    // SAFETY: the caller's contract.
-    let this: Tls<'_> = unsafe { This::new(py, object) };
-    // The flag stays set during the call: if a callback of the SSLContext writes, the new data must go behind the old.
-    let sent = if this.backlog.is_empty() {
-        Ok(())
-    } else {
-        flush(this)
-    };
-    this.flags.clear(Flags::HELD);
-    sent
 }
 
 /// `write(data)`.
@@ -111,9 +86,9 @@ pub(super) fn write(this: Tls<'_>, data: &Bound<'_, PyAny>) -> PyResult<()> {
         this.backlog.push(&source)?;
         return after_push(this, new_len);
     }
-    if may_hold(this, new_len, new_len) {
+    if flush_policy::may_hold(this, new_len) {
         this.backlog.push(&source)?;
-        hold(this, new_len);
+        flush_policy::hold(this, new_len);
         return Ok(());
     }
     this.flags.set(Flags::ENCRYPTING);
@@ -135,7 +110,7 @@ pub(super) fn write(this: Tls<'_>, data: &Bound<'_, PyAny>) -> PyResult<()> {
 /// held data before it is sent too.
 pub(super) fn write_collected(this: Tls<'_>, data: &Bound<'_, PyAny>) -> PyResult<()> {
     write(this, data)?;
-    send_held(this)
+    flush_policy::send_held(this)
 }
 
 /// `writelines(list_of_data)`: encrypts all objects together.
@@ -157,8 +132,8 @@ pub(super) fn writelines(this: Tls<'_>, items: &Bound<'_, PyAny>) -> PyResult<()
         new_len += source.as_slice().len();
         this.backlog.push(source)?;
     }
-    if !must_wait && may_hold(this, new_len, new_len) {
-        hold(this, new_len);
+    if !must_wait && flush_policy::may_hold(this, new_len) {
+        flush_policy::hold(this, new_len);
         return Ok(());
     }
     after_push(this, new_len)
@@ -187,15 +162,10 @@ fn may_write(this: Tls<'_>) -> PyResult<bool> {
 
 /// To be called after `new_len` bytes of plaintext were put into the backlog: flushes the backlog, unless it may wait.
 fn after_push(this: Tls<'_>, new_len: usize) -> PyResult<()> {
-    let len_bytes = this.backlog.len_bytes();
-    let may_wait = if this.flags.has(Flags::CORKED) {
-        len_bytes <= CORK_LEN
-    } else {
-        this.flags.has(Flags::HELD)
-            && may_hold(this, new_len, len_bytes)
-            && this.reactor().held.may_hold_more(new_len)
-    };
-    if may_wait { Ok(()) } else { flush(this) }
+    if flush_policy::may_wait(this, new_len) {
+        return Ok(());
+    }
+    flush(this)
 }
 
 /// Encrypts data that need not wait for other data, and passes it down. Returns the number of bytes that were
@@ -317,14 +287,14 @@ fn encrypt_joined(this: Tls<'_>) -> PyResult<Option<usize>> {
 #[inline]
 pub(super) fn control_app(this: Tls<'_>) -> PyResult<()> {
     if this.backlog.must_pause() {
-        return corked(this, || {
+        return flush_policy::corked(this, || {
             flow::pause(&this.event_loop, &this.calls, &this.to_bound())
-        });
+        })?;
     }
     if this.backlog.must_resume() {
-        corked(this, || {
+        flush_policy::corked(this, || {
             flow::resume(&this.event_loop, &this.calls, &this.to_bound())
-        })?;
+        })??;
         // Data that the callback has written may still be in the backlog. If an outer callback is running, the backlog
         // is flushed after that; otherwise it must be flushed here.
         if !this.flags.has(Flags::CORKED) && !this.backlog.is_empty() {

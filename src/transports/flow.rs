@@ -37,12 +37,9 @@ impl Watermarks {
         }
     }
 
-    /// Whether a write of `len_bytes` may wait for the end of the running step. A write above the high watermark may
-    /// not: whether it calls for `pause_writing` depends on how much of it the kernel takes, so it must be sent at
-    /// once.
     #[inline]
-    pub(crate) fn may_hold(&self, len_bytes: usize) -> bool {
-        len_bytes <= self.high.get()
+    pub(crate) fn high(&self) -> usize {
+        self.high.get()
     }
 
     pub(crate) fn is_paused(&self) -> bool {

@@ -5,7 +5,6 @@
 mod datagram;
 mod ending;
 mod files;
-pub(crate) mod flags;
 pub(crate) mod flow;
 mod lent_buffer;
 mod listener;

@@ -79,23 +79,6 @@ impl RawArgs {
     }
 }
 
-/// The number of bytes, if `number` is an exact int above 0.
-#[inline]
-pub(super) fn ordinary_len(number: *mut ffi::PyObject) -> Option<usize> {
-    // SAFETY: an argument of the call, which its caller keeps alive. Only an exact int is converted, and that fails
-    // only if the number is too large.
-    unsafe {
-        if ffi::PyLong_CheckExact(number) == 0 {
-            return None;
-        }
-        let len = ffi::PyLong_AsSsize_t(number);
-        if len == -1 {
-            ffi::PyErr_Clear();
-        }
-        usize::try_from(len).ok().filter(|len| *len > 0)
-    }
-}
-
 /// The result of an attempt.
 pub(super) enum Attempt<'py> {
     Done(Bound<'py, PyAny>),

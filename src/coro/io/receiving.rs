@@ -14,11 +14,12 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::by_base::BaseCall;
-use super::call::{Attempt, Operation, RawArgs, Surroundings, ordinary_len};
+use super::call::{Attempt, Operation, RawArgs, Surroundings};
 use super::exports::View;
 use super::socket::Socket;
 use super::socket_type::Method;
 use crate::binding::errors;
+use crate::binding::lengths::ordinary_len;
 use crate::binding::native_type::none;
 use crate::binding::new_bytes::NewBytes;
 use crate::event_loop::reactor::{Direction, Received, receive_direct};
@@ -61,7 +62,8 @@ impl Recv {
     #[inline]
     pub(super) fn new(args: RawArgs) -> Self {
         let len = match args.only_positional() {
-            Some(&[number]) => ordinary_len(number),
+            // SAFETY: an argument, which the caller keeps alive.
+            Some(&[number]) => unsafe { ordinary_len(number) },
             _ => None,
         };
         Self {
@@ -156,7 +158,8 @@ impl RecvInto {
     fn request<'py>(&self, py: Python<'py>) -> Option<(Bound<'py, PyAny>, Option<usize>)> {
         let (buffer, len) = match self.call.args.only_positional() {
             Some(&[buffer]) => (buffer, None),
-            Some(&[buffer, number]) => (buffer, Some(ordinary_len(number)?)),
+            // SAFETY: an argument, which the caller keeps alive.
+            Some(&[buffer, number]) => (buffer, Some(unsafe { ordinary_len(number) }?)),
             _ => return None,
         };
         // SAFETY: an argument, which the caller keeps alive.

@@ -1,26 +1,18 @@
-//! The list of transports that hold back small writes, so that the writes of several steps are sent one right after the
-//! other.
-//!
-//! A step is one call that the loop makes: a handle (and with it a task's step or a timer), the run of a coro, or the
-//! event of a source. The ready handles and coros of one iteration form a batch. The data that the steps of a batch
-//! write is sent after the last step of the batch, or earlier, after a step at whose end the list is due
-//! (`Held::is_due`). The data that is written while a source handles its event is sent when the source returns.
+//! The list of the transports that hold data, so that the writes of several steps are sent one right after the other.
+//! `flush_policy` decides what is held, and when.
 //!
 //! ```text
-//!   write() in a step --> the transport keeps the data --> hold(): the transport is put on the list
+//!   write() in a step --> the transport keeps the data --> push(): the transport is put on the list
 //!   the step returns  --> is the list empty? -- yes --> nothing to do, at the cost of one branch
 //!                            | no
 //!                            v
-//!                         was it the last step of the batch, or is the list due? -- no --> the list stays
+//!                         must the data be sent now? -- no --> the list stays
 //!                            | yes
 //!                            v
 //!                         each transport sends the data that it has
 //! ```
-//! The reason is the cost of waking a peer on the same machine: the send that wakes a sleeping process takes longer,
-//! and the sender pays for it. If sends follow each other closely, only the first one finds the peer asleep.
-//!
-//! The list belongs to the thread that runs the loop. It is empty between two batches and before each poll. No write is
-//! held outside of a run, in other threads, or while the list is being emptied: `may_hold` is false then.
+//! The list belongs to the thread that runs the loop. It is empty between two batches and before each poll. Outside of
+//! a run, in other threads, and while it is being emptied, it accepts no transport (`Held::is_accepting`).
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{c_int, c_void};
@@ -33,16 +25,6 @@ use pyo3::prelude::*;
 
 use crate::binding::current_thread;
 use crate::event_loop::source::{Deferred, DeferredCall};
-
-/// If a step still writes this long after the first held write, its writes are sent at once.
-const LATE_NS: u64 = 1_000_000;
-
-/// At the end of each step of a batch, the list is due if at least this many transports hold data, ...
-const BATCH_LEN: usize = 64;
-/// ... if they hold more than this many bytes, ...
-const BATCH_LEN_BYTES: usize = 256 * 1024;
-/// ... or if the first of them was put on the list this long ago.
-const BATCH_NS: u64 = 1_000_000;
 
 thread_local! {
     /// The list of the loop that runs in this thread; null if there is none. Set by `Holding`, which the list outlives.
@@ -127,63 +109,51 @@ impl Held {
         self.len.get() == 0
     }
 
-    /// Whether the held writes must be sent although more steps of the batch follow: many transports hold data, or they
-    /// hold much, or they have held it for long.
-    #[inline(never)]
-    fn is_due(&self) -> bool {
-        self.len.get() >= BATCH_LEN
-            || self.len_bytes.get() > BATCH_LEN_BYTES
-            || clock::now_ns() - self.since_ns.get() >= BATCH_NS
-    }
-
-    /// Whether a write may wait for the end of the running step. That is so if the loop runs in this thread.
+    /// Whether a write may be held now. That is so if the loop runs in this thread and is not sending the held data.
     #[inline]
-    pub(crate) fn may_hold(&self) -> bool {
+    pub(super) fn is_accepting(&self) -> bool {
         self.thread.get() == current_thread()
     }
 
-    /// Counts another `len_bytes` for an object that is already on the list. False if the first held write is so old
-    /// that the caller must send its data at once.
     #[inline]
-    pub(crate) fn may_hold_more(&self, len_bytes: usize) -> bool {
-        self.len_bytes.set(self.len_bytes.get() + len_bytes);
-        // The coarse clock is cheap, but may be behind `since_ns`. So the subtraction saturates.
-        clock::coarse_ns().saturating_sub(self.since_ns.get()) < LATE_NS
+    pub(super) fn len(&self) -> usize {
+        self.len.get()
+    }
+
+    #[inline]
+    pub(super) fn len_bytes(&self) -> usize {
+        self.len_bytes.get()
+    }
+
+    #[inline]
+    pub(super) fn since_ns(&self) -> u64 {
+        self.since_ns.get()
     }
 
     /// Puts an object with `len_bytes` to send on the list: `flush(object)` is called at the end of the running step or
-    /// of a later one of the batch. `may_hold` must be true.
+    /// of a later one of the batch. `is_accepting` must be true.
     #[inline]
-    pub(crate) fn hold(&self, object: Bound<'_, PyAny>, len_bytes: usize, flush: Deferred) {
+    pub(super) fn push(&self, object: Bound<'_, PyAny>, len_bytes: usize, flush: Deferred) {
         if self.is_empty() {
             self.since_ns.set(clock::now_ns());
             self.len_bytes.set(0);
         }
         self.len.set(self.len.get() + 1);
-        self.len_bytes.set(self.len_bytes.get() + len_bytes);
+        self.add_bytes(len_bytes);
         self.entries.borrow_mut().push(DeferredCall::new(object, flush));
     }
 
-    /// Called after a step has returned `result`: sends the held writes. Changes `result` only if sending raises an
-    /// exception that must leave the loop.
-    #[inline(always)]
-    pub(super) fn end_step(&self, py: Python<'_>, result: &mut PyResult<()>) {
-        if !self.is_empty() {
-            self.flush_into(py, result);
-        }
+    /// Counts another `len_bytes` for an object that is already on the list.
+    #[inline]
+    pub(super) fn add_bytes(&self, len_bytes: usize) {
+        self.len_bytes.set(self.len_bytes.get() + len_bytes);
     }
 
-    /// `end_step` for a step of a batch: sends the held writes only if this was the last step, or if they are due.
-    #[inline(always)]
-    pub(super) fn end_step_of_batch(&self, py: Python<'_>, result: &mut PyResult<()>, is_last: bool) {
-        if !self.is_empty() && (is_last || self.is_due()) {
-            self.flush_into(py, result);
-        }
-    }
-
-    /// A function of its own, so that a step without held writes costs one branch and no copy of its result.
+    /// Sends the held data at the end of a step that has returned `result`. Changes `result` only if sending raises an
+    /// exception that must leave the loop. A function of its own, so that a step without held data costs one branch
+    /// and no copy of its result.
     #[inline(never)]
-    fn flush_into(&self, py: Python<'_>, result: &mut PyResult<()>) {
+    pub(super) fn flush_into(&self, py: Python<'_>, result: &mut PyResult<()>) {
         let flushed = self.flush(py);
         if result.is_ok() {
             *result = flushed;

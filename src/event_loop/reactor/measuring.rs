@@ -1,7 +1,7 @@
 //! Measures how long the loop's steps take and how long they had to wait before. This needs readings of the clock, so
 //! it happens only when a program asks for it.
 //!
-//! A step is one call that the loop makes (see `held`). Its waiting time begins when it became ready:
+//! A step is one call that the loop makes (see `flush_policy`). Its waiting time begins when it became ready:
 //!
 //! ```text
 //!   a step that was scheduled                           became ready

@@ -24,11 +24,11 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::ending::{self, Ending};
-use super::flags::FlagCell;
 use super::flow::Watermarks;
 use super::object::{Body, TransportObject};
 use super::protocol::ProtocolCalls;
 use super::registration::Registration;
+use crate::binding::flags::FlagCell;
 use crate::binding::native_type::{This, traverse_cells};
 use crate::binding::object_cell::ObjectCell;
 use crate::event_loop::source::Source;

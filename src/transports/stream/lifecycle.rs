@@ -22,6 +22,7 @@ use crate::binding::log::{self, Topic};
 use crate::binding::names::names;
 use crate::binding::native_type::This;
 use crate::event_loop::pyloop::LoopObject;
+use crate::event_loop::reactor::flush_policy;
 use crate::transports::ending::{closed_error, fatal_error, finish};
 use crate::transports::object;
 use crate::transports::protocol::{ProtocolCalls, Receiver, run_in};
@@ -198,7 +199,7 @@ fn start(this: Stream<'_>) -> PyResult<()> {
             if is_accepted { "was accepted" } else { "is open" }.to_owned(),
         )
     });
-    let result = writing::corked(this, || this.calls.call(py, names(py).connection_made, &[&own]))?;
+    let result = flush_policy::corked(this, || this.calls.call(py, names(py).connection_made, &[&own]))?;
     let failed = match result {
         Ok(_) => Ok(()),
         Err(error) => fatal_error(
@@ -230,7 +231,7 @@ pub(super) fn close(this: Stream<'_>) -> PyResult<()> {
     if this.flags.has(Flags::CLOSING) {
         return Ok(());
     }
-    writing::uncork(this)?;
+    writing::send_collected(this)?;
     if this.flags.has(Flags::CLOSING) {
         return Ok(());
     }
@@ -255,7 +256,7 @@ pub(super) fn abort(this: Stream<'_>) -> PyResult<()> {
 
 /// `abort()` with an exception for `connection_lost`.
 pub(super) fn abort_with(this: Stream<'_>, exception: Option<Bound<'_, PyAny>>) -> PyResult<()> {
-    writing::uncork(this)?;
+    writing::send_collected(this)?;
     finish(this, exception)
 }
 

@@ -16,6 +16,7 @@ use crate::binding::names::names;
 use crate::binding::native_type::{Args, This, bool_object, method, none};
 use crate::binding::socket_object;
 use crate::event_loop::pyloop::LoopObject;
+use crate::event_loop::reactor::flush_policy;
 use crate::transports::object;
 
 type Object<'py> = PyResult<Bound<'py, PyAny>>;
@@ -37,7 +38,7 @@ fn write_eof<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
     if this.flags.has(Flags::CLOSING) || this.flags.has(Flags::EOF_WRITTEN) {
         return Ok(none(this.py()));
     }
-    writing::uncork(this)?;
+    writing::send_collected(this)?;
     this.flags.set(Flags::EOF_WRITTEN);
     if !this.flags.has(Flags::BLOCKED) && this.lost_writes.get() == 0 {
         writing::shutdown(this).map_err(|error| errors::os_error(&error))?;
@@ -72,7 +73,7 @@ fn is_closing<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
 }
 
 fn is_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
-    writing::send_held(this)?;
+    flush_policy::send_held(this)?;
     Ok(bool_object(
         this.py(),
         !this.flags.has(Flags::CLOSING | Flags::PAUSED),
@@ -105,7 +106,7 @@ fn resume_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
 
 fn get_write_buffer_size<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
     // Corked data is not waiting for the peer, so it is sent before the size is determined.
-    writing::uncork(this)?;
+    writing::send_collected(this)?;
     let len_bytes = this.outgoing.len_bytes();
     Ok(len_bytes.into_pyobject(this.py())?.into_any())
 }
@@ -121,7 +122,7 @@ fn get_write_buffer_limits<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'
 
 fn set_write_buffer_limits<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
     let limits = args.bind()?;
-    writing::send_held(this)?;
+    flush_policy::send_held(this)?;
     this.outgoing.watermarks.set_from(limits)?;
     if this.flags.has(Flags::BLOCKED) {
         writing::maybe_pause(this)?;
@@ -133,7 +134,7 @@ fn set_protocol<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
     if let Some(protocol) = args.get(0) {
         // If the kernel does not take all of the held data, `pause_writing` must go to the protocol that has written
         // it.
-        writing::send_held(this)?;
+        flush_policy::send_held(this)?;
         this.calls.bind(&protocol)?;
     }
     Ok(none(this.py()))
@@ -149,7 +150,7 @@ fn get_extra_info<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
     };
     let default = default.unwrap_or_else(|| none(py));
     if name.eq(names(py).socket.bind(py))? {
-        writing::uncork(this)?;
+        writing::send_collected(this)?;
     }
     let extra = object::extra_dict(this)?;
     if let Some(known) = extra.get_item(&name)? {
@@ -407,7 +408,7 @@ fn methods() -> Vec<ffi::PyMethodDef> {
 /// The same object as `get_extra_info("socket")`, a `TransportSocket`. asyncio's attribute is the socket itself.
 fn get_socket(this: Stream<'_>) -> Object<'_> {
     let py = this.py();
-    writing::uncork(this)?;
+    writing::send_collected(this)?;
     match socket_of(this)? {
         Some(socket) if this.fd() >= 0 => socket_object::guarded(&socket),
         _ => Ok(none(py)),

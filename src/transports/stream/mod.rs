@@ -28,13 +28,13 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::ending::{self, Ending};
-use super::flags::FlagCell;
 use super::object::{self, Body, TransportObject};
 use super::outgoing::Outgoing;
 use super::protocol::ProtocolCalls;
 use super::registration::Registration;
 use crate::binding::attributes::OwnMethods;
 use crate::binding::errors;
+use crate::binding::flags::FlagCell;
 use crate::binding::native_type::{NativeType, This};
 use crate::binding::object_cell::ObjectCell;
 use crate::binding::socket_object;
@@ -46,7 +46,7 @@ pub(super) use methods::{loop_methods, register};
 
 bitflags::bitflags! {
     #[derive(Clone, Copy)]
-    struct Flags: u16 {
+    pub(super) struct Flags: u16 {
         /// `pause_reading()` is in force.
         const PAUSED = 1;
         /// `close()` or `abort()` was called, or the connection failed.

@@ -11,11 +11,12 @@ use grapeshot_core::sys::socket;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use super::{Flags, Stream, lifecycle, sync_interest, writing};
+use super::{Flags, Stream, lifecycle, sync_interest};
 use crate::binding::errors;
 use crate::binding::log::{self, Topic};
 use crate::binding::names::names;
 use crate::binding::new_bytes::{self, NewBytes};
+use crate::event_loop::reactor::flush_policy;
 use crate::transports::protocol::Receiver;
 use crate::transports::stream_reader::Feed;
 use crate::transports::{ending, object};
@@ -59,7 +60,7 @@ fn read_object(this: Stream<'_>, fd: RawFd) -> PyResult<()> {
             if log::is_on(Topic::Io) {
                 note_read(this, data.len().unwrap_or(0));
             }
-            let result = writing::corked(this, || match this.calls.receiver() {
+            let result = flush_policy::corked(this, || match this.calls.receiver() {
                 Receiver::Data => this.calls.call_data_received(py, &data),
                 _ => this.calls.deliver(py, data.cast::<PyBytes>()?),
             })?;
@@ -115,7 +116,7 @@ fn read_into_reader<'py>(this: Stream<'py>, fd: RawFd, feed: Feed<'py>) -> PyRes
         Ok((len_bytes, refused)) => {
             note_read(this, len_bytes);
             this.read_size.note(len_bytes, capacity);
-            let result = writing::corked(this, || match refused {
+            let result = flush_policy::corked(this, || match refused {
                 None => this.calls.finish_feed(feed),
                 Some(data) => this.calls.call_data_received(this.py(), &data),
             })?;
@@ -174,7 +175,7 @@ fn receive_direct(this: Stream<'_>, fd: RawFd, capacity: usize) -> Result<Option
 /// For a native protocol: receives into the scratch buffer and lends the protocol the data there.
 fn read_native(this: Stream<'_>, fd: RawFd) -> PyResult<()> {
     let py = this.py();
-    let outcome = writing::corked(this, || {
+    let outcome = flush_policy::corked(this, || {
         this.reactor().scratch.with(|scratch| {
             // SAFETY: the buffer is borrowed for the length of the call.
             let result = unsafe { socket::recv(fd, scratch.as_mut_ptr(), scratch.len()) };
@@ -200,7 +201,7 @@ fn read_native(this: Stream<'_>, fd: RawFd) -> PyResult<()> {
 fn read_into_protocol(this: Stream<'_>) -> PyResult<()> {
     let py = this.py();
     let mut stage = "Fatal error: protocol.get_buffer() call failed.";
-    let received = writing::corked(this, || {
+    let received = flush_policy::corked(this, || {
         this.calls.in_context(py, || {
             let hint = (-1_i32).into_pyobject(py)?;
             this.calls.fill_buffer(py, hint.as_any(), |memory, capacity| {
@@ -244,7 +245,7 @@ fn on_read_error(this: Stream<'_>, error: &io::Error) -> PyResult<()> {
 fn on_eof(this: Stream<'_>) -> PyResult<()> {
     let py = this.py();
     object::log_change(this, "%r received EOF")?;
-    let answer = writing::corked(this, || {
+    let answer = flush_policy::corked(this, || {
         this.calls.call(py, names(py).eof_received, &[])?.is_truthy()
     })?;
     match answer {

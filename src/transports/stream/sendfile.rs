@@ -22,7 +22,7 @@ pub(super) fn start(this: Stream<'_>, future: Bound<'_, PyAny>) -> PyResult<()> 
     if this.flags.has(Flags::SENDFILE) {
         return Err(PyRuntimeError::new_err("another sendfile is in progress"));
     }
-    writing::uncork(this)?;
+    writing::send_collected(this)?;
     check_connected(this)?;
     this.flags.set(Flags::SENDFILE);
     if this.flags.has(Flags::BLOCKED) {

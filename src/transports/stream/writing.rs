@@ -1,16 +1,8 @@
 //! The write side.
 //!
-//! Small writes are collected and sent in one system call, so that a reply in four writes costs a single `writev`.
-//! Writes in a callback of the transport's own protocol are sent when the callback returns (they are corked). Writes in
-//! any other code that the loop runs are sent at the end of the running step (they are held). Large writes are sent at
-//! once, and so are all writes while no loop runs. Data that the kernel does not take waits until the socket is
-//! writable, under the control of the watermarks.
-//!
-//! ```text
-//!   write --> in own callback: corked ---.                   .--- small, in a step: held
-//!                                        v                   v
-//!   callback returns, above CORK_LEN --> flush <-- end of step, above HOLD_LEN, step takes long, state is queried
-//! ```
+//! Small writes are corked or held and then sent in one system call, so that a reply in four writes costs a single
+//! `writev`; `flush_policy` decides when. Data that the kernel does not take waits until the socket is writable, under
+//! the control of the watermarks.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -22,82 +14,54 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::{Flags, Stream, StreamBody, sync_interest};
+use super::{Flags, Stream, StreamBody, StreamObject, sync_interest};
 use crate::binding::errors;
+use crate::binding::flags::FlagCell;
 use crate::binding::log::{self, Topic};
-use crate::binding::native_type::This;
+use crate::event_loop::reactor::Held;
+use crate::event_loop::reactor::flush_policy::{self, Flushable};
 use crate::transports::ending;
 use crate::transports::flow;
 use crate::transports::outgoing::Data;
 
-/// Corked data beyond this is sent at once. It fills whole system calls anyway, and memory must not fill with data that
-/// the kernel would take.
-const CORK_LEN: usize = 64 * 1024;
-
-/// Held data beyond this is sent at once, while it is still in the processor's cache.
-const HOLD_LEN: usize = 16 * 1024;
-
 /// Several chunks of at most this many bytes in total are copied into one buffer and sent from there.
 const JOINED_LEN: usize = 2 * 1024;
 
-/// Runs `call`, a callback of the protocol, with writes corked, and then sends the data that it has written. The outer
-/// error is for exceptions that must leave the loop; the inner result is the callback's.
-#[inline]
-pub(super) fn corked<R>(this: Stream<'_>, call: impl FnOnce() -> PyResult<R>) -> PyResult<PyResult<R>> {
-    let was_corked = this.flags.has(Flags::CORKED);
-    this.flags.set(Flags::CORKED);
-    let result = call();
-    if !was_corked {
-        this.flags.clear(Flags::CORKED);
-        uncork(this)?;
+impl Flushable for StreamObject {
+    type Flags = Flags;
+    const CORKED: Flags = Flags::CORKED;
+    const HELD: Flags = Flags::HELD;
+    const HELD_LEN: usize = flush_policy::HELD_STREAM_LEN;
+
+    fn flags(&self) -> &FlagCell<Flags> {
+        &self.flags
     }
-    Ok(result)
+
+    fn held(&self) -> &Held {
+        &self.reactor().held
+    }
+
+    fn unsent_len(&self) -> usize {
+        self.outgoing.len_bytes()
+    }
+
+    fn high_watermark(&self) -> usize {
+        self.outgoing.watermarks.high()
+    }
+
+    #[inline]
+    fn flush(this: Stream<'_>) -> PyResult<()> {
+        send_collected(this)
+    }
 }
 
-/// Sends corked data, if there is any.
+/// Sends corked and held data, if there is any.
 #[inline]
-pub(super) fn uncork(this: Stream<'_>) -> PyResult<()> {
+pub(super) fn send_collected(this: Stream<'_>) -> PyResult<()> {
     if this.flags.has(Flags::BLOCKED) || this.outgoing.is_empty() {
         return Ok(());
     }
     flush(this)
-}
-
-/// Sends held data, so that the caller finds the transport in the state that it would have if each write had been sent
-/// at once. Corked data stays.
-#[inline]
-pub(super) fn send_held(this: Stream<'_>) -> PyResult<()> {
-    if this.flags.has(Flags::HELD) && !this.flags.has(Flags::CORKED) {
-        return uncork(this);
-    }
-    Ok(())
-}
-
-/// Sends the held data at the end of the step that has written it.
-///
-/// # Safety
-/// The loop calls this with a stream transport, to which it holds a reference.
-unsafe fn end_hold(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
-    // SAFETY: the caller's contract.
-    let this: Stream<'_> = unsafe { This::new(py, object) };
-    // The flag stays set during the call: if code that runs inside it writes (the `fileno()` of an unusual socket
-    // object), the new data must go behind the old.
-    let sent = uncork(this);
-    this.flags.clear(Flags::HELD);
-    sent
-}
-
-/// Whether a write of `len_bytes` to a transport with an empty out-buffer may wait for the end of the running step.
-#[inline]
-fn may_hold(this: Stream<'_>, len_bytes: usize) -> bool {
-    len_bytes <= HOLD_LEN && this.outgoing.watermarks.may_hold(len_bytes) && this.reactor().held.may_hold()
-}
-
-/// Keeps the content of the out-buffer until the end of the running step.
-#[inline]
-fn hold(this: Stream<'_>, len_bytes: usize) {
-    this.flags.set(Flags::HELD);
-    this.reactor().held.hold(this.to_bound(), len_bytes, end_hold);
 }
 
 /// Sends from the out-buffer until it is empty or the kernel takes no more. The rest then waits until the socket is
@@ -180,7 +144,7 @@ pub(super) fn on_writable(this: Stream<'_>) -> PyResult<()> {
         this.flags.clear(Flags::BLOCKED);
     }
     // The protocol may write or close inside resume_writing; its writes are corked as in any other callback.
-    corked(this, || maybe_resume(this))??;
+    flush_policy::corked(this, || maybe_resume(this))??;
     if this.flags.has(Flags::BLOCKED) || this.lost_writes.get() != 0 {
         return Ok(());
     }
@@ -215,7 +179,7 @@ pub(super) fn write(this: Stream<'_>, data: *mut ffi::PyObject) -> PyResult<()> 
 #[inline]
 pub(super) fn write_collected(this: Stream<'_>, data: *mut ffi::PyObject) -> PyResult<()> {
     write_or_hold(this, data, false)?;
-    send_held(this)
+    flush_policy::send_held(this)
 }
 
 #[inline(always)]
@@ -232,10 +196,10 @@ fn write_or_hold(this: Stream<'_>, data: *mut ffi::PyObject, is_holdable: bool) 
         this.outgoing.push(&source)?;
         return after_push(this, bytes.len());
     }
-    if is_holdable && may_hold(this, bytes.len()) {
+    if is_holdable && flush_policy::may_hold(this, bytes.len()) {
         this.outgoing.push(&source)?;
         this.reactor().counters.corked_writes.add(1);
-        hold(this, bytes.len());
+        flush_policy::hold(this, bytes.len());
         return Ok(());
     }
     let fd = this.usable_fd(py);
@@ -282,9 +246,9 @@ pub(super) fn writelines(this: Stream<'_>, items: &Bound<'_, PyAny>) -> PyResult
     if this.flags.has(Flags::CORKED | Flags::BLOCKED | Flags::HELD) {
         return after_push(this, new_len);
     }
-    if may_hold(this, this.outgoing.len_bytes()) {
+    if flush_policy::may_hold(this, new_len) {
         this.reactor().counters.corked_writes.add(1);
-        hold(this, new_len);
+        flush_policy::hold(this, new_len);
         return Ok(());
     }
     flush(this)
@@ -315,20 +279,17 @@ fn refused(this: Stream<'_>, method: &str) -> PyErr {
     PyRuntimeError::new_err(format!("unable to {method}; sendfile is in progress"))
 }
 
-/// To be called after `new_len` bytes were queued behind other data. Corked and held data is sent once there is enough
-/// of it; if the socket is blocked, the protocol may have to be paused.
+/// To be called after `new_len` bytes were queued behind other data. Corked and held data is sent if it may not wait; if
+/// the socket is blocked, the protocol may have to be paused.
 fn after_push(this: Stream<'_>, new_len: usize) -> PyResult<()> {
     if this.flags.has(Flags::BLOCKED) {
         return maybe_pause(this);
     }
     this.reactor().counters.corked_writes.add(1);
-    let len_bytes = this.outgoing.len_bytes();
-    let may_wait = if this.flags.has(Flags::CORKED) {
-        len_bytes <= CORK_LEN
-    } else {
-        may_hold(this, len_bytes) && this.reactor().held.may_hold_more(new_len)
-    };
-    if may_wait { Ok(()) } else { flush(this) }
+    if flush_policy::may_wait(this, new_len) {
+        return Ok(());
+    }
+    flush(this)
 }
 
 /// Calls `pause_writing` if the unsent data has risen above the high watermark.

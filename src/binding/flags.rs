@@ -1,4 +1,4 @@
-//! The flags of a transport. They are in a cell, because a call into Python may re-enter any method of the transport
+//! The flags of a native object. They are in a cell, because a call into Python may re-enter any method of the object
 //! and so nothing may hold a borrow of them.
 
 use std::cell::Cell;

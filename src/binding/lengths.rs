@@ -1,0 +1,24 @@
+//! Lengths that programs pass to native functions.
+
+use pyo3::ffi;
+
+/// The number of bytes, if `number` is an exact int above 0 and within range. For anything else the caller leaves the
+/// work to Python's own method, which handles 0 and raises the right error for a wrong value.
+///
+/// # Safety
+/// `number` is null or a live object.
+#[inline]
+pub(crate) unsafe fn ordinary_len(number: *mut ffi::PyObject) -> Option<usize> {
+    // SAFETY: the object is alive (contract). Only an exact int is converted, which fails only if the number is too
+    // large.
+    unsafe {
+        if number.is_null() || ffi::PyLong_CheckExact(number) == 0 {
+            return None;
+        }
+        let len = ffi::PyLong_AsSsize_t(number);
+        if len == -1 {
+            ffi::PyErr_Clear();
+        }
+        usize::try_from(len).ok().filter(|len| *len > 0)
+    }
+}

@@ -1,0 +1,197 @@
+//! When written data leaves: the rules and their bounds, for stream transports and for TLS.
+//!
+//! Data that is written in several small pieces should leave together: in one system call, and under TLS in as few
+//! records as it fills. So a transport collects small writes instead of sending each of them at once:
+//!
+//! ```text
+//!   write() -- in a callback of the transport's own protocol? -- yes --> corked: sent when the callback returns, and
+//!      | no                                                              before that if there is too much of it
+//!   small, and in a step of a running loop? -------------------- yes --> held: sent at the end of the step or of its
+//!      | no                                                              batch, and before that if there is too much
+//!   sent now                                                             of it or the step takes long
+//! ```
+//! Data that the kernel or the transport below does not take is not a matter of this policy. It waits until there is
+//! room, and all later writes wait behind it.
+//!
+//! A step is one call that the loop makes: a handle (and with it a task's step or a timer), the run of a coro, or the
+//! event of a source. The ready handles and coros of one iteration form a batch. The data that a source's event has
+//! held is sent when the source returns. The data that the steps of a batch have held is sent after the last step of
+//! the batch, or after an earlier step at whose end it is due. The reason for not sending it after each step is the
+//! cost of waking a peer on the same machine: the send that wakes a sleeping process takes longer, and the sender pays
+//! for it. If sends follow each other closely, only the first one finds the peer asleep.
+//!
+//! A held write must not be noticeable. So the calls that would reveal it send it first (`send_held`), and so does a
+//! fork. The list of the transports that hold data is in `held`.
+//!
+//! Writes to pipes and to datagram sockets are not collected, because each can be a unit for its reader. Nor are those
+//! to a coro's socket, because `send` returns what the system call returns.
+
+use grapeshot_core::sys::clock;
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use super::Held;
+use crate::binding::flags::FlagCell;
+use crate::binding::native_type::This;
+
+/// Corked data beyond this is sent at once. It fills whole system calls and records anyway, and memory must not fill
+/// with data that the kernel would take.
+const CORKED_LEN: usize = 64 * 1024;
+
+/// A larger write is not held: it is worth a system call of its own, and fills a TLS record.
+const HELD_WRITE_LEN: usize = 16 * 1024;
+/// A stream sends held data beyond this at once, while it is still in the processor's cache.
+pub(crate) const HELD_STREAM_LEN: usize = 16 * 1024;
+/// TLS encrypts held plaintext beyond this at once. It may hold more than a stream, so that small writes fill records.
+pub(crate) const HELD_TLS_LEN: usize = 64 * 1024;
+/// If a step still writes this long after the first held write, its writes are sent at once.
+const LATE_NS: u64 = 1_000_000;
+
+/// At the end of each step of a batch, the held data is due if at least this many transports hold data, ...
+const BATCH_LEN: usize = 64;
+/// ... if they hold more than this many bytes, ...
+const BATCH_LEN_BYTES: usize = 256 * 1024;
+/// ... or if the first of them has held data for this long.
+const BATCH_NS: u64 = 1_000_000;
+
+/// A transport that collects small writes.
+pub(crate) trait Flushable: Sized {
+    type Flags: bitflags::Flags + Copy;
+    /// Set while a callback of the transport's own protocol runs.
+    const CORKED: Self::Flags;
+    /// Set while the transport is on the loop's list.
+    const HELD: Self::Flags;
+    /// Held data beyond this is sent at once.
+    const HELD_LEN: usize;
+
+    fn flags(&self) -> &FlagCell<Self::Flags>;
+
+    /// The loop's list of the transports that hold data.
+    fn held(&self) -> &Held;
+
+    /// The number of bytes that were written and not sent yet.
+    fn unsent_len(&self) -> usize;
+
+    /// The high watermark in bytes.
+    fn high_watermark(&self) -> usize;
+
+    /// Sends the collected data, if there is any and it can be sent now.
+    fn flush(this: This<'_, Self>) -> PyResult<()>;
+
+    /// Called at the end of a cork.
+    #[inline]
+    fn uncork(this: This<'_, Self>, _has_raised: bool) -> PyResult<()> {
+        Self::flush(this)
+    }
+}
+
+// ---- corked ----------------------------------------------------------------------------------------------------
+
+/// Runs `call`, a callback of the protocol, with writes corked, and then ends the cork. The outer error is for
+/// exceptions that must leave the loop; the inner result is the callback's.
+#[inline]
+pub(crate) fn corked<T: Flushable, R>(
+    this: This<'_, T>,
+    call: impl FnOnce() -> PyResult<R>,
+) -> PyResult<PyResult<R>> {
+    let was_corked = this.flags().has(T::CORKED);
+    this.flags().set(T::CORKED);
+    let result = call();
+    if !was_corked {
+        this.flags().clear(T::CORKED);
+        T::uncork(this, result.is_err())?;
+    }
+    Ok(result)
+}
+
+// ---- held ------------------------------------------------------------------------------------------------------
+
+/// Whether a write of `len_bytes`, before which no other data waits, may be held.
+#[inline]
+pub(crate) fn may_hold<T: Flushable>(this: This<'_, T>, len_bytes: usize) -> bool {
+    is_small(this, len_bytes, len_bytes) && this.held().is_accepting()
+}
+
+/// Holds the data that was written first: `len_bytes`, for which `may_hold` has returned true.
+#[inline]
+pub(crate) fn hold<T: Flushable>(this: This<'_, T>, len_bytes: usize) {
+    this.flags().set(T::HELD);
+    this.held().push(this.to_bound(), len_bytes, end_hold::<T>);
+}
+
+/// Whether the last `new_len` bytes may wait together with the corked or held data before them. If not, all of it must
+/// be sent now.
+#[inline]
+pub(crate) fn may_wait<T: Flushable>(this: This<'_, T>, new_len: usize) -> bool {
+    let len_bytes = this.unsent_len();
+    if this.flags().has(T::CORKED) {
+        return len_bytes <= CORKED_LEN;
+    }
+    let held = this.held();
+    if !this.flags().has(T::HELD) || !is_small(this, new_len, len_bytes) || !held.is_accepting() {
+        return false;
+    }
+    held.add_bytes(new_len);
+    // The coarse clock is cheap, but may be behind `since_ns`. So the subtraction saturates.
+    clock::coarse_ns().saturating_sub(held.since_ns()) < LATE_NS
+}
+
+/// Whether a write of `new_len` bytes, after which `len_bytes` are unsent, is small enough to be held. Above the high
+/// watermark it is not: whether it calls for `pause_writing` depends on how much of it the kernel takes, so it must be
+/// sent at once.
+#[inline]
+fn is_small<T: Flushable>(this: This<'_, T>, new_len: usize, len_bytes: usize) -> bool {
+    new_len <= HELD_WRITE_LEN && len_bytes <= T::HELD_LEN && len_bytes <= this.high_watermark()
+}
+
+/// Sends held data, so that the caller finds the transport in the state that it would have if each write had been sent
+/// at once. Corked data stays.
+#[inline]
+pub(crate) fn send_held<T: Flushable>(this: This<'_, T>) -> PyResult<()> {
+    if this.flags().has(T::HELD) && !this.flags().has(T::CORKED) {
+        return T::flush(this);
+    }
+    Ok(())
+}
+
+/// Sends the held data of a transport that was taken off the list.
+///
+/// # Safety
+/// `object` is a live object of layout `T`.
+unsafe fn end_hold<T: Flushable>(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
+    // SAFETY: the caller's contract.
+    let this: This<'_, T> = unsafe { This::new(py, object) };
+    // The flag stays set during the call: if code that runs inside it writes (the `fileno()` of an unusual socket
+    // object, a callback of the SSLContext), the new data must go behind the old.
+    let sent = T::flush(this);
+    this.flags().clear(T::HELD);
+    sent
+}
+
+impl Held {
+    /// Called after a source's event has returned `result`, before each poll, and at the end of a run: sends the held
+    /// data. Changes `result` only if sending raises an exception that must leave the loop.
+    #[inline(always)]
+    pub(super) fn end_step(&self, py: Python<'_>, result: &mut PyResult<()>) {
+        if !self.is_empty() {
+            self.flush_into(py, result);
+        }
+    }
+
+    /// `end_step` for a step of a batch: sends the held data only if this was the last step, or if it is due.
+    #[inline(always)]
+    pub(super) fn end_step_of_batch(&self, py: Python<'_>, result: &mut PyResult<()>, is_last: bool) {
+        if !self.is_empty() && (is_last || is_due(self)) {
+            self.flush_into(py, result);
+        }
+    }
+}
+
+/// Whether the held data must be sent although more steps of the batch follow: many transports hold data, or they hold
+/// much, or they have held it for long.
+#[inline(never)]
+fn is_due(held: &Held) -> bool {
+    held.len() >= BATCH_LEN
+        || held.len_bytes() > BATCH_LEN_BYTES
+        || clock::now_ns() - held.since_ns() >= BATCH_NS
+}
