@@ -1,28 +1,71 @@
-//! Offsets in the interpreter's structures, checked by a C compiler against its headers: every
+//! Has a C compiler check the offsets in the interpreter's structures against the interpreter's headers.
 //!
-//! ```text
-//!     const NAME: usize = 16; // int PyThreadState.tracing
-//!     const NAME: Option<usize> = Some(16); // void *PyThreadState.context
-//!     const NAME: usize = 24; // sizeof(_PyCFrame)
-//! ```
-//!
-//! in `src/coro/pystate` becomes a static assertion about the offset and the size of that field. The numbers are written
-//! only there. Where there are no headers or no compiler, and when the build is for another machine, a warning says so,
+//! The tables of offsets in `src/coro/pystate` are modules of this script, too. Each of their rows (`pystate/mod.rs` says
+//! how they are written) becomes static assertions about the offset and the type of a field, or about the size of a
+//! structure. Where there are no headers or no compiler, and when the build is for another machine, a warning says so,
 //! and the check at import (`pystate/check.rs`) remains.
 //!
 //! The compiler is called directly: it only has to read one file, which needs no crate.
 
 use std::env;
-use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use pyo3_build_config::InterpreterConfig;
 
+/// A row of a table.
+struct Row {
+    name: &'static str,
+    /// None if this version does not have the field.
+    value: Option<usize>,
+    place: Option<Place>,
+}
+
+/// What a row describes.
+enum Place {
+    /// A field: its C type, the structure, and its name there.
+    Field(&'static str, &'static str, &'static str),
+    /// A whole structure.
+    Whole(&'static str),
+}
+
+macro_rules! offsets {
+    ($(
+        $name:ident: $kind:ty = $value:expr
+        $(=> $c_type:literal $owner:ident . $field:ident $(. $inner:ident)*)?
+        $(=> sizeof($whole:ident))?
+    ;)*) => {
+        pub(super) fn rows() -> Vec<super::Row> {
+            vec![$(super::Row {
+                name: stringify!($name),
+                value: <$kind as Into<Option<usize>>>::into($value),
+                place: None
+                    $(.or(Some(super::Place::Field(
+                        $c_type,
+                        stringify!($owner),
+                        concat!(stringify!($field) $(, ".", stringify!($inner))*),
+                    ))))?
+                    $(.or(Some(super::Place::Whole(stringify!($whole)))))?,
+            }),*]
+        }
+    };
+}
+
+#[path = "src/coro/pystate/common_offsets.rs"]
+mod common;
+#[path = "src/coro/pystate/v311_offsets.rs"]
+mod v311;
+#[path = "src/coro/pystate/v312_offsets.rs"]
+mod v312;
+#[path = "src/coro/pystate/v313_offsets.rs"]
+mod v313;
+#[path = "src/coro/pystate/v314_offsets.rs"]
+mod v314;
+#[path = "src/coro/pystate/v315_offsets.rs"]
+mod v315;
+
 const FOLDER: &str = "src/coro/pystate";
-/// Beside the file of the version.
-const COMMON: [&str; 4] = ["mod.rs", "chunk.rs", "check.rs", "code.rs"];
 const HEADERS: &str = "#define Py_BUILD_CORE 1
 #include <stddef.h>
 #include <Python.h>
@@ -48,94 +91,53 @@ pub fn check() -> Result<(), String> {
     println!("cargo::rerun-if-env-changed=PYO3_PYTHON");
     let config = pyo3_build_config::get();
     let version = config.version();
-    let file = format!("v{}{}.rs", version.major, version.minor);
-    if config.is_free_threaded() || !Path::new(FOLDER).join(&file).exists() {
+    if config.is_free_threaded() {
         return Ok(()); // none.rs: `coro` refuses to be imported
     }
-    let assertions = assertions(&file)?;
+    let rows = match (version.major, version.minor) {
+        (3, 11) => v311::rows(),
+        (3, 12) => v312::rows(),
+        (3, 13) => v313::rows(),
+        (3, 14) => v314::rows(),
+        (3, 15) => v315::rows(),
+        _ => return Ok(()), // none.rs as well
+    };
+    let file = format!("{FOLDER}/v{}{}_offsets.rs", version.major, version.minor);
+    let mut text = HEADERS.to_owned();
+    for row in common::rows().iter().chain(&rows) {
+        text += &assertions(row).map_err(|error| format!("{file}: {error}"))?;
+    }
     match Compiler::find(config).and_then(|compiler| compiler.read(HEADERS).map(|()| compiler)) {
-        Ok(compiler) => compiler
-            .read(&format!("{HEADERS}{assertions}"))
-            .map_err(|output| {
-                format!(
-                    "{FOLDER}/{file} does not fit the headers of Python {}.{}:\n{output}",
-                    version.major, version.minor
-                )
-            }),
+        Ok(compiler) => compiler.read(&text).map_err(|output| {
+            format!(
+                "{file} does not fit the headers of Python {}.{}:\n{output}",
+                version.major, version.minor
+            )
+        }),
         Err(reason) => {
             let reason = reason.lines().next().unwrap_or_default();
             println!(
-                "cargo::warning=the offsets in {FOLDER}/{file} were not compared with Python's headers: {reason}"
+                "cargo::warning=the offsets in {file} were not compared with Python's headers: {reason}"
             );
             Ok(())
         }
     }
 }
 
-/// The static assertions of the constants of this version. Err if one of its constants does not name its field.
-fn assertions(file: &str) -> Result<String, String> {
-    let mut text = String::new();
-    for name in COMMON.into_iter().chain([file]) {
-        let path = format!("{FOLDER}/{name}");
-        let source = fs::read_to_string(&path).map_err(|error| format!("{path}: {error}"))?;
-        for (number, line) in source.lines().enumerate() {
-            let Some((constant, value)) = constant(line) else {
-                continue;
-            };
-            match line
-                .split_once("// ")
-                .and_then(|(_, field)| assertion(field, constant, value))
-            {
-                Some(assertion) => text.push_str(&assertion),
-                None if name == file => {
-                    return Err(format!(
-                        "{path}:{}: {constant} does not name its field",
-                        number + 1
-                    ));
-                }
-                None => {}
-            }
-        }
+/// The static assertions of a row. Err if it has a value but does not say of what, or the other way round.
+fn assertions(row: &Row) -> Result<String, String> {
+    let name = row.name;
+    match (row.value, &row.place) {
+        (None, None) => Ok(String::new()),
+        (Some(value), Some(Place::Whole(owner))) => Ok(format!(
+            "_Static_assert(sizeof({owner}) == {value}, \"{name}: sizeof({owner}) is not {value}\");\n"
+        )),
+        (Some(value), Some(Place::Field(c_type, owner, path))) => Ok(format!(
+            "_Static_assert(offsetof({owner}, {path}) == {value}, \"{name}: {owner}.{path} is not at {value}\");\n\
+             _Static_assert(sizeof((({owner} *)0)->{path}) == sizeof({c_type}), \"{name}: {owner}.{path} is no {c_type}\");\n"
+        )),
+        _ => Err(format!("{name} needs both a value and a field, or neither")),
     }
-    Ok(text)
-}
-
-/// Name and number of a line that defines an offset, None for any other line, and for a field that is not there.
-fn constant(line: &str) -> Option<(&str, usize)> {
-    let (name, rest) = line
-        .trim_start()
-        .trim_start_matches("pub(super) ")
-        .strip_prefix("const ")?
-        .split_once(": ")?;
-    let value = rest
-        .strip_prefix("usize = ")
-        .or_else(|| rest.strip_prefix("Option<usize> = Some("))?
-        .split([';', ')'])
-        .next()?;
-    Some((name, value.parse().ok()?))
-}
-
-/// `field` is `type Struct.field` or `sizeof(type)`.
-fn assertion(field: &str, constant: &str, value: usize) -> Option<String> {
-    let mut text = String::new();
-    if field.starts_with("sizeof(") && field.ends_with(')') {
-        writeln!(
-            text,
-            "_Static_assert({field} == {value}, \"{constant}: {field} is not {value}\");"
-        )
-        .ok()?;
-        return Some(text);
-    }
-    let (owner, name) = field.split_once('.')?;
-    let start = owner.rfind([' ', '*'])? + 1;
-    let (kind, owner) = (owner[..start].trim_end(), &owner[start..]);
-    writeln!(
-        text,
-        "_Static_assert(offsetof({owner}, {name}) == {value}, \"{constant}: {owner}.{name} is not at {value}\");\n\
-         _Static_assert(sizeof((({owner} *)0)->{name}) == sizeof({kind}), \"{constant}: {owner}.{name} is no {kind}\");"
-    )
-    .ok()?;
-    Some(text)
 }
 
 struct Compiler {

@@ -16,13 +16,14 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
+use crate::binding::args::Args;
 use crate::binding::audit;
 use crate::binding::names::names;
-use crate::binding::native_type::{Args, This, extend_type, method};
+use crate::binding::native_type::This;
+use crate::binding::object_result::ObjectResult;
+use crate::binding::rows::{extend_type, row};
 use crate::event_loop::pyloop::LoopObject;
 use crate::sock;
-
-type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
 /// Flags that do not change the answer for a literal with a numeric port.
 const HARMLESS_FLAGS: c_int = libc::AI_PASSIVE | libc::AI_NUMERICHOST | libc::AI_NUMERICSERV;
@@ -258,7 +259,7 @@ fn info<'py>(kinds: &Bound<'py, PyAny>, address: &Bound<'py, PyTuple>) -> PyResu
 
 /// `loop.getaddrinfo(host, port, *, family=0, type=0, proto=0, flags=0)`: returns a coroutine, whether or not the
 /// answer is known already.
-fn getaddrinfo<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn getaddrinfo<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     if let Some(answer) = answer(this, &args)? {
         return sock::answered(this, answer);
     }
@@ -279,8 +280,8 @@ fn getaddrinfo<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<
 
 /// The methods that this module adds to the loop's type.
 pub(crate) fn loop_methods() -> Vec<ffi::PyMethodDef> {
-    vec![method!(
-        LoopObject,
+    vec![row!(
+        method,
         getaddrinfo,
         "getaddrinfo(host, port, *, family=0, type=0, proto=0, flags=0)",
         "Return what socket.getaddrinfo() returns, without blocking the loop."

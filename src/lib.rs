@@ -16,7 +16,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
-use binding::native_type;
+use binding::rows;
 use event_loop::{loop_methods, pyloop};
 
 /// The extension module `grapeshot._core`.
@@ -57,5 +57,5 @@ fn bind_methods(kind: &Bound<'_, PyType>) -> PyResult<()> {
     methods.extend(sock::loop_methods());
     methods.extend(dns::loop_methods());
     let base = kind.py().import("grapeshot._core")?.getattr("Loop")?;
-    native_type::bind_methods(kind, &base, methods)
+    rows::bind_methods(kind, &base, methods)
 }

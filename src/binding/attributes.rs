@@ -17,7 +17,8 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyString};
 
 use super::names::Kept;
-use super::native_type::{NativeType, This, call_getter, leak_table};
+use super::native_type::{NativeType, This};
+use super::rows::{Getter, call_getter, leak_table};
 use super::{HAS_LAZY_DICT, errors};
 
 /// The dict of an object's own attributes. CPython reads and creates it through `__dictoffset__`. All zeroes mean no
@@ -119,74 +120,59 @@ pub(crate) trait HasInstanceDict: NativeType {
     fn instance_dict(&self) -> &InstanceDict;
 }
 
-/// A row like that of `getter!`, for a private attribute that asyncio's transports have. If a program sets it, the
+/// The closure of a `shown` row. It is never freed, like the row.
+struct Shown<T> {
+    name: &'static CStr,
+    function: Getter<T>,
+}
+
+/// A row like that of `getter`, for a private attribute that asyncio's transports have. If a program sets it, the
 /// program reads back the value that it has set, as in asyncio, but native code does not use that value. If the program
 /// deletes it, the attribute shows the transport's own value again.
-macro_rules! shown {
-    ($layout:ty, $name:literal, $body:path, $doc:literal) => {{
-        unsafe extern "C" fn get(
-            slf: *mut pyo3::ffi::PyObject,
-            _: *mut std::ffi::c_void,
-        ) -> *mut pyo3::ffi::PyObject {
-            // SAFETY: only CPython calls this, through the getset table of the type with this layout.
-            unsafe { $crate::binding::attributes::get_shown::<$layout>(slf, $name, $body) }
-        }
-        unsafe extern "C" fn set(
-            slf: *mut pyo3::ffi::PyObject,
-            value: *mut pyo3::ffi::PyObject,
-            _: *mut std::ffi::c_void,
-        ) -> std::ffi::c_int {
-            // SAFETY: as above; value is null on deletion.
-            unsafe { $crate::binding::attributes::set_shown::<$layout>(slf, value, $name) }
-        }
-        pyo3::ffi::PyGetSetDef {
-            name: $name.as_ptr(),
-            get: Some(get),
-            set: Some(set),
-            doc: $doc.as_ptr(),
-            closure: std::ptr::null_mut(),
-        }
-    }};
-}
-pub(crate) use shown;
-
-/// The getter of a `shown!` row.
-///
-/// # Safety
-/// Only CPython may call this, through a getset table of a type whose objects have the layout `T`.
-pub(crate) unsafe fn get_shown<T: HasInstanceDict>(
-    slf: *mut ffi::PyObject,
-    name: &CStr,
-    body: for<'py> fn(This<'py, T>) -> PyResult<Bound<'py, PyAny>>,
-) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls getters attached with an object of the type.
-    let own = unsafe {
-        let py = Python::assume_attached();
-        errors::at_boundary(py, Err(()), || {
-            let own = This::<T>::new(py, slf).instance_dict().get(py, name)?;
-            Ok(Ok(own.map(Bound::into_ptr)))
-        })
-    };
-    match own {
-        Ok(Some(own)) => own,
-        // SAFETY: passed on.
-        Ok(None) => unsafe { call_getter::<T>(slf, body) },
-        Err(()) => ptr::null_mut(),
+pub(crate) fn shown<T: HasInstanceDict>(
+    name: &'static CStr,
+    function: Getter<T>,
+    doc: &'static CStr,
+) -> ffi::PyGetSetDef {
+    ffi::PyGetSetDef {
+        name: name.as_ptr(),
+        get: Some(get_shown::<T>),
+        set: Some(set_shown::<T>),
+        doc: doc.as_ptr(),
+        closure: Box::into_raw(Box::new(Shown { name, function })).cast(),
     }
 }
 
-/// The setter of a `shown!` row; `value` is null on deletion.
-///
-/// # Safety
-/// As for `get_shown`.
-pub(crate) unsafe fn set_shown<T: HasInstanceDict>(
+unsafe extern "C" fn get_shown<T: HasInstanceDict>(
     slf: *mut ffi::PyObject,
-    value: *mut ffi::PyObject,
-    name: &CStr,
-) -> c_int {
-    // SAFETY: CPython calls setters attached with an object of the type, which has a dict.
+    closure: *mut c_void,
+) -> *mut ffi::PyObject {
+    // SAFETY: CPython calls getters attached, with an object of the type and the closure of the row, which is never freed.
     unsafe {
         let py = Python::assume_attached();
+        let shown = &*closure.cast::<Shown<T>>();
+        let own = errors::at_boundary(py, Err(()), || {
+            let own = This::<T>::new(py, slf).instance_dict().get(py, shown.name)?;
+            Ok(Ok(own.map(Bound::into_ptr)))
+        });
+        match own {
+            Ok(Some(own)) => own,
+            Ok(None) => call_getter(slf, shown.function),
+            Err(()) => ptr::null_mut(),
+        }
+    }
+}
+
+unsafe extern "C" fn set_shown<T: HasInstanceDict>(
+    slf: *mut ffi::PyObject,
+    value: *mut ffi::PyObject,
+    closure: *mut c_void,
+) -> c_int {
+    // SAFETY: CPython calls setters attached, with an object of the type, which has a dict, and with the closure of the
+    // row, which is never freed; value is null on deletion.
+    unsafe {
+        let py = Python::assume_attached();
+        let name = (*closure.cast::<Shown<T>>()).name;
         errors::at_boundary(py, -1, || {
             if let Some(value) = Bound::from_borrowed_ptr_or_opt(py, value) {
                 let dict =

@@ -1,6 +1,7 @@
 //! The boundary to Python, which all rooms above use: native types and their method tables, cells for references,
 //! interned names, conversion of errors, the logger, `bytes` and socket objects. This room knows nothing of loops.
 
+pub(crate) mod args;
 pub(crate) mod attributes;
 pub(crate) mod audit;
 pub(crate) mod base_socket;
@@ -16,6 +17,8 @@ pub(crate) mod new_bytes;
 pub(crate) mod new_objects;
 pub(crate) mod object_cell;
 pub(crate) mod object_ref;
+pub(crate) mod object_result;
+pub(crate) mod rows;
 pub(crate) mod signature;
 pub(crate) mod socket_object;
 

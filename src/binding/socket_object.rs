@@ -12,7 +12,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyInt, PyString, PyTuple, PyType};
 
-use crate::binding::native_type::none;
+use crate::binding::object_result::none;
 use crate::binding::{base_socket, errors, new_bytes, new_objects};
 
 /// A nonblocking `socket.socket` that takes over `fd`. Family, type and protocol are read from the descriptor. After an

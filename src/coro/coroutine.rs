@@ -23,8 +23,9 @@ use super::fiber::Fiber;
 use super::wait_queue::WaitNode;
 use crate::binding::deallocation::free_memory;
 use crate::binding::errors;
-use crate::binding::native_type::{NativeType, This, leak_table, with_critical_section};
+use crate::binding::native_type::{NativeType, This, with_critical_section};
 use crate::binding::object_cell::ObjectCell;
+use crate::binding::rows::leak_table;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Status {

@@ -8,7 +8,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 
-use crate::binding::native_type::Args;
+use crate::binding::args::Args;
+use crate::binding::object_result::ObjectResult;
 
 /// Returns the loop for coros that are made while no loop runs.
 static PENDING_LOOP: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
@@ -48,7 +49,7 @@ fn find<'py>(py: Python<'py>, hook: &AtomicPtr<ffi::PyObject>) -> PyResult<Bound
 
 /// `wait(*args, **kwargs)` for coros.
 #[cold]
-pub(super) fn wait_for<'py>(py: Python<'py>, args: &Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
+pub(super) fn wait_for<'py>(py: Python<'py>, args: &Args<'_, 'py>) -> ObjectResult<'py> {
     let kwargs = PyDict::new(py);
     for (name, value) in args.keywords() {
         // SAFETY: keyword values stay alive during the call.

@@ -103,7 +103,6 @@ fn finish_late(runtime: &Runtime, coro: Coro<'_>, took_ns: u64) -> PyResult<()> 
 /// not see the error.
 #[cold]
 fn not_installed(runtime: &Runtime, coro: Coro<'_>, error: PyErr) -> PyResult<()> {
-    // SAFETY: only compared with null, on the thread's own stack.
     if !coro.fiber.get().is_null() {
         queue(coro);
         return report(coro, error);

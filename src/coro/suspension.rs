@@ -18,7 +18,8 @@ use super::runtime::{Runtime, current, with_runtime};
 use super::scheduler::make_ready;
 use super::{latency, pystate};
 use crate::binding::errors;
-use crate::binding::native_type::{This, none};
+use crate::binding::native_type::This;
+use crate::binding::object_result::none;
 use crate::event_loop::handle::HandleRef;
 use crate::event_loop::pyloop::LoopObject;
 

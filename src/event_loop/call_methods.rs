@@ -12,11 +12,12 @@ use pyo3::types::PyString;
 use super::handle::{Handle, HandleRef, check_callback};
 use super::loop_clock::time_s;
 use super::pyloop::LoopObject;
+use crate::binding::args::Args;
 use crate::binding::names::names;
-use crate::binding::native_type::{Args, This, threadsafe_method};
+use crate::binding::native_type::This;
+use crate::binding::object_result::ObjectResult;
+use crate::binding::rows::row;
 use crate::binding::{HAS_GIL, current_thread, errors, new_objects};
-
-type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
 /// The `context` keyword as a borrowed pointer; null if it is absent or None. Raises TypeError for any other keyword.
 #[inline(always)]
@@ -164,7 +165,7 @@ impl LoopObject {
 }
 
 #[inline(always)]
-fn call_soon<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn call_soon<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let reactor = this.reactor();
     reactor.check_closed()?;
     let handle = make_handle(this, &args, 0, None, "call_soon")?;
@@ -173,7 +174,7 @@ fn call_soon<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'p
     Ok(handle.into_bound(this.py()))
 }
 
-fn call_soon_threadsafe<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn call_soon_threadsafe<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let reactor = this.reactor();
     reactor.check_closed()?;
     let handle = make_handle(this, &args, 0, None, "call_soon_threadsafe")?;
@@ -217,7 +218,7 @@ fn schedule_timer<'py>(
     when_s: f64,
     delay_s: f64,
     method: &str,
-) -> Object<'py> {
+) -> ObjectResult<'py> {
     let (py, reactor) = (this.py(), this.reactor());
     let handle = make_handle(this, args, 1, Some(when_s), method)?;
     handle.allow_slack(delay_s);
@@ -238,7 +239,7 @@ fn schedule_timer<'py>(
 }
 
 #[inline(always)]
-fn call_later<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn call_later<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let delay_s = seconds(this.py(), args.positional()[0], "delay must not be None")?;
     this.reactor().check_closed()?;
     if !this.clock().is_native(this.py()) {
@@ -257,7 +258,7 @@ fn call_later<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'
 
 /// `call_later` for a loop whose `time` or `call_at` the program has replaced.
 #[cold]
-fn call_later_by_clock<'py>(this: This<'py, LoopObject>, args: &Args<'_, 'py>) -> Object<'py> {
+fn call_later_by_clock<'py>(this: This<'py, LoopObject>, args: &Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     let now = this
         .to_bound()
@@ -279,45 +280,45 @@ fn call_later_by_clock<'py>(this: This<'py, LoopObject>, args: &Args<'_, 'py>) -
     }
 }
 
-fn call_at<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn call_at<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let when_s = seconds(this.py(), args.positional()[0], "when cannot be None")?;
     this.reactor().check_closed()?;
     // No slack: the program has asked for this exact time.
     schedule_timer(this, &args, when_s, 0.0, "call_at")
 }
 
-fn time<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
+fn time<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     new_objects::float(this.py(), time_s())
 }
 
 pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
     vec![
-        threadsafe_method!(
-            LoopObject,
+        row!(
+            threadsafe_method,
             call_soon,
             "call_soon(callback, *args, context=None)",
             "Run callback(*args) in the next iteration; returns a Handle."
         ),
-        threadsafe_method!(
-            LoopObject,
+        row!(
+            threadsafe_method,
             call_soon_threadsafe,
             "call_soon_threadsafe(callback, *args, context=None)",
             "call_soon() from any thread; wakes the loop."
         ),
-        threadsafe_method!(
-            LoopObject,
+        row!(
+            threadsafe_method,
             call_later,
             "call_later(delay, callback, *args, context=None)",
             "Run callback(*args) after delay seconds; returns a TimerHandle."
         ),
-        threadsafe_method!(
-            LoopObject,
+        row!(
+            threadsafe_method,
             call_at,
             "call_at(when, callback, *args, context=None)",
             "Run callback(*args) when loop.time() reaches when; returns a TimerHandle."
         ),
-        threadsafe_method!(
-            LoopObject,
+        row!(
+            threadsafe_method,
             time,
             "time()",
             "The time in seconds, from the clock of time.monotonic()."

@@ -28,14 +28,14 @@ use pyo3::types::PyTuple;
 
 use super::pyloop::LoopObject;
 use super::waiter;
+use crate::binding::args::Args;
 use crate::binding::deallocation::free_memory;
 use crate::binding::freelist::Freelist;
 use crate::binding::lengths::ordinary_len;
-use crate::binding::native_type::{
-    Args, NativeType, This, bool_object, getset_slot, methods_slot, new_type, none, represent, slot,
-    traverse_cells,
-};
+use crate::binding::native_type::{NativeType, This, new_type, represent, slot, traverse_cells};
 use crate::binding::object_cell::ObjectCell;
+use crate::binding::object_result::{ObjectResult, bool_object, none};
+use crate::binding::rows::{getset_slot, getter, methods_slot, row, threadsafe_getter};
 use crate::binding::{errors, new_objects};
 
 /// How an attempt ended.
@@ -162,7 +162,6 @@ fn cleared_frame(py: Python<'_>) -> u8 {
 }
 
 pub(crate) type Coroutine<'py, S> = This<'py, CoroutineObject<S>>;
-type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
 /// The result of `cleared_frame`.
 static CLEARED_FRAME: AtomicU8 = AtomicU8::new(0);
@@ -175,7 +174,7 @@ pub(crate) fn new_coroutine<'py, S: Steps>(
     subject: Option<Bound<'py, PyAny>>,
     first: Option<Bound<'py, PyAny>>,
     second: Option<Bound<'py, PyAny>>,
-) -> Object<'py> {
+) -> ObjectResult<'py> {
     let py = event_loop.py();
     let origin = if LoopObject::is_loop(&event_loop) && LoopObject::of(&event_loop).reactor().is_debug() {
         origin_now(py)?
@@ -427,7 +426,7 @@ fn stop(value: Bound<'_, PyAny>) -> PyErr {
     }
 }
 
-pub(crate) fn send<'py, S: Steps>(this: Coroutine<'py, S>, args: Args<'_, 'py>) -> Object<'py> {
+fn send<'py, S: Steps>(this: Coroutine<'py, S>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let value = args.positional()[0];
     check_sent(this, value)?;
     match step(this, value)? {
@@ -438,7 +437,7 @@ pub(crate) fn send<'py, S: Steps>(this: Coroutine<'py, S>, args: Args<'_, 'py>) 
 
 /// `throw(exception)` or `throw(type, value, traceback)`. A native coroutine catches nothing, so the exception comes
 /// out again, unless a coroutine that this one drives catches it.
-pub(crate) fn throw<'py, S: Steps>(this: Coroutine<'py, S>, args: Args<'_, 'py>) -> Object<'py> {
+fn throw<'py, S: Steps>(this: Coroutine<'py, S>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let given = |index: usize| args.get(index).filter(|value| !value.is_none());
     let Some(kind) = args.get(0) else {
         return Ok(none(this.py()));
@@ -465,7 +464,7 @@ pub(crate) fn throw<'py, S: Steps>(this: Coroutine<'py, S>, args: Args<'_, 'py>)
     }
 }
 
-fn throw_in<'py, S: Steps>(this: Coroutine<'py, S>, error: Bound<'py, PyAny>) -> Object<'py> {
+fn throw_in<'py, S: Steps>(this: Coroutine<'py, S>, error: Bound<'py, PyAny>) -> ObjectResult<'py> {
     let before = this.state.replace(State::Running);
     match S::throw_inside(this, &error) {
         Some(Ok(yielded)) => {
@@ -484,7 +483,7 @@ fn throw_in<'py, S: Steps>(this: Coroutine<'py, S>, error: Bound<'py, PyAny>) ->
     }
 }
 
-pub(crate) fn close<'py, S: Steps>(this: Coroutine<'py, S>, _: Args<'_, 'py>) -> Object<'py> {
+fn close<'py, S: Steps>(this: Coroutine<'py, S>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     if this.state.get() == State::Running {
         return Err(PyValueError::new_err("coroutine already executing"));
     }
@@ -502,28 +501,28 @@ fn long_name<S: Steps>(this: Coroutine<'_, S>) -> String {
     format!("{class}.{name}")
 }
 
-pub(crate) fn name<S: Steps>(this: Coroutine<'_, S>) -> Object<'_> {
+fn name<S: Steps>(this: Coroutine<'_, S>) -> ObjectResult<'_> {
     Ok(S::names(this.kind.get()).1.into_pyobject(this.py())?.into_any())
 }
 
-pub(crate) fn qualified_name<S: Steps>(this: Coroutine<'_, S>) -> Object<'_> {
+fn qualified_name<S: Steps>(this: Coroutine<'_, S>) -> ObjectResult<'_> {
     Ok(long_name(this).into_pyobject(this.py())?.into_any())
 }
 
-pub(crate) fn is_running<S: Steps>(this: Coroutine<'_, S>) -> Object<'_> {
+fn is_running<S: Steps>(this: Coroutine<'_, S>) -> ObjectResult<'_> {
     Ok(bool_object(this.py(), this.state.get() == State::Running))
 }
 
-pub(crate) fn is_suspended<S: Steps>(this: Coroutine<'_, S>) -> Object<'_> {
+fn is_suspended<S: Steps>(this: Coroutine<'_, S>) -> ObjectResult<'_> {
     Ok(bool_object(this.py(), this.state.get() == State::Suspended))
 }
 
 /// `cr_frame` and `cr_code`: None, because no Python code is behind the coroutine.
-pub(crate) fn nothing<S: Steps>(this: Coroutine<'_, S>) -> Object<'_> {
+fn nothing<S: Steps>(this: Coroutine<'_, S>) -> ObjectResult<'_> {
     Ok(none(this.py()))
 }
 
-pub(crate) fn origin<S: Steps>(this: Coroutine<'_, S>) -> Object<'_> {
+fn origin<S: Steps>(this: Coroutine<'_, S>) -> ObjectResult<'_> {
     Ok(this.origin.get(this.py()).unwrap_or_else(|| none(this.py())))
 }
 
@@ -643,87 +642,48 @@ unsafe extern "C" fn dealloc<S: Steps>(slf: *mut ffi::PyObject) {
     }
 }
 
-/// The rows of a coroutine type's method and getset tables. A macro, because the functions in such rows cannot be
-/// generic.
-macro_rules! coroutine_rows {
-    ($steps:ty) => {{
-        use $crate::binding::native_type::{getter, method, threadsafe_getter};
-        use $crate::event_loop::coroutine;
-        type Layout = coroutine::CoroutineObject<$steps>;
-        let methods = vec![
-            method!(
-                Layout,
-                coroutine::send::<$steps>,
-                "send(value, /)",
-                "Take a step; at the end, StopIteration has the result."
-            ),
-            method!(
-                Layout,
-                coroutine::throw::<$steps>,
-                "throw(type, value=None, traceback=None, /)",
-                "End the coroutine with an exception."
-            ),
-            method!(
-                Layout,
-                coroutine::close::<$steps>,
-                "close()",
-                "End the coroutine."
-            ),
-        ];
-        let getters = vec![
-            threadsafe_getter!(
-                Layout,
-                c"__name__",
-                coroutine::name::<$steps>,
-                c"The method's name."
-            ),
-            threadsafe_getter!(
-                Layout,
-                c"__qualname__",
-                coroutine::qualified_name::<$steps>,
-                c"The method's name with its class."
-            ),
-            getter!(
-                Layout,
-                c"cr_running",
-                coroutine::is_running::<$steps>,
-                c"True during a step."
-            ),
-            getter!(
-                Layout,
-                c"cr_suspended",
-                coroutine::is_suspended::<$steps>,
-                c"True while it waits."
-            ),
-            threadsafe_getter!(
-                Layout,
-                c"cr_frame",
-                coroutine::nothing::<$steps>,
-                c"None: no Python code runs."
-            ),
-            threadsafe_getter!(
-                Layout,
-                c"cr_code",
-                coroutine::nothing::<$steps>,
-                c"None: no Python code runs."
-            ),
-            threadsafe_getter!(
-                Layout,
-                c"cr_origin",
-                coroutine::origin::<$steps>,
-                c"Where the coroutine was created, or None."
-            ),
-        ];
-        (methods, getters)
-    }};
+/// The methods of a coroutine type.
+fn methods<S: Steps>() -> Vec<ffi::PyMethodDef> {
+    vec![
+        row!(
+            method,
+            <S: Steps> send::<S>,
+            "send(value, /)",
+            "Take a step; at the end, StopIteration has the result."
+        ),
+        row!(
+            method,
+            <S: Steps> throw::<S>,
+            "throw(type, value=None, traceback=None, /)",
+            "End the coroutine with an exception."
+        ),
+        row!(method, <S: Steps> close::<S>, "close()", "End the coroutine."),
+    ]
 }
-pub(crate) use coroutine_rows;
 
-/// Creates the type, with the rows of `coroutine_rows!`.
-pub(crate) fn make_type<S: Steps>(
-    module: &Bound<'_, PyModule>,
-    (methods, getters): (Vec<ffi::PyMethodDef>, Vec<ffi::PyGetSetDef>),
-) -> PyResult<()> {
+/// The attributes of a coroutine type.
+fn getters<S: Steps>() -> Vec<ffi::PyGetSetDef> {
+    vec![
+        threadsafe_getter(c"__name__", name::<S>, c"The method's name."),
+        threadsafe_getter(
+            c"__qualname__",
+            qualified_name::<S>,
+            c"The method's name with its class.",
+        ),
+        getter(c"cr_running", is_running::<S>, c"True during a step."),
+        getter(c"cr_suspended", is_suspended::<S>, c"True while it waits."),
+        threadsafe_getter(c"cr_frame", nothing::<S>, c"None: no Python code runs."),
+        threadsafe_getter(c"cr_code", nothing::<S>, c"None: no Python code runs."),
+        threadsafe_getter(
+            c"cr_origin",
+            origin::<S>,
+            c"Where the coroutine was created, or None.",
+        ),
+    ]
+}
+
+/// Creates the type.
+pub(crate) fn make_type<S: Steps>(module: &Bound<'_, PyModule>) -> PyResult<()> {
     const { assert!(size_of::<S::Kind>() == 1) };
     const { assert!(offset_of!(CoroutineObject<S>, frame_state) == offset_of!(CoroutineObject<S>, kind) + 3) };
     CLEARED_FRAME.store(cleared_frame(module.py()), Ordering::Relaxed);
@@ -738,8 +698,8 @@ pub(crate) fn make_type<S: Steps>(
                 slot(ffi::Py_tp_iternext, iternext::<S> as *mut c_void),
                 slot(ffi::Py_am_await, am_await::<S> as *mut c_void),
                 slot(ffi::Py_am_send, am_send::<S> as *mut c_void),
-                methods_slot(methods),
-                getset_slot(getters),
+                methods_slot(methods::<S>()),
+                getset_slot(getters::<S>()),
             ],
         )?
     };

@@ -17,8 +17,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use crate::binding::errors;
-use crate::binding::native_type::{NativeType, This, leak_table, new_type, slot, with_critical_section};
+use crate::binding::native_type::{NativeType, This, new_type, slot, with_critical_section};
 use crate::binding::object_cell::ObjectCell;
+use crate::binding::rows::leak_table;
 
 #[repr(C)]
 struct CoroutineMethodObject {

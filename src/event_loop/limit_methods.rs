@@ -9,10 +9,11 @@ use pyo3::types::PyList;
 
 use super::limits::{Reached, UNLIMITED};
 use super::pyloop::LoopObject;
-use crate::binding::native_type::{Args, This, getter, method, none, threadsafe_getter};
+use crate::binding::args::Args;
+use crate::binding::native_type::This;
+use crate::binding::object_result::{ObjectResult, none};
+use crate::binding::rows::{getter, row, threadsafe_getter};
 use crate::binding::{errors, log};
-
-type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
 /// Seconds until paused listeners try again. Needed for the limit of descriptors: the loop is not told when a
 /// descriptor that is not a connection is closed.
@@ -92,7 +93,7 @@ fn limit(value: Option<&Bound<'_, PyAny>>, name: &str) -> PyResult<usize> {
 }
 
 /// The limit as Python sees it: a number, or None.
-fn shown(py: Python<'_>, limit: usize) -> Object<'_> {
+fn shown(py: Python<'_>, limit: usize) -> ObjectResult<'_> {
     match limit {
         UNLIMITED => Ok(none(py)),
         limit => Ok(limit.into_pyobject(py)?.into_any()),
@@ -100,7 +101,7 @@ fn shown(py: Python<'_>, limit: usize) -> Object<'_> {
 }
 
 /// `_set_limits(connections, descriptors, coros)`: a number or None each.
-fn set_limits<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn set_limits<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let [connections, descriptors, coros] = args.bind()?;
     let connections = limit(connections.as_ref(), "connections")?;
     let descriptors = limit(descriptors.as_ref(), "descriptors")?;
@@ -111,14 +112,14 @@ fn set_limits<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'
 }
 
 /// `_resume_listeners()`, which the timer calls.
-fn resume_paused<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
+fn resume_listeners<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     this.reactor().limits.end_retry();
     this.resume_listeners(this.py())?;
     Ok(none(this.py()))
 }
 
 /// `_limits`: `(connections, descriptors, coros)`.
-fn get_limits(this: This<'_, LoopObject>) -> Object<'_> {
+fn get_limits(this: This<'_, LoopObject>) -> ObjectResult<'_> {
     let py = this.py();
     let limits = &this.reactor().limits;
     let values = (
@@ -131,7 +132,7 @@ fn get_limits(this: This<'_, LoopObject>) -> Object<'_> {
 
 /// `_check_limits(is_connection)`: raises `LimitError` if the limits allow no further connection, or no further
 /// descriptor if `is_connection` is false.
-fn check_place<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn check_limits<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let [is_connection] = args.bind()?;
     let is_connection = is_connection.map_or(Ok(false), |value| value.is_truthy())?;
     let reactor = this.reactor();
@@ -146,28 +147,28 @@ fn check_place<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<
     }
 }
 
-fn open_connections(this: This<'_, LoopObject>) -> Object<'_> {
+fn open_connections(this: This<'_, LoopObject>) -> ObjectResult<'_> {
     let count = this.reactor().limits.connections();
     Ok(count.into_pyobject(this.py())?.into_any())
 }
 
 pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
     vec![
-        method!(
-            LoopObject,
+        row!(
+            method,
             set_limits,
             "_set_limits(connections, descriptors, coros)",
             "Set each limit to a number, or to None for no limit."
         ),
-        method!(
-            LoopObject,
-            resume_paused,
+        row!(
+            method,
+            resume_listeners,
             "_resume_listeners()",
             "Let the listeners that a limit has paused accept again."
         ),
-        method!(
-            LoopObject,
-            check_place,
+        row!(
+            method,
+            check_limits,
             "_check_limits(is_connection)",
             "Raise LimitError if the limits allow no further descriptor, or no further connection."
         ),
@@ -176,17 +177,15 @@ pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
 
 pub(super) fn getters() -> [ffi::PyGetSetDef; 2] {
     [
-        getter!(
-            LoopObject,
+        getter(
             c"_limits",
             get_limits,
-            c"The limits of connections, descriptors and coros; None means no limit."
+            c"The limits of connections, descriptors and coros; None means no limit.",
         ),
-        threadsafe_getter!(
-            LoopObject,
+        threadsafe_getter(
             c"_open_connections",
             open_connections,
-            c"The number of connections that the loop's stream transports have."
+            c"The number of connections that the loop's stream transports have.",
         ),
     ]
 }

@@ -15,45 +15,43 @@ use pyo3::types::{PyDict, PyFloat, PyTuple, PyType};
 use super::pyloop::{self, LoopObject};
 use super::reactor::measuring::Measuring;
 use super::{call_methods, limit_methods, loop_clock, tasks, watching};
+use crate::binding::args::Args;
 use crate::binding::attributes::set_value;
-use crate::binding::native_type::{
-    Args, This, bool_object, getset_slot, getter, method, methods_slot, new_type, none, slot,
-    threadsafe_getter, threadsafe_method,
-};
+use crate::binding::native_type::{This, new_type, slot};
+use crate::binding::object_result::{ObjectResult, bool_object, none};
+use crate::binding::rows::{getset_slot, getter, methods_slot, row, threadsafe_getter};
 use crate::binding::{HAS_GIL, errors};
 
-type Object<'py> = PyResult<Bound<'py, PyAny>>;
-
-fn is_running<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
+fn is_running<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(bool_object(this.py(), this.reactor.access.owner() != 0))
 }
 
-fn is_closed<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
+fn is_closed<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(bool_object(this.py(), this.reactor.is_closed()))
 }
 
-fn stop<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
+fn stop<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     this.reactor.set_stopping(true);
     Ok(none(this.py()))
 }
 
-fn get_debug<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
+fn get_debug<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(bool_object(this.py(), this.reactor.is_debug()))
 }
 
-fn set_debug<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn set_debug<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let [enabled] = args.bind()?;
     let is_debug = enabled.map_or(Ok(false), |value| value.is_truthy())?;
     this.reactor.set_debug(is_debug);
     Ok(none(this.py()))
 }
 
-fn check_closed<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
+fn check_closed<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     this.reactor.check_closed()?;
     Ok(none(this.py()))
 }
 
-fn check_running<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
+fn check_running<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     if this.reactor.access.owner() != 0 {
         return Err(PyRuntimeError::new_err("This event loop is already running"));
@@ -67,7 +65,7 @@ fn check_running<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'
     Ok(none(py))
 }
 
-fn run<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
+fn run<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     this.reactor.check_closed()?;
     let claim = || {
         if !HAS_GIL && this.reactor.access.is_visited_by_others() {
@@ -86,7 +84,7 @@ fn run<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(none(this.py()))
 }
 
-fn close<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
+fn close<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     if this.reactor.access.owner() != 0 {
         return Err(PyRuntimeError::new_err("Cannot close a running event loop"));
     }
@@ -94,7 +92,7 @@ fn close<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(none(this.py()))
 }
 
-fn forget_parent<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
+fn forget_parent<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     this.reactor
         .forget_parent()
         .map_err(|error| errors::os_error(&error))?;
@@ -102,7 +100,7 @@ fn forget_parent<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'
     Ok(none(this.py()))
 }
 
-fn signal_fd<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
+fn signal_fd<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     this.reactor.check_closed()?;
     let fd = this
         .reactor
@@ -112,14 +110,14 @@ fn signal_fd<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> 
 }
 
 /// `_attributes_changed()`: an attribute of the loop was set, perhaps `time`.
-fn attributes_changed<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
+fn attributes_changed<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     this.clock_version.forget();
     Ok(none(this.py()))
 }
 
 /// `_statistics()`: the loop's counters, and the other values that `grapeshot.insight._statistics` needs. Any thread may call
 /// it.
-fn statistics<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
+fn statistics<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let dict = PyDict::new(this.py());
     let counters = &this.reactor.counters;
     for (name, value) in counters.all() {
@@ -148,7 +146,7 @@ fn histogram(histogram: &Histogram) -> (u64, u64, Vec<(u64, u64)>) {
 }
 
 /// `_set_measured(is_on, slow_ns)`: steps that take at least `slow_ns` are reported; None reports no step.
-fn set_measured<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn set_measured<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let [is_on, slow_ns] = args.bind()?;
     let is_on = is_on.map_or(Ok(false), |is_on| is_on.is_truthy())?;
     let slow_ns: Option<u64> = slow_ns.map_or(Ok(None), |slow_ns| slow_ns.extract())?;
@@ -158,35 +156,35 @@ fn set_measured<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object
 
 /// `_running_since_ns()`: when the running step began; None if no step runs or the loop is not measured. Any thread may
 /// call it.
-fn running_since<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
+fn running_since<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let since_ns = this.reactor.measured().and_then(Measuring::running_since_ns);
     Ok(since_ns.into_pyobject(this.py())?.into_any())
 }
 
 /// `_ready`, and below `_scheduled`: the names under which asyncio has the queues, for the tools that read them. The
 /// values are tuples, because the queues themselves are native: code that tries to change a queue gets an error.
-fn ready_handles(this: This<'_, LoopObject>) -> Object<'_> {
+fn ready_handles(this: This<'_, LoopObject>) -> ObjectResult<'_> {
     let py = this.py();
     Ok(PyTuple::new(py, this.reactor.ready.handles(py))?.into_any())
 }
 
-fn timer_handles(this: This<'_, LoopObject>) -> Object<'_> {
+fn timer_handles(this: This<'_, LoopObject>) -> ObjectResult<'_> {
     let py = this.py();
     Ok(PyTuple::new(py, this.reactor.timers.handles(py))?.into_any())
 }
 
-fn is_stopping(this: This<'_, LoopObject>) -> Object<'_> {
+fn is_stopping(this: This<'_, LoopObject>) -> ObjectResult<'_> {
     Ok(bool_object(this.py(), this.reactor.is_stopping()))
 }
 
-fn thread_id(this: This<'_, LoopObject>) -> Object<'_> {
+fn thread_id(this: This<'_, LoopObject>) -> ObjectResult<'_> {
     match this.reactor.access.owner() {
         0 => Ok(none(this.py())),
         owner => Ok(owner.into_pyobject(this.py())?.into_any()),
     }
 }
 
-fn slow_callback_duration(this: This<'_, LoopObject>) -> Object<'_> {
+fn slow_callback_duration(this: This<'_, LoopObject>) -> ObjectResult<'_> {
     Ok(PyFloat::new(this.py(), this.reactor.slow_callback_s()).into_any())
 }
 
@@ -231,86 +229,81 @@ unsafe extern "C" fn set_stopping(
 /// The native methods of the loop that this room has.
 pub(crate) fn methods() -> Vec<ffi::PyMethodDef> {
     let mut methods = vec![
-        threadsafe_method!(
-            LoopObject,
+        row!(
+            threadsafe_method,
             is_running,
             "is_running()",
             "True while a thread runs the loop."
         ),
-        threadsafe_method!(
-            LoopObject,
+        row!(
+            threadsafe_method,
             is_closed,
             "is_closed()",
             "True once the loop was closed."
         ),
-        threadsafe_method!(
-            LoopObject,
+        row!(
+            threadsafe_method,
             stop,
             "stop()",
             "Leave run_forever() at the end of the current iteration."
         ),
-        threadsafe_method!(LoopObject, get_debug, "get_debug()", "True in debug mode."),
-        threadsafe_method!(
-            LoopObject,
+        row!(threadsafe_method, get_debug, "get_debug()", "True in debug mode."),
+        row!(
+            threadsafe_method,
             set_debug,
             "set_debug(enabled)",
             "Turn debug mode on or off."
         ),
-        threadsafe_method!(
-            LoopObject,
+        row!(
+            threadsafe_method,
             check_closed,
             "_check_closed()",
             "Raise RuntimeError if the loop is closed."
         ),
-        threadsafe_method!(
-            LoopObject,
+        row!(
+            threadsafe_method,
             check_running,
             "_check_running()",
             "Raise RuntimeError if this loop is running, or another one in this thread."
         ),
-        threadsafe_method!(LoopObject, run, "_run()", "Run iterations until stop()."),
-        threadsafe_method!(
-            LoopObject,
+        row!(threadsafe_method, run, "_run()", "Run iterations until stop()."),
+        row!(
+            threadsafe_method,
             forget_parent,
             "_forget_parent()",
             "In a forked child, forget everything that the parent has scheduled and watches."
         ),
-        threadsafe_method!(
-            LoopObject,
+        row!(
+            threadsafe_method,
             attributes_changed,
             "_attributes_changed()",
             "Called after time or call_at was set on the loop, or deleted."
         ),
-        threadsafe_method!(
-            LoopObject,
+        row!(
+            threadsafe_method,
             statistics,
             "_statistics()",
             "The loop's counters; loop.statistics() puts them in order."
         ),
-        method!(
-            LoopObject,
+        row!(
+            method,
             set_measured,
             "_set_measured(is_on, slow_ns)",
             "Start or stop measuring how long steps take, and how long they wait."
         ),
-        threadsafe_method!(
-            LoopObject,
+        row!(
+            threadsafe_method,
             running_since,
             "_running_since_ns()",
             "When the running step began, or None; needs measuring to be on."
         ),
-        method!(
-            LoopObject,
+        row!(
+            method,
             signal_fd,
             "_signal_fd()",
             "The descriptor to which the interpreter writes signal numbers."
         ),
-        method!(
-            LoopObject,
-            close,
-            "_close()",
-            "Drop all work and close the poller."
-        ),
+        row!(method, close, "_close()", "Drop all work and close the poller."),
     ];
     methods.extend(call_methods::methods());
     methods.extend(watching::methods());
@@ -323,40 +316,35 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let methods = methods();
     loop_clock::remember(&methods);
     let mut getters = vec![
-        getter!(
-            LoopObject,
+        getter(
             c"_ready",
             ready_handles,
-            c"The handles that are ready to run, as a tuple. Work that has no handle is not included."
+            c"The handles that are ready to run, as a tuple. Work that has no handle is not included.",
         ),
-        getter!(
-            LoopObject,
+        getter(
             c"_scheduled",
             timer_handles,
-            c"The scheduled timers, the earliest first, as a tuple. Some of them may be cancelled."
+            c"The scheduled timers, the earliest first, as a tuple. Some of them may be cancelled.",
         ),
         ffi::PyGetSetDef {
             set: Some(set_stopping),
-            ..getter!(
-                LoopObject,
+            ..getter(
                 c"_stopping",
                 is_stopping,
-                c"True after stop() until the run has ended. Sanic sets it to False to revoke a stop."
+                c"True after stop() until the run has ended. Sanic sets it to False to revoke a stop.",
             )
         },
-        threadsafe_getter!(
-            LoopObject,
+        threadsafe_getter(
             c"_thread_id",
             thread_id,
-            c"The identifier of the thread that runs the loop, or None."
+            c"The identifier of the thread that runs the loop, or None.",
         ),
         ffi::PyGetSetDef {
             set: Some(set_slow_callback_duration),
-            ..threadsafe_getter!(
-                LoopObject,
+            ..threadsafe_getter(
                 c"slow_callback_duration",
                 slow_callback_duration,
-                c"Seconds after which debug mode logs a callback as slow."
+                c"Seconds after which debug mode logs a callback as slow.",
             )
         },
     ];

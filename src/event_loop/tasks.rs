@@ -6,11 +6,12 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
 
 use super::pyloop::LoopObject;
+use crate::binding::args::Args;
 use crate::binding::names::{Kept, names};
-use crate::binding::native_type::{Args, This, method, none, threadsafe_method};
+use crate::binding::native_type::This;
+use crate::binding::object_result::{ObjectResult, none};
+use crate::binding::rows::row;
 use crate::binding::{HAS_GIL, current_thread, new_objects};
-
-type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
 /// The number of values (the coroutine, name, context, `eager_start`) that fit into the array of the fast call.
 const MAX_TASK_VALUES: usize = 6;
@@ -52,7 +53,7 @@ fn future_kwargs(this: This<'_, LoopObject>) -> PyResult<Option<Bound<'_, PyAny>
     Ok(Some(kwargs.into_any()))
 }
 
-fn create_future<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
+fn create_future<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     let future_type = class_in(py, names(py).futures_dict, names(py).Future)?;
     if future_type.as_ptr() == names(py).future_type.as_ptr()
@@ -92,7 +93,7 @@ fn unexpected(keyword: &str) -> PyErr {
 
 /// The keyword names for a call of Task: "loop", followed by the names that the program gave, which must not include
 /// "loop". A call site passes the same constant tuple each time, so the last tuple and its result are remembered.
-fn task_kwnames(this: This<'_, LoopObject>, kwnames: *mut ffi::PyObject) -> Object<'_> {
+fn task_kwnames(this: This<'_, LoopObject>, kwnames: *mut ffi::PyObject) -> ObjectResult<'_> {
     let py = this.py();
     if kwnames.is_null() {
         return Ok(names(py).kw_loop.bind(py));
@@ -173,7 +174,7 @@ fn create_stock_task<'py>(
     }
 }
 
-fn create_task<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn create_task<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     this.reactor().check_closed()?;
     if args.positional().len() > 1 {
@@ -223,7 +224,7 @@ fn create_task_slowly<'py>(
     this: This<'py, LoopObject>,
     args: Args<'_, 'py>,
     factory: Option<Bound<'py, PyAny>>,
-) -> Object<'py> {
+) -> ObjectResult<'py> {
     let py = this.py();
     let kwargs = PyDict::new(py);
     for (name, value) in args.keywords() {
@@ -290,7 +291,7 @@ impl LoopObject {
 
 /// `_set_task_observer(function or None)`: the function is called with each task that `create_task` returns, and with
 /// each coro that is started.
-fn set_task_observer<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn set_task_observer<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let [observer] = args.bind()?;
     match observer.filter(|observer| !observer.is_none()) {
         Some(observer) => this.task_observer.set(observer),
@@ -300,7 +301,7 @@ fn set_task_observer<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> O
 }
 
 /// `_set_step_observer(function or None)`: the loop calls `function(what, wall_ns, cpu_ns)` after each step.
-fn set_step_observer<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn set_step_observer<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let [observer] = args.bind()?;
     let observer = observer.filter(|observer| !observer.is_none());
     this.reactor().set_timed(observer.is_some());
@@ -311,7 +312,7 @@ fn set_step_observer<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> O
     Ok(none(this.py()))
 }
 
-fn set_task_factory<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn set_task_factory<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let [factory] = args.bind()?;
     let py = this.py();
     match factory {
@@ -327,7 +328,7 @@ fn set_task_factory<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Ob
     Ok(none(py))
 }
 
-fn get_task_factory<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Object<'py> {
+fn get_task_factory<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(this
         .task_factory
         .get(this.py())
@@ -336,38 +337,38 @@ fn get_task_factory<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Objec
 
 pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
     vec![
-        threadsafe_method!(
-            LoopObject,
+        row!(
+            threadsafe_method,
             create_future,
             "create_future()",
             "A new asyncio.Future on this loop."
         ),
-        method!(
-            LoopObject,
+        row!(
+            method,
             create_task,
             "create_task(coro, *, name=None, context=None, **kwargs)",
             "Run a coroutine as an asyncio.Task on this loop."
         ),
-        method!(
-            LoopObject,
+        row!(
+            method,
             set_task_factory,
             "set_task_factory(factory)",
             "Let create_task() call factory(loop, coro, **kwargs); None restores the default."
         ),
-        method!(
-            LoopObject,
+        row!(
+            method,
             set_task_observer,
             "_set_task_observer(observer, /)",
             "Call observer(task) for each new task and each new coro; None ends that."
         ),
-        method!(
-            LoopObject,
+        row!(
+            method,
             set_step_observer,
             "_set_step_observer(observer, /)",
             "Call observer(what, wall_ns, cpu_ns) after each step; None ends that."
         ),
-        method!(
-            LoopObject,
+        row!(
+            method,
             get_task_factory,
             "get_task_factory()",
             "The task factory, or None."

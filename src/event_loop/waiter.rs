@@ -27,13 +27,13 @@ use super::call_methods::context_keyword;
 use super::pyloop::LoopObject;
 use super::reactor::Direction;
 use super::source::DeferredCall;
+use crate::binding::args::Args;
 use crate::binding::attributes::set_value;
 use crate::binding::freelist::Freelist;
-use crate::binding::native_type::{
-    Args, NativeType, This, bool_object, getset_slot, getter, method, methods_slot, new_type, none,
-    represent, slot,
-};
+use crate::binding::native_type::{NativeType, This, new_type, represent, slot};
 use crate::binding::object_cell::ObjectCell;
+use crate::binding::object_result::{ObjectResult, bool_object, none};
+use crate::binding::rows::{getset_slot, getter, methods_slot, row};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
@@ -65,7 +65,6 @@ pub(crate) struct WaiterObject {
 }
 
 pub(crate) type Waiter<'py> = This<'py, WaiterObject>;
-type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
 static WAITER_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
 static FREE: Freelist = Freelist::new();
@@ -197,7 +196,7 @@ fn schedule_one(this: Waiter<'_>, callback: &Bound<'_, PyAny>, context: &Bound<'
     this.loop_object().soon(callback, &[this.as_ptr()], context)
 }
 
-fn add_done_callback<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn add_done_callback<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     if args.positional().len() > 1 {
         return Err(args.wrong_count("exactly 1", None));
@@ -230,7 +229,7 @@ fn add_done_callback<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> Object<'py>
     Ok(none(py))
 }
 
-fn remove_done_callback<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn remove_done_callback<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let (py, mut removed) = (this.py(), 0_usize);
     let Some(unwanted) = args.get(0) else {
         return Ok(none(py));
@@ -256,7 +255,7 @@ fn remove_done_callback<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> Object<'
     Ok(removed.into_pyobject(py)?.into_any())
 }
 
-fn cancel<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn cancel<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let [message] = args.bind()?;
     let py = this.py();
     if !this.is_pending() {
@@ -283,13 +282,13 @@ fn check_pending(this: Waiter<'_>) -> PyResult<()> {
 }
 
 /// `set_result(None)`, which asyncio's own code calls to wake a reader.
-fn set_result<'py>(this: Waiter<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn set_result<'py>(this: Waiter<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     check_pending(this)?;
     set_done(this)?;
     Ok(none(this.py()))
 }
 
-fn set_exception<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn set_exception<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     check_pending(this)?;
     let Some(mut exception) = args.get(0) else {
         return Ok(none(this.py()));
@@ -308,12 +307,12 @@ fn set_exception<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> Object<'py> {
 }
 
 /// `result()`: returns None if the wait is done, and otherwise raises.
-fn outcome<'py>(this: Waiter<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn outcome<'py>(this: Waiter<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     check_outcome(this)?;
     Ok(none(this.py()))
 }
 
-fn exception<'py>(this: Waiter<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn exception<'py>(this: Waiter<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     if this.state.get() == State::Failed {
         return Ok(this.message.get(this.py()).unwrap_or_else(|| none(this.py())));
     }
@@ -348,19 +347,19 @@ fn failure(this: Waiter<'_>, class: &str) -> PyResult<PyErr> {
     Ok(PyErr::from_value(error))
 }
 
-fn is_cancelled<'py>(this: Waiter<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn is_cancelled<'py>(this: Waiter<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(bool_object(this.py(), this.state.get() == State::Cancelled))
 }
 
-fn is_done<'py>(this: Waiter<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn is_done<'py>(this: Waiter<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(bool_object(this.py(), !this.is_pending()))
 }
 
-fn get_loop<'py>(this: Waiter<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn get_loop<'py>(this: Waiter<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(this.event_loop.get(this.py()).unwrap_or_else(|| none(this.py())))
 }
 
-fn blocking(this: Waiter<'_>) -> Object<'_> {
+fn blocking(this: Waiter<'_>) -> ObjectResult<'_> {
     Ok(bool_object(this.py(), this.is_blocking.get()))
 }
 
@@ -452,47 +451,47 @@ unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
 
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let methods = vec![
-        method!(
-            WaiterObject,
+        row!(
+            method,
             add_done_callback,
             "add_done_callback(fn, *, context=None)",
             "Call fn(self) once the wait is over."
         ),
-        method!(
-            WaiterObject,
+        row!(
+            method,
             remove_done_callback,
             "remove_done_callback(fn, /)",
             "Remove fn; returns the number of callbacks removed."
         ),
-        method!(
-            WaiterObject,
+        row!(
+            method,
             cancel,
             "cancel(msg=None)",
             "End the wait with CancelledError; False if it is already over."
         ),
-        method!(WaiterObject, is_cancelled, "cancelled()", "True after cancel()."),
-        method!(WaiterObject, is_done, "done()", "True once the wait is over."),
-        method!(
-            WaiterObject,
+        row!(method, is_cancelled, "cancelled()", "True after cancel()."),
+        row!(method, is_done, "done()", "True once the wait is over."),
+        row!(
+            method,
             outcome,
             "result()",
             "Return None once the wait is done, or raise its exception."
         ),
-        method!(
-            WaiterObject,
+        row!(
+            method,
             exception,
             "exception()",
             "The exception given to set_exception(), or None."
         ),
-        method!(WaiterObject, set_result, "set_result(result, /)", "End the wait."),
-        method!(
-            WaiterObject,
+        row!(method, set_result, "set_result(result, /)", "End the wait."),
+        row!(
+            method,
             set_exception,
             "set_exception(exception, /)",
             "End the wait with an exception."
         ),
-        method!(
-            WaiterObject,
+        row!(
+            method,
             get_loop,
             "get_loop()",
             "The loop that the wait belongs to."
@@ -500,11 +499,10 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     ];
     let getters = vec![ffi::PyGetSetDef {
         set: Some(set_blocking),
-        ..getter!(
-            WaiterObject,
+        ..getter(
             c"_asyncio_future_blocking",
             blocking,
-            c"True from the yield until the task has taken the waiter."
+            c"True from the yield until the task has taken the waiter.",
         )
     }];
     // SAFETY: the functions were written for this layout, and the tables are never freed.

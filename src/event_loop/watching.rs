@@ -11,9 +11,10 @@ use super::fileno::number_of;
 use super::handle::{HandleRef, check_callback};
 use super::pyloop::LoopObject;
 use super::reactor::{Direction, Watcher};
-use crate::binding::native_type::{Args, This, bool_object, method, none};
-
-type Object<'py> = PyResult<Bound<'py, PyAny>>;
+use crate::binding::args::Args;
+use crate::binding::native_type::This;
+use crate::binding::object_result::{ObjectResult, bool_object, none};
+use crate::binding::rows::row;
 
 fn valid_fd(number: i64) -> Option<RawFd> {
     RawFd::try_from(number).ok().filter(|fd| *fd >= 0)
@@ -48,7 +49,7 @@ pub(crate) fn refuse_transport(this: &LoopObject, py: Python<'_>, fd: RawFd) -> 
 }
 
 /// `add_reader` and `add_writer`. Returns a new reference to the handle.
-fn add<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>, direction: Direction) -> Object<'py> {
+fn add<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>, direction: Direction) -> ObjectResult<'py> {
     let py = this.py();
     let (values, descriptors) = (args.positional(), &this.reactor().descriptors);
     let Some(target) = args.get(0) else {
@@ -133,7 +134,7 @@ fn remove_public<'py>(
     args: Args<'_, 'py>,
     direction: Direction,
     is_checked: bool,
-) -> Object<'py> {
+) -> ObjectResult<'py> {
     let py = this.py();
     let Some(target) = args.get(0) else {
         return Ok(none(py));
@@ -156,39 +157,39 @@ fn remove_public<'py>(
     Ok(bool_object(py, remove(this, fd, direction)?))
 }
 
-fn add_reader<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn add_reader<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     add(this, args, Direction::Read).map(|_| none(this.py()))
 }
 
-fn add_writer<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn add_writer<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     add(this, args, Direction::Write).map(|_| none(this.py()))
 }
 
-fn add_reader_handle<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn add_reader_handle<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     add(this, args, Direction::Read)
 }
 
-fn add_writer_handle<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn add_writer_handle<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     add(this, args, Direction::Write)
 }
 
-fn remove_reader<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn remove_reader<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     remove_public(this, args, Direction::Read, true)
 }
 
-fn remove_writer<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn remove_writer<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     remove_public(this, args, Direction::Write, true)
 }
 
-fn remove_reader_handle<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn remove_reader_handle<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     remove_public(this, args, Direction::Read, false)
 }
 
-fn remove_writer_handle<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn remove_writer_handle<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     remove_public(this, args, Direction::Write, false)
 }
 
-fn ensure_fd_no_transport<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn ensure_fd_no_transport<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     if let Some(target) = args.get(0) {
         refuse_transport(&this, this.py(), descriptor(&target)?)?;
     }
@@ -197,56 +198,56 @@ fn ensure_fd_no_transport<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>)
 
 pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
     vec![
-        method!(
-            LoopObject,
+        row!(
+            method,
             add_reader,
             "add_reader(fd, callback, *args)",
             "Call callback(*args) whenever fd can be read."
         ),
-        method!(
-            LoopObject,
+        row!(
+            method,
             add_writer,
             "add_writer(fd, callback, *args)",
             "Call callback(*args) whenever fd can be written."
         ),
-        method!(
-            LoopObject,
+        row!(
+            method,
             remove_reader,
             "remove_reader(fd)",
             "Undo add_reader(); True if there was a reader."
         ),
-        method!(
-            LoopObject,
+        row!(
+            method,
             remove_writer,
             "remove_writer(fd)",
             "Undo add_writer(); True if there was a writer."
         ),
-        method!(
-            LoopObject,
+        row!(
+            method,
             add_reader_handle,
             "_add_reader(fd, callback, *args)",
             "add_reader() that returns the Handle."
         ),
-        method!(
-            LoopObject,
+        row!(
+            method,
             add_writer_handle,
             "_add_writer(fd, callback, *args)",
             "add_writer() that returns the Handle."
         ),
-        method!(
-            LoopObject,
+        row!(
+            method,
             remove_reader_handle,
             "_remove_reader(fd)",
             "remove_reader() without the check for transports; asyncio's internal name."
         ),
-        method!(
-            LoopObject,
+        row!(
+            method,
             remove_writer_handle,
             "_remove_writer(fd)",
             "remove_writer() without the check for transports; asyncio's internal name."
         ),
-        method!(
-            LoopObject,
+        row!(
+            method,
             ensure_fd_no_transport,
             "_ensure_fd_no_transport(fd)",
             "Raise RuntimeError if a transport owns the descriptor."

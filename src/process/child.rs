@@ -16,9 +16,12 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+use crate::binding::args::Args;
 use crate::binding::errors;
-use crate::binding::native_type::{Args, NativeType, This, method, new_type, none, represent, slot};
+use crate::binding::native_type::{NativeType, This, new_type, represent, slot};
 use crate::binding::object_cell::ObjectCell;
+use crate::binding::object_result::{ObjectResult, none};
+use crate::binding::rows::row;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::{FdUse, Reactor};
 use crate::event_loop::source::{Source, SourceRef};
@@ -164,7 +167,7 @@ unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
 }
 
 /// `loop._watch_child(pid, callback)`.
-fn watch_child<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
+fn watch_child<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     this.reactor().check_closed()?;
     let (Some(pid), Some(callback)) = (args.get(0), args.get(1)) else {
@@ -190,17 +193,17 @@ fn watch_child<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> PyResul
 }
 
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let slots = [slot(ffi::Py_tp_repr, repr as *mut c_void)];
     // SAFETY: the functions were written for this layout.
-    let kind =
-        unsafe { new_type::<ChildObject>(module, None, &[slot(ffi::Py_tp_repr, repr as *mut c_void)])? };
+    let kind = unsafe { new_type::<ChildObject>(module, None, &slots)? };
     CHILD_TYPE.store(kind.into_ptr().cast(), Ordering::Release);
     Ok(())
 }
 
 /// The methods that this module adds to the loop's type.
 pub(super) fn loop_methods() -> Vec<ffi::PyMethodDef> {
-    vec![method!(
-        LoopObject,
+    vec![row!(
+        method,
         watch_child,
         "_watch_child(pid, callback)",
         "Call callback(returncode) when the child has ended."

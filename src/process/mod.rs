@@ -7,7 +7,7 @@ mod child;
 
 use pyo3::prelude::*;
 
-use crate::binding::native_type::extend_type;
+use crate::binding::rows::extend_type;
 
 /// Adds the type to the module, and the method that creates its objects to `grapeshot._core.Loop`.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -18,8 +18,8 @@ use pyo3::types::{PyDict, PyTuple};
 
 use super::operation::{Operation, SocketSteps};
 use super::plain_socket;
-use crate::binding::native_type::none;
 use crate::binding::new_bytes;
+use crate::binding::object_result::none;
 use crate::binding::socket_object;
 use crate::binding::{base_socket, errors, new_objects};
 use crate::event_loop::reactor::Direction;

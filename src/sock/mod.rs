@@ -17,11 +17,12 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::binding::native_type::{Args, This, extend_type, method};
+use crate::binding::args::Args;
+use crate::binding::native_type::This;
+use crate::binding::object_result::ObjectResult;
+use crate::binding::rows::{extend_type, row};
 use crate::event_loop::pyloop::LoopObject;
 use attempts::OperationKind;
-
-type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
 /// Adds the types to the module, and the methods to `grapeshot._core.Loop`.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -31,7 +32,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 }
 
 /// A coroutine that returns `answer` in its first step. `loop.getaddrinfo` uses it when the answer is known already.
-pub(crate) fn answered<'py>(this: This<'py, LoopObject>, answer: Bound<'py, PyAny>) -> Object<'py> {
+pub(crate) fn answered<'py>(this: This<'py, LoopObject>, answer: Bound<'py, PyAny>) -> ObjectResult<'py> {
     operation::new_operation(this, OperationKind::Answer, None, Some(answer), None)
 }
 
@@ -41,7 +42,7 @@ fn start<'py, const N: usize>(
     this: This<'py, LoopObject>,
     args: Args<'_, 'py>,
     kind: OperationKind,
-) -> Object<'py> {
+) -> ObjectResult<'py> {
     let mut values = args.bind::<N>()?.into_iter();
     let (socket, first, second) = (
         values.next().flatten(),
@@ -54,85 +55,85 @@ fn start<'py, const N: usize>(
     operation::new_operation(this, kind, Some(socket), first, second)
 }
 
-fn sock_recv<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn sock_recv<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     start::<2>(this, args, OperationKind::Recv)
 }
 
-fn sock_recv_into<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn sock_recv_into<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     start::<2>(this, args, OperationKind::RecvInto)
 }
 
-fn sock_recvfrom<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn sock_recvfrom<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     start::<2>(this, args, OperationKind::RecvFrom)
 }
 
-fn sock_recvfrom_into<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn sock_recvfrom_into<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     start::<3>(this, args, OperationKind::RecvFromInto)
 }
 
-fn sock_sendall<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn sock_sendall<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     start::<2>(this, args, OperationKind::SendAll)
 }
 
-fn sock_sendto<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn sock_sendto<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     start::<3>(this, args, OperationKind::SendTo)
 }
 
-fn sock_accept<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn sock_accept<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     start::<1>(this, args, OperationKind::Accept)
 }
 
-fn wait_writable<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn wait_writable<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     start::<1>(this, args, OperationKind::Writable)
 }
 
 /// The methods that this module adds to the loop's type.
 pub(crate) fn loop_methods() -> Vec<ffi::PyMethodDef> {
     vec![
-        method!(
-            LoopObject,
+        row!(
+            method,
             sock_recv,
             "sock_recv(sock, nbytes)",
             "Receive up to nbytes bytes from a socket."
         ),
-        method!(
-            LoopObject,
+        row!(
+            method,
             sock_recv_into,
             "sock_recv_into(sock, buf)",
             "Receive into a buffer; return the number of bytes."
         ),
-        method!(
-            LoopObject,
+        row!(
+            method,
             sock_recvfrom,
             "sock_recvfrom(sock, bufsize)",
             "Receive a datagram; return (data, address)."
         ),
-        method!(
-            LoopObject,
+        row!(
+            method,
             sock_recvfrom_into,
             "sock_recvfrom_into(sock, buf, nbytes=0)",
             "Receive a datagram into a buffer; return (number of bytes, address)."
         ),
-        method!(
-            LoopObject,
+        row!(
+            method,
             sock_sendall,
             "sock_sendall(sock, data)",
             "Send all of data on a connected socket."
         ),
-        method!(
-            LoopObject,
+        row!(
+            method,
             sock_sendto,
             "sock_sendto(sock, data, address)",
             "Send a datagram; return the number of bytes."
         ),
-        method!(
-            LoopObject,
+        row!(
+            method,
             sock_accept,
             "sock_accept(sock)",
             "Accept a connection; return (socket, address)."
         ),
-        method!(
-            LoopObject,
+        row!(
+            method,
             wait_writable,
             "_wait_writable(sock)",
             "Wait until a socket can take data, is connected, or has failed."

@@ -10,8 +10,9 @@ use pyo3::prelude::*;
 use super::attempts::{self, OperationKind};
 use super::plain_socket;
 use crate::binding::native_type::This;
+use crate::binding::object_result::ObjectResult;
 use crate::binding::{base_socket, errors};
-use crate::event_loop::coroutine::{self, Attempt, Coroutine, Place, Steps, coroutine_rows};
+use crate::event_loop::coroutine::{self, Attempt, Coroutine, Place, Steps};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::Direction;
 use crate::event_loop::{waiter, watching};
@@ -27,7 +28,6 @@ pub(super) struct SocketSteps {
 }
 
 pub(super) type Operation<'py> = Coroutine<'py, SocketSteps>;
-type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
 static PLACE: Place = Place::new();
 
@@ -38,7 +38,7 @@ pub(super) fn new_operation<'py>(
     socket: Option<Bound<'py, PyAny>>,
     first: Option<Bound<'py, PyAny>>,
     second: Option<Bound<'py, PyAny>>,
-) -> Object<'py> {
+) -> ObjectResult<'py> {
     coroutine::new_coroutine::<SocketSteps>(event_loop.to_bound(), kind, socket, first, second)
 }
 
@@ -80,7 +80,7 @@ impl Steps for SocketSteps {
 
 /// Makes the waiter for the next step: it waits for the event, or only for the next iteration if `is_for_event` is
 /// false, which lets other code run.
-fn new_wait(this: Operation<'_>, direction: Direction, is_for_event: bool) -> Object<'_> {
+fn new_wait(this: Operation<'_>, direction: Direction, is_for_event: bool) -> ObjectResult<'_> {
     let py = this.py();
     let (Some(event_loop), Some(socket)) = (this.event_loop.get(py), this.subject.get(py)) else {
         return Err(PyRuntimeError::new_err(
@@ -124,5 +124,5 @@ fn new_wait(this: Operation<'_>, direction: Direction, is_for_event: bool) -> Ob
 }
 
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    coroutine::make_type::<SocketSteps>(module, coroutine_rows!(SocketSteps))
+    coroutine::make_type::<SocketSteps>(module)
 }

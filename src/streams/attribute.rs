@@ -12,8 +12,9 @@ use pyo3::types::PyString;
 
 use crate::binding::attributes::set_value;
 use crate::binding::errors;
-use crate::binding::native_type::{NativeType, This, bool_object, none};
+use crate::binding::native_type::{NativeType, This};
 use crate::binding::object_cell::ObjectCell;
+use crate::binding::object_result::{bool_object, none};
 
 /// A row for the `ObjectCell` at `offset` in `T`. An empty cell is None in Python.
 pub(super) fn object_row<T: NativeType>(name: &'static CStr, offset: usize) -> ffi::PyGetSetDef {

@@ -31,11 +31,11 @@ use pyo3::types::{PyTuple, PyType};
 
 use self::attribute::Customizable;
 use crate::binding::names::Kept;
-use crate::binding::native_type::{This, bind_methods, with_critical_section};
+use crate::binding::native_type::{This, with_critical_section};
 use crate::binding::object_cell::ObjectCell;
+use crate::binding::object_result::ObjectResult;
+use crate::binding::rows::bind_methods;
 use crate::event_loop::pyloop::LoopObject;
-
-type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
 /// asyncio's functions as they were when `grapeshot.streams` was imported: the functions of the coroutines, in the
 /// order of `operation::Kind`, and `StreamReader.feed_data`.
@@ -172,6 +172,6 @@ unsafe extern "C" fn new_object(
 }
 
 /// Calls `function(*args)`.
-fn call(function: Kept, args: Bound<'_, PyTuple>) -> Object<'_> {
+fn call(function: Kept, args: Bound<'_, PyTuple>) -> ObjectResult<'_> {
     function.bind(args.py()).call1(args)
 }

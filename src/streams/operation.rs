@@ -18,10 +18,11 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString, PyTuple};
 
 use super::reader::{self, Reader, ReaderObject};
-use super::{Object, call, stock, with_access, writer};
-use crate::binding::native_type::{NativeType, none};
+use super::{call, stock, with_access, writer};
+use crate::binding::native_type::NativeType;
 use crate::binding::object_cell::ObjectCell;
-use crate::event_loop::coroutine::{self, Attempt, Coroutine, Place, Steps, coroutine_rows};
+use crate::binding::object_result::{ObjectResult, none};
+use crate::event_loop::coroutine::{self, Attempt, Coroutine, Place, Steps};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::waiter;
 
@@ -88,7 +89,7 @@ pub(super) fn of_reader<'py>(
     reader: Reader<'py>,
     kind: Kind,
     argument: Option<Bound<'py, PyAny>>,
-) -> Object<'py> {
+) -> ObjectResult<'py> {
     let event_loop = reader
         .event_loop
         .get(reader.py())
@@ -102,7 +103,7 @@ pub(super) fn new<'py>(
     kind: Kind,
     subject: Bound<'py, PyAny>,
     argument: Option<Bound<'py, PyAny>>,
-) -> Object<'py> {
+) -> ObjectResult<'py> {
     coroutine::new_coroutine::<StreamSteps>(event_loop, kind, Some(subject), argument, None)
 }
 
@@ -339,7 +340,7 @@ impl Steps for StreamSteps {
         }
     }
 
-    fn throw_inside<'py>(this: Operation<'py>, error: &Bound<'py, PyAny>) -> Option<Object<'py>> {
+    fn throw_inside<'py>(this: Operation<'py>, error: &Bound<'py, PyAny>) -> Option<ObjectResult<'py>> {
         let inner = this.rest.inner.get(this.py())?;
         Some(inner.call_method1(PyString::intern(this.py(), "throw"), (error,)))
     }
@@ -361,5 +362,5 @@ impl Steps for StreamSteps {
 }
 
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    coroutine::make_type::<StreamSteps>(module, coroutine_rows!(StreamSteps))
+    coroutine::make_type::<StreamSteps>(module)
 }

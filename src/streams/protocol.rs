@@ -10,12 +10,13 @@ use pyo3::types::{PyBytes, PyWeakrefMethods, PyWeakrefReference};
 
 use super::attribute::{Customizable, flag_row, object_row, setattro};
 use super::reader::{self, ReaderObject};
-use super::{Object, StreamType, new_object, with_access};
+use super::{StreamType, new_object, with_access};
+use crate::binding::args::Args;
 use crate::binding::attributes::OwnMethods;
-use crate::binding::native_type::{
-    Args, NativeType, This, getset_slot, method, methods_slot, new_type, none, slot,
-};
+use crate::binding::native_type::{NativeType, This, new_type, slot};
 use crate::binding::object_cell::ObjectCell;
+use crate::binding::object_result::{ObjectResult, none};
+use crate::binding::rows::{getset_slot, methods_slot, row};
 use crate::transports::protocol::{ProtocolCalls, register_object_received};
 
 #[repr(C)]
@@ -40,10 +41,11 @@ pub(super) static OWN_METHODS: OwnMethods = OwnMethods::new();
 /// The native side of an object that is one of our protocols, or of a subclass.
 #[inline]
 fn protocol_of<'py>(object: &Bound<'py, PyAny>) -> Option<Protocol<'py>> {
+    if !PROTOCOL_TYPE.has(object) {
+        return None;
+    }
     // SAFETY: a live object of a type with this layout, by the check; the caller's Bound keeps it alive.
-    PROTOCOL_TYPE
-        .has(object)
-        .then(|| unsafe { This::new(object.py(), object.as_ptr()) })
+    Some(unsafe { This::new(object.py(), object.as_ptr()) })
 }
 
 /// The reader; None if it has been freed.
@@ -98,7 +100,7 @@ fn received(calls: &ProtocolCalls, protocol: &Bound<'_, PyAny>, data: &Bound<'_,
     }
 }
 
-fn data_received<'py>(this: Protocol<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn data_received<'py>(this: Protocol<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     if let Some(data) = args.get(0)
         && let Some(reader) = feed(this, &data)?
     {
@@ -131,8 +133,8 @@ impl NativeType for ProtocolObject {
 }
 
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    let methods = vec![method!(
-        ProtocolObject,
+    let methods = vec![row!(
+        method,
         data_received,
         "data_received(data)",
         "Feed data to the reader."

@@ -22,14 +22,15 @@ use pyo3::types::{PyByteArray, PyBytes, PyTuple};
 
 use super::attribute::{Customizable, flag_row, object_row, setattro, with_value};
 use super::operation::{self, Kind};
-use super::{Object, StreamType, call, new_object, stock, with_access};
+use super::{StreamType, call, new_object, stock, with_access};
+use crate::binding::args::Args;
 use crate::binding::attributes::OwnMethods;
 use crate::binding::errors;
-use crate::binding::native_type::{
-    Args, NativeType, This, getset_slot, getter, method, methods_slot, new_type, none, slot,
-};
+use crate::binding::native_type::{NativeType, This, new_type, slot};
 use crate::binding::new_bytes;
 use crate::binding::object_cell::ObjectCell;
+use crate::binding::object_result::{ObjectResult, none};
+use crate::binding::rows::{getset_slot, getter, methods_slot, row};
 use crate::event_loop::waiter;
 
 #[repr(C)]
@@ -66,10 +67,11 @@ pub(super) static OWN_METHODS: OwnMethods = OwnMethods::new();
 /// The native side of an object that is one of our readers, or of a subclass.
 #[inline]
 pub(super) fn reader_of<'py>(object: &Bound<'py, PyAny>) -> Option<Reader<'py>> {
+    if !READER_TYPE.has(object) {
+        return None;
+    }
     // SAFETY: a live object of a type with this layout, by the check; the caller's Bound keeps it alive.
-    READER_TYPE
-        .has(object)
-        .then(|| unsafe { This::new(object.py(), object.as_ptr()) })
+    Some(unsafe { This::new(object.py(), object.as_ptr()) })
 }
 
 /// True if native code may act instead of the methods of this reader.
@@ -207,7 +209,7 @@ pub(super) fn feed_by_asyncio<'py>(reader: &Bound<'py, PyAny>, data: &Bound<'py,
     call(stock(py)?.feed_data, PyTuple::new(py, [reader, data])?).map(drop)
 }
 
-fn feed_data<'py>(this: Reader<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn feed_data<'py>(this: Reader<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let Some(data) = args.get(0) else {
         return Ok(none(this.py()));
     };
@@ -225,7 +227,7 @@ fn feed_data<'py>(this: Reader<'py>, args: Args<'_, 'py>) -> Object<'py> {
 
 /// Takes out the first `len` bytes. The reader must hold that many, and `len` must be at least 1.
 #[inline]
-pub(super) fn take(this: Reader<'_>, len: usize) -> Object<'_> {
+pub(super) fn take(this: Reader<'_>, len: usize) -> ObjectResult<'_> {
     let py = this.py();
     if !this.chunk.is_set() {
         return take_from_buffer(this, len);
@@ -243,7 +245,7 @@ pub(super) fn take(this: Reader<'_>, len: usize) -> Object<'_> {
     Ok(taken)
 }
 
-fn take_from_buffer(this: Reader<'_>, len: usize) -> Object<'_> {
+fn take_from_buffer(this: Reader<'_>, len: usize) -> ObjectResult<'_> {
     let py = this.py();
     let buffer = gathered(this)?;
     let taken = with_bytes(this, |held| new_bytes::copied(py, &held[..len]))?;
@@ -263,7 +265,7 @@ fn take_from_buffer(this: Reader<'_>, len: usize) -> Object<'_> {
 // ---- Python interface --------------------------------------------------------------------------------------------
 
 #[inline]
-fn start<'py>(this: Reader<'py>, args: Args<'_, 'py>, kind: Kind) -> Object<'py> {
+fn start<'py>(this: Reader<'py>, args: Args<'_, 'py>, kind: Kind) -> ObjectResult<'py> {
     let argument = if args.kwnames().is_null() && args.positional().len() == 1 {
         args.get(0)
     } else {
@@ -274,19 +276,19 @@ fn start<'py>(this: Reader<'py>, args: Args<'_, 'py>, kind: Kind) -> Object<'py>
 }
 
 #[inline(always)]
-fn read<'py>(this: Reader<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn read<'py>(this: Reader<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     start(this, args, Kind::Read)
 }
 
-fn read_exactly<'py>(this: Reader<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn read_exactly<'py>(this: Reader<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     start(this, args, Kind::ReadExactly)
 }
 
-fn read_until<'py>(this: Reader<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn read_until<'py>(this: Reader<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     start(this, args, Kind::ReadUntil)
 }
 
-fn read_line<'py>(this: Reader<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn read_line<'py>(this: Reader<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     operation::of_reader(this, Kind::ReadLine, None)
 }
 
@@ -308,7 +310,7 @@ unsafe extern "C" fn iterate(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
     unsafe { ffi::Py_NewRef(slf) }
 }
 
-fn get_buffer(this: Reader<'_>) -> Object<'_> {
+fn get_buffer(this: Reader<'_>) -> ObjectResult<'_> {
     if let Some(buffer) = this.buffer.get(this.py())
         && !buffer.is_exact_instance_of::<PyByteArray>()
     {
@@ -333,7 +335,7 @@ unsafe extern "C" fn set_buffer(slf: *mut ffi::PyObject, value: *mut ffi::PyObje
     }
 }
 
-fn get_limit(this: Reader<'_>) -> Object<'_> {
+fn get_limit(this: Reader<'_>) -> ObjectResult<'_> {
     Ok(this
         .limit_object
         .get(this.py())
@@ -394,32 +396,22 @@ impl NativeType for ReaderObject {
 
 pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
     vec![
-        method!(
-            ReaderObject,
-            read,
-            "read(n=-1)",
-            "A coroutine: read up to n bytes."
-        ),
-        method!(
-            ReaderObject,
+        row!(method, read, "read(n=-1)", "A coroutine: read up to n bytes."),
+        row!(
+            method,
             read_exactly,
             "readexactly(n)",
             "A coroutine: read exactly n bytes."
         ),
-        method!(
-            ReaderObject,
+        row!(
+            method,
             read_until,
             "readuntil(separator=b'\\n')",
             "A coroutine: read up to and including the separator."
         ),
-        method!(
-            ReaderObject,
-            read_line,
-            "readline()",
-            "A coroutine: read one line."
-        ),
-        method!(
-            ReaderObject,
+        row!(method, read_line, "readline()", "A coroutine: read one line."),
+        row!(
+            method,
             feed_data,
             "feed_data(data)",
             "Hold data until it is read."
@@ -439,16 +431,11 @@ fn getters() -> Vec<ffi::PyGetSetDef> {
         flag(c"_paused", offset_of!(ReaderObject, is_paused)),
         ffi::PyGetSetDef {
             set: Some(set_buffer),
-            ..getter!(
-                ReaderObject,
-                c"_buffer",
-                get_buffer,
-                c"The held data, as a bytearray."
-            )
+            ..getter(c"_buffer", get_buffer, c"The held data, as a bytearray.")
         },
         ffi::PyGetSetDef {
             set: Some(set_limit),
-            ..getter!(ReaderObject, c"_limit", get_limit, c"The limit in bytes.")
+            ..getter(c"_limit", get_limit, c"The limit in bytes.")
         },
     ]
 }

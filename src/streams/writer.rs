@@ -10,12 +10,13 @@ use pyo3::types::PyString;
 
 use super::attribute::{Customizable, object_row, setattro};
 use super::operation::{self, Kind};
-use super::{Object, StreamType, new_object, protocol, reader, with_access};
+use super::{StreamType, new_object, protocol, reader, with_access};
+use crate::binding::args::Args;
 use crate::binding::attributes::OwnMethods;
-use crate::binding::native_type::{
-    Args, NativeType, This, getset_slot, method, methods_slot, new_type, none, slot,
-};
+use crate::binding::native_type::{NativeType, This, new_type, slot};
 use crate::binding::object_cell::ObjectCell;
+use crate::binding::object_result::{ObjectResult, none};
+use crate::binding::rows::{getset_slot, methods_slot, row};
 use crate::transports::stream;
 
 #[repr(C)]
@@ -38,10 +39,11 @@ pub(super) static OWN_METHODS: OwnMethods = OwnMethods::new();
 /// The native side of an object that is one of our writers, or of a subclass.
 #[inline]
 pub(super) fn writer_of<'py>(object: &Bound<'py, PyAny>) -> Option<Writer<'py>> {
+    if !WRITER_TYPE.has(object) {
+        return None;
+    }
     // SAFETY: a live object of a type with this layout, by the check; the caller's Bound keeps it alive.
-    WRITER_TYPE
-        .has(object)
-        .then(|| unsafe { This::new(object.py(), object.as_ptr()) })
+    Some(unsafe { This::new(object.py(), object.as_ptr()) })
 }
 
 fn transport(this: Writer<'_>) -> Bound<'_, PyAny> {
@@ -49,7 +51,7 @@ fn transport(this: Writer<'_>) -> Bound<'_, PyAny> {
 }
 
 #[inline(always)]
-fn write<'py>(this: Writer<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn write<'py>(this: Writer<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let (py, data) = (this.py(), args.positional()[0]);
     let transport = transport(this);
     if stream::is_stream(&transport) && stream::has_own_methods(&transport) {
@@ -60,7 +62,7 @@ fn write<'py>(this: Writer<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(none(py))
 }
 
-fn drain<'py>(this: Writer<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn drain<'py>(this: Writer<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     let event_loop = this.event_loop.get(py).unwrap_or_else(|| none(py));
     operation::new(event_loop, Kind::Drain, this.to_bound(), None)
@@ -118,9 +120,9 @@ impl NativeType for WriterObject {
 
 pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
     vec![
-        method!(WriterObject, write, "write(data)", "Call transport.write(data)."),
-        method!(
-            WriterObject,
+        row!(method, write, "write(data)", "Call transport.write(data)."),
+        row!(
+            method,
             drain,
             "drain()",
             "A coroutine: wait until the transport can take more data."

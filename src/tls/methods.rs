@@ -7,72 +7,72 @@ use pyo3::intern;
 use pyo3::prelude::*;
 
 use super::{
-    Flags, OWN_METHODS, READ_HIGH, State, TLS_TYPE, Tls, TlsBody, TlsObject, lifecycle, protocol_methods,
-    reading, shutdown, writing,
+    Flags, OWN_METHODS, READ_HIGH, State, TLS_TYPE, Tls, TlsBody, lifecycle, protocol_methods, reading,
+    shutdown, writing,
 };
+use crate::binding::args::Args;
 use crate::binding::attributes::shown;
 use crate::binding::names::names;
-use crate::binding::native_type::{Args, bool_object, method, none};
+use crate::binding::object_result::{ObjectResult, bool_object, none};
+use crate::binding::rows::row;
 use crate::event_loop::reactor::flush_policy;
 use crate::transports::object;
 use crate::transports::protocol;
 
-type Object<'py> = PyResult<Bound<'py, PyAny>>;
-
 #[inline]
-fn write<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn write<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     if let Some(data) = args.get(0) {
         writing::write(this, &data)?;
     }
     Ok(none(this.py()))
 }
 
-fn writelines<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn writelines<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     if let Some(items) = args.get(0) {
         writing::writelines(this, &items)?;
     }
     Ok(none(this.py()))
 }
 
-fn write_eof<'py>(_: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn write_eof<'py>(_: Tls<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Err(PyNotImplementedError::new_err(()))
 }
 
-fn can_write_eof<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn can_write_eof<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(bool_object(this.py(), false))
 }
 
-fn close<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn close<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     shutdown::close(this)?;
     Ok(none(this.py()))
 }
 
-fn abort<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn abort<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     lifecycle::abort(this, None)?;
     Ok(none(this.py()))
 }
 
-fn force_close<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn force_close<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     lifecycle::abort(this, args.get(0).filter(|exception| !exception.is_none()))?;
     Ok(none(this.py()))
 }
 
-fn is_closing<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn is_closing<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     let is_closing = this.flags.has(Flags::CLOSED) || this.inner.is_closing(py)?;
     Ok(bool_object(py, is_closing))
 }
 
-fn is_reading<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn is_reading<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(bool_object(this.py(), !this.flags.has(Flags::APP_PAUSED)))
 }
 
-fn pause_reading<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn pause_reading<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     this.flags.set(Flags::APP_PAUSED);
     Ok(none(this.py()))
 }
 
-fn resume_reading<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn resume_reading<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     if this.flags.has(Flags::APP_PAUSED) {
         this.flags.clear(Flags::APP_PAUSED);
         if !this.reactor().is_closed() {
@@ -94,7 +94,7 @@ fn limits<'py>(args: Args<'_, 'py>) -> PyResult<(Option<i64>, Option<i64>)> {
     Ok((number(high)?, number(low)?))
 }
 
-fn set_write_buffer_limits<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn set_write_buffer_limits<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let (high, low) = limits(args)?;
     flush_policy::send_held(this)?;
     this.backlog.watermarks.set(high, low)?;
@@ -102,7 +102,7 @@ fn set_write_buffer_limits<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'
     Ok(none(this.py()))
 }
 
-fn get_write_buffer_limits<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn get_write_buffer_limits<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(this
         .backlog
         .watermarks
@@ -111,7 +111,7 @@ fn get_write_buffer_limits<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py>
         .into_any())
 }
 
-fn get_write_buffer_size<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn get_write_buffer_size<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     // Writes that were only collected are not waiting for the peer, so they are encrypted before the size is
     // determined.
     writing::send_collected(this)?;
@@ -120,7 +120,7 @@ fn get_write_buffer_size<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(len_bytes.into_pyobject(py)?.into_any())
 }
 
-fn set_read_buffer_limits<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn set_read_buffer_limits<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let (high, low) = limits(args)?;
     let high = match (high, low) {
         (Some(high), _) => high,
@@ -139,17 +139,17 @@ fn set_read_buffer_limits<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'p
     Ok(none(this.py()))
 }
 
-fn get_read_buffer_limits<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn get_read_buffer_limits<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let (high, low) = this.read_limits.get();
     Ok((low, high).into_pyobject(this.py())?.into_any())
 }
 
-fn get_read_buffer_size<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn get_read_buffer_size<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     Ok(this.engine.unread_len(py)?.into_pyobject(py)?.into_any())
 }
 
-fn set_protocol<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn set_protocol<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     if let Some(protocol) = args.get(0) {
         flush_policy::send_held(this)?;
         this.calls.bind(&protocol)?;
@@ -157,7 +157,7 @@ fn set_protocol<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(none(this.py()))
 }
 
-fn get_extra_info<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn get_extra_info<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     let [name, default] = args.bind()?;
     let Some(name) = name else {
@@ -182,12 +182,12 @@ fn get_extra_info<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
 
 /// `_ssl_protocol` and `_app_transport`: in asyncio these are the protocol of the inner transport and the application's
 /// transport. Here both are this object.
-fn ssl_protocol(this: Tls<'_>) -> Object<'_> {
+fn ssl_protocol(this: Tls<'_>) -> ObjectResult<'_> {
     Ok(this.to_bound())
 }
 
 /// `_transport`: the inner transport; None before and after the connection.
-fn inner_transport(this: Tls<'_>) -> Object<'_> {
+fn inner_transport(this: Tls<'_>) -> ObjectResult<'_> {
     let py = this.py();
     let is_there = !matches!(this.state.get(), State::Initial) && this.calls.get(py).is_some();
     Ok(this
@@ -197,29 +197,29 @@ fn inner_transport(this: Tls<'_>) -> Object<'_> {
         .unwrap_or_else(|| none(py)))
 }
 
-fn is_closed(this: Tls<'_>) -> Object<'_> {
+fn is_closed(this: Tls<'_>) -> ObjectResult<'_> {
     Ok(bool_object(this.py(), this.flags.has(Flags::CLOSED)))
 }
 
 /// `_sslcontext`: the `ssl.SSLContext` that the connection was made with.
-fn ssl_context(this: Tls<'_>) -> Object<'_> {
+fn ssl_context(this: Tls<'_>) -> ObjectResult<'_> {
     let context = object::extra_dict(this)?.get_item(intern!(this.py(), "sslcontext"))?;
     Ok(context.unwrap_or_else(|| none(this.py())))
 }
 
 /// `_sslobj`: the `ssl.SSLObject`.
-fn ssl_object(this: Tls<'_>) -> Object<'_> {
+fn ssl_object(this: Tls<'_>) -> ObjectResult<'_> {
     let py = this.py();
     Ok(this.engine.object(py).unwrap_or_else(|| none(py)))
 }
 
 /// `_app_reading_paused`: whether the application has paused reading.
-fn is_reading_paused(this: Tls<'_>) -> Object<'_> {
+fn is_reading_paused(this: Tls<'_>) -> ObjectResult<'_> {
     Ok(bool_object(this.py(), this.flags.has(Flags::APP_PAUSED)))
 }
 
 /// `_protocol_paused`: whether the application was told to stop writing.
-fn is_paused(this: Tls<'_>) -> Object<'_> {
+fn is_paused(this: Tls<'_>) -> ObjectResult<'_> {
     Ok(bool_object(this.py(), this.backlog.watermarks.is_paused()))
 }
 
@@ -244,142 +244,42 @@ pub(super) fn describe(this: Tls<'_>) -> String {
 #[rustfmt::skip] // one row, one line
 fn rows() -> Vec<ffi::PyMethodDef> {
     vec![
-        method!(
-            TlsObject,
-            write,
-            "write(data)",
-            "Encrypt and send bytes-like data, or queue it if the inner transport is full."
-        ),
-        method!(
-            TlsObject,
-            writelines,
-            "writelines(list_of_data)",
-            "Encrypt and send several bytes-like objects together."
-        ),
-        method!(
-            TlsObject,
-            write_eof,
-            "write_eof()",
-            "Raise NotImplementedError: TLS ends both directions at once."
-        ),
-        method!(
-            TlsObject,
-            can_write_eof,
-            "can_write_eof()",
-            "Return False."
-        ),
-        method!(
-            TlsObject,
-            close,
-            "close()",
-            "Send the buffered data and close_notify, then end the connection."
-        ),
-        method!(
-            TlsObject,
-            abort,
-            "abort()",
-            "End the connection now."
-        ),
-        method!(
-            TlsObject,
-            force_close,
-            "_force_close(exc)",
-            "End the connection now, with an exception."
-        ),
-        method!(
-            TlsObject,
-            is_closing,
-            "is_closing()",
-            "True once the connection is ending."
-        ),
-        method!(
-            TlsObject,
-            is_reading,
-            "is_reading()",
-            "True while data is delivered."
-        ),
-        method!(
-            TlsObject,
-            pause_reading,
-            "pause_reading()",
-            "Stop delivering until resume_reading() is called."
-        ),
-        method!(
-            TlsObject,
-            resume_reading,
-            "resume_reading()",
-            "Deliver again after pause_reading()."
-        ),
-        method!(
-            TlsObject,
-            get_write_buffer_size,
-            "get_write_buffer_size()",
-            "The number of bytes that wait to be sent to the inner transport."
-        ),
-        method!(
-            TlsObject,
-            get_write_buffer_limits,
-            "get_write_buffer_limits()",
-            "The (low, high) watermarks in bytes."
-        ),
-        method!(
-            TlsObject,
-            set_write_buffer_limits,
-            "set_write_buffer_limits(high=None, low=None)",
-            "Set the watermarks in bytes."
-        ),
-        method!(
-            TlsObject,
-            get_read_buffer_size,
-            "get_read_buffer_size()",
-            "The number of bytes that wait to be decrypted."
-        ),
-        method!(
-            TlsObject,
-            get_read_buffer_limits,
-            "get_read_buffer_limits()",
-            "The (low, high) read limits in bytes."
-        ),
-        method!(
-            TlsObject,
-            set_read_buffer_limits,
-            "set_read_buffer_limits(high=None, low=None)",
-            "Set the read limits in bytes."
-        ),
-        method!(
-            TlsObject,
-            object::get_protocol::<TlsBody>,
-            "get_protocol()",
-            "The protocol, None once the connection is lost."
-        ),
-        method!(
-            TlsObject,
-            set_protocol,
-            "set_protocol(protocol)",
-            "Use another protocol from the next event on."
-        ),
-        method!(
-            TlsObject,
-            get_extra_info,
-            "get_extra_info(name, default=None)",
-            "Return information about TLS, or else about the inner transport."
-        ),
+        row!(method, write, "write(data)", "Encrypt and send bytes-like data, or queue it if the inner transport is full."),
+        row!(method, writelines, "writelines(list_of_data)", "Encrypt and send several bytes-like objects together."),
+        row!(method, write_eof, "write_eof()", "Raise NotImplementedError: TLS ends both directions at once."),
+        row!(method, can_write_eof, "can_write_eof()", "Return False."),
+        row!(method, close, "close()", "Send the buffered data and close_notify, then end the connection."),
+        row!(method, abort, "abort()", "End the connection now."),
+        row!(method, force_close, "_force_close(exc)", "End the connection now, with an exception."),
+        row!(method, is_closing, "is_closing()", "True once the connection is ending."),
+        row!(method, is_reading, "is_reading()", "True while data is delivered."),
+        row!(method, pause_reading, "pause_reading()", "Stop delivering until resume_reading() is called."),
+        row!(method, resume_reading, "resume_reading()", "Deliver again after pause_reading()."),
+        row!(method, get_write_buffer_size, "get_write_buffer_size()", "The number of bytes that wait to be sent to the inner transport."),
+        row!(method, get_write_buffer_limits, "get_write_buffer_limits()", "The (low, high) watermarks in bytes."),
+        row!(method, set_write_buffer_limits, "set_write_buffer_limits(high=None, low=None)", "Set the watermarks in bytes."),
+        row!(method, get_read_buffer_size, "get_read_buffer_size()", "The number of bytes that wait to be decrypted."),
+        row!(method, get_read_buffer_limits, "get_read_buffer_limits()", "The (low, high) read limits in bytes."),
+        row!(method, set_read_buffer_limits, "set_read_buffer_limits(high=None, low=None)", "Set the read limits in bytes."),
+        row!(method, object::get_protocol::<TlsBody>, "get_protocol()", "The protocol, None once the connection is lost."),
+        row!(method, set_protocol, "set_protocol(protocol)", "Use another protocol from the next event on."),
+        row!(method, get_extra_info, "get_extra_info(name, default=None)", "Return information about TLS, or else about the inner transport."),
     ]
 }
 
 #[rustfmt::skip] // one row, one line
 fn getters() -> Vec<ffi::PyGetSetDef> {
     vec![
-        shown!(TlsObject, c"_loop", object::get_loop::<TlsBody>, c"The loop."),
-        shown!(TlsObject, c"_closed", is_closed, c"True after close() or abort()."),
-        shown!(TlsObject, c"_ssl_protocol", ssl_protocol, c"The protocol of the inner transport."),
-        shown!(TlsObject, c"_transport", inner_transport, c"The inner transport."),
-        shown!(TlsObject, c"_app_transport", ssl_protocol, c"The transport of the application."),
-        shown!(TlsObject, c"_app_protocol", object::protocol::<TlsBody>, c"The protocol of the application."),
-        shown!(TlsObject, c"_sslcontext", ssl_context, c"The ssl.SSLContext."),
-        shown!(TlsObject, c"_sslobj", ssl_object, c"The ssl.SSLObject."),
-        shown!(TlsObject, c"_app_reading_paused", is_reading_paused, c"True after pause_reading()."),
-        shown!(TlsObject, c"_protocol_paused", is_paused, c"True between pause_writing and resume_writing."),
+        shown(c"_loop", object::get_loop::<TlsBody>, c"The loop."),
+        shown(c"_closed", is_closed, c"True after close() or abort()."),
+        shown(c"_ssl_protocol", ssl_protocol, c"The protocol of the inner transport."),
+        shown(c"_transport", inner_transport, c"The inner transport."),
+        shown(c"_app_transport", ssl_protocol, c"The transport of the application."),
+        shown(c"_app_protocol", object::protocol::<TlsBody>, c"The protocol of the application."),
+        shown(c"_sslcontext", ssl_context, c"The ssl.SSLContext."),
+        shown(c"_sslobj", ssl_object, c"The ssl.SSLObject."),
+        shown(c"_app_reading_paused", is_reading_paused, c"True after pause_reading()."),
+        shown(c"_protocol_paused", is_paused, c"True between pause_writing and resume_writing."),
     ]
 }
 

@@ -41,8 +41,9 @@ use pyo3::prelude::*;
 
 use crate::binding::attributes::OwnMethods;
 use crate::binding::flags::FlagCell;
-use crate::binding::native_type::{This, extend_type};
+use crate::binding::native_type::This;
 use crate::binding::object_cell::ObjectCell;
+use crate::binding::rows::extend_type;
 use crate::transports::object::{Body, TransportObject};
 use crate::transports::outgoing::Outgoing;
 use crate::transports::protocol::ProtocolCalls;

@@ -11,38 +11,37 @@ use pyo3::prelude::*;
 
 use super::engine::Engine;
 use super::inner::{self, Inner};
-use super::{
-    Flags, Notified, READ_HIGH, State, TLS_TYPE, Tls, TlsBody, TlsObject, lifecycle, reading, writing,
-};
+use super::{Flags, Notified, READ_HIGH, State, TLS_TYPE, Tls, TlsBody, lifecycle, reading, writing};
+use crate::binding::args::Args;
 use crate::binding::flags::FlagCell;
-use crate::binding::native_type::{Args, This, bool_object, method, none};
+use crate::binding::native_type::This;
 use crate::binding::object_cell::ObjectCell;
+use crate::binding::object_result::{ObjectResult, bool_object, none};
+use crate::binding::rows::row;
 use crate::event_loop::pyloop::LoopObject;
 use crate::transports::flow::Watermarks;
 use crate::transports::object;
 use crate::transports::outgoing::{Data, Outgoing};
 use crate::transports::protocol::ProtocolCalls;
 
-type Object<'py> = PyResult<Bound<'py, PyAny>>;
-
 /// asyncio's high watermark for data that waits to be encrypted, in bytes.
 const WRITE_HIGH: usize = 512 * 1024;
 
-fn connection_made<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn connection_made<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     if let Some(inner) = args.get(0) {
         lifecycle::start(this, &inner)?;
     }
     Ok(none(this.py()))
 }
 
-fn connection_lost<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn connection_lost<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     if let Some(exception) = args.get(0) {
         lifecycle::inner_lost(this, &exception)?;
     }
     Ok(none(this.py()))
 }
 
-fn data_received<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn data_received<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     if let Some(data) = args.get(0) {
         let source = Data::new(&data)?;
         reading::received(this, source.as_slice())?;
@@ -50,28 +49,28 @@ fn data_received<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(none(this.py()))
 }
 
-fn eof_received<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn eof_received<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let stays = lifecycle::inner_eof(this)?;
     Ok(bool_object(this.py(), stays))
 }
 
-fn pause_writing<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn pause_writing<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     this.flags.set(Flags::INNER_FULL);
     Ok(none(this.py()))
 }
 
-fn resume_writing<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn resume_writing<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     writing::inner_drained(this)?;
     Ok(none(this.py()))
 }
 
-fn on_timeout<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn on_timeout<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     lifecycle::on_timeout(this)?;
     Ok(none(this.py()))
 }
 
 /// `_feed(data)`: takes ciphertext that was received before the handshake.
-fn feed<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn feed<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     if let Some(data) = args.get(0) {
         let source = Data::new(&data)?;
         reading::feed(this, source.as_slice())?;
@@ -82,54 +81,14 @@ fn feed<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> Object<'py> {
 #[rustfmt::skip] // one row, one line
 pub(super) fn rows() -> Vec<ffi::PyMethodDef> {
     vec![
-        method!(
-            TlsObject,
-            connection_made,
-            "connection_made(transport)",
-            "Start the handshake over the inner transport."
-        ),
-        method!(
-            TlsObject,
-            connection_lost,
-            "connection_lost(exc)",
-            "End the connection: the inner transport is lost."
-        ),
-        method!(
-            TlsObject,
-            data_received,
-            "data_received(data)",
-            "Take ciphertext from the inner transport."
-        ),
-        method!(
-            TlsObject,
-            eof_received,
-            "eof_received()",
-            "Handle the end of the inner transport's stream."
-        ),
-        method!(
-            TlsObject,
-            pause_writing,
-            "pause_writing()",
-            "Stop writing to the inner transport, which is full."
-        ),
-        method!(
-            TlsObject,
-            resume_writing,
-            "resume_writing()",
-            "Write to the inner transport again."
-        ),
-        method!(
-            TlsObject,
-            on_timeout,
-            "_on_timeout()",
-            "Abort the connection: the handshake or the shutdown takes too long."
-        ),
-        method!(
-            TlsObject,
-            feed,
-            "_feed(data)",
-            "Take ciphertext that was received before the handshake."
-        ),
+        row!(method, connection_made, "connection_made(transport)", "Start the handshake over the inner transport."),
+        row!(method, connection_lost, "connection_lost(exc)", "End the connection: the inner transport is lost."),
+        row!(method, data_received, "data_received(data)", "Take ciphertext from the inner transport."),
+        row!(method, eof_received, "eof_received()", "Handle the end of the inner transport's stream."),
+        row!(method, pause_writing, "pause_writing()", "Stop writing to the inner transport, which is full."),
+        row!(method, resume_writing, "resume_writing()", "Write to the inner transport again."),
+        row!(method, on_timeout, "_on_timeout()", "Abort the connection: the handshake or the shutdown takes too long."),
+        row!(method, feed, "_feed(data)", "Take ciphertext that was received before the handshake."),
     ]
 }
 
@@ -138,7 +97,7 @@ pub(super) fn rows() -> Vec<ffi::PyMethodDef> {
 /// `loop._tls(protocol, sslcontext, waiter, server_side, server_hostname, handshake_timeout, shutdown_timeout,
 /// call_connection_made=True, accepted=False, below=None)`: makes the transport. The connection gets a copy of the
 /// context of the transport `below` if there is one, otherwise of the current context.
-fn make<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn make<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let [
         protocol,
         sslcontext,
@@ -220,8 +179,8 @@ fn new_body(engine: Engine, calls: ProtocolCalls) -> TlsBody {
 
 /// The method that this module adds to the loop's type.
 pub(super) fn loop_methods() -> Vec<ffi::PyMethodDef> {
-    vec![method!(
-        LoopObject,
+    vec![row!(
+        method,
         make,
         "_tls(protocol, sslcontext, waiter, server_side, server_hostname, handshake_timeout, shutdown_timeout, call_connection_made=True, accepted=False, below=None)",
         "Make a TLS transport, to be used as the protocol of its inner transport."

@@ -20,8 +20,9 @@ use super::registration::Registration;
 use crate::binding::errors;
 use crate::binding::log::{self, Topic};
 use crate::binding::names::names;
-use crate::binding::native_type::{This, none};
+use crate::binding::native_type::This;
 use crate::binding::object_cell::ObjectCell;
+use crate::binding::object_result::none;
 
 /// The parts of ending that differ between kinds of transport.
 pub(super) trait Ending: Body {

@@ -18,10 +18,11 @@ use pyo3::prelude::*;
 
 use super::registration::Registration;
 use super::stream;
-use crate::binding::native_type::{
-    Args, NativeType, This, method, methods_slot, new_type, none, represent, slot,
-};
+use crate::binding::args::Args;
+use crate::binding::native_type::{NativeType, This, new_type, represent, slot};
 use crate::binding::object_cell::ObjectCell;
+use crate::binding::object_result::{ObjectResult, none};
+use crate::binding::rows::{methods_slot, row};
 use crate::binding::socket_object;
 use crate::binding::{errors, log};
 use crate::event_loop::pyloop::LoopObject;
@@ -246,7 +247,7 @@ fn stop(this: This<'_, ListenerObject>) {
 
 /// `loop._listen(sock, protocol_factory, server, backlog)`: starts listening and returns the listener, whose `_stop()`
 /// ends it.
-fn listen<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
+fn listen<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     this.reactor().check_closed()?;
     let [socket, factory, server, backlog] = args.bind()?;
@@ -282,21 +283,21 @@ fn listen<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> PyResult<Bou
     body.factory.set(factory);
     body.server.set(server);
     // SAFETY: attached; the call returns a new reference or null with an exception set.
-    body.context
-        .set(unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyContext_CopyCurrent())? });
+    let context = unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyContext_CopyCurrent())? };
+    body.context.set(context);
     body.batch.set(batch);
     start(body, &this)?;
     Ok(listener)
 }
 
 /// `listener._stop()`.
-fn stop_listening<'py>(this: This<'py, ListenerObject>, _: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
+fn stop_listening<'py>(this: This<'py, ListenerObject>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     stop(this);
     Ok(none(this.py()))
 }
 
 /// `listener._resume()`: listens again after a pause, unless the server or its socket was closed in the meantime.
-fn resume<'py>(this: This<'py, ListenerObject>, _: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
+fn resume<'py>(this: This<'py, ListenerObject>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     if let (Some(event_loop), Some(server)) = (this.event_loop.get(py), this.server.get(py))
         && server.call_method0("is_serving")?.is_truthy()?
@@ -310,13 +311,13 @@ fn resume<'py>(this: This<'py, ListenerObject>, _: Args<'_, 'py>) -> PyResult<Bo
 
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let methods = vec![
-        method!(
-            ListenerObject,
+        row!(
+            method,
             resume,
             "_resume()",
             "Listen again after a pause, if the server still serves."
         ),
-        method!(ListenerObject, stop_listening, "_stop()", "Stop listening."),
+        row!(method, stop_listening, "_stop()", "Stop listening."),
     ];
     // SAFETY: the functions were written for this layout, and the tables are never freed.
     let kind = unsafe {
@@ -332,8 +333,8 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 
 /// The methods that this module adds to the loop's type.
 pub(super) fn loop_methods() -> Vec<ffi::PyMethodDef> {
-    vec![method!(
-        LoopObject,
+    vec![row!(
+        method,
         listen,
         "_listen(sock, protocol_factory, server, backlog)",
         "Accept connections on a listening socket."

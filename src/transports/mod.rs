@@ -20,7 +20,7 @@ mod stream_reader;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::binding::native_type::extend_type;
+use crate::binding::rows::extend_type;
 
 /// Adds the transport types to the module, and the methods that create transports to `grapeshot._core.Loop`.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {

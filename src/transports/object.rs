@@ -21,14 +21,15 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 
 use super::protocol::ProtocolCalls;
+use crate::binding::args::Args;
 use crate::binding::attributes::{HasInstanceDict, InstanceDict, dict_row, offset_members};
 use crate::binding::deallocation::free_memory;
 use crate::binding::log::{self, Topic};
 use crate::binding::names::{Kept, names};
-use crate::binding::native_type::{
-    Args, NativeType, This, getset_slot, methods_slot, new_type, none, represent, slot, traverse_cells,
-};
+use crate::binding::native_type::{NativeType, This, new_type, represent, slot, traverse_cells};
 use crate::binding::object_cell::ObjectCell;
+use crate::binding::object_result::{ObjectResult, none};
+use crate::binding::rows::{getset_slot, methods_slot};
 use crate::binding::{errors, new_objects};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::Reactor;
@@ -296,12 +297,12 @@ pub(crate) fn make_type<'py, B: Body>(
 // ---- what all transports have ------------------------------------------------------------------------------------
 
 /// The attribute `_loop` of asyncio's transports.
-pub(crate) fn get_loop<B: Body>(this: This<'_, TransportObject<B>>) -> PyResult<Bound<'_, PyAny>> {
+pub(crate) fn get_loop<B: Body>(this: This<'_, TransportObject<B>>) -> ObjectResult<'_> {
     Ok(this.event_loop.get(this.py()).unwrap_or_else(|| none(this.py())))
 }
 
 /// The attribute `_protocol` of asyncio's transports.
-pub(crate) fn protocol<B: Body>(this: This<'_, TransportObject<B>>) -> PyResult<Bound<'_, PyAny>> {
+pub(crate) fn protocol<B: Body>(this: This<'_, TransportObject<B>>) -> ObjectResult<'_> {
     Ok(this.calls().get(this.py()).unwrap_or_else(|| none(this.py())))
 }
 
@@ -309,12 +310,12 @@ pub(crate) fn protocol<B: Body>(this: This<'_, TransportObject<B>>) -> PyResult<
 pub(crate) fn get_protocol<'py, B: Body>(
     this: This<'py, TransportObject<B>>,
     _: Args<'_, 'py>,
-) -> PyResult<Bound<'py, PyAny>> {
+) -> ObjectResult<'py> {
     protocol(this)
 }
 
 /// Converts a number to a Python int, for an attribute.
-pub(crate) fn number(py: Python<'_>, value: impl TryInto<i64>) -> PyResult<Bound<'_, PyAny>> {
+pub(crate) fn number(py: Python<'_>, value: impl TryInto<i64>) -> ObjectResult<'_> {
     let value = value.try_into().unwrap_or(i64::MAX);
     Ok(value.into_pyobject(py)?.into_any())
 }

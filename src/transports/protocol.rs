@@ -14,9 +14,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 
 use crate::binding::names::{Kept, names};
-use crate::binding::native_type::none;
 use crate::binding::new_bytes;
 use crate::binding::object_cell::ObjectCell;
+use crate::binding::object_result::none;
 
 use super::lent_buffer::LentBuffer;
 use super::stream_reader::{self, Feed};

@@ -23,7 +23,7 @@ use pyo3::types::{PyBool, PyByteArray, PyString, PyWeakrefMethods, PyWeakrefRefe
 use super::protocol::ProtocolCalls;
 use crate::binding::attributes;
 use crate::binding::names::{Kept, names};
-use crate::binding::native_type::none;
+use crate::binding::object_result::none;
 
 unsafe extern "C" {
     /// Public C API (`Doc/c-api/method.rst`), which pyo3-ffi does not export: the type of bound methods, and the
@@ -302,9 +302,9 @@ impl<'py> Feed<'py> {
     }
 
     fn resize(&self, len_bytes: usize) -> bool {
+        let buffer = self.buffer.as_ptr();
         // SAFETY: the bytearray is live. A negative result means that an exception is set and nothing was changed.
-        let resized =
-            unsafe { ffi::PyByteArray_Resize(self.buffer.as_ptr(), len_bytes as ffi::Py_ssize_t) } >= 0;
+        let resized = unsafe { ffi::PyByteArray_Resize(buffer, len_bytes as ffi::Py_ssize_t) } >= 0;
         if !resized {
             drop(PyErr::fetch(self.buffer.py()));
         }

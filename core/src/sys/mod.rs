@@ -16,7 +16,6 @@
 //! | [`pages`] | memory mappings and guards in them | `MADV_NOHUGEPAGE`, `MADV_GUARD_INSTALL` | only `mmap` |
 //! | [`pipe`] | pipes and terminals; which report a lost reader | POSIX | POSIX; not named FIFOs (Apple) |
 //! | [`poller`] | level-triggered readiness of fds with a `u64` token each, waits in nanoseconds | epoll | kqueue |
-//! | [`prefetch`] | a hint that memory will be read soon | depends on the processor | depends on the processor |
 //! | [`readiness`] | the state of a few fds, without a poller | POSIX | POSIX |
 //! | [`signals`] | a pipe to which signal handlers write the signals' numbers | `pipe2` | `pipe` (Apple), `pipe2` |
 //! | [`socket`] | socket calls without `SIGPIPE` | `MSG_NOSIGNAL`, `accept4` | `SO_NOSIGPIPE` (Apple), `MSG_NOSIGNAL` |
@@ -49,7 +48,6 @@ pub mod heap;
 pub mod pages;
 pub mod pipe;
 pub mod poller;
-pub mod prefetch;
 pub mod readiness;
 pub mod signals;
 pub mod socket;

@@ -157,9 +157,10 @@ mod tests {
     fn both_ends_are_nonblocking_and_closed_on_exec() {
         let pipe = SignalPipe::new().unwrap();
         for fd in [pipe.read_fd(), pipe.write_fd()] {
-            // SAFETY: the calls take no pointers.
-            let (fd_flags, status) =
-                unsafe { (libc::fcntl(fd, libc::F_GETFD), libc::fcntl(fd, libc::F_GETFL)) };
+            // SAFETY: the call takes no pointers.
+            let fd_flags = unsafe { libc::fcntl(fd, libc::F_GETFD) };
+            // SAFETY: as above.
+            let status = unsafe { libc::fcntl(fd, libc::F_GETFL) };
             assert_eq!(fd_flags, libc::FD_CLOEXEC);
             assert_eq!(status & libc::O_NONBLOCK, libc::O_NONBLOCK);
         }

@@ -8,9 +8,10 @@ use grapeshot_core::sys::socket::{self, Address};
 use pyo3::prelude::*;
 use pyo3::types::{PyTuple, PyType};
 
-use super::call::{Attempt, Operation, RawArgs, Surroundings};
+use super::call::{Attempt, Operation, Surroundings};
 use super::receiving::failed;
 use super::socket::Socket;
+use crate::binding::args::Args;
 use crate::binding::{base_socket, errors, new_objects, socket_object};
 use crate::event_loop::reactor::Direction;
 
@@ -58,7 +59,7 @@ fn accept_shared<'py>(socket: &Socket<'py>, surroundings: &Surroundings<'_>) -> 
 }
 
 /// `accept_many(max=0, /)`: a list of the results that `accept` would return, at least one.
-pub(super) struct AcceptMany(pub(super) RawArgs);
+pub(super) struct AcceptMany(pub(super) Args<'static, 'static>);
 
 impl Operation for AcceptMany {
     fn attempt<'py>(
@@ -120,7 +121,7 @@ fn connection<'py>(listener: &Socket<'py>, (fd, peer): (OwnedFd, Address)) -> Py
     let address = if socket_object::is_known_family(family.extract()?) {
         socket_object::address_object(py, &peer)?
     } else {
-        crate::binding::native_type::none(py)
+        crate::binding::object_result::none(py)
     };
     let class = match new_objects::attribute(listener.object(), "_accepted_class")? {
         none if none.is_none() => listener.object().get_type(),

@@ -8,17 +8,16 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::exports::View;
+use crate::binding::args::Args;
 use crate::binding::errors;
-use crate::binding::native_type::{Args, none};
 use crate::binding::new_bytes::NewBytes;
-
-type Object<'py> = PyResult<Bound<'py, PyAny>>;
+use crate::binding::object_result::{ObjectResult, none};
 
 /// The largest number of bytes that the kernel transfers in one call.
 const MAX_LEN: usize = 0x7fff_f000;
 
 /// `_coro_read_now(fd, length)`: returns bytes, or None if the system has no such call for this kind of file.
-pub(in crate::coro) fn read_now<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+pub(in crate::coro) fn read_now<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let (Some(fd), Some(length)) = (args.get(0), args.get(1)) else {
         return Err(PyTypeError::new_err(
             "_coro_read_now() takes a descriptor and a length",
@@ -36,7 +35,7 @@ pub(in crate::coro) fn read_now<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Ob
 
 /// `_coro_write_now(fd, data)`: returns the number of bytes written, or None if the system has no such call for this
 /// kind of file.
-pub(in crate::coro) fn write_now<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+pub(in crate::coro) fn write_now<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let (Some(fd), Some(data)) = (args.get(0), args.get(1)) else {
         return Err(PyTypeError::new_err(
             "_coro_write_now() takes a descriptor and data",

@@ -13,9 +13,10 @@ use pyo3::types::{PyBytes, PyInt, PyList, PyMemoryView, PyString, PyTuple};
 
 use grapeshot_core::sys::readiness;
 
-use super::call::{Attempt, RawArgs, is_would_block};
+use super::call::{Attempt, is_would_block};
 use super::socket::Socket;
 use super::socket_type::{Method, base_method};
+use crate::binding::args::Args;
 use crate::binding::new_objects;
 use crate::coro::sync::Limit;
 use crate::event_loop::reactor::Direction;
@@ -56,7 +57,7 @@ fn parameters(method: Method) -> &'static [(&'static str, Parameter)] {
 /// A call of a base method.
 pub(super) struct BaseCall {
     method: Method,
-    pub(super) args: RawArgs,
+    pub(super) args: Args<'static, 'static>,
     /// The converted arguments, by position, after the first attempt has begun.
     converted: Option<Box<[Py<PyAny>]>>,
     has_begun: bool,
@@ -64,7 +65,7 @@ pub(super) struct BaseCall {
 
 impl BaseCall {
     #[inline]
-    pub(super) const fn new(method: Method, args: RawArgs) -> Self {
+    pub(super) const fn new(method: Method, args: Args<'static, 'static>) -> Self {
         Self {
             method,
             args,
@@ -94,9 +95,9 @@ impl BaseCall {
             values.extend(converted.iter().map(Py::as_ptr));
             count += converted.len();
         } else {
-            values.extend_from_slice(self.args.all());
+            values.extend_from_slice(self.args.values());
             count += self.args.positional().len();
-            kwnames = self.args.kwnames;
+            kwnames = self.args.kwnames();
         }
         // SAFETY: attached; the values are alive during the call: the positional ones, then the values for `kwnames`.
         let called = unsafe {
@@ -135,7 +136,7 @@ impl BaseCall {
 fn convert_arguments(
     socket: &Socket<'_>,
     method: Method,
-    args: &RawArgs,
+    args: &Args<'_, '_>,
 ) -> PyResult<Option<Box<[Py<PyAny>]>>> {
     let py = socket.py();
     let parameters = parameters(method);
@@ -160,10 +161,10 @@ fn arrange<'py>(
     py: Python<'py>,
     method: Method,
     parameters: &[(&str, Parameter)],
-    args: &RawArgs,
+    args: &Args<'_, '_>,
 ) -> Option<Vec<Option<Bound<'py, PyAny>>>> {
     let positional = args.positional();
-    if positional.len() > parameters.len() || args.all().is_empty() {
+    if positional.len() > parameters.len() || args.values().is_empty() {
         return None;
     }
     let mut given: Vec<Option<Bound<'py, PyAny>>> = vec![None; parameters.len()];
@@ -171,10 +172,10 @@ fn arrange<'py>(
         // SAFETY: an argument of the call, which its caller keeps alive.
         *place = Some(unsafe { Bound::from_borrowed_ptr(py, *value) });
     }
-    for (index, value) in args.all().iter().enumerate().skip(positional.len()) {
+    for (index, value) in args.values().iter().enumerate().skip(positional.len()) {
         // SAFETY: there are values after the positional ones, so there is a tuple with a name for each of them.
         let (name, value) = unsafe {
-            let name = ffi::PyTuple_GET_ITEM(args.kwnames, (index - positional.len()) as ffi::Py_ssize_t);
+            let name = ffi::PyTuple_GET_ITEM(args.kwnames(), (index - positional.len()) as ffi::Py_ssize_t);
             (
                 Bound::from_borrowed_ptr(py, name),
                 Bound::from_borrowed_ptr(py, *value),
@@ -204,7 +205,7 @@ fn default(py: Python<'_>, parameter: Parameter) -> PyResult<Bound<'_, PyAny>> {
         Ancillary => PyTuple::empty(py).into_any(),
         Flags => new_objects::int(py, libc::MSG_DONTWAIT.into())?,
         Number => 0_i32.into_pyobject(py)?.into_any(),
-        Buffer | Buffers | Address => crate::binding::native_type::none(py),
+        Buffer | Buffers | Address => crate::binding::object_result::none(py),
     })
 }
 

@@ -21,63 +21,11 @@ use pyo3::prelude::*;
 
 use super::socket::Socket;
 use super::wait::{Target, Wait, WaitState, reactor_of};
+use crate::binding::args::Args;
 use crate::coro::coroutine::{Coro, Outcome};
 use crate::coro::scheduler;
 use crate::coro::suspension::{self, Begun};
 use crate::event_loop::reactor::{Direction, Reactor};
-
-/// The arguments of a `METH_FASTCALL|METH_KEYWORDS` call. The caller keeps them alive until the method returns, even
-/// while its coro waits.
-#[derive(Clone, Copy)]
-pub(super) struct RawArgs {
-    values: *const *mut ffi::PyObject,
-    positional: usize,
-    pub(super) kwnames: *mut ffi::PyObject,
-}
-
-impl RawArgs {
-    pub(super) fn new(
-        values: *const *mut ffi::PyObject,
-        count: ffi::Py_ssize_t,
-        kwnames: *mut ffi::PyObject,
-    ) -> Self {
-        Self {
-            values,
-            positional: count as usize,
-            kwnames,
-        }
-    }
-
-    /// The positional arguments, borrowed; None if there are also keyword arguments.
-    #[inline]
-    pub(super) fn only_positional(&self) -> Option<&[*mut ffi::PyObject]> {
-        self.kwnames.is_null().then(|| self.positional())
-    }
-
-    #[inline]
-    pub(super) fn positional(&self) -> &[*mut ffi::PyObject] {
-        if self.positional == 0 {
-            return &[];
-        }
-        // SAFETY: by the calling convention, and the caller keeps them alive.
-        unsafe { std::slice::from_raw_parts(self.values, self.positional) }
-    }
-
-    /// All values: first the positional ones, then the values of the keywords.
-    pub(super) fn all(&self) -> &[*mut ffi::PyObject] {
-        let keywords = if self.kwnames.is_null() {
-            0
-        } else {
-            // SAFETY: kwnames is a tuple by the calling convention.
-            unsafe { ffi::PyTuple_GET_SIZE(self.kwnames) as usize }
-        };
-        if self.positional + keywords == 0 {
-            return &[];
-        }
-        // SAFETY: as above.
-        unsafe { std::slice::from_raw_parts(self.values, self.positional + keywords) }
-    }
-}
 
 /// The result of an attempt.
 pub(super) enum Attempt<'py> {
@@ -143,17 +91,22 @@ enum State {
 
 type Step = PyResult<Begun<'static, ()>>;
 
-/// Runs an operation of a socket's method.
+/// Calls the function of a row for a socket's method that may wait. The function makes an operation of the arguments,
+/// and this runs it.
 ///
 /// # Safety
-/// Called by CPython, attached, as a method of the native socket type with `slf` as the receiver.
+/// CPython has called a method of `slf`, an object of the native socket type, with these arguments.
 #[inline(always)]
-pub(super) unsafe fn run<O: Operation>(slf: *mut ffi::PyObject, operation: O) -> *mut ffi::PyObject {
+pub(super) unsafe fn run<O: Operation>(
+    slf: *mut ffi::PyObject,
+    args: Args<'static, 'static>,
+    operation: impl FnOnce(Args<'static, 'static>) -> O,
+) -> *mut ffi::PyObject {
     let call = Call {
         slf,
         state: State::New,
         wait: Wait::new(),
-        operation,
+        operation: operation(args),
     };
     // SAFETY: a step that returns `Waits` has met the conditions, in `Wait::begin` or `begin_act`.
     unsafe { suspension::wait_in_steps(call, make_step::<O>) }
@@ -295,7 +248,7 @@ fn begin_wait<O: Operation>(
             call.state = State::Waiting;
             Begun::Waits(())
         }
-        WaitState::IsReady => Begun::IsOver(crate::binding::native_type::none(socket.py())),
+        WaitState::IsReady => Begun::IsOver(crate::binding::object_result::none(socket.py())),
     })
 }
 

@@ -7,9 +7,10 @@ use pyo3::prelude::*;
 
 use super::socket::Socket;
 use super::wait::{Target, Wait, WaitState};
+use crate::binding::args::Args;
 use crate::binding::current_thread;
-use crate::binding::native_type::{Args, bool_object, none};
-use crate::binding::signature::{Receiver, Signature};
+use crate::binding::object_result::{ObjectResult, bool_object, none};
+use crate::binding::rows::row;
 use crate::coro::coroutine::Outcome;
 use crate::coro::runtime::current;
 use crate::coro::scheduler;
@@ -18,18 +19,10 @@ use crate::coro::sync::Limit;
 use crate::event_loop::reactor::Direction;
 use crate::event_loop::watching;
 
-/// The arguments of a call; the caller keeps them alive.
-#[derive(Clone, Copy)]
-struct Raw {
-    slf: *mut ffi::PyObject,
-    args: *const *mut ffi::PyObject,
-    count: ffi::Py_ssize_t,
-    kwnames: *mut ffi::PyObject,
-}
-
 /// The state of the call, which stays on the stack while the coro waits.
 struct Kept {
-    raw: Raw,
+    slf: *mut ffi::PyObject,
+    args: Args<'static, 'static>,
     wait: Wait,
     direction: Direction,
     is_anew: bool,
@@ -40,9 +33,10 @@ struct Kept {
 type Step = PyResult<Begun<'static, ()>>;
 
 impl Kept {
-    fn new(raw: Raw, direction: Direction) -> Self {
+    fn new(slf: *mut ffi::PyObject, args: Args<'static, 'static>, direction: Direction) -> Self {
         Self {
-            raw,
+            slf,
+            args,
             wait: Wait::new(),
             direction,
             is_anew: false,
@@ -92,36 +86,28 @@ fn is_always_ready(py: Python<'_>, error: &PyErr) -> bool {
 }
 
 /// `wait_for_read(fd, /, timeout=None)`
-fn step_of_function(
-    py: Python<'static>,
-    kept: &mut Kept,
-    outcome: Option<Outcome<'static>>,
-    signature: &'static Signature,
-) -> Step {
-    let raw = kept.raw;
+fn step_of_function(_: Python<'static>, kept: &mut Kept, outcome: Option<Outcome<'static>>) -> Step {
     if !kept.has_begun {
-        // SAFETY: the arguments of the call, which the caller keeps alive.
-        let args = unsafe { Args::new(py, raw.args, raw.count, raw.kwnames, signature) };
-        let [target, timeout] = args.bind()?;
-        let Some(target) = target else {
-            return Err(PyTypeError::new_err(
-                "a descriptor or an object with fileno() is required",
-            ));
-        };
+        let [target, timeout] = kept.args.bind()?;
+        let target = target.ok_or_else(no_target)?;
         kept.wait.set_limit(limit_of(timeout)?);
         kept.fd = watching::descriptor(&target)?;
         // No system call has found that it would block, so the descriptor may be ready now, and an earlier wait may
         // have used up the event for that.
         kept.is_anew = true;
     }
-    // SAFETY: the first argument, which `bind` has found.
-    let target = unsafe { Bound::from_borrowed_ptr(py, *raw.args) };
+    let target = kept.args.get(0).ok_or_else(no_target)?;
     let socket = Socket::from_object(&target);
     if let Some(socket) = &socket {
         // This wait uses up the event for which a read after a short read would wait.
         socket.extra().is_drained.set(false);
     }
     kept.go_on(&target, socket.as_ref(), outcome)
+}
+
+#[cold]
+fn no_target() -> PyErr {
+    PyTypeError::new_err("a descriptor or an object with fileno() is required")
 }
 
 /// The limit of a wait that is made in any case: a timeout of 0 asks for the current state.
@@ -134,18 +120,11 @@ fn limit_of(timeout: Option<Bound<'_, PyAny>>) -> PyResult<Limit> {
 
 /// `_wait(direction, timeout, /)` of a socket. The direction is 0 to read, 1 to write, and 2 to write after an
 /// operation such as connect has begun.
-fn step_of_socket(
-    py: Python<'static>,
-    kept: &mut Kept,
-    outcome: Option<Outcome<'static>>,
-    signature: &'static Signature,
-) -> Step {
-    let raw = kept.raw;
+fn step_of_socket(py: Python<'static>, kept: &mut Kept, outcome: Option<Outcome<'static>>) -> Step {
     // SAFETY: the receiver of the method, which the caller keeps alive.
-    let socket = unsafe { Socket::new(py, raw.slf) };
+    let socket = unsafe { Socket::new(py, kept.slf) };
     if !kept.has_begun {
-        // SAFETY: the arguments of the call, which the caller keeps alive.
-        let args = unsafe { Args::new(py, raw.args, raw.count, raw.kwnames, signature) };
+        let args = kept.args;
         let (Some(direction), timeout) = (args.get(0), args.get(1)) else {
             return Err(PyTypeError::new_err("_wait() takes a direction"));
         };
@@ -162,48 +141,35 @@ fn step_of_socket(
     kept.go_on(socket.object(), Some(&socket), outcome)
 }
 
-macro_rules! waiting_row {
-    ($step:path, $direction:expr, $receiver:expr, $signature:literal, $doc:literal) => {{
-        static SIGNATURE: Signature = Signature::new($signature);
-        unsafe extern "C" fn raw(
-            slf: *mut ffi::PyObject,
-            args: *const *mut ffi::PyObject,
-            count: ffi::Py_ssize_t,
-            kwnames: *mut ffi::PyObject,
-        ) -> *mut ffi::PyObject {
-            let raw = Raw {
-                slf,
-                args,
-                count,
-                kwnames,
-            };
-            // SAFETY: only CPython calls this, attached; a step returns `Waits` only after `Wait::begin`.
-            unsafe {
-                suspension::wait_in_steps(Kept::new(raw, $direction), |py, kept, outcome| {
-                    $step(py, kept, outcome, &SIGNATURE)
-                })
-            }
-        }
-        SIGNATURE.row(raw, $receiver, $doc)
-    }};
+/// Calls the function of a row for one of these waits. The function makes one step; see `suspension::wait_in_steps`.
+///
+/// # Safety
+/// CPython has called a function or, for `step_of_socket`, a method of the native socket `slf` with these arguments.
+#[inline(always)]
+unsafe fn call_wait(
+    slf: *mut ffi::PyObject,
+    args: Args<'static, 'static>,
+    (step, direction): (
+        impl Fn(Python<'static>, &mut Kept, Option<Outcome<'static>>) -> Step,
+        Direction,
+    ),
+) -> *mut ffi::PyObject {
+    // SAFETY: by the contract; a step returns `Waits` only after `Wait::begin`.
+    unsafe { suspension::wait_in_steps(Kept::new(slf, args, direction), step) }
 }
 
 /// The method-table row for `_wait`.
 pub(super) fn wait_method() -> ffi::PyMethodDef {
-    waiting_row!(
-        step_of_socket,
-        Direction::Read,
-        Receiver::Object,
+    row!(
+        method(call_wait),
+        (step_of_socket, Direction::Read),
         "_wait(direction, timeout=None, /)",
         "Wait until the socket is ready to read (0) or to write (1; 2 after connect)."
     )
 }
 
 /// `_coro_end_closed_wait(sock, is_write, coro)`: ends the wait of a coro whose socket another thread has closed.
-pub(in crate::coro) fn end_closed_wait<'py>(
-    py: Python<'py>,
-    args: Args<'_, 'py>,
-) -> PyResult<Bound<'py, PyAny>> {
+pub(in crate::coro) fn end_closed_wait<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     if let (Some(socket), Some(is_write), Some(coro)) = (args.get(0), args.get(1), args.get(2))
         && let Some(socket) = Socket::from_object(&socket)
     {
@@ -226,17 +192,16 @@ pub(in crate::coro) fn end_closed_wait<'py>(
 }
 
 /// `_coro_is_on_loop()`: whether the running coro can wait on its loop.
-pub(in crate::coro) fn is_on_loop<'py>(py: Python<'py>, _: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
+pub(in crate::coro) fn is_on_loop<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(bool_object(py, suspension::current_on_loop(py).is_some()))
 }
 
 /// The functions that give users these waits.
 pub(in crate::coro) fn wait_functions() -> [ffi::PyMethodDef; 2] {
     [
-        waiting_row!(
-            step_of_function,
-            Direction::Read,
-            Receiver::Module,
+        row!(
+            function(call_wait),
+            (step_of_function, Direction::Read),
             "wait_for_read(fd, /, timeout=None)",
             "\
                 Wait until a descriptor, or an object with fileno(), can be read without blocking.\n\n\
@@ -244,10 +209,9 @@ pub(in crate::coro) fn wait_functions() -> [ffi::PyMethodDef; 2] {
                 connection. In a thread without coros, the thread blocks.\n\n\
                 Raises TimeoutError after timeout seconds, and SimultaneousError if another coro waits for it."
         ),
-        waiting_row!(
-            step_of_function,
-            Direction::Write,
-            Receiver::Module,
+        row!(
+            function(call_wait),
+            (step_of_function, Direction::Write),
             "wait_for_write(fd, /, timeout=None)",
             "Wait until a descriptor, or an object with fileno(), can be written; see wait_for_read()."
         ),

@@ -14,14 +14,15 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use super::by_base::BaseCall;
-use super::call::{Attempt, Operation, RawArgs, Surroundings};
+use super::call::{Attempt, Operation, Surroundings};
 use super::exports::View;
 use super::socket::Socket;
 use super::socket_type::Method;
+use crate::binding::args::Args;
 use crate::binding::errors;
 use crate::binding::lengths::ordinary_len;
-use crate::binding::native_type::none;
 use crate::binding::new_bytes::NewBytes;
+use crate::binding::object_result::none;
 use crate::event_loop::reactor::{Direction, Received, receive_direct};
 
 /// The largest object that is allocated before it is known how much data there is, in a thread without a loop.
@@ -60,7 +61,7 @@ pub(super) struct Recv {
 
 impl Recv {
     #[inline]
-    pub(super) fn new(args: RawArgs) -> Self {
+    pub(super) fn new(args: Args<'static, 'static>) -> Self {
         let len = match args.only_positional() {
             // SAFETY: an argument, which the caller keeps alive.
             Some(&[number]) => unsafe { ordinary_len(number) },
@@ -146,7 +147,7 @@ pub(super) struct RecvInto {
 
 impl RecvInto {
     #[inline]
-    pub(super) fn new(args: RawArgs) -> Self {
+    pub(super) fn new(args: Args<'static, 'static>) -> Self {
         Self {
             call: BaseCall::new(Method::RecvInto, args),
             kept: None,
@@ -191,10 +192,8 @@ impl RecvInto {
         };
         let capacity = capacity_of(view, len)?;
         // SAFETY: the buffer is exported until the view is dropped, and at least `capacity` long.
-        Some((
-            unsafe { socket::recv_now(fd, view.as_mut_ptr(), capacity) },
-            capacity,
-        ))
+        let received = unsafe { socket::recv_now(fd, view.as_mut_ptr(), capacity) };
+        Some((received, capacity))
     }
 
     /// Copies data that `recv_exact` has left into the buffer. None if there is no such data, or if the base must
@@ -259,14 +258,14 @@ impl Operation for RecvInto {
 
 /// `recv_exact(n, /)`
 pub(super) struct RecvExact {
-    args: RawArgs,
+    args: Args<'static, 'static>,
     /// The `bytes` object that is being filled; `done` is the number of bytes written.
     data: Option<NewBytes<'static>>,
     done: usize,
 }
 
 impl RecvExact {
-    pub(super) fn new(args: RawArgs) -> Self {
+    pub(super) fn new(args: Args<'static, 'static>) -> Self {
         Self {
             args,
             data: None,
@@ -277,8 +276,7 @@ impl RecvExact {
     /// Allocates the object and returns its length. Err if the argument is not a valid number.
     #[cold]
     fn begin(&mut self, socket: &Socket<'_>) -> PyResult<usize> {
-        // SAFETY: attached, as the socket proves; the bytes object does not outlive the call.
-        let py = unsafe { Python::assume_attached() };
+        let py = self.args.py();
         let len = match self.args.only_positional() {
             // SAFETY: an argument, which the caller keeps alive.
             Some(&[number]) => unsafe { Bound::from_borrowed_ptr(py, number) }.extract::<isize>()?,

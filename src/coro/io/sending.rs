@@ -7,12 +7,13 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::by_base::BaseCall;
-use super::call::{Attempt, Operation, RawArgs, Surroundings};
+use super::call::{Attempt, Operation, Surroundings};
 use super::exports::View;
 use super::receiving::failed;
 use super::socket::Socket;
 use super::socket_type::Method;
-use crate::binding::native_type::none;
+use crate::binding::args::Args;
+use crate::binding::object_result::none;
 use crate::event_loop::reactor::Direction;
 
 /// The content of an exact `bytes` object.
@@ -35,7 +36,7 @@ pub(super) struct SendOnce(BaseCall);
 
 impl SendOnce {
     #[inline]
-    pub(super) const fn new(args: RawArgs) -> Self {
+    pub(super) const fn new(args: Args<'static, 'static>) -> Self {
         Self(BaseCall::new(Method::Send, args))
     }
 }
@@ -65,7 +66,7 @@ impl Operation for SendOnce {
 
 /// `sendall(data, flags=0)`, and also `write(data)`, which returns the length.
 pub(super) struct SendAll {
-    args: RawArgs,
+    args: Args<'static, 'static>,
     view: Option<Box<View>>,
     sent: usize,
     is_write: bool,
@@ -73,7 +74,7 @@ pub(super) struct SendAll {
 
 impl SendAll {
     #[inline]
-    pub(super) fn new(args: RawArgs, is_write: bool) -> Self {
+    pub(super) fn new(args: Args<'static, 'static>, is_write: bool) -> Self {
         Self {
             args,
             view: None,

@@ -19,17 +19,17 @@ use pyo3::types::{PyDict, PyFloat, PyInt, PyTuple, PyType};
 
 use super::accepting::{Accept, AcceptMany, resolved};
 use super::by_base::BaseCall;
-use super::call::{self, RawArgs};
+use super::call;
 use super::readiness;
 use super::receiving::{Recv, RecvExact, RecvInto, Repeated};
 use super::sending::{SendAll, SendOnce};
 use super::socket::{Extra, SOCKET_TYPE, Socket, set_type};
-use crate::binding::native_type::{self, Args, bool_object, leak_table, none, slot};
-use crate::binding::signature::{Receiver, Signature};
+use crate::binding::args::Args;
+use crate::binding::native_type::slot;
+use crate::binding::object_result::{ObjectResult, bool_object, none};
+use crate::binding::rows::{self, leak_table, row};
 use crate::binding::{base_socket, errors, new_objects};
 use crate::event_loop::reactor::Direction;
-
-type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
 /// The methods of `_socket.socket` and `socket.socket` that native code calls.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -80,49 +80,24 @@ pub(super) fn base_method(py: Python<'_>, method: Method) -> PyResult<Bound<'_, 
         .ok_or_else(|| PyRuntimeError::new_err("the native socket type has not been created yet"))
 }
 
-/// Makes a row of the method table from an expression that turns the arguments into an `Operation`.
-macro_rules! waiting_method {
-    ($make:expr, $signature:literal, $doc:literal) => {{
-        static SIGNATURE: Signature = Signature::new($signature);
-        unsafe extern "C" fn raw(
-            slf: *mut ffi::PyObject,
-            args: *const *mut ffi::PyObject,
-            count: ffi::Py_ssize_t,
-            kwnames: *mut ffi::PyObject,
-        ) -> *mut ffi::PyObject {
-            let args = RawArgs::new(args, count, kwnames);
-            // SAFETY: only CPython calls this, attached, through the method table of the type.
-            unsafe { call::run(slf, $make(args)) }
-        }
-        SIGNATURE.row(raw, Receiver::Object, $doc)
-    }};
+/// Calls the function of a row for a method that never waits, a `fn(&Socket, Args) -> ObjectResult`.
+///
+/// # Safety
+/// CPython has called a method of `object`, an object of the native socket type, with these arguments.
+#[inline(always)]
+unsafe fn call_plain(
+    object: *mut ffi::PyObject,
+    args: Args<'static, 'static>,
+    function: for<'a, 'py> fn(&Socket<'py>, Args<'a, 'py>) -> ObjectResult<'py>,
+) -> *mut ffi::PyObject {
+    errors::at_boundary(args.py(), ptr::null_mut(), || {
+        // SAFETY: by the contract.
+        let socket = unsafe { Socket::new(args.py(), object) };
+        args.pass_to(&socket, function).map(Bound::into_ptr)
+    })
 }
 
-/// Makes a row from `fn(&Socket, Args) -> PyResult<Bound<PyAny>>`, for a method that never waits.
-macro_rules! plain_method {
-    ($body:path, $signature:literal, $doc:literal) => {{
-        static SIGNATURE: Signature = Signature::new($signature);
-        unsafe extern "C" fn raw(
-            slf: *mut ffi::PyObject,
-            args: *const *mut ffi::PyObject,
-            count: ffi::Py_ssize_t,
-            kwnames: *mut ffi::PyObject,
-        ) -> *mut ffi::PyObject {
-            // SAFETY: only CPython calls this, attached, through the method table of the type.
-            unsafe {
-                let py = Python::assume_attached();
-                errors::at_boundary(py, ptr::null_mut(), || {
-                    let socket = Socket::new(py, slf);
-                    let args = Args::new(py, args, count, kwnames, &SIGNATURE);
-                    args.pass_to(&socket, $body).map(Bound::into_ptr)
-                })
-            }
-        }
-        SIGNATURE.row(raw, Receiver::Object, $doc)
-    }};
-}
-
-const fn repeated(args: RawArgs, method: Method, direction: Direction) -> Repeated {
+const fn repeated(args: Args<'static, 'static>, method: Method, direction: Direction) -> Repeated {
     Repeated {
         call: BaseCall::new(method, args),
         direction,
@@ -131,49 +106,58 @@ const fn repeated(args: RawArgs, method: Method, direction: Direction) -> Repeat
 
 fn receiving_methods() -> Vec<ffi::PyMethodDef> {
     vec![
-        waiting_method!(
+        row!(
+            method(call::run),
             Recv::new,
             "recv(bufsize, flags=0, /)",
             "Receive up to bufsize bytes. Returns b'' at the end of the stream."
         ),
-        waiting_method!(
+        row!(
+            method(call::run),
             RecvInto::new,
             "recv_into(buffer, nbytes=0, flags=0)",
             "Receive into a buffer. Return the number of bytes."
         ),
-        waiting_method!(
+        row!(
+            method(call::run),
             RecvExact::new,
             "recv_exact(nbytes, /)",
             "\
                 Receive exactly nbytes bytes. Raises EOFError if the stream ends earlier.\n\n\
                 If the call fails or is interrupted, the next recv() returns the bytes that it has received."
         ),
-        waiting_method!(
+        row!(
+            method(call::run),
             |args| repeated(args, Method::RecvFrom, Direction::Read),
             "recvfrom(bufsize, flags=0, /)",
             "Receive a datagram. Return (data, address)."
         ),
-        waiting_method!(
+        row!(
+            method(call::run),
             |args| repeated(args, Method::RecvFromInto, Direction::Read),
             "recvfrom_into(buffer, nbytes=0, flags=0)",
             "Receive a datagram into a buffer. Return (number of bytes, address)."
         ),
-        waiting_method!(
+        row!(
+            method(call::run),
             |args| repeated(args, Method::RecvMsg, Direction::Read),
             "recvmsg(bufsize, ancbufsize=0, flags=0, /)",
             "Receive data and ancillary data. Return (data, ancdata, msg_flags, address)."
         ),
-        waiting_method!(
+        row!(
+            method(call::run),
             |args| repeated(args, Method::RecvMsgInto, Direction::Read),
             "recvmsg_into(buffers, ancbufsize=0, flags=0, /)",
             "Receive into several buffers. Return (number of bytes, ancdata, msg_flags, address)."
         ),
-        waiting_method!(
+        row!(
+            method(call::run),
             |_| Accept,
             "accept()",
             "Accept a connection. Return (socket, address); the new socket has the class of this one."
         ),
-        waiting_method!(
+        row!(
+            method(call::run),
             AcceptMany,
             "accept_many(max=0, /)",
             "Accept all pending connections, at least one and at most max. Return a list of (socket, address)."
@@ -184,64 +168,81 @@ fn receiving_methods() -> Vec<ffi::PyMethodDef> {
 fn methods() -> Vec<ffi::PyMethodDef> {
     let mut methods = receiving_methods();
     methods.extend([
-        waiting_method!(
+        row!(
+            method(call::run),
             SendOnce::new,
             "send(data, flags=0, /)",
             "Send a part of data. Return its length."
         ),
-        waiting_method!(
+        row!(
+            method(call::run),
             |args| SendAll::new(args, false),
             "sendall(data, flags=0, /)",
             "Send all of data. After an exception it is unknown how much was sent."
         ),
-        waiting_method!(
+        row!(
+            method(call::run),
             |args| SendAll::new(args, true),
             "write(data, /)",
             "Send all of data. Return its length."
         ),
-        waiting_method!(
+        row!(
+            method(call::run),
             |args| repeated(args, Method::SendTo, Direction::Write),
             "sendto(data, flags_or_address, address=..., /)",
             "Send a datagram to an address, whose host may be a name. Return the number of bytes."
         ),
-        waiting_method!(
+        row!(
+            method(call::run),
             |args| repeated(args, Method::SendMsg, Direction::Write),
             "sendmsg(buffers, ancdata=(), flags=0, address=None, /)",
             "Send several buffers and ancillary data. Return the number of bytes."
         ),
         readiness::wait_method(),
-        plain_method!(
+        row!(
+            method(call_plain),
             set_timeout,
             "settimeout(timeout, /)",
             "Let calls wait for at most timeout seconds. None means without a limit, 0 means not at all."
         ),
-        plain_method!(
+        row!(
+            method(call_plain),
             get_timeout,
             "gettimeout()",
             "Return the timeout in seconds, or None."
         ),
-        plain_method!(
+        row!(
+            method(call_plain),
             set_blocking,
             "setblocking(flag, /)",
             "Call settimeout(None) if flag is true, else settimeout(0)."
         ),
-        plain_method!(get_blocking, "getblocking()", "Return False if the timeout is 0."),
-        plain_method!(
+        row!(
+            method(call_plain),
+            get_blocking,
+            "getblocking()",
+            "Return False if the timeout is 0."
+        ),
+        row!(
+            method(call_plain),
             bind,
             "bind(address, /)",
             "Bind the socket to an address, whose host may be a name."
         ),
-        plain_method!(
+        row!(
+            method(call_plain),
             detach,
             "detach()",
             "Take the descriptor from the object and return it. Waiting coros get ClosedError."
         ),
-        plain_method!(
+        row!(
+            method(call_plain),
             real_close,
             "_real_close()",
             "Close the descriptor. Waiting coros get ClosedError."
         ),
-        plain_method!(
+        row!(
+            method(call_plain),
             note_unread,
             "_note_unread(flag, /)",
             "Record whether the object holds data that was received but not returned."
@@ -275,7 +276,7 @@ fn timeout_of(socket: &Socket<'_>, value: &Bound<'_, PyAny>) -> PyResult<Option<
     }
 }
 
-fn set_timeout<'py>(socket: &Socket<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn set_timeout<'py>(socket: &Socket<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = socket.py();
     let timeout_s = match args.get(0) {
         Some(value) => timeout_of(socket, &value)?,
@@ -289,11 +290,11 @@ fn set_timeout<'py>(socket: &Socket<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(none(py))
 }
 
-fn get_timeout<'py>(socket: &Socket<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn get_timeout<'py>(socket: &Socket<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     shown_timeout(socket)
 }
 
-fn shown_timeout<'py>(socket: &Socket<'py>) -> Object<'py> {
+fn shown_timeout<'py>(socket: &Socket<'py>) -> ObjectResult<'py> {
     let py = socket.py();
     Ok(match socket.extra().timeout_s() {
         Some(timeout_s) => timeout_s.into_pyobject(py)?.into_any(),
@@ -301,7 +302,7 @@ fn shown_timeout<'py>(socket: &Socket<'py>) -> Object<'py> {
     })
 }
 
-fn set_blocking<'py>(socket: &Socket<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn set_blocking<'py>(socket: &Socket<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let is_blocking = args.get(0).map_or(Ok(true), |flag| flag.is_truthy())?;
     let is_closed = socket.descriptor()? < 0;
     socket
@@ -313,11 +314,11 @@ fn set_blocking<'py>(socket: &Socket<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(none(socket.py()))
 }
 
-fn get_blocking<'py>(socket: &Socket<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn get_blocking<'py>(socket: &Socket<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(bool_object(socket.py(), !socket.extra().is_at_once()))
 }
 
-fn bind<'py>(socket: &Socket<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn bind<'py>(socket: &Socket<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let method = base_method(socket.py(), Method::Bind)?;
     match args.get(0) {
         Some(address) => method.call1((socket.object(), resolved(socket, address)?)),
@@ -325,18 +326,18 @@ fn bind<'py>(socket: &Socket<'py>, args: Args<'_, 'py>) -> Object<'py> {
     }
 }
 
-fn detach<'py>(socket: &Socket<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn detach<'py>(socket: &Socket<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     socket.end_waits()?;
     base_method(socket.py(), Method::Detach)?.call1((socket.object(),))
 }
 
-fn real_close<'py>(socket: &Socket<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn real_close<'py>(socket: &Socket<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let ended = socket.end_waits();
     base_method(socket.py(), Method::RealClose)?.call1((socket.object(),))?;
     ended.map(|()| none(socket.py()))
 }
 
-fn note_unread<'py>(socket: &Socket<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn note_unread<'py>(socket: &Socket<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let has_unread = args.get(0).map_or(Ok(true), |flag| flag.is_truthy())?;
     socket.extra().has_unread.set(has_unread);
     Ok(none(socket.py()))
@@ -459,25 +460,26 @@ fn make_type<'py>(base: &Bound<'py, PyType>) -> PyResult<Bound<'py, PyType>> {
 
 /// `_coro_bind_socket_methods(kind)`: puts the native methods on the class itself, so that the interpreter can
 /// specialize calls of them.
-pub(in crate::coro) fn bind_methods<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+pub(in crate::coro) fn bind_methods<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let base = SOCKET_TYPE.load(Ordering::Acquire);
     let kind = args.get(0).map(Bound::cast_into::<PyType>).transpose()?;
-    // SAFETY: attached; null, or a type that is never freed, and a live type.
-    let kind = kind
-        .filter(|kind| unsafe { !base.is_null() && ffi::PyType_IsSubtype(kind.as_type_ptr(), base) != 0 });
-    let Some(kind) = kind else {
+    let is_native = |kind: &Bound<'_, PyType>| {
+        // SAFETY: attached; null, or a type that is never freed, and a live type.
+        !base.is_null() && unsafe { ffi::PyType_IsSubtype(kind.as_type_ptr(), base) } != 0
+    };
+    let Some(kind) = kind.filter(is_native) else {
         return Err(PyTypeError::new_err(
             "a subclass of the native socket type is required",
         ));
     };
     // SAFETY: as above.
     let base = unsafe { Bound::from_borrowed_ptr(py, base.cast()) };
-    native_type::bind_methods(&kind, &base, methods())?;
+    rows::bind_methods(&kind, &base, methods())?;
     Ok(none(py))
 }
 
 /// `_coro_socket_type(base)`: see `make_type`.
-pub(in crate::coro) fn socket_type<'py>(_: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+pub(in crate::coro) fn socket_type<'py>(_: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let Some(base) = args.get(0) else {
         return Err(PyTypeError::new_err("_coro_socket_type() takes socket.socket"));
     };

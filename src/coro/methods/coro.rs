@@ -8,12 +8,13 @@ use pyo3::prelude::*;
 use pyo3::types::{PyString, PyType};
 
 use super::functions::acts;
-use super::{Object, stacks, task_api};
+use super::{stacks, task_api};
+use crate::binding::args::Args;
 use crate::binding::current_thread;
-use crate::binding::native_type::{
-    Args, bool_object, class_getitem, getset_slot, getter, method, methods_slot, new_type, none, slot,
-};
+use crate::binding::native_type::{new_type, slot};
 use crate::binding::new_objects;
+use crate::binding::object_result::{ObjectResult, bool_object, none};
+use crate::binding::rows::{class_getitem, getset_slot, getter, methods_slot, row};
 use crate::coro::coroutine::{Coro, CoroObject, Status, finalize};
 use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::{fiber, interruption, scheduler, tasks};
@@ -41,12 +42,12 @@ fn check_schedulable(coro: Coro<'_>) -> PyResult<()> {
 }
 
 /// `_check_thread()`: raises `ScheduleError` in any thread except the coro's own.
-fn require_thread<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn require_thread<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     check_thread(this)?;
     Ok(none(this.py()))
 }
 
-fn start<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn start<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     if this.status.get() != Status::New {
         return Err(coro_errors::new(
             this.py(),
@@ -60,7 +61,7 @@ fn start<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
 }
 
 /// `_wake(value=None)`: makes a waiting coro continue; its wait returns `value`. `ScheduleError` if it is not waiting.
-fn wake<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn wake<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let [value] = args.bind()?;
     check_thread(this)?;
     match this.status.get() {
@@ -83,7 +84,7 @@ fn wake<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
 
 /// `_throw_later(exception)`: raises the exception in the coro's current or next wait. With None it takes a
 /// cancellation back.
-fn throw_later<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn throw_later<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     check_thread(this)?;
     match args.get(0) {
         Some(exception) if !exception.is_none() => match this.status.get() {
@@ -101,7 +102,7 @@ fn throw_later<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
 }
 
 /// `_take_back(exception)`: removes a pending exception. Returns whether it was still pending.
-fn take_back<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn take_back<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     check_thread(this)?;
     let Some(meant) = args.get(0) else {
         return Ok(bool_object(this.py(), false));
@@ -113,7 +114,7 @@ fn take_back<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
 
 /// `_throw(exception)`: raises the exception in the coro's wait. If the coro is running, this call raises it; if the
 /// coro has not begun, the exception replaces the call of its function.
-fn throw<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn throw<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     check_thread(this)?;
     let Some(exception) = args.get(0) else {
         return Ok(none(this.py()));
@@ -145,17 +146,17 @@ fn wrong_status(this: Coro<'_>, status: Status) -> PyErr {
     coro_errors::new(this.py(), kind, message)
 }
 
-fn done<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn done<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(bool_object(this.py(), this.is_done()))
 }
 
-fn failure<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn failure<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     this.is_unseen.set(false);
     Ok(this.exception.get(this.py()).unwrap_or_else(|| none(this.py())))
 }
 
 /// The exception, if it has not been retrieved yet; else None.
-fn failure_unseen<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn failure_unseen<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     Ok(this
         .exception
@@ -165,16 +166,16 @@ fn failure_unseen<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
 }
 
 /// The innermost frame of a suspended coro, or None.
-fn frame<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn frame<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     fiber::frame(this).map(|frame| frame.unwrap_or_else(|| none(py)))
 }
 
-fn id(this: Coro<'_>) -> Object<'_> {
+fn id(this: Coro<'_>) -> ObjectResult<'_> {
     Ok(this.id.get().into_pyobject(this.py())?.into_any())
 }
 
-fn name(this: Coro<'_>) -> Object<'_> {
+fn name(this: Coro<'_>) -> ObjectResult<'_> {
     let py = this.py();
     Ok(match this.name.get(py) {
         Some(name) => name,
@@ -182,7 +183,7 @@ fn name(this: Coro<'_>) -> Object<'_> {
     })
 }
 
-fn set_name<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn set_name<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     if let Some(name) = args.get(0) {
         this.name.set(name.str()?.into_any());
     }
@@ -191,7 +192,7 @@ fn set_name<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
 
 /// `_make_daemon()`: marks the coro as one that stands for a daemon thread. It leaves `asyncio.all_tasks()`, because
 /// code that cancels all tasks and waits for them must not wait for it.
-fn make_daemon<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn make_daemon<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     check_thread(this)?;
     this.is_daemon.set(true);
     tasks::unregister(this);
@@ -199,7 +200,7 @@ fn make_daemon<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
 }
 
 /// `set_max_selfish_acts(n)`: None restores the thread's limit.
-fn set_max_selfish_acts<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn set_max_selfish_acts<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let limit = match args.get(0) {
         Some(count) if !count.is_none() => acts(&count)? + 1,
         _ => 0,
@@ -208,7 +209,7 @@ fn set_max_selfish_acts<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py
     Ok(none(this.py()))
 }
 
-fn status(this: Coro<'_>) -> Object<'_> {
+fn status(this: Coro<'_>) -> ObjectResult<'_> {
     let text = match this.status.get() {
         Status::New => "new",
         Status::Ready => "ready",
@@ -219,16 +220,16 @@ fn status(this: Coro<'_>) -> Object<'_> {
     Ok(new_objects::string(this.py(), text)?.into_any())
 }
 
-fn event_loop(this: Coro<'_>) -> Object<'_> {
+fn event_loop(this: Coro<'_>) -> ObjectResult<'_> {
     Ok(this.event_loop.get(this.py()).unwrap_or_else(|| none(this.py())))
 }
 
-fn context(this: Coro<'_>) -> Object<'_> {
+fn context(this: Coro<'_>) -> ObjectResult<'_> {
     Ok(this.context.get(this.py()).unwrap_or_else(|| none(this.py())))
 }
 
 /// Whether a cancellation by `cancel()` is pending.
-fn must_cancel(this: Coro<'_>) -> Object<'_> {
+fn must_cancel(this: Coro<'_>) -> ObjectResult<'_> {
     Ok(bool_object(
         this.py(),
         interruption::contains(this, ErrorClass::Cancelled),
@@ -236,87 +237,82 @@ fn must_cancel(this: Coro<'_>) -> Object<'_> {
 }
 
 /// The exception that the function has raised. Reading it does not count as retrieving it.
-fn exception(this: Coro<'_>) -> Object<'_> {
+fn exception(this: Coro<'_>) -> ObjectResult<'_> {
     Ok(this.exception.get(this.py()).unwrap_or_else(|| none(this.py())))
 }
 
 fn methods() -> Vec<ffi::PyMethodDef> {
     vec![
-        method!(CoroObject, start, "start()", "Schedule a new coro."),
-        method!(
-            CoroObject,
+        row!(method, start, "start()", "Schedule a new coro."),
+        row!(
+            method,
             require_thread,
             "_check_thread()",
             "Raise ScheduleError in any thread except the coro's own."
         ),
-        method!(
-            CoroObject,
-            wake,
-            "_wake(value=None)",
-            "Make a waiting coro continue."
-        ),
-        method!(
-            CoroObject,
+        row!(method, wake, "_wake(value=None)", "Make a waiting coro continue."),
+        row!(
+            method,
             throw,
             "_throw(exception, /)",
             "Raise an exception in the call in which the coro waits."
         ),
-        method!(
-            CoroObject,
+        row!(
+            method,
             throw_later,
             "_throw_later(exception, /)",
             "Raise an exception in the coro's current or next call that waits."
         ),
-        method!(
-            CoroObject,
+        row!(
+            method,
             take_back,
             "_take_back(exception, /)",
             "Withdraw a pending exception. Return whether it was pending."
         ),
-        method!(
-            CoroObject,
+        row!(
+            method,
             make_daemon,
             "_make_daemon()",
             "Mark the coro as a daemon: nothing waits for its end."
         ),
-        method!(
-            CoroObject,
+        row!(
+            method,
             set_max_selfish_acts,
             "set_max_selfish_acts(count, /)",
             "Let the coro yield after count I/O operations in a row that did not wait. None: the thread's number."
         ),
-        method!(
-            CoroObject,
+        row!(
+            method,
             stacks::coro_info,
             "stack_info()",
             "Return where the coro's stack is."
         ),
-        method!(
-            CoroObject,
+        row!(
+            method,
             done,
             "done()",
             "Return whether the function has returned or raised."
         ),
-        method!(
-            CoroObject,
+        row!(
+            method,
             failure,
             "_failure()",
             "Return the exception that the function has raised, or None."
         ),
-        method!(
-            CoroObject,
+        row!(
+            method,
             failure_unseen,
             "_failure_unseen()",
             "Return the exception if it has not been retrieved yet, else None."
         ),
-        method!(
-            CoroObject,
+        row!(
+            method,
             frame,
             "get_frame()",
             "Return the innermost frame of a suspended coro. None if the coro is not suspended."
         ),
-        method!(
-            CoroObject,
+        row!(
+            method,
             set_name,
             "set_name(name, /)",
             "Change the name of the coro."
@@ -327,37 +323,33 @@ fn methods() -> Vec<ffi::PyMethodDef> {
 
 fn getters() -> Vec<ffi::PyGetSetDef> {
     vec![
-        getter!(
-            CoroObject,
+        getter(
             c"id",
             id,
-            c"A number that is unique among the coros of the process."
+            c"A number that is unique among the coros of the process.",
         ),
-        getter!(CoroObject, c"name", name, c"The name of the coro."),
-        getter!(
-            CoroObject,
+        getter(c"name", name, c"The name of the coro."),
+        getter(
             c"_status",
             status,
-            c"The status: new, ready, running, waiting or done."
+            c"The status: new, ready, running, waiting or done.",
         ),
-        getter!(CoroObject, c"_loop", event_loop, c"The loop that runs the coro."),
-        getter!(
-            CoroObject,
+        getter(c"_loop", event_loop, c"The loop that runs the coro."),
+        getter(
             c"_context",
             context,
-            c"The contextvars.Context in which the coro runs. None after its end."
+            c"The contextvars.Context in which the coro runs. None after its end.",
         ),
-        getter!(
-            CoroObject,
+        getter(
             c"_must_cancel",
             must_cancel,
-            c"Whether the next call that waits will raise the CancelledError of cancel()."
+            c"Whether the next call that waits will raise the CancelledError of cancel().",
         ),
-        getter!(
-            CoroObject,
+        getter(
             c"_exception",
             exception,
-            c"The exception that the function has raised, or None. Reading this does not retrieve the exception."
+            c"The exception that the function has raised, or None. Reading this does not retrieve \
+              the exception.",
         ),
     ]
 }

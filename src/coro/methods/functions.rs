@@ -7,9 +7,11 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyList, PySet, PyString, PyType};
 
 use super::coro::check_thread;
-use super::{Object, spawn};
-use crate::binding::native_type::{Args, This, bool_object, none};
+use super::spawn;
+use crate::binding::args::Args;
+use crate::binding::native_type::This;
 use crate::binding::new_objects;
+use crate::binding::object_result::{ObjectResult, bool_object, none};
 use crate::coro::coroutine::{Coro, Outcome, Status};
 use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::runtime::{current as running, with_runtime};
@@ -23,7 +25,7 @@ use crate::event_loop::loop_clock::time_s;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::Direction;
 
-pub(super) fn current<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn current<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     match running(py) {
         Some(coro) => Ok(coro.to_bound()),
         None => Err(coro_errors::new(
@@ -34,7 +36,7 @@ pub(super) fn current<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
     }
 }
 
-pub(super) fn current_or_none<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn current_or_none<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(running(py).map_or_else(|| none(py), This::to_bound))
 }
 
@@ -43,21 +45,21 @@ fn require_running(py: Python<'_>) -> PyResult<Coro<'_>> {
     running(py).ok_or_else(|| coro_errors::new(py, ErrorClass::YieldFromMain, "no coro runs here"))
 }
 
-pub(super) fn hide_loop<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn hide_loop<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     visibility::hide(require_running(py)?)
 }
 
-pub(super) fn show_loop<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn show_loop<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let task = args.get(0).unwrap_or_else(|| none(py));
     visibility::show(require_running(py)?, &task)?;
     Ok(none(py))
 }
 
-pub(super) fn is_hidden<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn is_hidden<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(PyBool::new(py, visibility::is_hidden(py)).to_owned().into_any())
 }
 
-pub(super) fn running_loop<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn running_loop<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     visibility::running_loop(py)
 }
 
@@ -73,7 +75,7 @@ pub(super) fn begin_wait<'py>(py: Python<'py>, args: Args<'_, 'py>) -> PyResult<
 }
 
 /// `_coro_set_registry(set, register, unregister)`: see `tasks::set_registry`.
-pub(super) fn set_registry<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn set_registry<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     if let (Some(set), Some(register), Some(unregister)) = (args.get(0), args.get(1), args.get(2)) {
         let set = (!set.is_none()).then(|| set.cast_into::<PySet>()).transpose()?;
         tasks::set_registry(set.map(Bound::into_any), register, unregister);
@@ -104,7 +106,7 @@ pub(super) fn return_outcome<'py>(_: Coro<'py>, (): (), outcome: Outcome<'py>) -
 }
 
 /// `now()`: the current time, on the clock that `sleep_absolute` uses.
-pub(super) fn now<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn now<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let now_s = if let Some(coro) = running(py) {
         suspension::now_s(coro)?
     } else {
@@ -119,7 +121,7 @@ pub(super) fn now<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
 }
 
 /// `_coro_monotonic()`: the time of `time.monotonic()`, even while a program replaces that function.
-pub(super) fn monotonic<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn monotonic<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(time_s().into_pyobject(py)?.into_any())
 }
 
@@ -138,7 +140,7 @@ pub(super) fn begin_sleep_for<'py>(py: Python<'py>, args: Args<'_, 'py>) -> PyRe
 }
 
 /// Wakes a sleeping coro. The timer of the sleep calls this.
-pub(super) fn end_sleep<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn end_sleep<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     if let Some(object) = args.get(0) {
         let coro = scheduler::coro_from(&object)?;
         check_thread(coro)?;
@@ -150,20 +152,20 @@ pub(super) fn end_sleep<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py
 }
 
 /// Ends a wait with a timeout. The timer of the wait calls this.
-pub(super) fn end_wait<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn end_wait<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     if let Some(object) = args.get(0) {
         sync::end_wait(scheduler::coro_from(&object)?);
     }
     Ok(none(py))
 }
 
-pub(super) fn live<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn live<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(PyList::new(py, with_runtime(|runtime| runtime.live(py)))?.into_any())
 }
 
 /// `_coro_wait_info(coro)`: `("read", fd)` or `("write", fd)` for a wait on a descriptor; `("queue", address)` for a
 /// wait in a queue, which is inside the object that the coro waits for; None if the coro waits for neither.
-pub(super) fn wait_info<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn wait_info<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let Some(coro) = args.get(0) else {
         return Err(PyTypeError::new_err("_coro_wait_info() takes a coro"));
     };
@@ -202,7 +204,7 @@ pub(super) fn acts(count: &Bound<'_, PyAny>) -> PyResult<u16> {
 }
 
 /// `_coro_set_selfishness(n)`: returns the previous number.
-pub(super) fn set_selfishness<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn set_selfishness<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let limit = args.get(0).map_or(Ok(0), |count| acts(&count))?;
     let before = with_runtime(|runtime| runtime.options.max_acts.replace(limit));
     Ok(before.into_pyobject(py)?.into_any())
@@ -217,13 +219,13 @@ pub(super) fn begin_act<'py>(py: Python<'py>, _: Args<'_, 'py>) -> PyResult<Begu
 }
 
 /// `_coro_set_latency_limit(seconds)`: returns the previous limit.
-pub(super) fn set_latency_limit<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn set_latency_limit<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let before = latency::set_limit(py, limit_ns(&args)?)?;
     Ok((before as f64 / 1e9).into_pyobject(py)?.into_any())
 }
 
 /// `_coro_set_default_latency_limit(seconds)`: sets the limit of this thread and of threads that start later.
-pub(super) fn set_default_latency_limit<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn set_default_latency_limit<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let limit_ns = limit_ns(&args)?;
     with_runtime(|runtime| latency::set_default_limit(runtime, limit_ns));
     Ok(none(py))
@@ -243,13 +245,13 @@ fn limit_ns(args: &Args<'_, '_>) -> PyResult<u64> {
 }
 
 /// `_coro_report_always(flag)`: whether to report long runs even if no other work waits for their end.
-pub(super) fn report_always<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn report_always<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     latency::report_always(args.get(0).map_or(Ok(true), |flag| flag.is_truthy())?);
     Ok(none(py))
 }
 
 /// `_coro_set_exception_notifier(function)`: returns the previous function, or None.
-pub(super) fn set_exception_notifier<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn set_exception_notifier<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let function = args.get(0).filter(|function| !function.is_none());
     if let Some(function) = &function
         && !function.is_callable()
@@ -260,7 +262,7 @@ pub(super) fn set_exception_notifier<'py>(py: Python<'py>, args: Args<'_, 'py>) 
 }
 
 /// `_coro_shut_down(event_loop, rounds)`: shuts coros down without a running loop. Returns how many are left.
-pub(super) fn shut_down<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn shut_down<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let event_loop = args.get(0).filter(|event_loop| !event_loop.is_none());
     let rounds = args.get(1).map_or(Ok(1), |rounds| rounds.extract::<usize>())?;
     let left = ending::shut_down(py, event_loop.as_ref(), rounds)?;
@@ -268,7 +270,7 @@ pub(super) fn shut_down<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py
 }
 
 /// `_coro_end_thread()`: the thread is ending, so it makes no more coros.
-pub(super) fn end_thread<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn end_thread<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     with_runtime(|runtime| {
         runtime.is_ending.set(true);
         runtime.reprs.forget(py);
@@ -277,7 +279,7 @@ pub(super) fn end_thread<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> 
 }
 
 /// `_coro_after_fork()`: called in the child. Returns the coro that has forked, or None.
-pub(super) fn after_fork<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn after_fork<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     threads::after_fork();
     let forker = running(py);
     with_runtime(|runtime| {
@@ -291,12 +293,12 @@ pub(super) fn after_fork<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> 
 }
 
 /// `get_ident()` of the patched `_thread`.
-pub(super) fn ident<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn ident<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(threads::Party::running(py).ident().into_pyobject(py)?.into_any())
 }
 
 /// `_coro_report_error_of_thread(exception, function)`: passes the exception to `sys.unraisablehook`.
-pub(super) fn report_error_of_thread<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn report_error_of_thread<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     if let (Some(exception), Some(function)) = (args.get(0), args.get(1)) {
         threads::report_error_of(&function, PyErr::from_value(exception));
     }
@@ -306,7 +308,7 @@ pub(super) fn report_error_of_thread<'py>(py: Python<'py>, args: Args<'_, 'py>) 
 /// `_coro_begins_thread()`: whether a patched thread that is started here becomes a coro. It does in a coro, and in a
 /// task or callback of a loop that has coros. It does not in a process that a coro has forked, because the loop runs in
 /// the parent.
-pub(super) fn begins_thread<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn begins_thread<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let is_coro = if running(py).is_some() {
         !suspension::is_forked()
     } else {
@@ -319,14 +321,14 @@ pub(super) fn begins_thread<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'p
 }
 
 /// `_coro_can_wait()`.
-pub(super) fn can_wait<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn can_wait<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let can_wait = running(py).is_some() && suspension::suspendable(py).is_ok();
     Ok(bool_object(py, can_wait))
 }
 
 /// `_coro_unwatch()`: called when a loop of this thread is closed. It does nothing if the loop is closed by code that
 /// another loop of this thread is running.
-pub(super) fn unwatch<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn unwatch<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     with_runtime(|runtime| {
         if runtime.pulse.running_since().is_none() {
             watchdog::unwatch(&runtime.pulse);
@@ -336,14 +338,14 @@ pub(super) fn unwatch<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
 }
 
 /// `_coro_run_number()`: how many times a coro of this thread was resumed.
-pub(super) fn run_number<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn run_number<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let count = with_runtime(|runtime| runtime.stats.switches.get());
     Ok(count.into_pyobject(py)?.into_any())
 }
 
 /// `_coro_send_signal(number, handler)`: sends the signal to this process if `handler` is still its handler. Returns
 /// whether it was sent.
-pub(super) fn send_signal<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn send_signal<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let (Some(number), Some(handler)) = (args.get(0), args.get(1)) else {
         return Ok(none(py));
     };
@@ -355,13 +357,13 @@ pub(super) fn send_signal<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'
 }
 
 /// `_coro_stop_watchdog()`.
-pub(super) fn stop_watchdog<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn stop_watchdog<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     watchdog::stop(py);
     Ok(none(py))
 }
 
 /// `_coro_set_hooks(pending_loop, watch_thread, wait_for, report_late, end_child, run_forever)`.
-pub(super) fn set_hooks<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn set_hooks<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     if let [
         Some(pending_loop),
         Some(watch_thread),
@@ -381,20 +383,20 @@ pub(super) fn set_hooks<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py
     Ok(none(py))
 }
 
-pub(super) fn evict_always<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn evict_always<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let is_on = args.get(0).map_or(Ok(true), |flag| flag.is_truthy())?;
     with_runtime(|runtime| runtime.options.evicts_always.set(is_on));
     Ok(none(py))
 }
 
-pub(super) fn fail_evictions<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn fail_evictions<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let count: u32 = args.get(0).map_or(Ok(0), |count| count.extract())?;
     with_runtime(|runtime| runtime.options.failing_evictions.set(count));
     Ok(none(py))
 }
 
 /// `_coro_note_collection(phase, info)`: a callback for `gc.callbacks`.
-pub(super) fn note_collection<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn note_collection<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     if let Some(phase) = args.get(0) {
         collector::note(py, &phase)?;
     }
@@ -403,7 +405,7 @@ pub(super) fn note_collection<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Obje
 
 /// `_coro_panic(function)`: panics, and calls `function` during the unwinding. Tests have no other way to run code
 /// there.
-pub(super) fn panic<'py>(_: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn panic<'py>(_: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     struct CalledWhileUnwinding<'py>(Option<Bound<'py, PyAny>>);
     impl Drop for CalledWhileUnwinding<'_> {
         fn drop(&mut self) {
@@ -420,7 +422,7 @@ pub(super) fn panic<'py>(_: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
 
 /// `_coro_setup(errors, kind)`: stores the package's exception classes and its class `Coro`. Returns None, or the
 /// reason why coros are not available.
-pub(super) fn set_up<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn set_up<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     if !arch::IS_SUPPORTED {
         return Ok(PyString::new(py, "coros are supported only on x86-64 and AArch64").into_any());
     }

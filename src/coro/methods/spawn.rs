@@ -8,9 +8,9 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyType};
 
-use super::Object;
+use crate::binding::args::Args;
 use crate::binding::current_thread;
-use crate::binding::native_type::{Args, none};
+use crate::binding::object_result::{ObjectResult, none};
 use crate::coro::runtime::with_runtime;
 use crate::coro::{hooks, pystate, scheduler, visibility};
 use crate::event_loop::pyloop::LoopObject;
@@ -169,7 +169,7 @@ fn is_async(function: &Bound<'_, PyAny>) -> PyResult<bool> {
 }
 
 /// `_coro_check_function(function, caller)`: TypeError unless a coro can run it.
-pub(super) fn check<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn check<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     if let (Some(function), Some(caller)) = (args.get(0), args.get(1)) {
         check_function(&function, caller.extract()?)?;
     }
@@ -177,7 +177,7 @@ pub(super) fn check<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
 }
 
 /// Makes a coro that belongs to the running loop: `function, *args, name=, context=, stack=, **kwargs`.
-fn make<'py>(py: Python<'py>, args: &Args<'_, 'py>, function_name: &str) -> PyResult<Bound<'py, PyAny>> {
+fn make<'py>(py: Python<'py>, args: &Args<'_, 'py>, function_name: &str) -> ObjectResult<'py> {
     let kind = CORO_TYPE.load(Ordering::Acquire);
     if kind.is_null() {
         return Err(PyRuntimeError::new_err("import grapeshot.coro first"));
@@ -212,8 +212,8 @@ fn make<'py>(py: Python<'py>, args: &Args<'_, 'py>, function_name: &str) -> PyRe
     }
     if !coro.context.is_set() {
         // SAFETY: attached; a new reference or null with an exception set.
-        coro.context
-            .set(unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyContext_CopyCurrent())? });
+        let context = unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyContext_CopyCurrent())? };
+        coro.context.set(context);
     }
     // SAFETY: arguments stay alive during the call, and each item gets its own reference.
     let tuple = unsafe {
@@ -231,18 +231,18 @@ fn make<'py>(py: Python<'py>, args: &Args<'_, 'py>, function_name: &str) -> PyRe
     Ok(object)
 }
 
-pub(super) fn new<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn new<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     make(py, &args, "new")
 }
 
-pub(super) fn spawn<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn spawn<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let object = make(py, &args, "spawn")?;
     scheduler::start(scheduler::coro_of(&object))?;
     Ok(object)
 }
 
 /// `_coro_spawn_hiding`: like `spawn`, for a coro that hides the loop.
-pub(super) fn spawn_hiding<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn spawn_hiding<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let object = make(py, &args, "run_blocking")?;
     let coro = scheduler::coro_of(&object);
     coro.hides_loop.set(true);

@@ -4,14 +4,14 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use super::Object;
 use super::coro::check_thread;
-use crate::binding::native_type::{Args, none};
+use crate::binding::args::Args;
+use crate::binding::object_result::{ObjectResult, none};
 use crate::coro::coroutine::{Coro, Status};
 use crate::coro::runtime::with_runtime;
 use crate::coro::stamps;
 
-pub(super) fn statistics<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn statistics<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let dict = PyDict::new(py);
     with_runtime(|runtime| -> PyResult<()> {
         let stats = &runtime.stats;
@@ -28,20 +28,20 @@ pub(super) fn statistics<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> 
 }
 
 /// `_coro_set_switch_stamps(on)`: switches the stamps on or off, in all threads.
-pub(super) fn set_stamps<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn set_stamps<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     stamps::set_on(args.get(0).map_or(Ok(false), |on| on.is_truthy())?);
     Ok(none(py))
 }
 
 /// `_coro_switch_stamps()`: when a coro of this thread was last entered and left, each as wall and CPU nanoseconds.
-pub(super) fn switch_stamps<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn switch_stamps<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let (entered, left) = with_runtime(|runtime| (runtime.stamps.entered.get(), runtime.stamps.left.get()));
     let moments = (entered.wall_ns, entered.cpu_ns, left.wall_ns, left.cpu_ns);
     Ok(moments.into_pyobject(py)?.into_any())
 }
 
 /// `Coro.stack_info()`. For a running coro, `bytes_used` is its current use.
-pub(super) fn coro_info<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn coro_info<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     check_thread(this)?;
     let py = this.py();
     let dict = PyDict::new(py);
@@ -59,7 +59,7 @@ pub(super) fn coro_info<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(dict.into_any())
 }
 
-pub(super) fn set_slots<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Object<'py> {
+pub(super) fn set_slots<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let count: Option<usize> = args.get(0).map_or(Ok(None), |count| count.extract())?;
     if count.is_some_and(|count| count == 0 || count > 4096) {
         return Err(PyValueError::new_err(

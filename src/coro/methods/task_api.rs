@@ -13,15 +13,15 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 
-use super::Object;
 use super::coro::check_thread;
+use crate::binding::args::Args;
 use crate::binding::errors;
-use crate::binding::native_type::{
-    Args, NativeType, This, method, methods_slot, new_type, none, slot, with_critical_section,
-};
+use crate::binding::native_type::{NativeType, This, new_type, slot, with_critical_section};
 use crate::binding::new_objects;
 use crate::binding::object_cell::ObjectCell;
-use crate::coro::coroutine::{Coro, CoroObject, Status};
+use crate::binding::object_result::{ObjectResult, none};
+use crate::binding::rows::{methods_slot, row};
+use crate::coro::coroutine::{Coro, Status};
 use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::runtime::current;
 use crate::coro::{scheduler, visibility};
@@ -31,7 +31,7 @@ use crate::event_loop::pyloop::LoopObject;
 
 /// The result of a coro that has ended, or its exception with the traceback that it had at the end. Resetting the
 /// traceback keeps the frames of one caller out of the traceback of the next one.
-fn take_outcome(this: Coro<'_>) -> Object<'_> {
+fn take_outcome(this: Coro<'_>) -> ObjectResult<'_> {
     match take_exception(this) {
         Some(exception) => Err(PyErr::from_value(exception)),
         None => Ok(this.result.get(this.py()).unwrap_or_else(|| none(this.py()))),
@@ -51,7 +51,7 @@ fn take_exception(this: Coro<'_>) -> Option<Bound<'_, PyAny>> {
 /// Like `take_outcome`, for `result()` and `exception()`. If the caller is a coro and this coro was cancelled, it
 /// raises `CoroCancelled`. The original exception would look as if the caller itself were cancelled, and would end the
 /// caller silently. Other callers get the outcome that asyncio expects of a task.
-fn take_visible_outcome(this: Coro<'_>) -> Object<'_> {
+fn take_visible_outcome(this: Coro<'_>) -> ObjectResult<'_> {
     let Some(exception) = take_exception(this) else {
         return take_outcome(this);
     };
@@ -74,7 +74,7 @@ fn take_visible_outcome(this: Coro<'_>) -> Object<'_> {
 }
 
 /// The result or the exception of the coro, or None if the coro was cancelled.
-fn outcome<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn outcome<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     match this.exception.get(py) {
         Some(exception) if coro_errors::is_a(&exception, ErrorClass::Cancelled) => Ok(none(py)),
@@ -83,11 +83,11 @@ fn outcome<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
 }
 
 /// The result or the exception that `await` gives, as for an asyncio task.
-fn task_outcome<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn task_outcome<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     take_outcome(this)
 }
 
-fn result<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn result<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     if !this.is_done() {
         return Err(coro_errors::new(
             this.py(),
@@ -98,7 +98,7 @@ fn result<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
     take_visible_outcome(this)
 }
 
-fn exception<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn exception<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     if !this.is_done() {
         return Err(coro_errors::new(
@@ -138,7 +138,7 @@ fn append_callback<'py>(
 
 /// Like `asyncio.Future.add_done_callback`: the callback runs in a copy of the caller's context, unless a context is
 /// given.
-fn add_done_callback<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn add_done_callback<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let [callback, context] = args.bind()?;
     check_thread(this)?;
     let py = this.py();
@@ -159,7 +159,7 @@ fn add_done_callback<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
 }
 
 /// Removes the callbacks that are equal to `fn`, and returns how many there were.
-fn remove_done_callback<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn remove_done_callback<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     let (Some(callbacks), Some(callback)) = (this.callbacks.get(py), args.get(0)) else {
         return Ok(0_usize.into_pyobject(py)?.into_any());
@@ -303,7 +303,7 @@ unsafe extern "C" fn am_send(
     }
 }
 
-fn send<'py>(this: This<'py, AwaitObject>, _: Args<'_, 'py>) -> Object<'py> {
+fn send<'py>(this: This<'py, AwaitObject>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     match step(this)? {
         Step::Yield(coro) => Ok(coro),
         Step::Return(value) => Err(PyStopIteration::new_err((value.unbind(),))),
@@ -314,38 +314,38 @@ fn send<'py>(this: This<'py, AwaitObject>, _: Args<'_, 'py>) -> Object<'py> {
 
 pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
     vec![
-        method!(
-            CoroObject,
+        row!(
+            method,
             outcome,
             "_outcome()",
             "Return the result, or raise the exception. None if the coro was cancelled."
         ),
-        method!(
-            CoroObject,
+        row!(
+            method,
             task_outcome,
             "_task_outcome()",
             "Return the result, or raise the exception."
         ),
-        method!(
-            CoroObject,
+        row!(
+            method,
             result,
             "result()",
             "Return the result, or raise the exception. Raises asyncio.InvalidStateError before the end."
         ),
-        method!(
-            CoroObject,
+        row!(
+            method,
             exception,
             "exception()",
             "Return the exception, or None. Raises InvalidStateError before the end, CancelledError if cancelled."
         ),
-        method!(
-            CoroObject,
+        row!(
+            method,
             add_done_callback,
             "add_done_callback(fn, context=None)",
             "Make the loop call fn(self) when the coro has ended."
         ),
-        method!(
-            CoroObject,
+        row!(
+            method,
             remove_done_callback,
             "remove_done_callback(fn, /)",
             "Remove the callbacks that are equal to fn. Return how many there were."
@@ -354,8 +354,8 @@ pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
 }
 
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    let methods = vec![method!(
-        AwaitObject,
+    let methods = vec![row!(
+        method,
         send,
         "send(value, /)",
         "Run the next step. The value is ignored."

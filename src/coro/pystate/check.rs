@@ -8,7 +8,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
-use super::{CFrame, PREVIOUS_ITEM, chunk, field, frames, imp, instrumentation};
+use super::common_offsets::{CHUNK_SIZE, F_FRAME, PREVIOUS_ITEM};
+use super::{CFrame, field, frames, imp, instrumentation};
 
 /// The levels of C recursion that the interpreter allows a thread (3.12 and 3.13).
 static C_LIMIT: AtomicI32 = AtomicI32::new(0);
@@ -77,7 +78,7 @@ pub(in crate::coro) fn self_check(py: Python<'_>) -> PyResult<Option<String>> {
             (
                 (chunk as usize) < top
                     && top <= end
-                    && chunk as usize + *field::<usize>(chunk, chunk::SIZE) == end,
+                    && chunk as usize + *field::<usize>(chunk, CHUNK_SIZE) == end,
                 "the bounds of the data stack",
             ),
             (has_context(py, start)?, "context"),
@@ -201,9 +202,6 @@ unsafe fn has_trash_nesting(py: Python<'_>, thread: *mut u8) -> PyResult<bool> {
         Ok(NESTING.load(Ordering::Relaxed) == before + 2 && *field::<c_int>(thread, offset) == before)
     }
 }
-
-/// `f_frame` in `PyFrameObject`: after the header and `f_back`.
-pub(super) const F_FRAME: usize = 24; // void *PyFrameObject.f_frame
 
 /// Checks that the frame object of the current frame points to the innermost frame of the chain.
 unsafe fn has_frame(py: Python<'_>, thread: *mut ffi::PyThreadState) -> PyResult<bool> {

@@ -15,6 +15,7 @@ use std::ptr;
 
 use pyo3::ffi;
 
+use super::common_offsets::{CHUNK_DATA, CHUNK_PREVIOUS, CHUNK_SIZE, CHUNK_TOP};
 use super::field;
 
 /// Space for about ten frames of ordinary functions, in addition to the tail. (Together with the allocator's own word
@@ -23,11 +24,6 @@ const BLOCK_LEN: usize = 1784;
 /// The largest number of free chunks to keep for later coros.
 const KEPT: usize = 1024;
 
-const PREVIOUS: usize = 0; // void *_PyStackChunk.previous
-pub(super) const SIZE: usize = 8; // size_t _PyStackChunk.size
-const TOP: usize = 16; // size_t _PyStackChunk.top
-const DATA: usize = 24; // void *_PyStackChunk.data
-
 /// The address of the first frame, and the end of the chunk.
 ///
 /// # Safety
@@ -35,7 +31,7 @@ const DATA: usize = 24; // void *_PyStackChunk.data
 pub(super) unsafe fn bounds(chunk: *mut u8) -> (*mut u8, *mut u8) {
     // The first word of a root chunk stays unused: a top at its very start would mean "free this chunk".
     // SAFETY: a chunk made by `take` has the size in its header.
-    unsafe { (chunk.add(DATA + size_of::<usize>()), tail(chunk).cast()) }
+    unsafe { (chunk.add(CHUNK_DATA + size_of::<usize>()), tail(chunk).cast()) }
 }
 
 /// The tail of the block that begins with a root chunk, aligned to 8 bytes.
@@ -44,14 +40,14 @@ pub(super) unsafe fn bounds(chunk: *mut u8) -> (*mut u8, *mut u8) {
 /// `chunk` was made by `take`.
 pub(in crate::coro) unsafe fn tail(chunk: *mut u8) -> *mut c_void {
     // SAFETY: by the contract.
-    unsafe { chunk.add(*field::<usize>(chunk, SIZE)).cast() }
+    unsafe { chunk.add(*field::<usize>(chunk, CHUNK_SIZE)).cast() }
 }
 
 /// The address of the first frame in a root chunk whose tail is `tail`, with `tail_len` bytes.
 #[inline]
 pub(in crate::coro) fn first_frame(tail: *mut c_void, tail_len: usize) -> *mut u8 {
     let chunk = tail.cast::<u8>().wrapping_sub(BLOCK_LEN - tail_len);
-    chunk.wrapping_add(DATA + size_of::<usize>())
+    chunk.wrapping_add(CHUNK_DATA + size_of::<usize>())
 }
 
 /// The first chunk of a chain.
@@ -63,7 +59,7 @@ pub(super) unsafe fn root(mut chunk: *mut u8) -> *mut u8 {
     // SAFETY: a live chunk has a header, and the first one's `previous` is null (contract).
     unsafe {
         while !chunk.is_null() {
-            let previous: *mut u8 = *field(chunk, PREVIOUS);
+            let previous: *mut u8 = *field(chunk, CHUNK_PREVIOUS);
             if previous.is_null() {
                 break;
             }
@@ -82,8 +78,8 @@ pub(super) unsafe fn total_len(mut chunk: *mut u8) -> usize {
     while !chunk.is_null() {
         // SAFETY: a live chunk has a header, and the chain ends in null (contract).
         unsafe {
-            len += *field::<usize>(chunk, SIZE);
-            chunk = *field(chunk, PREVIOUS);
+            len += *field::<usize>(chunk, CHUNK_SIZE);
+            chunk = *field(chunk, CHUNK_PREVIOUS);
         }
     }
     len
@@ -118,9 +114,9 @@ impl Chunks {
             if chunk.is_null() {
                 return None;
             }
-            *field::<usize>(chunk, PREVIOUS) = 0;
-            *field::<usize>(chunk, SIZE) = BLOCK_LEN - self.tail_len;
-            *field::<usize>(chunk, TOP) = 0;
+            *field::<usize>(chunk, CHUNK_PREVIOUS) = 0;
+            *field::<usize>(chunk, CHUNK_SIZE) = BLOCK_LEN - self.tail_len;
+            *field::<usize>(chunk, CHUNK_TOP) = 0;
             Some(chunk)
         }
     }
@@ -135,14 +131,14 @@ impl Chunks {
         // SAFETY: the chain of a coro ends in a root chunk that `take` has made (contract).
         unsafe {
             loop {
-                let previous: *mut u8 = *field(chunk, PREVIOUS);
+                let previous: *mut u8 = *field(chunk, CHUNK_PREVIOUS);
                 if previous.is_null() {
                     break;
                 }
                 free_later_chunk(chunk);
                 chunk = previous;
             }
-            *field::<usize>(chunk, TOP) = 0;
+            *field::<usize>(chunk, CHUNK_TOP) = 0;
             if self.kept.len() < KEPT {
                 self.kept.push(chunk);
             } else {
@@ -163,7 +159,7 @@ unsafe fn free_later_chunk(chunk: *mut u8) {
     unsafe {
         ffi::PyObject_GetArenaAllocator(&raw mut arena);
         if let Some(free) = arena.free {
-            free(arena.ctx, chunk.cast(), *field::<usize>(chunk, SIZE));
+            free(arena.ctx, chunk.cast(), *field::<usize>(chunk, CHUNK_SIZE));
         }
     }
 }

@@ -5,9 +5,8 @@ use std::ffi::c_int;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+use super::common_offsets::CODE_FLAGS;
 use super::field;
-
-const CODE_FLAGS: usize = 48; // int PyCodeObject.co_flags
 
 /// `inspect.CO_COROUTINE` and `inspect.CO_ASYNC_GENERATOR`.
 const IS_ASYNC: c_int = 0x80 | 0x200;

@@ -1,9 +1,10 @@
 //! The part of the interpreter's thread state that belongs to a coro, and is swapped at each switch of the stack.
 //!
-//! The layout of `PyThreadState` is not part of the stable ABI, so each minor version has a file with the offsets of
-//! its fields (`v311` to `v315`). They are checked against the headers when the crate is built (`build.rs`), and
-//! against the running interpreter when the module is imported (`self_check`). On a version without such a file the
-//! crate builds, but `coro` refuses to be imported.
+//! The layout of `PyThreadState` is not part of the stable ABI, so each minor version has a table with the offsets of
+//! its fields (`v311_offsets.rs` to `v315_offsets.rs`), and a file with whatever else is special about it. The offsets
+//! are checked against the headers when the crate is built (`build_offsets.rs`), and against the running interpreter
+//! when the module is imported (`self_check`). On a version without such files the crate builds, but `coro` refuses to
+//! be imported.
 //!
 //! | field | why it is the coro's |
 //! |---|---|
@@ -26,6 +27,32 @@ use std::ptr;
 
 use pyo3::ffi;
 use pyo3::prelude::*;
+
+use common_offsets::{EXC_INFO_LEN, PREVIOUS_ITEM};
+
+/// A table of offsets. Each row has the name of a constant, its value, and the part of a C structure that has this
+/// offset and this type, or this size:
+///
+/// ```text
+///   TRACING: usize = 60 => "int" PyThreadState.tracing;
+///   EXECUTOR: Option<usize> = Some(272) => "void *" PyThreadState.current_executor;
+///   EVAL_BREAKER: Option<usize> = None;              some versions have this field, but not this one
+///   CFRAME_LEN: usize = 24 => sizeof(_PyCFrame);
+/// ```
+///
+/// Here the rows become constants. The tables are modules of the build script, too. Its macro of this name turns the
+/// rows into assertions, which the C compiler checks (`build_offsets.rs`).
+macro_rules! offsets {
+    ($(
+        $name:ident: $kind:ty = $value:expr
+        $(=> $c_type:literal $owner:ident $(. $field:ident)+)?
+        $(=> sizeof($whole:ident))?
+    ;)*) => {
+        $(pub(in crate::coro::pystate) const $name: $kind = $value;)*
+    };
+}
+
+mod common_offsets;
 
 #[cfg(all(Py_3_11, not(Py_3_12)))]
 #[path = "v311.rs"]
@@ -98,9 +125,6 @@ pub(super) struct PyState {
     version: usize,
 }
 
-/// Offset and size in `_PyErr_StackItem`.
-const PREVIOUS_ITEM: usize = 8; // void *_PyErr_StackItem.previous_item
-const EXC_INFO_LEN: usize = 16; // sizeof(_PyErr_StackItem)
 const _: () =
     assert!(PREVIOUS_ITEM == std::mem::offset_of!(ExcInfo, previous) && EXC_INFO_LEN == size_of::<ExcInfo>());
 

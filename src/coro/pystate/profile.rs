@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::check::F_FRAME;
+use super::common_offsets::F_FRAME;
 use super::{CFrame, field, imp};
 
 /// The event that a profile function is called with.

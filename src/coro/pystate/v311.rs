@@ -1,48 +1,22 @@
-//! CPython 3.11: offsets in `struct _ts` (`Include/cpython/pystate.h`) and `struct _PyInterpreterFrame`
-//! (`Include/internal/pycore_frame.h`), for 64-bit builds with the GIL.
+//! What is special about CPython 3.11, for 64-bit builds with the GIL.
+
+#[path = "v311_offsets.rs"]
+mod offsets;
 
 use std::ffi::c_int;
 
 use pyo3::ffi;
 
 use super::{CFrame, field};
+pub(super) use offsets::*;
 
 /// The reason why coros are not available; None if they are.
 pub(in crate::coro) const UNSUPPORTED: Option<&str> = None;
 
-pub(super) const INTERP: usize = 16; // void *PyThreadState.interp
-pub(super) const EVAL_BREAKER: Option<usize> = None;
-pub(super) const RECURSION_REMAINING: usize = 32; // int PyThreadState.recursion_remaining
-pub(super) const RECURSION_LIMIT: usize = 36; // int PyThreadState.recursion_limit
-pub(super) const RECURSION_HEADROOM: usize = 40; // int PyThreadState.recursion_headroom
-pub(super) const TRACING: usize = 44; // int PyThreadState.tracing
-pub(super) const WHAT_EVENT: usize = 48; // int PyThreadState.tracing_what
-pub(super) const FRAME: usize = 56; // void *PyThreadState.cframe
-pub(super) const PROFILE_FUNCTION: usize = 64; // void *PyThreadState.c_profilefunc
-const TRACE_FUNCTION: usize = 72; // void *PyThreadState.c_tracefunc
-pub(super) const PROFILE_OBJECT: usize = 80; // void *PyThreadState.c_profileobj
-pub(super) const CURRENT_EXCEPTION: usize = 96; // void *PyThreadState.curexc_type
-pub(super) const EXC_INFO: usize = 120; // void *PyThreadState.exc_info
-pub(super) const THREAD_ID: usize = 152; // unsigned long PyThreadState.thread_id
-pub(super) const CONTEXT: usize = 224; // void *PyThreadState.context
-pub(super) const CONTEXT_VER: usize = 232; // uint64_t PyThreadState.context_ver
-pub(super) const DATASTACK_CHUNK: usize = 296; // void *PyThreadState.datastack_chunk
-pub(super) const DATASTACK_TOP: usize = 304; // void *PyThreadState.datastack_top
-pub(super) const DATASTACK_LIMIT: usize = 312; // void *PyThreadState.datastack_limit
-pub(super) const EXC_STATE: usize = 320; // _PyErr_StackItem PyThreadState.exc_state
-pub(super) const C_RECURSION_REMAINING: Option<usize> = None;
-pub(super) const TRASH_NESTING: Option<usize> = Some(168); // int PyThreadState.trash_delete_nesting
-pub(super) const EXECUTOR: Option<usize> = None;
 /// Whether each entry into the evaluation loop puts an entry frame on the C stack.
 pub(super) const HAS_ENTRY_FRAMES: bool = false;
-pub(super) const FRAME_PREVIOUS: usize = 48; // void *_PyInterpreterFrame.previous
-pub(super) const CODE_VERSION: Option<usize> = None;
 
-/// Fields and size of `_PyCFrame`.
-const USE_TRACING: usize = 0; // uint8_t _PyCFrame.use_tracing
-const CFRAME_LEN: usize = 24; // sizeof(_PyCFrame)
 const _: () = assert!(CFRAME_LEN == size_of::<CFrame>());
-const CURRENT_FRAME: usize = 8; // void *_PyCFrame.current_frame
 
 /// The chain of frames starts in the coro's own `_PyCFrame`.
 ///
@@ -73,10 +47,6 @@ pub(super) unsafe fn before_swap(thread: *mut u8, next: *mut u8, tracing: c_int)
         *next.add(USE_TRACING) = if has_function && tracing == 0 { 255 } else { 0 };
     }
 }
-
-/// asyncio keeps the running task in a dict instead (`coro/tasks.rs`).
-pub(super) const RUNNING_TASK: Option<usize> = None;
-pub(super) const RUNNING_LOOP: Option<usize> = None;
 
 /// Only the offsets are needed.
 pub(super) fn look_up() -> Option<&'static str> {

@@ -1,46 +1,22 @@
-//! CPython 3.12: offsets in `struct _ts` (`Include/cpython/pystate.h`) and `struct _PyInterpreterFrame`
-//! (`Include/internal/pycore_frame.h`), for 64-bit builds with the GIL.
+//! What is special about CPython 3.12, for 64-bit builds with the GIL.
+
+#[path = "v312_offsets.rs"]
+mod offsets;
 
 use std::ffi::c_int;
 
 use pyo3::ffi;
 
 use super::CFrame;
+pub(super) use offsets::*;
 
 /// The reason why coros are not available; None if they are.
 pub(in crate::coro) const UNSUPPORTED: Option<&str> = None;
 
-pub(super) const INTERP: usize = 16; // void *PyThreadState.interp
-pub(super) const EVAL_BREAKER: Option<usize> = None;
-pub(super) const RECURSION_REMAINING: usize = 28; // int PyThreadState.py_recursion_remaining
-pub(super) const RECURSION_LIMIT: usize = 32; // int PyThreadState.py_recursion_limit
-pub(super) const RECURSION_HEADROOM: usize = 40; // int PyThreadState.recursion_headroom
-pub(super) const TRACING: usize = 44; // int PyThreadState.tracing
-pub(super) const WHAT_EVENT: usize = 48; // int PyThreadState.what_event
-pub(super) const FRAME: usize = 56; // void *PyThreadState.cframe
-pub(super) const PROFILE_FUNCTION: usize = 64; // void *PyThreadState.c_profilefunc
-pub(super) const PROFILE_OBJECT: usize = 80; // void *PyThreadState.c_profileobj
-pub(super) const CURRENT_EXCEPTION: usize = 96; // void *PyThreadState.current_exception
-pub(super) const EXC_INFO: usize = 104; // void *PyThreadState.exc_info
-pub(super) const THREAD_ID: usize = 136; // unsigned long PyThreadState.thread_id
-pub(super) const CONTEXT: usize = 208; // void *PyThreadState.context
-pub(super) const CONTEXT_VER: usize = 216; // uint64_t PyThreadState.context_ver
-pub(super) const DATASTACK_CHUNK: usize = 232; // void *PyThreadState.datastack_chunk
-pub(super) const DATASTACK_TOP: usize = 240; // void *PyThreadState.datastack_top
-pub(super) const DATASTACK_LIMIT: usize = 248; // void *PyThreadState.datastack_limit
-pub(super) const EXC_STATE: usize = 256; // _PyErr_StackItem PyThreadState.exc_state
-pub(super) const C_RECURSION_REMAINING: Option<usize> = Some(36); // int PyThreadState.c_recursion_remaining
-pub(super) const TRASH_NESTING: Option<usize> = Some(152); // int PyThreadState.trash.delete_nesting
-pub(super) const EXECUTOR: Option<usize> = None;
 /// Whether each entry into the evaluation loop puts an entry frame on the C stack.
 pub(super) const HAS_ENTRY_FRAMES: bool = true;
-pub(super) const FRAME_PREVIOUS: usize = 8; // void *_PyInterpreterFrame.previous
-pub(super) const CODE_VERSION: Option<usize> = Some(160); // uint64_t PyCodeObject._co_instrumentation_version
 
-/// Fields and size of `_PyCFrame`.
-const CFRAME_LEN: usize = 16; // sizeof(_PyCFrame)
 const _: () = assert!(CFRAME_LEN <= size_of::<CFrame>());
-const CURRENT_FRAME: usize = 0; // void *_PyCFrame.current_frame
 
 /// The chain of frames starts in the coro's own `_PyCFrame`.
 ///
@@ -61,10 +37,6 @@ pub(super) unsafe fn innermost(frame: *mut u8) -> *mut u8 {
 /// There are no requirements.
 #[inline(always)]
 pub(super) unsafe fn before_swap(_thread: *mut u8, _next: *mut u8, _tracing: c_int) {}
-
-/// asyncio keeps the running task in a dict instead (`coro/tasks.rs`).
-pub(super) const RUNNING_TASK: Option<usize> = None;
-pub(super) const RUNNING_LOOP: Option<usize> = None;
 
 /// Only the offsets are needed.
 pub(super) fn look_up() -> Option<&'static str> {

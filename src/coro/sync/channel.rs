@@ -22,13 +22,14 @@ use pyo3::types::{PyTuple, PyType};
 use super::item_queue::ItemQueue;
 use super::limit::{Deadline, Limit};
 use super::object::{
-    Call, FLAGS, Head, Object, Primitive, Step, Wait, check_thread, dealloc, end, grant, make_type as make,
-    offer_in_queue, waiting_method,
+    Call, FLAGS, Head, Primitive, Step, Wait, call_in_steps, check_thread, dealloc, end, grant,
+    make_type as make, offer_in_queue,
 };
+use crate::binding::args::Args;
 use crate::binding::errors;
-use crate::binding::native_type::{
-    Args, NativeType, This, bool_object, class_getitem, getter, method, none, slot, with_critical_section,
-};
+use crate::binding::native_type::{NativeType, This, slot, with_critical_section};
+use crate::binding::object_result::{ObjectResult, bool_object, none};
+use crate::binding::rows::{class_getitem, getter, row};
 use crate::coro::coroutine::{Coro, Outcome};
 use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::scheduler;
@@ -345,7 +346,7 @@ fn send(
     }
 }
 
-fn send_exception<'py>(this: Channel<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn send_exception<'py>(this: Channel<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     let given: Vec<_> = (0..args.positional().len())
         .filter_map(|index| args.get(index))
@@ -364,7 +365,7 @@ fn send_exception<'py>(this: Channel<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(none(py))
 }
 
-fn send_sequence<'py>(this: Channel<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn send_sequence<'py>(this: Channel<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let mut sent = 0_usize;
     if let Some(values) = args.get(0) {
         for value in values.try_iter()? {
@@ -392,7 +393,7 @@ fn receive(
     }
 }
 
-fn close<'py>(this: Channel<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn close<'py>(this: Channel<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     check_thread(this)?;
     this.is_closing.set(true);
     // The receivers find no value, and their calls end.
@@ -402,15 +403,15 @@ fn close<'py>(this: Channel<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(none(this.py()))
 }
 
-fn balance(this: Channel<'_>) -> Object<'_> {
+fn balance(this: Channel<'_>) -> ObjectResult<'_> {
     Ok(this.balance().into_pyobject(this.py())?.into_any())
 }
 
-fn is_closing(this: Channel<'_>) -> Object<'_> {
+fn is_closing(this: Channel<'_>) -> ObjectResult<'_> {
     Ok(bool_object(this.py(), this.is_closing.get()))
 }
 
-fn is_closed(this: Channel<'_>) -> Object<'_> {
+fn is_closed(this: Channel<'_>) -> ObjectResult<'_> {
     Ok(bool_object(this.py(), this.is_closing.get() && this.free() == 0))
 }
 
@@ -436,36 +437,35 @@ unsafe extern "C" fn next(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
 }
 
 pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'py, PyType>> {
-    type T = ChannelObject;
-    make::<T>(
+    make::<ChannelObject>(
         module,
         vec![
-            waiting_method!(
-                T,
+            row!(
+                method(call_in_steps),
                 send,
                 "send(value, /, block=True, timeout=None)",
                 "Wait for a receiver and give it a value. Raises ClosedError if the channel is closed."
             ),
-            method!(
-                T,
+            row!(
+                method,
                 send_exception,
                 "send_exception(exc, /, *args)",
                 "Wait for a receiver and raise exc in it, or exc(*args) if exc is a class."
             ),
-            method!(
-                T,
+            row!(
+                method,
                 send_sequence,
                 "send_sequence(values, /)",
                 "Send each value of an iterable. Return the number of values."
             ),
-            waiting_method!(
-                T,
+            row!(
+                method(call_in_steps),
                 receive,
                 "receive(block=True, timeout=None)",
                 "Wait for a sender and return its value. Raises ClosedError if the channel is closed and empty."
             ),
-            method!(
-                T,
+            row!(
+                method,
                 close,
                 "close()",
                 "Refuse new values. Receivers still get the values of waiting senders, and then ClosedError."
@@ -473,18 +473,17 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
             class_getitem(),
         ],
         vec![
-            getter!(
-                T,
+            getter(
                 c"balance",
                 balance,
-                c"The number of values that can be received without waiting, or minus the number of waiting receivers."
+                c"The number of values that can be received without waiting, or minus the number of \
+                  waiting receivers.",
             ),
-            getter!(T, c"closing", is_closing, c"Whether the channel was closed."),
-            getter!(
-                T,
+            getter(c"closing", is_closing, c"Whether the channel was closed."),
+            getter(
                 c"closed",
                 is_closed,
-                c"Whether the channel was closed and nothing is left in it."
+                c"Whether the channel was closed and nothing is left in it.",
             ),
         ],
         &[

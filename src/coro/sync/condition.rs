@@ -8,12 +8,11 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 use super::limit::{Deadline, Limit};
-use super::object::{
-    FLAGS, Head, Object, Primitive, check_thread, dealloc, grant, make_type as make, wait_in_queue,
-};
-use crate::binding::native_type::{
-    Args, NativeType, This, bool_object, method, none, slot, with_critical_section,
-};
+use super::object::{FLAGS, Head, Primitive, check_thread, dealloc, grant, make_type as make, wait_in_queue};
+use crate::binding::args::Args;
+use crate::binding::native_type::{NativeType, This, slot, with_critical_section};
+use crate::binding::object_result::{ObjectResult, bool_object, none};
+use crate::binding::rows::row;
 use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::wait_queue::WaitQueue;
 use crate::coro::{interruption, scheduler, suspension};
@@ -91,7 +90,7 @@ fn wake<'py>(this: Condition<'py>, value: Option<Bound<'py, PyAny>>, passes_on: 
     true
 }
 
-fn wait<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn wait<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let limit = if args.values().is_empty() {
         Limit::Endless
     } else {
@@ -105,20 +104,20 @@ fn wait<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
 }
 
 /// `_wait_as(kind, block, timeout)`: waits, and returns whether the coro was woken in time.
-fn wait_as<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn wait_as<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let kind: i32 = args.get(0).map_or(Ok(0), |kind| kind.extract())?;
     let limit = Limit::new(args.get(1), args.get(2))?;
     let woken = wait_for_wake(this, kind.into(), limit)?;
     Ok(bool_object(this.py(), woken.is_some()))
 }
 
-fn wake_one<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn wake_one<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let [value] = args.bind()?;
     check_thread(this)?;
     Ok(bool_object(this.py(), wake(this, value, true)))
 }
 
-fn wake_n<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn wake_n<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let [count, value] = args.bind()?;
     let Some(count) = count else {
         return Err(PyTypeError::new_err("wake_n() needs a count"));
@@ -132,7 +131,7 @@ fn wake_n<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(woken.into_pyobject(this.py())?.into_any())
 }
 
-fn wake_all<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn wake_all<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let [value] = args.bind()?;
     check_thread(this)?;
     let mut woken = 0_usize;
@@ -143,7 +142,7 @@ fn wake_all<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
 }
 
 /// If the argument is an exception class, each coro gets its own exception.
-fn raise_all<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn raise_all<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     check_thread(this)?;
     let Some(given) = args.get(0) else {
         return Ok(none(this.py()));
@@ -164,7 +163,7 @@ fn raise_all<'py>(this: Condition<'py>, args: Args<'_, 'py>) -> Object<'py> {
 }
 
 /// The exception itself, or a new one if `given` is a class. TypeError for anything else.
-pub(super) fn exception_from<'py>(given: &Bound<'py, PyAny>) -> Object<'py> {
+pub(super) fn exception_from<'py>(given: &Bound<'py, PyAny>) -> ObjectResult<'py> {
     let exception = if given.is_instance_of::<PyType>() {
         given.call0()?
     } else {
@@ -178,12 +177,12 @@ pub(super) fn exception_from<'py>(given: &Bound<'py, PyAny>) -> Object<'py> {
     ))
 }
 
-fn use_here<'py>(this: Condition<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn use_here<'py>(this: Condition<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     check_thread(this)?;
     Ok(none(this.py()))
 }
 
-fn first<'py>(this: Condition<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn first<'py>(this: Condition<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     match this.waiters.first(py) {
         Some(first) => Ok(first.wait_node.request.get().into_pyobject(py)?.into_any()),
@@ -191,7 +190,7 @@ fn first<'py>(this: Condition<'py>, _: Args<'_, 'py>) -> Object<'py> {
     }
 }
 
-fn wake_first<'py>(this: Condition<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn wake_first<'py>(this: Condition<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     check_thread(this)?;
     let py = this.py();
     match this.waiters.first(py) {
@@ -211,60 +210,59 @@ unsafe extern "C" fn len(slf: *mut ffi::PyObject) -> ffi::Py_ssize_t {
 }
 
 pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'py, PyType>> {
-    type T = ConditionObject;
-    make::<T>(
+    make::<ConditionObject>(
         module,
         vec![
-            method!(
-                T,
+            row!(
+                method,
                 wait,
                 "wait(timeout=None, block=True)",
                 "Wait until this coro is woken. Return the value that was passed to it."
             ),
-            method!(
-                T,
+            row!(
+                method,
                 wake_one,
                 "wake_one(value=None)",
                 "Wake the coro that has waited longest. Return False if no coro waits."
             ),
-            method!(
-                T,
+            row!(
+                method,
                 wake_n,
                 "wake_n(count, value=None)",
                 "Wake at most count coros. Return how many there were."
             ),
-            method!(
-                T,
+            row!(
+                method,
                 wake_all,
                 "wake_all(value=None)",
                 "Wake all coros that wait now. Return how many there were."
             ),
-            method!(
-                T,
+            row!(
+                method,
                 raise_all,
                 "raise_all(exc, /)",
                 "Raise an exception in all coros that wait now. Return how many there were."
             ),
-            method!(
-                T,
+            row!(
+                method,
                 use_here,
                 "_use()",
                 "Raise ScheduleError in any thread except the variable's own."
             ),
-            method!(
-                T,
+            row!(
+                method,
                 wait_as,
                 "_wait_as(kind, block, timeout, /)",
                 "Wait as a coro of the given kind, a small number. Return whether it was woken in time."
             ),
-            method!(
-                T,
+            row!(
+                method,
                 first,
                 "_first()",
                 "Return the kind of the coro that has waited longest, or None."
             ),
-            method!(
-                T,
+            row!(
+                method,
                 wake_first,
                 "_wake_first()",
                 "Wake and return the coro that has waited longest. If it is interrupted first, the wake is lost."

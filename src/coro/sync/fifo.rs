@@ -22,13 +22,14 @@ use pyo3::types::{PyList, PyType};
 use super::item_queue::ItemQueue;
 use super::limit::{Deadline, Limit};
 use super::object::{
-    Call, FLAGS, Head, Object, Primitive, Step, argument, check_thread, dealloc, end, grant,
-    make_type as make, offer_in_queue, type_name, waiting, waiting_method,
+    Call, FLAGS, Head, Primitive, Step, argument, call_in_steps, check_thread, dealloc, end, grant,
+    make_type as make, offer_in_queue, type_name, waiting,
 };
+use crate::binding::args::Args;
 use crate::binding::errors;
-use crate::binding::native_type::{
-    Args, NativeType, This, class_getitem, getter, method, none, slot, with_critical_section,
-};
+use crate::binding::native_type::{NativeType, This, slot, with_critical_section};
+use crate::binding::object_result::{ObjectResult, none};
+use crate::binding::rows::{class_getitem, getter, row};
 use crate::coro::coroutine::Outcome;
 use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::interruption;
@@ -142,7 +143,7 @@ impl FifoObject {
     }
 }
 
-fn push<'py>(this: Fifo<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn push<'py>(this: Fifo<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let (item, limit) = match args.get(0) {
         Some(item) if args.values().len() == 1 => (item, Limit::Endless),
         // The item is positional only, so its name is empty and matches no keyword.
@@ -292,7 +293,7 @@ fn pop_all(
     Ok(Begun::IsOver(PyList::new(this.py(), items)?.into_any()))
 }
 
-fn max_len(this: Fifo<'_>) -> Object<'_> {
+fn max_len(this: Fifo<'_>) -> ObjectResult<'_> {
     Ok(this.max_len.get().into_pyobject(this.py())?.into_any())
 }
 
@@ -327,35 +328,33 @@ unsafe extern "C" fn len(slf: *mut ffi::PyObject) -> ffi::Py_ssize_t {
 }
 
 pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'py, PyType>> {
-    type T = FifoObject;
-    make::<T>(
+    make::<FifoObject>(
         module,
         vec![
-            method!(
-                T,
+            row!(
+                method,
                 push,
                 "push(item, /, block=True, timeout=None)",
                 "Append an item. If there is a limit, wait for space. Raises Full after timeout seconds."
             ),
-            waiting_method!(
-                T,
+            row!(
+                method(call_in_steps),
                 pop,
                 "pop(block=True, timeout=None)",
                 "Wait for an item, then remove and return the oldest one. Raises Empty after timeout seconds."
             ),
-            waiting_method!(
-                T,
+            row!(
+                method(call_in_steps),
                 pop_all,
                 "pop_all(block=True, timeout=None)",
                 "Wait for an item, then remove and return all items as a list. The list is empty after timeout seconds."
             ),
             class_getitem(),
         ],
-        vec![getter!(
-            T,
+        vec![getter(
             c"maxsize",
             max_len,
-            c"The greatest number of items. 0 means any number."
+            c"The greatest number of items. 0 means any number.",
         )],
         &[
             slot(ffi::Py_tp_init, init as *mut c_void),

@@ -49,10 +49,8 @@ impl ItemQueue {
     pub(in crate::coro) fn pop<'py>(&self, py: Python<'py>) -> Option<(Bound<'py, PyAny>, bool)> {
         let item = self.with(VecDeque::pop_front)?;
         // SAFETY: the reference was the deque's.
-        Some((
-            unsafe { Bound::from_owned_ptr(py, item.object) },
-            item.is_exception,
-        ))
+        let object = unsafe { Bound::from_owned_ptr(py, item.object) };
+        Some((object, item.is_exception))
     }
 
     /// For `tp_traverse`: reports the references to the collector.

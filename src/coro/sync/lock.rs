@@ -9,10 +9,13 @@ use pyo3::types::PyType;
 
 use super::limit::{Deadline, Limit};
 use super::object::{
-    FLAGS, Head, Object, Primitive, check_thread, dealloc, grant, make_type as make, wait_in_queue, waiting,
+    FLAGS, Head, Primitive, check_thread, dealloc, grant, make_type as make, wait_in_queue, waiting,
 };
-use crate::binding::native_type::{Args, NativeType, This, bool_object, method, none, with_critical_section};
+use crate::binding::args::Args;
+use crate::binding::native_type::{NativeType, This, with_critical_section};
 use crate::binding::object_cell::ObjectCell;
+use crate::binding::object_result::{ObjectResult, bool_object, none};
+use crate::binding::rows::row;
 use crate::coro::coroutine::Coro;
 use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::wait_queue::WaitQueue;
@@ -167,7 +170,7 @@ fn lock_error<const R: bool>(this: Lock<'_, R>, message: &str) -> PyErr {
     coro_errors::new(this.py(), ErrorClass::LockError, message)
 }
 
-fn acquire<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> Object<'py> {
+fn acquire<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let limit = if args.values().is_empty() {
         Limit::Endless
     } else {
@@ -177,31 +180,31 @@ fn acquire<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> Objec
     Ok(bool_object(this.py(), hold(this, limit)? != Held::Not))
 }
 
-fn lock<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> Object<'py> {
+fn lock<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let held = hold(this, Limit::Endless)?;
     Ok(bool_object(this.py(), held == Held::AfterAWait))
 }
 
-fn try_acquire<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> Object<'py> {
+fn try_acquire<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     check_thread(this)?;
     let coro = suspension::suspendable(this.py())?;
     Ok(bool_object(this.py(), take(this, coro)))
 }
 
-fn release<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> Object<'py> {
+fn release<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     give(this)?;
     Ok(none(this.py()))
 }
 
-fn unlock<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> Object<'py> {
+fn unlock<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(bool_object(this.py(), give(this)?))
 }
 
-fn locked<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> Object<'py> {
+fn locked<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(bool_object(this.py(), this.holder.is_set()))
 }
 
-fn has_lock<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> Object<'py> {
+fn has_lock<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let [coro] = args.bind()?;
     let asked = match coro.filter(|coro| !coro.is_none()) {
         Some(coro) => coro.as_ptr(),
@@ -211,70 +214,66 @@ fn has_lock<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> Obje
     Ok(bool_object(this.py(), is_holder))
 }
 
-fn enter<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> Object<'py> {
+fn enter<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     hold(this, Limit::Endless)?;
     Ok(this.to_bound())
 }
 
-fn exit<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> Object<'py> {
+fn exit<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     give(this)?;
     Ok(none(this.py()))
 }
 
-/// The methods of both types. `method!` needs a concrete layout.
-macro_rules! methods {
-    ($layout:ty) => {
-        vec![
-            method!(
-                $layout,
-                acquire,
-                "acquire(block=True, timeout=None)",
-                "Wait until the lock is free and acquire it. Waiting coros get it in order of arrival."
-            ),
-            method!(
-                $layout,
-                try_acquire,
-                "try_acquire()",
-                "Acquire the lock without waiting. Return False if that is not possible."
-            ),
-            method!(
-                $layout,
-                release,
-                "release()",
-                "Give the lock to the coro that has waited longest. Raises LockError unless this coro holds it."
-            ),
-            method!($layout, locked, "locked()", "Return whether a coro holds the lock."),
-            method!(
-                $layout,
-                has_lock,
-                "has_lock(coro=None)",
-                "Return whether a coro holds the lock, by default the running one."
-            ),
-            method!($layout, enter, "__enter__()", "Acquire the lock."),
-            method!($layout, exit, "__exit__(*args)", "Release the lock."),
-        ]
-    };
+/// The methods of both types.
+fn methods<const R: bool>() -> Vec<ffi::PyMethodDef> {
+    vec![
+        row!(
+            method,
+            <const R: bool> acquire::<R>,
+            "acquire(block=True, timeout=None)",
+            "Wait until the lock is free and acquire it. Waiting coros get it in order of arrival."
+        ),
+        row!(
+            method,
+            <const R: bool> try_acquire::<R>,
+            "try_acquire()",
+            "Acquire the lock without waiting. Return False if that is not possible."
+        ),
+        row!(
+            method,
+            <const R: bool> release::<R>,
+            "release()",
+            "Give the lock to the coro that has waited longest. Raises LockError unless this coro holds it."
+        ),
+        row!(method, <const R: bool> locked::<R>, "locked()", "Return whether a coro holds the lock."),
+        row!(
+            method,
+            <const R: bool> has_lock::<R>,
+            "has_lock(coro=None)",
+            "Return whether a coro holds the lock, by default the running one."
+        ),
+        row!(method, <const R: bool> enter::<R>, "__enter__()", "Acquire the lock."),
+        row!(method, <const R: bool> exit::<R>, "__exit__(*args)", "Release the lock."),
+    ]
 }
 
 pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'py, PyType>> {
-    type T = LockObject<false>;
-    make::<T>(module, methods!(T), Vec::new(), &[])
+    make::<LockObject<false>>(module, methods::<false>(), Vec::new(), &[])
 }
 
 pub(super) fn make_recursive_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'py, PyType>> {
-    type T = LockObject<true>;
-    let mut methods = methods!(T);
-    methods.push(method!(
-        T,
-        lock,
+    let mut methods = methods::<true>();
+    methods.push(row!(
+        method,
+        lock::<true>,
         "lock()",
         "Acquire the mutex. Return whether the coro had to wait."
     ));
-    methods.push(method!(
-        T,
-        unlock,
+    methods.push(row!(
+        method,
+        unlock::<true>,
         "unlock()",
         "Release the mutex. Return whether another coro now has it."
     ));
-    make::<T>(module, methods, Vec::new(), &[])
+    make::<LockObject<true>>(module, methods, Vec::new(), &[])
 }

@@ -10,19 +10,20 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 
 use super::limit::{Deadline, Limit};
+use crate::binding::args::Args;
 use crate::binding::deallocation::{drop_contents, free_memory};
 use crate::binding::native_type::{
-    NativeType, This, alloc_without_arguments, getset_slot, methods_slot, new_type, none, slot,
-    weaklist_member, with_critical_section,
+    NativeType, This, alloc_without_arguments, new_type, slot, with_critical_section,
 };
+use crate::binding::object_result::none;
+use crate::binding::rows::{getset_slot, methods_slot, weaklist_member};
 use crate::binding::{current_thread, errors};
-use crate::coro::coroutine::Coro;
+use crate::coro::coroutine::{Coro, Outcome};
 use crate::coro::errors::{self as coro_errors, ErrorClass};
+use crate::coro::suspension::Begun;
 use crate::coro::wait_queue::WaitQueue;
 use crate::coro::{interruption, runtime, scheduler, suspension, tasks};
 use crate::event_loop::pyloop::LoopObject;
-
-pub(super) type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
 /// The flags of every primitive: programs may derive classes from it.
 pub(super) const FLAGS: u64 = ffi::Py_TPFLAGS_BASETYPE;
@@ -223,38 +224,34 @@ pub(super) enum Step<T> {
     IsOver(T),
 }
 
-/// Makes a row of a method table from `fn(This, Args, &mut Call, Option<Outcome>) -> PyResult<Begun<()>>`, which makes
-/// one step; see `suspension::wait_in_steps`.
-macro_rules! waiting_method {
-    ($layout:ty, $step:path, $signature:literal, $doc:literal) => {{
-        static SIGNATURE: $crate::binding::signature::Signature =
-            $crate::binding::signature::Signature::new($signature);
-        unsafe extern "C" fn raw(
-            slf: *mut pyo3::ffi::PyObject,
-            args: *const *mut pyo3::ffi::PyObject,
-            nargs: pyo3::ffi::Py_ssize_t,
-            kwnames: *mut pyo3::ffi::PyObject,
-        ) -> *mut pyo3::ffi::PyObject {
-            // SAFETY: only CPython calls this, attached, through the method table of the type with this layout; it
-            // keeps the arguments until this returns. A step that returns `Waits` has met the conditions of
-            // `prepare_switch`.
-            unsafe {
-                $crate::coro::suspension::wait_in_steps(
-                    $crate::coro::sync::object::Call::new(),
-                    |py, call, outcome| {
-                        let this = $crate::binding::native_type::This::<$layout>::new(py, slf);
-                        $crate::binding::native_type::Args::new(py, args, nargs, kwnames, &SIGNATURE)
-                            .pass_to(this, |this, args| {
-                                <$layout>::with_access(this, || $step(this, args, call, outcome))
-                            })
-                    },
-                )
-            }
-        }
-        SIGNATURE.row(raw, $crate::binding::signature::Receiver::Object, $doc)
-    }};
+/// Calls the function of a row for a method that waits in steps. The function makes one step; see
+/// `suspension::wait_in_steps`.
+///
+/// # Safety
+/// CPython has called a method of `object` with these arguments, and `T` is the layout of `object`. A step that returns
+/// `Begun::Waits` has met the conditions of `prepare_switch`.
+#[inline(always)]
+pub(super) unsafe fn call_in_steps<T: Primitive + 'static>(
+    object: *mut ffi::PyObject,
+    args: Args<'static, 'static>,
+    step: impl Fn(
+        This<'static, T>,
+        Args<'_, 'static>,
+        &mut Call,
+        Option<Outcome<'static>>,
+    ) -> PyResult<Begun<'static, ()>>,
+) -> *mut ffi::PyObject {
+    // SAFETY: by the contract; the caller of the method keeps the object alive.
+    let this = unsafe { This::new(args.py(), object) };
+    // SAFETY: by the contract.
+    unsafe {
+        suspension::wait_in_steps(Call::new(), move |_, call, outcome| {
+            args.pass_to(this, |this, args| {
+                T::with_access(this, || step(this, args, call, outcome))
+            })
+        })
+    }
 }
-pub(super) use waiting_method;
 
 /// Like `wait_in_queue`, for a coro that offers a value. The receiver finds the value in `wake_value`.
 #[inline]

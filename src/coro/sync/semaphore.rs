@@ -11,13 +11,14 @@ use pyo3::types::PyType;
 
 use super::limit::{Deadline, Limit};
 use super::object::{
-    FLAGS, Head, Object, Primitive, argument, check_thread, count, dealloc, grant, make_type as make,
-    wait_in_queue, waiting,
+    FLAGS, Head, Primitive, argument, check_thread, count, dealloc, grant, make_type as make, wait_in_queue,
+    waiting,
 };
+use crate::binding::args::Args;
 use crate::binding::errors;
-use crate::binding::native_type::{
-    Args, NativeType, This, bool_object, getter, method, none, slot, with_critical_section,
-};
+use crate::binding::native_type::{NativeType, This, slot, with_critical_section};
+use crate::binding::object_result::{ObjectResult, bool_object, none};
+use crate::binding::rows::{getter, row};
 use crate::coro::suspension;
 use crate::coro::wait_queue::WaitQueue;
 
@@ -91,7 +92,7 @@ impl SemaphoreObject {
     }
 }
 
-fn acquire<'py>(this: Semaphore<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn acquire<'py>(this: Semaphore<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let (count, limit) = if args.values().is_empty() {
         (1, Limit::Endless)
     } else {
@@ -133,14 +134,14 @@ fn wait_for(this: Semaphore<'_>, count: i64, limit: Limit) -> PyResult<bool> {
     Ok(true)
 }
 
-fn try_acquire<'py>(this: Semaphore<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn try_acquire<'py>(this: Semaphore<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let [value] = args.bind()?;
     let count = count(value, "try_acquire")?;
     check_thread(this)?;
     Ok(bool_object(this.py(), this.take(count)))
 }
 
-fn release<'py>(this: Semaphore<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn release<'py>(this: Semaphore<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let [value] = args.bind()?;
     let count = count(value, "release")?;
     check_thread(this)?;
@@ -159,19 +160,19 @@ fn give(this: Semaphore<'_>, count: i64) -> PyResult<()> {
     Ok(())
 }
 
-fn enter<'py>(this: Semaphore<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn enter<'py>(this: Semaphore<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     check_thread(this)?;
     wait_for(this, 1, Limit::Endless)?;
     Ok(this.to_bound())
 }
 
-fn exit<'py>(this: Semaphore<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn exit<'py>(this: Semaphore<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     check_thread(this)?;
     give(this, 1)?;
     Ok(none(this.py()))
 }
 
-fn available(this: Semaphore<'_>) -> Object<'_> {
+fn available(this: Semaphore<'_>) -> ObjectResult<'_> {
     Ok(this.available.get().into_pyobject(this.py())?.into_any())
 }
 
@@ -214,32 +215,31 @@ unsafe extern "C" fn int(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
 }
 
 pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'py, PyType>> {
-    type T = SemaphoreObject;
-    make::<T>(
+    make::<SemaphoreObject>(
         module,
         vec![
-            method!(
-                T,
+            row!(
+                method,
                 acquire,
                 "acquire(value=1, block=True, timeout=None)",
                 "Wait until value permits are free and take them. Waiting coros are served in order of arrival."
             ),
-            method!(
-                T,
+            row!(
+                method,
                 try_acquire,
                 "try_acquire(value=1)",
                 "Take the permits without waiting. Return False if that is not possible."
             ),
-            method!(
-                T,
+            row!(
+                method,
                 release,
                 "release(value=1)",
                 "Give back value permits. Waiting coros get them first."
             ),
-            method!(T, enter, "__enter__()", "Acquire one permit."),
-            method!(T, exit, "__exit__(*args)", "Release the permit."),
+            row!(method, enter, "__enter__()", "Acquire one permit."),
+            row!(method, exit, "__exit__(*args)", "Release the permit."),
         ],
-        vec![getter!(T, c"avail", available, c"The number of free permits.")],
+        vec![getter(c"avail", available, c"The number of free permits.")],
         &[
             slot(ffi::Py_tp_init, init as *mut c_void),
             slot(ffi::Py_nb_int, int as *mut c_void),

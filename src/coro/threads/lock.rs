@@ -11,17 +11,17 @@ use pyo3::types::{PyTuple, PyType};
 
 use super::limit;
 use super::waiters::{Party, Source, Waiters, take_or_wait, take_through_interruptions};
+use crate::binding::args::Args;
 use crate::binding::deallocation::{drop_contents, free_memory};
 use crate::binding::errors;
 use crate::binding::native_type::{
-    Args, NativeType, This, alloc_without_arguments, bool_object, method, methods_slot, new_type, none,
-    represent, slot, weaklist_member, with_critical_section,
+    NativeType, This, alloc_without_arguments, new_type, represent, slot, with_critical_section,
 };
+use crate::binding::object_result::{ObjectResult, bool_object, none};
+use crate::binding::rows::{methods_slot, row, weaklist_member};
 use crate::coro::interruption;
 use crate::coro::runtime;
 use crate::coro::sync::limit::Limit;
-
-type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
 /// The initial state is all zeroes, except for the waiters.
 #[repr(C)]
@@ -91,7 +91,7 @@ impl<const R: bool> Source for LockObject<R> {
     }
 }
 
-fn acquire<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> Object<'py> {
+fn acquire<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let limit = if args.values().is_empty() {
         Limit::Endless
     } else {
@@ -108,7 +108,7 @@ fn acquire<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> Objec
     Ok(bool_object(this.py(), take_or_wait(this.py(), &*this, limit)?))
 }
 
-fn release<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> Object<'py> {
+fn release<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     let holder = this.holder.get();
     if R && holder != Party::running(py) {
@@ -130,12 +130,12 @@ fn not_acquired() -> PyErr {
     PyRuntimeError::new_err("cannot release un-acquired lock")
 }
 
-fn locked<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> Object<'py> {
+fn locked<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(bool_object(this.py(), !this.holder.get().is_nobody()))
 }
 
 /// Called in the child of a fork: makes the lock free again.
-fn at_fork_reinit<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> Object<'py> {
+fn at_fork_reinit<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     this.waiters.clear();
     this.depth.set(0);
     this.holder.set(Party::NOBODY);
@@ -144,21 +144,21 @@ fn at_fork_reinit<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> O
 
 // ---- methods of the RLock only, for `threading.Condition` -----------------------------------------------------
 
-fn is_owned<'py>(this: Lock<'py, true>, _: Args<'_, 'py>) -> Object<'py> {
+fn is_owned<'py>(this: Lock<'py, true>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(bool_object(
         this.py(),
         this.holder.get() == Party::running(this.py()),
     ))
 }
 
-fn recursion_count<'py>(this: Lock<'py, true>, _: Args<'_, 'py>) -> Object<'py> {
+fn recursion_count<'py>(this: Lock<'py, true>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let is_owned = this.holder.get() == Party::running(this.py());
     let count = if is_owned { this.depth.get() + 1 } else { 0 };
     Ok(count.into_pyobject(this.py())?.into_any())
 }
 
 /// Releases all levels. Returns the argument for `_acquire_restore`.
-fn release_save<'py>(this: Lock<'py, true>, _: Args<'_, 'py>) -> Object<'py> {
+fn release_save<'py>(this: Lock<'py, true>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     let holder = this.holder.get();
     if holder.is_nobody() {
@@ -174,7 +174,7 @@ fn release_save<'py>(this: Lock<'py, true>, _: Args<'_, 'py>) -> Object<'py> {
 /// Acquires the lock with as many levels as before. An interruption does not end this wait, because `Condition.wait`
 /// has promised to return with the lock held. In a coro, the interruption is raised at its next wait. In a real thread,
 /// an exception from a signal handler is raised when the lock is held.
-fn acquire_restore<'py>(this: Lock<'py, true>, args: Args<'_, 'py>) -> Object<'py> {
+fn acquire_restore<'py>(this: Lock<'py, true>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     let state = args
         .get(0)
@@ -200,85 +200,106 @@ fn acquire_restore<'py>(this: Lock<'py, true>, args: Args<'_, 'py>) -> Object<'p
 
 // ---- the types ------------------------------------------------------------------------------------------------
 
-/// The methods of both types. `method!` needs a concrete layout.
-macro_rules! methods {
-    ($layout:ty) => {
-        vec![
-            method!(
-                $layout,
-                acquire,
-                "acquire(blocking=True, timeout=-1)",
-                "\
-                    Acquire the lock. Return whether it was acquired.\n\n\
-                    A coro waits while other coros run; a real thread blocks. If blocking is false, the call returns\n\
-                    at once. A timeout in seconds limits the wait; -1 means no limit."
-            ),
-            method!($layout, release, "release()", "Release the lock. The first waiter gets it."),
-            method!(
-                $layout,
-                at_fork_reinit,
-                "_at_fork_reinit()",
-                "Free the lock in the child of a fork."
-            ),
-            method!(
-                $layout,
-                acquire,
-                "__enter__(blocking=True, timeout=-1)",
-                "Acquire the lock."
-            ),
-            method!($layout, release, "__exit__(*args)", "Release the lock."),
-        ]
-    };
+/// The methods of both types.
+fn methods<const R: bool>() -> Vec<ffi::PyMethodDef> {
+    vec![
+        row!(
+            method,
+            <const R: bool> acquire::<R>,
+            "acquire(blocking=True, timeout=-1)",
+            "\
+                Acquire the lock. Return whether it was acquired.\n\n\
+                A coro waits while other coros run; a real thread blocks. If blocking is false, the call returns\n\
+                at once. A timeout in seconds limits the wait; -1 means no limit."
+        ),
+        row!(
+            method,
+            <const R: bool> release::<R>,
+            "release()",
+            "Release the lock. The first waiter gets it."
+        ),
+        row!(
+            method,
+            <const R: bool> at_fork_reinit::<R>,
+            "_at_fork_reinit()",
+            "Free the lock in the child of a fork."
+        ),
+        row!(
+            method,
+            <const R: bool> acquire::<R>,
+            "__enter__(blocking=True, timeout=-1)",
+            "Acquire the lock."
+        ),
+        row!(method, <const R: bool> release::<R>, "__exit__(*args)", "Release the lock."),
+    ]
 }
 
 pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'py, PyType>> {
-    type T = LockObject<false>;
-    let mut methods = methods!(T);
+    let mut methods = methods::<false>();
     methods.extend([
-        method!(T, locked, "locked()", "Return whether the lock is held."),
-        method!(T, locked, "locked_lock()", "An obsolete synonym of locked()."),
-        method!(
-            T,
-            acquire,
+        row!(
+            method,
+            locked::<false>,
+            "locked()",
+            "Return whether the lock is held."
+        ),
+        row!(
+            method,
+            locked::<false>,
+            "locked_lock()",
+            "An obsolete synonym of locked()."
+        ),
+        row!(
+            method,
+            acquire::<false>,
             "acquire_lock(blocking=True, timeout=-1)",
             "An obsolete synonym of acquire()."
         ),
-        method!(T, release, "release_lock()", "An obsolete synonym of release()."),
+        row!(
+            method,
+            release::<false>,
+            "release_lock()",
+            "An obsolete synonym of release()."
+        ),
     ]);
     make::<false>(module, methods)
 }
 
 pub(super) fn make_recursive_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'py, PyType>> {
-    type T = LockObject<true>;
-    let mut methods = methods!(T);
+    let mut methods = methods::<true>();
     methods.extend([
-        method!(
-            T,
+        row!(
+            method,
             is_owned,
             "_is_owned()",
             "Return whether the running coro or thread holds the lock."
         ),
-        method!(
-            T,
+        row!(
+            method,
             recursion_count,
             "_recursion_count()",
             "Return how often the running coro or thread has acquired the lock."
         ),
-        method!(
-            T,
+        row!(
+            method,
             release_save,
             "_release_save()",
             "Release the lock completely, for Condition.wait()."
         ),
-        method!(
-            T,
+        row!(
+            method,
             acquire_restore,
             "_acquire_restore(state, /)",
             "Acquire the lock as often as before, for Condition.wait()."
         ),
     ]);
     if module.py().version_info() >= (3, 14) {
-        methods.push(method!(T, locked, "locked()", "Return whether the lock is held."));
+        methods.push(row!(
+            method,
+            locked::<true>,
+            "locked()",
+            "Return whether the lock is held."
+        ));
     }
     make::<true>(module, methods)
 }

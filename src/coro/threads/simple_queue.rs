@@ -12,16 +12,16 @@ use pyo3::types::PyType;
 
 use super::limit;
 use super::waiters::{Party, Source, Waiters, take_or_wait};
+use crate::binding::args::Args;
 use crate::binding::deallocation::{drop_contents, free_memory};
 use crate::binding::errors;
 use crate::binding::native_type::{
-    Args, NativeType, This, alloc_without_arguments, bool_object, class_getitem, method, methods_slot,
-    new_type, none, slot, weaklist_member, with_critical_section,
+    NativeType, This, alloc_without_arguments, new_type, slot, with_critical_section,
 };
+use crate::binding::object_result::{ObjectResult, bool_object, none};
+use crate::binding::rows::{class_getitem, methods_slot, row, weaklist_member};
 use crate::coro::sync::item_queue::ItemQueue;
 use crate::coro::sync::limit::Limit;
-
-type Object<'py> = PyResult<Bound<'py, PyAny>>;
 
 #[repr(C)]
 struct QueueObject {
@@ -93,25 +93,25 @@ impl QueueObject {
     }
 }
 
-fn push<'py>(this: Queue<'py>, item: Option<Bound<'py, PyAny>>) -> Object<'py> {
+fn push<'py>(this: Queue<'py>, item: Option<Bound<'py, PyAny>>) -> ObjectResult<'py> {
     let item = item.ok_or_else(|| PyTypeError::new_err("put() needs an item"))?;
     this.items.push(item, false);
     this.promise(this.py());
     Ok(none(this.py()))
 }
 
-fn put<'py>(this: Queue<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn put<'py>(this: Queue<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     // `block` and `timeout` exist only for compatibility with queue.Queue.
     let [item, _, _] = args.bind()?;
     push(this, item)
 }
 
-fn put_nowait<'py>(this: Queue<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn put_nowait<'py>(this: Queue<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let [item] = args.bind()?;
     push(this, item)
 }
 
-fn pop(this: Queue<'_>, limit: Limit) -> Object<'_> {
+fn pop(this: Queue<'_>, limit: Limit) -> ObjectResult<'_> {
     let py = this.py();
     if take_or_wait(py, &*this, limit)? {
         this.promised.set(this.promised.get().saturating_sub(1));
@@ -123,12 +123,12 @@ fn pop(this: Queue<'_>, limit: Limit) -> Object<'_> {
     Err(PyErr::from_value(py.import("_queue")?.getattr("Empty")?.call0()?))
 }
 
-fn get<'py>(this: Queue<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn get<'py>(this: Queue<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let [block, timeout] = args.bind()?;
     pop(this, limit::of_get(block, timeout)?)
 }
 
-fn get_nowait<'py>(this: Queue<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn get_nowait<'py>(this: Queue<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     pop(this, Limit::AtOnce)
 }
 
@@ -136,30 +136,30 @@ fn available(this: Queue<'_>) -> usize {
     this.items.len().saturating_sub(this.promised.get())
 }
 
-fn qsize<'py>(this: Queue<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn qsize<'py>(this: Queue<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(available(this).into_pyobject(this.py())?.into_any())
 }
 
-fn empty<'py>(this: Queue<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn empty<'py>(this: Queue<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(bool_object(this.py(), available(this) == 0))
 }
 
 pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'py, PyType>> {
     let methods = vec![
-        method!(
-            QueueObject,
+        row!(
+            method,
             put,
             "put(item, block=True, timeout=None)",
             "Put the item into the queue. Never waits; block and timeout are ignored."
         ),
-        method!(
-            QueueObject,
+        row!(
+            method,
             put_nowait,
             "put_nowait(item)",
             "Put the item into the queue."
         ),
-        method!(
-            QueueObject,
+        row!(
+            method,
             get,
             "get(block=True, timeout=None)",
             "\
@@ -167,19 +167,14 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
                 A coro waits while other coros run; a real thread blocks. Raises queue.Empty if block is false and\n\
                 there is no item, or if the timeout expires."
         ),
-        method!(
-            QueueObject,
+        row!(
+            method,
             get_nowait,
             "get_nowait()",
             "Remove and return the oldest item. Raises queue.Empty if the queue is empty."
         ),
-        method!(QueueObject, qsize, "qsize()", "Return the number of items."),
-        method!(
-            QueueObject,
-            empty,
-            "empty()",
-            "Return whether the queue is empty."
-        ),
+        row!(method, qsize, "qsize()", "Return the number of items."),
+        row!(method, empty, "empty()", "Return whether the queue is empty."),
         class_getitem(),
     ];
     let slots = [

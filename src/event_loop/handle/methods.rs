@@ -12,17 +12,17 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyFloat, PyInt, PyTuple};
 
 use super::{HANDLE_TYPE, HandleObject, TIMER_TYPE, dealloc, flag, slots};
+use crate::binding::args::Args;
 use crate::binding::errors;
 use crate::binding::names::names;
-use crate::binding::native_type::{
-    Args, NativeType, This, bool_object, getset_slot, getter, method, methods_slot, new_type, none, slot,
-    weaklist_member, with_critical_section,
-};
+use crate::binding::native_type::{NativeType, This, new_type, slot, with_critical_section};
 use crate::binding::object_cell::ObjectCell;
+use crate::binding::object_result::{ObjectResult, bool_object, none};
+use crate::binding::rows::{getset_slot, getter, methods_slot, row, weaklist_member};
 use crate::event_loop::pyloop::LoopObject;
 
 #[inline(always)]
-fn cancel<'py>(this: This<'py, HandleObject>, _: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
+fn cancel<'py>(this: This<'py, HandleObject>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     this.wait_until_not_running()?;
     let text = text_if_cancelled(this);
@@ -43,20 +43,20 @@ fn cancel<'py>(this: This<'py, HandleObject>, _: Args<'_, 'py>) -> PyResult<Boun
     Ok(none(py))
 }
 
-fn cancelled<'py>(this: This<'py, HandleObject>, _: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
+fn cancelled<'py>(this: This<'py, HandleObject>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     this.wait_until_not_running()?;
     get_cancelled(this)
 }
 
-fn get_cancelled(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
+fn get_cancelled(this: This<'_, HandleObject>) -> ObjectResult<'_> {
     Ok(bool_object(this.py(), this.has(flag::CANCELLED)))
 }
 
-fn get_context<'py>(this: This<'py, HandleObject>, _: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
+fn get_context<'py>(this: This<'py, HandleObject>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     slots::context(this)
 }
 
-fn asyncio_class(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
+fn asyncio_class(this: This<'_, HandleObject>) -> ObjectResult<'_> {
     let py = this.py();
     Ok(match names(py).threadsafe_handle_type {
         Some(kind) if this.has(flag::THREADSAFE) => kind.bind(py),
@@ -65,16 +65,16 @@ fn asyncio_class(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
     })
 }
 
-fn run_once<'py>(this: This<'py, HandleObject>, _: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
+fn run_once<'py>(this: This<'py, HandleObject>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     this.run_by_hand()?;
     Ok(none(this.py()))
 }
 
-fn when<'py>(this: This<'py, HandleObject>, _: Args<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
+fn when<'py>(this: This<'py, HandleObject>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     get_when(this)
 }
 
-pub(super) fn get_when(this: This<'_, HandleObject>) -> PyResult<Bound<'_, PyAny>> {
+pub(super) fn get_when(this: This<'_, HandleObject>) -> ObjectResult<'_> {
     let when = PyFloat::new(this.py(), this.when_s()).into_any();
     if this.has(flag::WHEN_IS_INT) {
         return this.py().get_type::<PyInt>().call1((when,));
@@ -238,26 +238,26 @@ unsafe extern "C" fn hash_timer(slf: *mut ffi::PyObject) -> ffi::Py_hash_t {
 /// The methods of both types.
 fn common_methods() -> Vec<ffi::PyMethodDef> {
     vec![
-        method!(
-            HandleObject,
+        row!(
+            method,
             cancel,
             "cancel()",
             "Cancel the callback; it will not run."
         ),
-        method!(
-            HandleObject,
+        row!(
+            method,
             cancelled,
             "cancelled()",
             "True if the callback was cancelled."
         ),
-        method!(
-            HandleObject,
+        row!(
+            method,
             get_context,
             "get_context()",
             "The contextvars.Context the callback runs in."
         ),
-        method!(
-            HandleObject,
+        row!(
+            method,
             run_once,
             "_run()",
             "Run the callback now, in its context. Does nothing if the loop has already run it."
@@ -268,11 +268,10 @@ fn common_methods() -> Vec<ffi::PyMethodDef> {
 /// Creates the type `Handle` first, because `TimerHandle` inherits from it.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let (mut getters, timer_getters) = slots::rows();
-    getters.push(getter!(
-        HandleObject,
+    getters.push(getter(
         c"__class__",
         asyncio_class,
-        c"asyncio's class, so that isinstance() is true."
+        c"asyncio's class, so that isinstance() is true.",
     ));
     let members = weaklist_member(std::mem::offset_of!(HandleObject, weakrefs));
     // SAFETY: the functions were written for this layout, and the tables are never freed.
@@ -290,8 +289,8 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     };
     // The base type's methods are repeated here: a method found on the exact type skips the subtype check.
     let mut timer_methods = common_methods();
-    timer_methods.push(method!(
-        HandleObject,
+    timer_methods.push(row!(
+        method,
         when,
         "when()",
         "The deadline in seconds of loop.time()."

@@ -19,7 +19,7 @@ use std::ops::Deref;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU16, AtomicU64, Ordering};
 
-use grapeshot_core::sys::prefetch::prefetch;
+use grapeshot_core::arch;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -233,8 +233,8 @@ impl HandleRef {
     #[inline]
     pub(crate) fn prefetch(&self) {
         let start = self.as_ptr().cast::<u8>();
-        prefetch(start);
-        prefetch(start.wrapping_add(std::mem::offset_of!(HandleObject, flags)));
+        arch::prefetch(start);
+        arch::prefetch(start.wrapping_add(std::mem::offset_of!(HandleObject, flags)));
     }
 
     /// Reports a queue's handle to the collector. A tracked handle is reported itself. If the handle is untracked and

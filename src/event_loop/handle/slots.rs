@@ -17,8 +17,9 @@ use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PySequence, PyString, PyTuple}
 use super::methods::get_when;
 use super::{HANDLE_TYPE, HandleObject, flag};
 use crate::binding::errors;
-use crate::binding::native_type::{This, bool_object, none, with_critical_section};
+use crate::binding::native_type::{This, with_critical_section};
 use crate::binding::object_cell::ObjectCell;
+use crate::binding::object_result::{bool_object, none};
 use crate::event_loop::pyloop::LoopObject;
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -58,16 +58,15 @@ impl Reactor {
             }
             let capacity = len.min(scratch.len());
             // SAFETY: the scratch buffer is lent for this call and at least `capacity` long.
-            Ok(Some(
-                match unsafe { socket::recv_now(fd, scratch.as_mut_ptr(), capacity) } {
-                    Ok(len_bytes) => Ok(Received {
-                        data: new_bytes::copied(py, &scratch[..len_bytes])?,
-                        len_bytes,
-                        capacity,
-                    }),
-                    Err(error) => Err(error),
-                },
-            ))
+            let received = unsafe { socket::recv_now(fd, scratch.as_mut_ptr(), capacity) };
+            Ok(Some(match received {
+                Ok(len_bytes) => Ok(Received {
+                    data: new_bytes::copied(py, &scratch[..len_bytes])?,
+                    len_bytes,
+                    capacity,
+                }),
+                Err(error) => Err(error),
+            }))
         });
         if let Ok(Some(Ok(received))) = &received {
             note(received.len_bytes, 0);

@@ -8,21 +8,22 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::{Datagram, DatagramBody, DatagramObject, Flags, lifecycle, receiving, sending};
+use super::{Datagram, DatagramBody, Flags, lifecycle, receiving, sending};
+use crate::binding::args::Args;
 use crate::binding::attributes::shown;
 use crate::binding::names::names;
-use crate::binding::native_type::{Args, This, bool_object, method, none};
+use crate::binding::native_type::This;
+use crate::binding::object_result::{ObjectResult, bool_object, none};
+use crate::binding::rows::row;
 use crate::binding::socket_object;
 use crate::event_loop::pyloop::LoopObject;
 use crate::transports::ending;
 use crate::transports::object;
 
-type Object<'py> = PyResult<Bound<'py, PyAny>>;
-
 pub(super) static DATAGRAM_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
 
 #[inline]
-fn sendto<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn sendto<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     let [data, addr] = if args.kwnames().is_null() && matches!(args.positional().len(), 1 | 2) {
         [args.get(0), args.get(1)]
@@ -39,55 +40,55 @@ fn sendto<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(none(py))
 }
 
-fn close<'py>(this: Datagram<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn close<'py>(this: Datagram<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     object::check_thread(this)?;
     lifecycle::close(this)?;
     Ok(none(this.py()))
 }
 
-fn abort<'py>(this: Datagram<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn abort<'py>(this: Datagram<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     object::check_thread(this)?;
     ending::finish(this, None)?;
     Ok(none(this.py()))
 }
 
-fn is_closing<'py>(this: Datagram<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn is_closing<'py>(this: Datagram<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(bool_object(this.py(), this.flags.has(Flags::CLOSING)))
 }
 
-fn is_reading<'py>(this: Datagram<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn is_reading<'py>(this: Datagram<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(bool_object(
         this.py(),
         !this.flags.has(Flags::CLOSING | Flags::PAUSED),
     ))
 }
 
-fn pause_reading<'py>(this: Datagram<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn pause_reading<'py>(this: Datagram<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     receiving::pause(this)?;
     Ok(none(this.py()))
 }
 
-fn resume_reading<'py>(this: Datagram<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn resume_reading<'py>(this: Datagram<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     receiving::resume(this)?;
     Ok(none(this.py()))
 }
 
-fn get_write_buffer_size<'py>(this: Datagram<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn get_write_buffer_size<'py>(this: Datagram<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(this.outgoing_len.get().into_pyobject(this.py())?.into_any())
 }
 
-fn get_write_buffer_limits<'py>(this: Datagram<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn get_write_buffer_limits<'py>(this: Datagram<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(this.watermarks.limits().into_pyobject(this.py())?.into_any())
 }
 
-fn set_write_buffer_limits<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn set_write_buffer_limits<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let limits = args.bind()?;
     this.watermarks.set_from(limits)?;
     sending::maybe_pause(this)?;
     Ok(none(this.py()))
 }
 
-fn set_protocol<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn set_protocol<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     if let Some(protocol) = args.get(0) {
         this.calls.bind(&protocol)?;
     }
@@ -97,7 +98,7 @@ fn set_protocol<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> Object<'py> {
 // ---- on the loop ---------------------------------------------------------------------------------------------
 
 /// `loop._datagram(sock, protocol, remote_address=None, waiter=None)`: makes the transport of a non-blocking socket.
-fn open_datagram<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn open_datagram<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     this.reactor().check_closed()?;
     let [socket, protocol, remote, waiter] = args.bind()?;
     let (Some(socket), Some(protocol)) = (socket, protocol) else {
@@ -109,8 +110,8 @@ fn open_datagram<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Objec
 
 /// The methods that this module adds to the loop's type.
 pub(in crate::transports) fn loop_methods() -> Vec<ffi::PyMethodDef> {
-    vec![method!(
-        LoopObject,
+    vec![row!(
+        method,
         open_datagram,
         "_datagram(sock, protocol, remote_address=None, waiter=None)",
         "Make the transport of a datagram socket."
@@ -119,26 +120,26 @@ pub(in crate::transports) fn loop_methods() -> Vec<ffi::PyMethodDef> {
 
 fn sending_methods() -> Vec<ffi::PyMethodDef> {
     vec![
-        method!(
-            DatagramObject,
+        row!(
+            method,
             sendto,
             "sendto(data, addr=None)",
             "Send bytes-like data as one datagram, or queue it if the kernel takes no more."
         ),
-        method!(
-            DatagramObject,
+        row!(
+            method,
             get_write_buffer_size,
             "get_write_buffer_size()",
             "The number of bytes that the kernel has not taken yet."
         ),
-        method!(
-            DatagramObject,
+        row!(
+            method,
             get_write_buffer_limits,
             "get_write_buffer_limits()",
             "The (low, high) watermarks in bytes."
         ),
-        method!(
-            DatagramObject,
+        row!(
+            method,
             set_write_buffer_limits,
             "set_write_buffer_limits(high=None, low=None)",
             "Set the watermarks in bytes; ValueError unless high >= low >= 0."
@@ -148,45 +149,45 @@ fn sending_methods() -> Vec<ffi::PyMethodDef> {
 
 fn other_methods() -> Vec<ffi::PyMethodDef> {
     vec![
-        method!(
-            DatagramObject,
+        row!(
+            method,
             close,
             "close()",
             "Send the queued datagrams, then close the socket."
         ),
-        method!(DatagramObject, abort, "abort()", "Close the socket now."),
-        method!(
-            DatagramObject,
+        row!(method, abort, "abort()", "Close the socket now."),
+        row!(
+            method,
             is_closing,
             "is_closing()",
             "True once the transport is ending."
         ),
-        method!(
-            DatagramObject,
+        row!(
+            method,
             is_reading,
             "is_reading()",
             "True while datagrams are delivered."
         ),
-        method!(
-            DatagramObject,
+        row!(
+            method,
             pause_reading,
             "pause_reading()",
             "Stop delivering until resume_reading() is called."
         ),
-        method!(
-            DatagramObject,
+        row!(
+            method,
             resume_reading,
             "resume_reading()",
             "Deliver again after pause_reading()."
         ),
-        method!(
-            DatagramObject,
+        row!(
+            method,
             object::get_protocol::<DatagramBody>,
             "get_protocol()",
             "The protocol, None once connection_lost() has run."
         ),
-        method!(
-            DatagramObject,
+        row!(
+            method,
             set_protocol,
             "set_protocol(protocol)",
             "Use another protocol from the next event on."
@@ -197,7 +198,7 @@ fn other_methods() -> Vec<ffi::PyMethodDef> {
 // ---- private attributes of asyncio's transport that programs use ------------------------------------------------
 
 /// The same object as `get_extra_info("socket")`, a `TransportSocket`. asyncio's attribute is the socket itself.
-fn get_socket(this: Datagram<'_>) -> Object<'_> {
+fn get_socket(this: Datagram<'_>) -> ObjectResult<'_> {
     let py = this.py();
     match this.socket.get(py) {
         Some(socket) => socket_object::guarded(&socket),
@@ -205,42 +206,42 @@ fn get_socket(this: Datagram<'_>) -> Object<'_> {
     }
 }
 
-fn get_number(this: Datagram<'_>) -> Object<'_> {
+fn get_number(this: Datagram<'_>) -> ObjectResult<'_> {
     object::number(this.py(), this.fileno)
 }
 
-fn get_remote(this: Datagram<'_>) -> Object<'_> {
+fn get_remote(this: Datagram<'_>) -> ObjectResult<'_> {
     Ok(this.remote.get(this.py()).unwrap_or_else(|| none(this.py())))
 }
 
-fn get_closing(this: Datagram<'_>) -> Object<'_> {
+fn get_closing(this: Datagram<'_>) -> ObjectResult<'_> {
     Ok(bool_object(this.py(), this.flags.has(Flags::CLOSING)))
 }
 
-fn get_lost(this: Datagram<'_>) -> Object<'_> {
+fn get_lost(this: Datagram<'_>) -> ObjectResult<'_> {
     object::number(this.py(), this.lost_writes.get())
 }
 
-fn get_buffer_size(this: Datagram<'_>) -> Object<'_> {
+fn get_buffer_size(this: Datagram<'_>) -> ObjectResult<'_> {
     object::number(this.py(), this.outgoing_len.get())
 }
 
-fn is_protocol_paused(this: Datagram<'_>) -> Object<'_> {
+fn is_protocol_paused(this: Datagram<'_>) -> ObjectResult<'_> {
     Ok(bool_object(this.py(), this.watermarks.is_paused()))
 }
 
 #[rustfmt::skip] // one row, one line
 fn getters() -> Vec<ffi::PyGetSetDef> {
     vec![
-        shown!(DatagramObject, c"_loop", object::get_loop::<DatagramBody>, c"The loop."),
-        shown!(DatagramObject, c"_protocol", object::protocol::<DatagramBody>, c"The protocol."),
-        shown!(DatagramObject, c"_sock", get_socket, c"The socket as a TransportSocket, None once it is closed."),
-        shown!(DatagramObject, c"_sock_fd", get_number, c"The number of the descriptor."),
-        shown!(DatagramObject, c"_address", get_remote, c"The remote address that the endpoint was made with."),
-        shown!(DatagramObject, c"_closing", get_closing, c"True once the transport is ending."),
-        shown!(DatagramObject, c"_conn_lost", get_lost, c"0 while open."),
-        shown!(DatagramObject, c"_buffer_size", get_buffer_size, c"Bytes that the kernel has not taken yet."),
-        shown!(DatagramObject, c"_protocol_paused", is_protocol_paused, c"True between pause_writing() and resume_writing()."),
+        shown(c"_loop", object::get_loop::<DatagramBody>, c"The loop."),
+        shown(c"_protocol", object::protocol::<DatagramBody>, c"The protocol."),
+        shown(c"_sock", get_socket, c"The socket as a TransportSocket, None once it is closed."),
+        shown(c"_sock_fd", get_number, c"The number of the descriptor."),
+        shown(c"_address", get_remote, c"The remote address that the endpoint was made with."),
+        shown(c"_closing", get_closing, c"True once the transport is ending."),
+        shown(c"_conn_lost", get_lost, c"0 while open."),
+        shown(c"_buffer_size", get_buffer_size, c"Bytes that the kernel has not taken yet."),
+        shown(c"_protocol_paused", is_protocol_paused, c"True between pause_writing() and resume_writing()."),
     ]
 }
 

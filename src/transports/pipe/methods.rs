@@ -8,22 +8,23 @@ use pyo3::types::PyDict;
 
 use super::reading::{self, Reading};
 use super::writing::{self, Writing};
-use super::{Pipe, PipeBody, PipeEnd, PipeObject, lifecycle};
+use super::{Pipe, PipeBody, PipeEnd, lifecycle};
+use crate::binding::args::Args;
 use crate::binding::attributes::shown;
 use crate::binding::names::names;
-use crate::binding::native_type::{Args, This, bool_object, method, none};
+use crate::binding::native_type::This;
+use crate::binding::object_result::{ObjectResult, bool_object, none};
+use crate::binding::rows::row;
 use crate::event_loop::pyloop::LoopObject;
 use crate::transports::object;
 
-type Object<'py> = PyResult<Bound<'py, PyAny>>;
-
 // ---- both ends -----------------------------------------------------------------------------------------------
 
-fn is_closing<'py, E: PipeEnd>(this: Pipe<'py, E>, _: Args<'_, 'py>) -> Object<'py> {
+fn is_closing<'py, E: PipeEnd>(this: Pipe<'py, E>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(bool_object(this.py(), this.is_closing.get()))
 }
 
-fn set_protocol<'py, E: PipeEnd>(this: Pipe<'py, E>, args: Args<'_, 'py>) -> Object<'py> {
+fn set_protocol<'py, E: PipeEnd>(this: Pipe<'py, E>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     if let Some(protocol) = args.get(0) {
         this.calls.bind(&protocol)?;
     }
@@ -32,71 +33,71 @@ fn set_protocol<'py, E: PipeEnd>(this: Pipe<'py, E>, args: Args<'_, 'py>) -> Obj
 
 // ---- reading -------------------------------------------------------------------------------------------------
 
-fn close_reading<'py>(this: Pipe<'py, Reading>, _: Args<'_, 'py>) -> Object<'py> {
+fn close_reading<'py>(this: Pipe<'py, Reading>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     reading::close(this)?;
     Ok(none(this.py()))
 }
 
-fn is_reading<'py>(this: Pipe<'py, Reading>, _: Args<'_, 'py>) -> Object<'py> {
+fn is_reading<'py>(this: Pipe<'py, Reading>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(bool_object(this.py(), reading::is_reading(&this)))
 }
 
-fn pause_reading<'py>(this: Pipe<'py, Reading>, _: Args<'_, 'py>) -> Object<'py> {
+fn pause_reading<'py>(this: Pipe<'py, Reading>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     reading::pause(this)?;
     Ok(none(this.py()))
 }
 
-fn resume_reading<'py>(this: Pipe<'py, Reading>, _: Args<'_, 'py>) -> Object<'py> {
+fn resume_reading<'py>(this: Pipe<'py, Reading>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     reading::resume(this)?;
     Ok(none(this.py()))
 }
 
 // ---- writing -------------------------------------------------------------------------------------------------
 
-fn write<'py>(this: Pipe<'py, Writing>, args: Args<'_, 'py>) -> Object<'py> {
+fn write<'py>(this: Pipe<'py, Writing>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     if let Some(data) = args.get(0) {
         writing::write(this, &data)?;
     }
     Ok(none(this.py()))
 }
 
-fn writelines<'py>(this: Pipe<'py, Writing>, args: Args<'_, 'py>) -> Object<'py> {
+fn writelines<'py>(this: Pipe<'py, Writing>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     if let Some(items) = args.get(0) {
         writing::writelines(this, &items)?;
     }
     Ok(none(this.py()))
 }
 
-fn write_eof<'py>(this: Pipe<'py, Writing>, _: Args<'_, 'py>) -> Object<'py> {
+fn write_eof<'py>(this: Pipe<'py, Writing>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     writing::close(this)?;
     Ok(none(this.py()))
 }
 
-fn can_write_eof<'py>(this: Pipe<'py, Writing>, _: Args<'_, 'py>) -> Object<'py> {
+fn can_write_eof<'py>(this: Pipe<'py, Writing>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(bool_object(this.py(), true))
 }
 
-fn close_writing<'py>(this: Pipe<'py, Writing>, _: Args<'_, 'py>) -> Object<'py> {
+fn close_writing<'py>(this: Pipe<'py, Writing>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     writing::close(this)?;
     Ok(none(this.py()))
 }
 
-fn abort<'py>(this: Pipe<'py, Writing>, _: Args<'_, 'py>) -> Object<'py> {
+fn abort<'py>(this: Pipe<'py, Writing>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     writing::abort(this)?;
     Ok(none(this.py()))
 }
 
-fn get_write_buffer_size<'py>(this: Pipe<'py, Writing>, _: Args<'_, 'py>) -> Object<'py> {
+fn get_write_buffer_size<'py>(this: Pipe<'py, Writing>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let len_bytes = this.end.outgoing.len_bytes();
     Ok(len_bytes.into_pyobject(this.py())?.into_any())
 }
 
-fn get_write_buffer_limits<'py>(this: Pipe<'py, Writing>, _: Args<'_, 'py>) -> Object<'py> {
+fn get_write_buffer_limits<'py>(this: Pipe<'py, Writing>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let limits = this.end.outgoing.watermarks.limits();
     Ok(limits.into_pyobject(this.py())?.into_any())
 }
 
-fn set_write_buffer_limits<'py>(this: Pipe<'py, Writing>, args: Args<'_, 'py>) -> Object<'py> {
+fn set_write_buffer_limits<'py>(this: Pipe<'py, Writing>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let limits = args.bind()?;
     this.end.outgoing.watermarks.set_from(limits)?;
     writing::limits_changed(this)?;
@@ -105,7 +106,7 @@ fn set_write_buffer_limits<'py>(this: Pipe<'py, Writing>, args: Args<'_, 'py>) -
 
 // ---- on the loop ---------------------------------------------------------------------------------------------
 
-fn open<'py, E: PipeEnd>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn open<'py, E: PipeEnd>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     this.reactor().check_closed()?;
     let [pipe, protocol, waiter, extra] = args.bind()?;
     let (Some(pipe), Some(protocol)) = (pipe, protocol) else {
@@ -120,26 +121,26 @@ fn open<'py, E: PipeEnd>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Ob
 }
 
 /// `loop._read_pipe(pipe, protocol, waiter=None, extra=None)`.
-fn open_reading<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn open_reading<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     open::<Reading>(this, args)
 }
 
 /// `loop._write_pipe(pipe, protocol, waiter=None, extra=None)`.
-fn open_writing<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn open_writing<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     open::<Writing>(this, args)
 }
 
 /// The methods that this module adds to the loop's type.
 pub(in crate::transports) fn loop_methods() -> Vec<ffi::PyMethodDef> {
     vec![
-        method!(
-            LoopObject,
+        row!(
+            method,
             open_reading,
             "_read_pipe(pipe, protocol, waiter=None, extra=None)",
             "Make the transport of the reading end of a pipe."
         ),
-        method!(
-            LoopObject,
+        row!(
+            method,
             open_writing,
             "_write_pipe(pipe, protocol, waiter=None, extra=None)",
             "Make the transport of the writing end of a pipe."
@@ -148,191 +149,164 @@ pub(in crate::transports) fn loop_methods() -> Vec<ffi::PyMethodDef> {
 }
 
 /// The methods that both types have.
-macro_rules! common_rows {
-    ($end:ty) => {
-        [
-            method!(
-                PipeObject<$end>,
-                is_closing::<$end>,
-                "is_closing()",
-                "True once the pipe is being closed."
-            ),
-            method!(
-                PipeObject<$end>,
-                object::get_protocol::<PipeBody<$end>>,
-                "get_protocol()",
-                "The protocol, None once connection_lost() has run."
-            ),
-            method!(
-                PipeObject<$end>,
-                set_protocol::<$end>,
-                "set_protocol(protocol)",
-                "Use another protocol from the next event on."
-            ),
-        ]
-    };
+fn common_methods<E: PipeEnd>() -> Vec<ffi::PyMethodDef> {
+    vec![
+        row!(
+            method,
+            <E: PipeEnd> is_closing::<E>,
+            "is_closing()",
+            "True once the pipe is being closed."
+        ),
+        row!(
+            method,
+            <E: PipeEnd> object::get_protocol::<PipeBody<E>>,
+            "get_protocol()",
+            "The protocol, None once connection_lost() has run."
+        ),
+        row!(
+            method,
+            <E: PipeEnd> set_protocol::<E>,
+            "set_protocol(protocol)",
+            "Use another protocol from the next event on."
+        ),
+    ]
 }
 
 fn read_methods() -> Vec<ffi::PyMethodDef> {
-    type Layout = PipeObject<Reading>;
     let mut methods = vec![
-        method!(
-            Layout,
+        row!(
+            method,
             close_reading,
             "close()",
             "Stop reading, then close the pipe."
         ),
-        method!(Layout, is_reading, "is_reading()", "True while data is read."),
-        method!(
-            Layout,
+        row!(method, is_reading, "is_reading()", "True while data is read."),
+        row!(
+            method,
             pause_reading,
             "pause_reading()",
             "Stop reading until resume_reading() is called."
         ),
-        method!(
-            Layout,
+        row!(
+            method,
             resume_reading,
             "resume_reading()",
             "Read again after pause_reading()."
         ),
     ];
-    methods.extend(common_rows!(Reading));
+    methods.extend(common_methods::<Reading>());
     methods
 }
 
 fn write_methods() -> Vec<ffi::PyMethodDef> {
-    type Layout = PipeObject<Writing>;
     let mut methods = vec![
-        method!(
-            Layout,
+        row!(
+            method,
             write,
             "write(data)",
             "Write bytes-like data, or queue it if the pipe is full."
         ),
-        method!(
-            Layout,
+        row!(
+            method,
             writelines,
             "writelines(list_of_data)",
             "Write several bytes-like objects in one call."
         ),
-        method!(Layout, write_eof, "write_eof()", "The same as close()."),
-        method!(Layout, can_write_eof, "can_write_eof()", "Return True."),
-        method!(
-            Layout,
+        row!(method, write_eof, "write_eof()", "The same as close()."),
+        row!(method, can_write_eof, "can_write_eof()", "Return True."),
+        row!(
+            method,
             close_writing,
             "close()",
             "Write the buffered data, then close the pipe."
         ),
-        method!(
-            Layout,
+        row!(
+            method,
             abort,
             "abort()",
             "Close the pipe now and discard the buffered data."
         ),
-        method!(
-            Layout,
+        row!(
+            method,
             get_write_buffer_size,
             "get_write_buffer_size()",
             "The number of bytes that the kernel has not taken yet."
         ),
-        method!(
-            Layout,
+        row!(
+            method,
             get_write_buffer_limits,
             "get_write_buffer_limits()",
             "The (low, high) watermarks in bytes."
         ),
-        method!(
-            Layout,
+        row!(
+            method,
             set_write_buffer_limits,
             "set_write_buffer_limits(high=None, low=None)",
             "Set the watermarks in bytes; ValueError unless high >= low >= 0."
         ),
     ];
-    methods.extend(common_rows!(Writing));
+    methods.extend(common_methods::<Writing>());
     methods
 }
 
 // ---- private attributes of asyncio's transports that programs use -----------------------------------------------
 
-fn get_pipe<E: PipeEnd>(this: Pipe<'_, E>) -> Object<'_> {
+fn get_pipe<E: PipeEnd>(this: Pipe<'_, E>) -> ObjectResult<'_> {
     Ok(this.pipe.get(this.py()).unwrap_or_else(|| none(this.py())))
 }
 
-fn get_number<E: PipeEnd>(this: Pipe<'_, E>) -> Object<'_> {
+fn get_number<E: PipeEnd>(this: Pipe<'_, E>) -> ObjectResult<'_> {
     object::number(this.py(), this.fileno)
 }
 
-fn get_closing<E: PipeEnd>(this: Pipe<'_, E>) -> Object<'_> {
+fn get_closing<E: PipeEnd>(this: Pipe<'_, E>) -> ObjectResult<'_> {
     Ok(bool_object(this.py(), this.is_closing.get()))
 }
 
-fn get_paused(this: Pipe<'_, Reading>) -> Object<'_> {
+fn get_paused(this: Pipe<'_, Reading>) -> ObjectResult<'_> {
     Ok(bool_object(this.py(), reading::is_paused(&this)))
 }
 
-fn is_protocol_paused(this: Pipe<'_, Writing>) -> Object<'_> {
+fn is_protocol_paused(this: Pipe<'_, Writing>) -> ObjectResult<'_> {
     let is_paused = this.end.outgoing.watermarks.is_paused();
     Ok(bool_object(this.py(), is_paused))
 }
 
 /// The attributes that both types have.
-macro_rules! common_getters {
-    ($layout:ty, $end:ty) => {
-        [
-            shown!(
-                $layout,
-                c"_loop",
-                object::get_loop::<PipeBody<$end>>,
-                c"The loop."
-            ),
-            shown!(
-                $layout,
-                c"_protocol",
-                object::protocol::<PipeBody<$end>>,
-                c"The protocol."
-            ),
-            shown!(
-                $layout,
-                c"_pipe",
-                get_pipe::<$end>,
-                c"The pipe object, None once it is closed."
-            ),
-            shown!(
-                $layout,
-                c"_fileno",
-                get_number::<$end>,
-                c"The number of the descriptor."
-            ),
-            shown!(
-                $layout,
-                c"_closing",
-                get_closing::<$end>,
-                c"True once the pipe is being closed."
-            ),
-        ]
-    };
+fn common_getters<E: PipeEnd>() -> Vec<ffi::PyGetSetDef> {
+    vec![
+        shown(c"_loop", object::get_loop::<PipeBody<E>>, c"The loop."),
+        shown(c"_protocol", object::protocol::<PipeBody<E>>, c"The protocol."),
+        shown(
+            c"_pipe",
+            get_pipe::<E>,
+            c"The pipe object, None once it is closed.",
+        ),
+        shown(c"_fileno", get_number::<E>, c"The number of the descriptor."),
+        shown(
+            c"_closing",
+            get_closing::<E>,
+            c"True once the pipe is being closed.",
+        ),
+    ]
 }
 
 fn read_getters() -> Vec<ffi::PyGetSetDef> {
-    type Layout = PipeObject<Reading>;
-    let mut rows = common_getters!(Layout, Reading).to_vec();
-    rows.push(shown!(
-        Layout,
+    let mut rows = common_getters::<Reading>();
+    rows.push(shown(
         c"_paused",
         get_paused,
-        c"True between pause_reading() and resume_reading()."
+        c"True between pause_reading() and resume_reading().",
     ));
     rows
 }
 
 fn write_getters() -> Vec<ffi::PyGetSetDef> {
-    type Layout = PipeObject<Writing>;
-    let mut rows = common_getters!(Layout, Writing).to_vec();
-    rows.push(shown!(
-        Layout,
+    let mut rows = common_getters::<Writing>();
+    rows.push(shown(
         c"_protocol_paused",
         is_protocol_paused,
-        c"True between pause_writing() and resume_writing()."
+        c"True between pause_writing() and resume_writing().",
     ));
     rows
 }

@@ -7,34 +7,35 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use super::{
-    Flags, OWN_METHODS, STREAM_TYPE, Stream, StreamBody, StreamObject, lifecycle, local_address, sendfile,
-    socket_of, sync_interest, writing,
+    Flags, OWN_METHODS, STREAM_TYPE, Stream, StreamBody, lifecycle, local_address, sendfile, socket_of,
+    sync_interest, writing,
 };
+use crate::binding::args::Args;
 use crate::binding::attributes::shown;
 use crate::binding::errors;
 use crate::binding::names::names;
-use crate::binding::native_type::{Args, This, bool_object, method, none};
+use crate::binding::native_type::This;
+use crate::binding::object_result::{ObjectResult, bool_object, none};
+use crate::binding::rows::row;
 use crate::binding::socket_object;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::flush_policy;
 use crate::transports::object;
 
-type Object<'py> = PyResult<Bound<'py, PyAny>>;
-
 #[inline(always)]
-fn write<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn write<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     writing::write(this, args.positional()[0])?;
     Ok(none(this.py()))
 }
 
-fn writelines<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn writelines<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     if let Some(items) = args.get(0) {
         writing::writelines(this, &items)?;
     }
     Ok(none(this.py()))
 }
 
-fn write_eof<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn write_eof<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     if this.flags.has(Flags::CLOSING) || this.flags.has(Flags::EOF_WRITTEN) {
         return Ok(none(this.py()));
     }
@@ -46,33 +47,33 @@ fn write_eof<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(none(this.py()))
 }
 
-fn can_write_eof<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn can_write_eof<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(bool_object(this.py(), true))
 }
 
-fn close<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn close<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     object::check_thread(this)?;
     lifecycle::close(this)?;
     Ok(none(this.py()))
 }
 
-fn abort<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn abort<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     object::check_thread(this)?;
     lifecycle::abort(this)?;
     Ok(none(this.py()))
 }
 
-fn force_close<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn force_close<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     object::check_thread(this)?;
     lifecycle::abort_with(this, args.get(0).filter(|exception| !exception.is_none()))?;
     Ok(none(this.py()))
 }
 
-fn is_closing<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn is_closing<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(bool_object(this.py(), this.flags.has(Flags::CLOSING)))
 }
 
-fn is_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn is_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     flush_policy::send_held(this)?;
     Ok(bool_object(
         this.py(),
@@ -80,7 +81,7 @@ fn is_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
     ))
 }
 
-fn pause_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn pause_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     if !this.flags.has(Flags::CLOSING) {
         // The poller is changed only when data comes during the pause; most pauses end before that.
         let was_reading = !this.flags.has(Flags::PAUSED);
@@ -92,7 +93,7 @@ fn pause_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(none(this.py()))
 }
 
-fn resume_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn resume_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     if !this.flags.has(Flags::CLOSING) && this.flags.has(Flags::PAUSED) {
         this.flags.clear(Flags::PAUSED);
         // If no data came during the pause, the poller was not changed and `sync_interest` does nothing. The next
@@ -104,14 +105,14 @@ fn resume_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
     Ok(none(this.py()))
 }
 
-fn get_write_buffer_size<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn get_write_buffer_size<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     // Corked data is not waiting for the peer, so it is sent before the size is determined.
     writing::send_collected(this)?;
     let len_bytes = this.outgoing.len_bytes();
     Ok(len_bytes.into_pyobject(this.py())?.into_any())
 }
 
-fn get_write_buffer_limits<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn get_write_buffer_limits<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(this
         .outgoing
         .watermarks
@@ -120,7 +121,7 @@ fn get_write_buffer_limits<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'
         .into_any())
 }
 
-fn set_write_buffer_limits<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn set_write_buffer_limits<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let limits = args.bind()?;
     flush_policy::send_held(this)?;
     this.outgoing.watermarks.set_from(limits)?;
@@ -130,7 +131,7 @@ fn set_write_buffer_limits<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Objec
     Ok(none(this.py()))
 }
 
-fn set_protocol<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn set_protocol<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     if let Some(protocol) = args.get(0) {
         // If the kernel does not take all of the held data, `pause_writing` must go to the protocol that has written
         // it.
@@ -140,7 +141,7 @@ fn set_protocol<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
     Ok(none(this.py()))
 }
 
-fn get_extra_info<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn get_extra_info<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     let [name, default] = args.bind()?;
     let Some(name) = name else {
@@ -213,38 +214,38 @@ pub(super) fn describe(this: Stream<'_>) -> String {
 
 // ---- for loop.sendfile ------------------------------------------------------------------------------------------
 
-fn start_sendfile<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn start_sendfile<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     if let Some(future) = args.get(0) {
         sendfile::start(this, future)?;
     }
     Ok(none(this.py()))
 }
 
-fn wait_writable<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> Object<'py> {
+fn wait_writable<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     if let Some(future) = args.get(0) {
         sendfile::wait_writable(this, future)?;
     }
     Ok(none(this.py()))
 }
 
-fn end_sendfile<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> Object<'py> {
+fn end_sendfile<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     sendfile::end(this)?;
     Ok(none(this.py()))
 }
 
-fn is_protocol_paused(this: Stream<'_>) -> Object<'_> {
+fn is_protocol_paused(this: Stream<'_>) -> ObjectResult<'_> {
     Ok(bool_object(this.py(), this.outgoing.watermarks.is_paused()))
 }
 
 /// The attribute `_paused`, with which asyncio's own transport tells that `pause_reading()` is in force.
-fn is_reading_paused(this: Stream<'_>) -> Object<'_> {
+fn is_reading_paused(this: Stream<'_>) -> ObjectResult<'_> {
     Ok(bool_object(this.py(), this.flags.has(Flags::PAUSED)))
 }
 
 // ---- on the loop ---------------------------------------------------------------------------------------------
 
 /// `loop._stream(sock, protocol, waiter=None, server=None)`: makes the transport of a connected, non-blocking socket.
-fn open_stream<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn open_stream<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     this.reactor().check_closed()?;
     let [socket, protocol, waiter, server] = args.bind()?;
     let (Some(socket), Some(protocol)) = (socket, protocol) else {
@@ -255,7 +256,7 @@ fn open_stream<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<
 }
 
 /// `loop._server_transports(server)`: the open transports that `server` has accepted.
-fn server_transports<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> Object<'py> {
+fn server_transports<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     let Some(server) = args.get(0) else {
         return Ok(none(py));
@@ -273,14 +274,14 @@ fn server_transports<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> O
 /// The methods that this module adds to the loop's type.
 pub(in crate::transports) fn loop_methods() -> Vec<ffi::PyMethodDef> {
     vec![
-        method!(
-            LoopObject,
+        row!(
+            method,
             open_stream,
             "_stream(sock, protocol, waiter=None, server=None)",
             "Make the transport of a connected stream socket."
         ),
-        method!(
-            LoopObject,
+        row!(
+            method,
             server_transports,
             "_server_transports(server)",
             "Return the open transports of a server."
@@ -290,123 +291,113 @@ pub(in crate::transports) fn loop_methods() -> Vec<ffi::PyMethodDef> {
 
 fn methods() -> Vec<ffi::PyMethodDef> {
     vec![
-        method!(
-            StreamObject,
+        row!(
+            method,
             write,
             "write(data)",
             "Send bytes-like data, or queue it if the kernel takes no more."
         ),
-        method!(
-            StreamObject,
+        row!(
+            method,
             writelines,
             "writelines(list_of_data)",
             "Send several bytes-like objects in one call."
         ),
-        method!(
-            StreamObject,
+        row!(
+            method,
             write_eof,
             "write_eof()",
             "End our side of the connection once the buffer is empty."
         ),
-        method!(StreamObject, can_write_eof, "can_write_eof()", "Return True."),
-        method!(
-            StreamObject,
+        row!(method, can_write_eof, "can_write_eof()", "Return True."),
+        row!(
+            method,
             close,
             "close()",
             "Send the buffered data, then end the connection."
         ),
-        method!(StreamObject, abort, "abort()", "End the connection now."),
-        method!(
-            StreamObject,
+        row!(method, abort, "abort()", "End the connection now."),
+        row!(
+            method,
             force_close,
             "_force_close(exc)",
             "End the connection now, with an exception."
         ),
-        method!(
-            StreamObject,
+        row!(
+            method,
             is_closing,
             "is_closing()",
             "True once the connection is ending."
         ),
-        method!(
-            StreamObject,
-            is_reading,
-            "is_reading()",
-            "True while data is received."
-        ),
-        method!(
-            StreamObject,
+        row!(method, is_reading, "is_reading()", "True while data is received."),
+        row!(
+            method,
             pause_reading,
             "pause_reading()",
             "Stop receiving until resume_reading() is called."
         ),
-        method!(
-            StreamObject,
+        row!(
+            method,
             resume_reading,
             "resume_reading()",
             "Receive again after pause_reading()."
         ),
-        method!(
-            StreamObject,
+        row!(
+            method,
             get_write_buffer_size,
             "get_write_buffer_size()",
             "The number of bytes that the kernel has not taken yet."
         ),
-        method!(
-            StreamObject,
+        row!(
+            method,
             get_write_buffer_limits,
             "get_write_buffer_limits()",
             "The (low, high) watermarks in bytes."
         ),
-        method!(
-            StreamObject,
+        row!(
+            method,
             set_write_buffer_limits,
             "set_write_buffer_limits(high=None, low=None)",
             "Set the watermarks in bytes; ValueError unless high >= low >= 0."
         ),
-        method!(
-            StreamObject,
+        row!(
+            method,
             object::get_protocol::<StreamBody>,
             "get_protocol()",
             "The protocol, None once the connection is lost."
         ),
-        method!(
-            StreamObject,
+        row!(
+            method,
             set_protocol,
             "set_protocol(protocol)",
             "Use another protocol from the next event on."
         ),
-        method!(
-            StreamObject,
+        row!(
+            method,
             get_extra_info,
             "get_extra_info(name, default=None)",
             "socket, sockname, peername; default for anything else."
         ),
-        method!(
-            StreamObject,
+        row!(
+            method,
             start_sendfile,
             "_start_sendfile(future, /)",
             "Refuse writes, and complete the future once the buffer is empty."
         ),
-        method!(
-            StreamObject,
+        row!(
+            method,
             wait_writable,
             "_wait_writable(future, /)",
             "Complete the future once the socket can take data."
         ),
-        method!(
-            StreamObject,
-            end_sendfile,
-            "_end_sendfile()",
-            "Accept writes again."
-        ),
+        row!(method, end_sendfile, "_end_sendfile()", "Accept writes again."),
     ]
 }
 
 // ---- private attributes of asyncio's transport that programs use ------------------------------------------------
 
 /// The same object as `get_extra_info("socket")`, a `TransportSocket`. asyncio's attribute is the socket itself.
-fn get_socket(this: Stream<'_>) -> Object<'_> {
+fn get_socket(this: Stream<'_>) -> ObjectResult<'_> {
     let py = this.py();
     writing::send_collected(this)?;
     match socket_of(this)? {
@@ -415,49 +406,49 @@ fn get_socket(this: Stream<'_>) -> Object<'_> {
     }
 }
 
-fn get_number(this: Stream<'_>) -> Object<'_> {
+fn get_number(this: Stream<'_>) -> ObjectResult<'_> {
     object::number(this.py(), this.registration.number())
 }
 
-fn get_server(this: Stream<'_>) -> Object<'_> {
+fn get_server(this: Stream<'_>) -> ObjectResult<'_> {
     Ok(this.server.get(this.py()).unwrap_or_else(|| none(this.py())))
 }
 
-fn get_closing(this: Stream<'_>) -> Object<'_> {
+fn get_closing(this: Stream<'_>) -> ObjectResult<'_> {
     Ok(bool_object(this.py(), this.flags.has(Flags::CLOSING)))
 }
 
-fn get_eof(this: Stream<'_>) -> Object<'_> {
+fn get_eof(this: Stream<'_>) -> ObjectResult<'_> {
     Ok(bool_object(this.py(), this.flags.has(Flags::EOF_WRITTEN)))
 }
 
-fn get_lost(this: Stream<'_>) -> Object<'_> {
+fn get_lost(this: Stream<'_>) -> ObjectResult<'_> {
     object::number(this.py(), this.lost_writes.get())
 }
 
-fn get_high(this: Stream<'_>) -> Object<'_> {
+fn get_high(this: Stream<'_>) -> ObjectResult<'_> {
     object::number(this.py(), this.outgoing.watermarks.limits().1)
 }
 
-fn get_low(this: Stream<'_>) -> Object<'_> {
+fn get_low(this: Stream<'_>) -> ObjectResult<'_> {
     object::number(this.py(), this.outgoing.watermarks.limits().0)
 }
 
 #[rustfmt::skip] // one row, one line
 fn getters() -> Vec<ffi::PyGetSetDef> {
     vec![
-        shown!(StreamObject, c"_loop", object::get_loop::<StreamBody>, c"The loop."),
-        shown!(StreamObject, c"_protocol", object::protocol::<StreamBody>, c"The protocol."),
-        shown!(StreamObject, c"_sock", get_socket, c"The socket as a TransportSocket, None once it is closed."),
-        shown!(StreamObject, c"_sock_fd", get_number, c"The number of the descriptor."),
-        shown!(StreamObject, c"_server", get_server, c"The server that accepted the connection."),
-        shown!(StreamObject, c"_closing", get_closing, c"True once the connection is ending."),
-        shown!(StreamObject, c"_eof", get_eof, c"True after write_eof()."),
-        shown!(StreamObject, c"_conn_lost", get_lost, c"0 while connected."),
-        shown!(StreamObject, c"_high_water", get_high, c"The high watermark in bytes."),
-        shown!(StreamObject, c"_low_water", get_low, c"The low watermark in bytes."),
-        shown!(StreamObject, c"_paused", is_reading_paused, c"True between pause_reading() and resume_reading()."),
-        shown!(StreamObject, c"_protocol_paused", is_protocol_paused, c"True between pause_writing() and resume_writing()."),
+        shown(c"_loop", object::get_loop::<StreamBody>, c"The loop."),
+        shown(c"_protocol", object::protocol::<StreamBody>, c"The protocol."),
+        shown(c"_sock", get_socket, c"The socket as a TransportSocket, None once it is closed."),
+        shown(c"_sock_fd", get_number, c"The number of the descriptor."),
+        shown(c"_server", get_server, c"The server that accepted the connection."),
+        shown(c"_closing", get_closing, c"True once the connection is ending."),
+        shown(c"_eof", get_eof, c"True after write_eof()."),
+        shown(c"_conn_lost", get_lost, c"0 while connected."),
+        shown(c"_high_water", get_high, c"The high watermark in bytes."),
+        shown(c"_low_water", get_low, c"The low watermark in bytes."),
+        shown(c"_paused", is_reading_paused, c"True between pause_reading() and resume_reading()."),
+        shown(c"_protocol_paused", is_protocol_paused, c"True between pause_writing() and resume_writing()."),
     ]
 }
 
