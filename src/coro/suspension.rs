@@ -21,6 +21,7 @@ use crate::binding::errors;
 use crate::binding::native_type::This;
 use crate::binding::object_result::none;
 use crate::event_loop::handle::HandleRef;
+use crate::event_loop::progress::Progress;
 use crate::event_loop::pyloop::LoopObject;
 
 /// The two stack pointers that a switch away from a coro's stack needs. Small enough to be returned in registers.
@@ -90,14 +91,6 @@ pub(super) fn suspend(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
     take_wakeup(coro)
 }
 
-/// The result of the first half of a waiting function.
-pub(super) enum Begun<'py, S> {
-    /// The coro waits, or is queued as ready; the value is for the second half.
-    Waits(S),
-    /// There is no (further) wait: the function returns this value.
-    IsOver(Bound<'py, PyAny>),
-}
-
 /// The body of a C function that may wait. `begin` decides whether it waits, and returns the data that `finish` needs.
 /// `finish` gets the outcome of the wait and decides what the function returns.
 ///
@@ -110,7 +103,7 @@ pub(super) enum Begun<'py, S> {
 #[inline(always)]
 pub(super) unsafe fn wait_at_boundary<S, F, G>(begin: F, finish: G) -> *mut ffi::PyObject
 where
-    F: FnOnce(Python<'static>) -> PyResult<Begun<'static, S>>,
+    F: FnOnce(Python<'static>) -> PyResult<Progress<Bound<'static, PyAny>, S>>,
     G: FnOnce(Coro<'static>, S, Outcome<'static>) -> Outcome<'static>,
 {
     enum Next<S> {
@@ -121,14 +114,14 @@ where
     #[inline(never)]
     fn before<S, F>(begin: F) -> Next<S>
     where
-        F: FnOnce(Python<'static>) -> PyResult<Begun<'static, S>>,
+        F: FnOnce(Python<'static>) -> PyResult<Progress<Bound<'static, PyAny>, S>>,
     {
         // SAFETY: attached (contract of the caller).
         let py = unsafe { Python::assume_attached() };
         errors::at_boundary(py, Next::Return(ptr::null_mut()), || {
             Ok(match begin(py)? {
-                Begun::Waits(kept) => Next::Leave(prepare_running(py)?, kept),
-                Begun::IsOver(value) => Next::Return(value.into_ptr()),
+                Progress::MustWait(kept) => Next::Leave(prepare_running(py)?, kept),
+                Progress::Done(value) => Next::Return(value.into_ptr()),
             })
         })
     }
@@ -166,7 +159,7 @@ where
 #[inline(always)]
 pub(super) unsafe fn wait_in_steps<S, F>(kept: S, step: F) -> *mut ffi::PyObject
 where
-    F: Fn(Python<'static>, &mut S, Option<Outcome<'static>>) -> PyResult<Begun<'static, ()>>,
+    F: Fn(Python<'static>, &mut S, Option<Outcome<'static>>) -> PyResult<Progress<Bound<'static, PyAny>>>,
 {
     /// What to do next. Two words are returned in registers, so they take no room on the stack of a coro that waits.
     struct Next {
@@ -195,7 +188,7 @@ where
     #[inline(never)]
     fn make_step<S, F>(kept: &mut Option<S>, step: &F, is_first: bool) -> Next
     where
-        F: Fn(Python<'static>, &mut S, Option<Outcome<'static>>) -> PyResult<Begun<'static, ()>>,
+        F: Fn(Python<'static>, &mut S, Option<Outcome<'static>>) -> PyResult<Progress<Bound<'static, PyAny>>>,
     {
         // SAFETY: attached (contract of the caller).
         let py = unsafe { Python::assume_attached() };
@@ -209,8 +202,8 @@ where
                 return Err(PyRuntimeError::new_err("the call is over"));
             };
             match step(py, state, outcome) {
-                Ok(Begun::Waits(())) => Ok(Next::leave(&prepare_running(py)?)),
-                Ok(Begun::IsOver(value)) => {
+                Ok(Progress::MustWait(())) => Ok(Next::leave(&prepare_running(py)?)),
+                Ok(Progress::Done(value)) => {
                     *kept = None;
                     Ok(Next::over(value.into_ptr()))
                 }
@@ -342,15 +335,15 @@ pub(super) fn forget_wake_value(coro: Coro<'_>) {
 
 /// Begins a yield: the running coro goes to the end of the ready queue.
 #[inline]
-pub(super) fn begin_yield(coro: Coro<'_>) -> PyResult<Begun<'_, ()>> {
+pub(super) fn begin_yield(coro: Coro<'_>) -> PyResult<Progress<Bound<'_, PyAny>>> {
     forget_wake_value(coro);
     raise_pending(coro)?;
     if runs_next(coro) {
         coro.acts.set(0);
-        return Ok(Begun::IsOver(none(coro.py())));
+        return Ok(Progress::Done(none(coro.py())));
     }
     make_ready(coro);
-    Ok(Begun::Waits(()))
+    Ok(Progress::MustWait(()))
 }
 
 /// Whether the coro that yields would be the next thing to run anyway, so that it can go on without leaving its stack.
@@ -379,11 +372,11 @@ fn runs_next(coro: Coro<'_>) -> bool {
 
 /// Begins a wait that ends when another part of the program wakes the coro.
 #[inline]
-pub(super) fn begin_wait(coro: Coro<'_>) -> PyResult<Begun<'_, ()>> {
+pub(super) fn begin_wait(coro: Coro<'_>) -> PyResult<Progress<Bound<'_, PyAny>>> {
     forget_wake_value(coro);
     raise_pending(coro)?;
     coro.status.set(Status::Waiting);
-    Ok(Begun::Waits(()))
+    Ok(Progress::MustWait(()))
 }
 
 /// Waits while offering an object: the receiver takes it out of `wake_value`.
@@ -404,7 +397,7 @@ pub(super) fn begin_offer<'py>(coro: Coro<'py>, offer: Bound<'py, PyAny>) {
 /// Called before each I/O operation of the running coro. It counts the operations since the last wait. If too many in a
 /// row completed without one, the coro yields here, before it holds anything that an interruption could lose.
 #[inline]
-pub(super) fn begin_act(coro: Coro<'_>) -> PyResult<Begun<'_, ()>> {
+pub(super) fn begin_act(coro: Coro<'_>) -> PyResult<Progress<Bound<'_, PyAny>>> {
     let acts = coro.acts.get() + 1;
     let own_limit = coro.max_acts.get();
     let limit = if own_limit == 0 {
@@ -416,12 +409,12 @@ pub(super) fn begin_act(coro: Coro<'_>) -> PyResult<Begun<'_, ()>> {
         return begin_yield(coro);
     }
     coro.acts.set(acts);
-    Ok(Begun::IsOver(none(coro.py())))
+    Ok(Progress::Done(none(coro.py())))
 }
 
 /// Like `begin_act`, for a function that is not I/O. It does the whole wait itself.
 pub(super) fn act(coro: Coro<'_>) -> PyResult<()> {
-    if let Begun::Waits(()) = begin_act(coro)? {
+    if let Progress::MustWait(()) = begin_act(coro)? {
         suspend(coro)?;
     }
     Ok(())
@@ -440,7 +433,11 @@ pub(super) fn set_end_sleep(function: &Bound<'_, PyAny>) {
 
 /// The running coro sleeps until the loop's clock shows `when_s`, with a timer in the loop's heap. `delay_s` is the
 /// delay that the caller asked for, or 0 if the caller gave a deadline. Returns the timer, for `end_sleep`.
-pub(super) fn begin_sleep(coro: Coro<'_>, when_s: f64, delay_s: f64) -> PyResult<Begun<'_, HandleRef>> {
+pub(super) fn begin_sleep(
+    coro: Coro<'_>,
+    when_s: f64,
+    delay_s: f64,
+) -> PyResult<Progress<Bound<'_, PyAny>, HandleRef>> {
     if when_s.is_nan() {
         return Err(PyValueError::new_err("a time cannot be NaN"));
     }
@@ -449,7 +446,7 @@ pub(super) fn begin_sleep(coro: Coro<'_>, when_s: f64, delay_s: f64) -> PyResult
     let handle = set_timer(coro, when_s, END_SLEEP.load(Ordering::Relaxed))?;
     handle.allow_slack(delay_s);
     coro.status.set(Status::Waiting);
-    Ok(Begun::Waits(handle))
+    Ok(Progress::MustWait(handle))
 }
 
 /// Sets a timer that makes the coro ready if at that time it is waiting outside of any queue.

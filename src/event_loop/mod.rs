@@ -14,6 +14,7 @@ pub(crate) mod limits;
 pub(crate) mod loop_clock;
 pub(crate) mod loop_methods;
 pub(crate) mod observer;
+pub(crate) mod progress;
 pub(crate) mod pyloop;
 pub(crate) mod reactor;
 mod slow;

@@ -37,7 +37,7 @@ use crate::binding::rows::{getset_slot, getter, methods_slot, row};
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-enum State {
+enum WaiterState {
     Pending,
     Done,
     Failed,
@@ -59,7 +59,7 @@ pub(crate) struct WaiterObject {
     message: ObjectCell,
     fd: Cell<RawFd>,
     direction: Cell<Direction>,
-    state: Cell<State>,
+    state: Cell<WaiterState>,
     /// `_asyncio_future_blocking`, which tells a task that the waiter was yielded by `await`.
     is_blocking: Cell<bool>,
 }
@@ -90,7 +90,7 @@ pub(crate) fn new_waiter<'py>(
         waiter.event_loop.put_new(event_loop.clone().into_ptr());
         waiter.fd.set(fd);
         waiter.direction.set(direction);
-        waiter.state.set(State::Pending);
+        waiter.state.set(WaiterState::Pending);
         waiter.is_blocking.set(true);
         if !Freelist::IS_TRACKED {
             ffi::PyObject_GC_Track(object.as_ptr().cast());
@@ -120,18 +120,18 @@ pub(crate) fn entry(waiter: &Bound<'_, PyAny>) -> DeferredCall {
 /// Called when the descriptor is ready.
 unsafe fn wake(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: `entry` paired the function with a waiter, whose reference the fd table held until now.
-    finish(unsafe { This::new(py, object) }, State::Done)
+    finish(unsafe { This::new(py, object) }, WaiterState::Done)
 }
 
 /// Ends the wait without an event: the coroutine's task runs in the next iteration. Does nothing if the wait is over.
 #[inline]
 pub(crate) fn set_done(this: Waiter<'_>) -> PyResult<()> {
     leave_table(this);
-    finish(this, State::Done)
+    finish(this, WaiterState::Done)
 }
 
 #[inline]
-fn finish(this: Waiter<'_>, state: State) -> PyResult<()> {
+fn finish(this: Waiter<'_>, state: WaiterState) -> PyResult<()> {
     if !this.is_pending() {
         return Ok(());
     }
@@ -153,7 +153,7 @@ fn leave_table(this: Waiter<'_>) {
 impl WaiterObject {
     #[inline]
     pub(crate) fn is_pending(&self) -> bool {
-        self.state.get() == State::Pending
+        self.state.get() == WaiterState::Pending
     }
 
     /// The loop, by the contract of `new_waiter`.
@@ -167,14 +167,14 @@ impl WaiterObject {
 pub(crate) fn leave(this: Waiter<'_>) {
     leave_table(this);
     if this.is_pending() {
-        this.state.set(State::Done);
+        this.state.set(WaiterState::Done);
     }
 }
 
 /// Marks a new waiter, which has no callbacks yet, as done. A task that gets it waits for no event and runs again in
 /// the next iteration.
 pub(crate) fn finish_now(this: Waiter<'_>) {
-    this.state.set(State::Done);
+    this.state.set(WaiterState::Done);
 }
 
 /// Queues the callbacks, each in its context.
@@ -265,7 +265,7 @@ fn cancel<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     if let Some(message) = message.filter(|message| !message.is_none()) {
         this.message.set(message);
     }
-    finish(this, State::Cancelled)?;
+    finish(this, WaiterState::Cancelled)?;
     Ok(bool_object(py, true))
 }
 
@@ -302,7 +302,7 @@ fn set_exception<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> ObjectResult<'p
     }
     leave_table(this);
     this.message.set(exception);
-    finish(this, State::Failed)?;
+    finish(this, WaiterState::Failed)?;
     Ok(none(this.py()))
 }
 
@@ -313,7 +313,7 @@ fn outcome<'py>(this: Waiter<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
 }
 
 fn exception<'py>(this: Waiter<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
-    if this.state.get() == State::Failed {
+    if this.state.get() == WaiterState::Failed {
         return Ok(this.message.get(this.py()).unwrap_or_else(|| none(this.py())));
     }
     check_outcome(this)?;
@@ -324,9 +324,9 @@ fn exception<'py>(this: Waiter<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
 /// while the wait is pending.
 pub(crate) fn check_outcome(this: Waiter<'_>) -> PyResult<()> {
     let class = match this.state.get() {
-        State::Done => return Ok(()),
-        State::Failed | State::Cancelled => "CancelledError",
-        State::Pending => "InvalidStateError",
+        WaiterState::Done => return Ok(()),
+        WaiterState::Failed | WaiterState::Cancelled => "CancelledError",
+        WaiterState::Pending => "InvalidStateError",
     };
     Err(failure(this, class)?)
 }
@@ -335,20 +335,20 @@ pub(crate) fn check_outcome(this: Waiter<'_>) -> PyResult<()> {
 fn failure(this: Waiter<'_>, class: &str) -> PyResult<PyErr> {
     let py = this.py();
     let message = this.message.get(py);
-    if let (State::Failed, Some(exception)) = (this.state.get(), &message) {
+    if let (WaiterState::Failed, Some(exception)) = (this.state.get(), &message) {
         return Ok(PyErr::from_value(exception.clone()));
     }
     let class = py.import("asyncio.exceptions")?.getattr(class)?;
     let error = match (this.state.get(), message) {
-        (State::Cancelled, Some(message)) => class.call1((message,))?,
-        (State::Cancelled, None) => class.call0()?,
+        (WaiterState::Cancelled, Some(message)) => class.call1((message,))?,
+        (WaiterState::Cancelled, None) => class.call0()?,
         _ => class.call1(("Result is not set.",))?,
     };
     Ok(PyErr::from_value(error))
 }
 
 fn is_cancelled<'py>(this: Waiter<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
-    Ok(bool_object(this.py(), this.state.get() == State::Cancelled))
+    Ok(bool_object(this.py(), this.state.get() == WaiterState::Cancelled))
 }
 
 fn is_done<'py>(this: Waiter<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
@@ -391,10 +391,10 @@ unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
     unsafe {
         represent::<WaiterObject>(slf, |this| {
             let state = match this.state.get() {
-                State::Pending => "pending",
-                State::Done => "done",
-                State::Failed => "failed",
-                State::Cancelled => "cancelled",
+                WaiterState::Pending => "pending",
+                WaiterState::Done => "done",
+                WaiterState::Failed => "failed",
+                WaiterState::Cancelled => "cancelled",
             };
             if this.fd.get() == NO_FD {
                 return Ok(format!("<Waiter {state}>"));

@@ -22,6 +22,7 @@ use crate::binding::new_bytes;
 use crate::binding::object_result::none;
 use crate::binding::socket_object;
 use crate::binding::{base_socket, errors, new_objects};
+use crate::event_loop::progress::{Attempt, WaitReason};
 use crate::event_loop::reactor::Direction;
 
 /// The loop's method that the operation belongs to.
@@ -56,7 +57,7 @@ impl OperationKind {
         }
     }
 
-    fn direction(self) -> Direction {
+    pub(super) fn direction(self) -> Direction {
         match self {
             Self::Recv | Self::RecvInto | Self::RecvFrom | Self::RecvFromInto | Self::Accept => {
                 Direction::Read
@@ -66,23 +67,8 @@ impl OperationKind {
     }
 }
 
-/// The outcome of an attempt.
-pub(super) enum Attempt<'py> {
-    Done(Bound<'py, PyAny>),
-    /// The call would block, so the operation must wait for readiness in this direction.
-    Blocked(Direction),
-    /// The attempt made progress, and continues in the next iteration so that other code can run.
-    Again(Direction),
-}
-
-/// The outcome of a native attempt. `Method` means that the socket's own method must be called, which raises its own
-/// errors.
-enum Native<'py> {
-    Ended(Attempt<'py>),
-    Method,
-}
-
-type Answer<'py> = PyResult<Native<'py>>;
+/// The outcome of a native attempt. None means that the socket's own method must be called, which raises its own errors.
+type Answer<'py> = PyResult<Option<Attempt<'py>>>;
 
 #[inline]
 pub(super) fn attempt(this: Operation<'_>) -> PyResult<Attempt<'_>> {
@@ -97,18 +83,18 @@ pub(super) fn attempt(this: Operation<'_>) -> PyResult<Attempt<'_>> {
     }
     let ended = match kind {
         OperationKind::Writable if this.has_waited.get() => return Ok(Attempt::Done(none(py))),
-        OperationKind::Writable => return Ok(Attempt::Blocked(Direction::Write)),
-        _ if !is_plain => Native::Method,
+        OperationKind::Writable => return Ok(would_block(this)),
+        _ if !is_plain => None,
         OperationKind::Recv => recv(this, &socket)?,
         OperationKind::RecvInto => recv_into(this, &socket)?,
         OperationKind::RecvFrom => recv_from(this, &socket)?,
-        OperationKind::RecvFromInto | OperationKind::SendTo | OperationKind::Answer => Native::Method,
+        OperationKind::RecvFromInto | OperationKind::SendTo | OperationKind::Answer => None,
         OperationKind::SendAll => send_all(this, &socket)?,
         OperationKind::Accept => accept(this, &socket)?,
     };
     match ended {
-        Native::Ended(attempt) => Ok(attempt),
-        Native::Method => by_method(this, &socket),
+        Some(attempt) => Ok(attempt),
+        None => by_method(this, &socket),
     }
 }
 
@@ -146,26 +132,31 @@ fn failed<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>, error: &io::Err
         return Err(errors::os_error(error));
     }
     if this.has_waited.get() || base_socket::is_nonblocking(socket)? {
-        return Ok(Native::Ended(Attempt::Blocked(this.kind.get().direction())));
+        return Ok(Some(would_block(this)));
     }
-    Ok(Native::Method)
+    Ok(None)
 }
 
 fn done(value: Bound<'_, PyAny>) -> Answer<'_> {
-    Ok(Native::Ended(Attempt::Done(value)))
+    Ok(Some(Attempt::Done(value)))
+}
+
+/// The operation must wait until its socket is ready.
+fn would_block(this: Operation<'_>) -> Attempt<'_> {
+    Attempt::MustWait(WaitReason::WouldBlock(this.kind.get().direction()))
 }
 
 // ---- receiving -----------------------------------------------------------------------------------------------------
 
 fn recv<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'py> {
     let Some(len) = this.first_as_len() else {
-        return Ok(Native::Method);
+        return Ok(None);
     };
     let fd = base_socket::descriptor(socket)?;
     let reactor = this.loop_object().reactor();
     let is_stream = || socket::is_stream(fd);
     match reactor.receive(this.py(), fd, len, this.has_waited.get(), is_stream)? {
-        None => Ok(Native::Method),
+        None => Ok(None),
         Some(Ok(received)) => done(received.data),
         Some(Err(error)) => failed(this, socket, &error),
     }
@@ -174,10 +165,10 @@ fn recv<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'py> {
 fn recv_from<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'py> {
     let py = this.py();
     let Some(len) = this.first_as_len() else {
-        return Ok(Native::Method);
+        return Ok(None);
     };
     if !socket_object::is_known_family(base_socket::family(socket)?) {
-        return Ok(Native::Method);
+        return Ok(None);
     }
     let fd = base_socket::descriptor(socket)?;
     let reactor = this.loop_object().reactor();
@@ -194,7 +185,7 @@ fn recv_from<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'p
         }))
     })?;
     match received {
-        None => Ok(Native::Method),
+        None => Ok(None),
         Some(Ok((data, sender))) => {
             let sender = socket_object::address_object(py, &sender)?;
             done((data, sender).into_pyobject(py)?.into_any())
@@ -209,7 +200,7 @@ fn recv_into<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'p
     // SAFETY: attached; the operation keeps the object alive. On success the view is released once, below.
     if unsafe { ffi::PyObject_GetBuffer(this.first.as_ptr(), &raw mut view, ffi::PyBUF_WRITABLE) } != 0 {
         drop(PyErr::fetch(py));
-        return Ok(Native::Method);
+        return Ok(None);
     }
     let received = match (view.len, base_socket::descriptor(socket)) {
         (0, _) => None,
@@ -220,7 +211,7 @@ fn recv_into<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'p
     // SAFETY: filled above, released once.
     unsafe { ffi::PyBuffer_Release(&raw mut view) };
     match received.transpose()? {
-        None => Ok(Native::Method),
+        None => Ok(None),
         Some(Ok(count)) => done(count.into_pyobject(py)?.into_any()),
         Some(Err(error)) => failed(this, socket, &error),
     }
@@ -230,7 +221,7 @@ fn accept<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'py> 
     let is_known = socket_object::is_known_family(base_socket::family(socket)?);
     // A blocking socket cannot be accepted from without blocking.
     if !is_known || !base_socket::is_nonblocking(socket)? {
-        return Ok(Native::Method);
+        return Ok(None);
     }
     let accepted = socket::accept(base_socket::descriptor(socket)?);
     this.loop_object().reactor().counters.note_accept(&accepted);
@@ -273,7 +264,7 @@ fn send_all<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'py
             Err(error) => return failed(this, socket, &error),
         }
     }
-    Ok(Native::Ended(Attempt::Again(Direction::Write)))
+    Ok(Some(Attempt::MustWait(WaitReason::Fairness)))
 }
 
 #[inline]
@@ -348,17 +339,14 @@ pub(super) unsafe fn traverse_view(this: &SocketSteps, visit: ffi::visitproc, ar
 /// An attempt by the socket's own method.
 fn by_method<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> PyResult<Attempt<'py>> {
     let py = this.py();
-    let called = call_method(this, socket);
-    match called {
-        Ok(Some(value)) => Ok(Attempt::Done(value)),
-        Ok(None) => Ok(Attempt::Blocked(this.kind.get().direction())),
+    match call_method(this, socket) {
         Err(error)
             if error.is_instance_of::<PyBlockingIOError>(py)
                 || error.is_instance_of::<PyInterruptedError>(py) =>
         {
-            Ok(Attempt::Blocked(this.kind.get().direction()))
+            Ok(would_block(this))
         }
-        Err(error) => Err(error),
+        attempt => attempt,
     }
 }
 
@@ -371,9 +359,8 @@ fn by_name<'py>(
     new_objects::attribute(socket, name)?.call1(args)
 }
 
-/// Calls the method for the operation. Returns the result, or None if there is more to do once the socket is ready
-/// again.
-fn call_method<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
+/// Calls the method for the operation. Raises the method's `BlockingIOError`.
+fn call_method<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> PyResult<Attempt<'py>> {
     let py = this.py();
     let argument = |cell: &crate::binding::object_cell::ObjectCell| cell.get(py).unwrap_or_else(|| none(py));
     let (first, second) = (argument(&this.first), argument(&this.second));
@@ -402,7 +389,7 @@ fn call_method<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> PyResul
         }
         OperationKind::Writable | OperationKind::Answer => none(py),
     };
-    Ok(Some(value))
+    Ok(Attempt::Done(value))
 }
 
 /// Calls `send()` once with the data that is left. Calls after the first get a view of the rest.
@@ -410,7 +397,7 @@ fn send_by_method<'py>(
     this: Operation<'py>,
     socket: &Bound<'py, PyAny>,
     data: &Bound<'py, PyAny>,
-) -> PyResult<Option<Bound<'py, PyAny>>> {
+) -> PyResult<Attempt<'py>> {
     let py = this.py();
     let sent = this.rest.sent.get();
     let rest = match this.second.get(py) {
@@ -429,5 +416,9 @@ fn send_by_method<'py>(
     note_write(this, count);
     this.rest.sent.set(sent + count);
     let len = this.second.get(py).map_or(Ok(0), |whole| whole.len())?;
-    Ok((this.rest.sent.get() == len).then(|| none(py)))
+    Ok(if this.rest.sent.get() == len {
+        Attempt::Done(none(py))
+    } else {
+        would_block(this)
+    })
 }

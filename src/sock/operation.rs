@@ -12,9 +12,9 @@ use super::plain_socket;
 use crate::binding::native_type::This;
 use crate::binding::object_result::ObjectResult;
 use crate::binding::{base_socket, errors};
-use crate::event_loop::coroutine::{self, Attempt, Coroutine, Place, Steps};
+use crate::event_loop::coroutine::{self, Coroutine, Place, Steps};
+use crate::event_loop::progress::{Attempt, CoroutineStep, Progress, WaitReason};
 use crate::event_loop::pyloop::LoopObject;
-use crate::event_loop::reactor::Direction;
 use crate::event_loop::{waiter, watching};
 
 /// The fields that an operation has in addition to those that every coroutine has. Of the common fields, `subject` is
@@ -56,12 +56,11 @@ impl Steps for SocketSteps {
     }
 
     #[inline]
-    fn attempt(this: Operation<'_>, _: *mut ffi::PyObject) -> PyResult<Attempt<'_>> {
-        match attempts::attempt(this)? {
-            attempts::Attempt::Done(value) => Ok(Attempt::Done(value)),
-            attempts::Attempt::Blocked(direction) => new_wait(this, direction, true).map(Attempt::Wait),
-            attempts::Attempt::Again(direction) => new_wait(this, direction, false).map(Attempt::Wait),
-        }
+    fn attempt(this: Operation<'_>, _: *mut ffi::PyObject) -> PyResult<CoroutineStep<'_>> {
+        Ok(match attempts::attempt(this)? {
+            Attempt::Done(value) => Progress::Done(value),
+            Attempt::MustWait(reason) => coroutine::yield_waiter(this, new_wait(this, reason)?),
+        })
     }
 
     fn reset(&self) {
@@ -78,9 +77,9 @@ impl Steps for SocketSteps {
     }
 }
 
-/// Makes the waiter for the next step: it waits for the event, or only for the next iteration if `is_for_event` is
-/// false, which lets other code run.
-fn new_wait(this: Operation<'_>, direction: Direction, is_for_event: bool) -> ObjectResult<'_> {
+/// Makes the waiter for the next step. It waits for the descriptor, or only for the next iteration, so that other code
+/// can run.
+fn new_wait(this: Operation<'_>, reason: WaitReason) -> ObjectResult<'_> {
     let py = this.py();
     let (Some(event_loop), Some(socket)) = (this.event_loop.get(py), this.subject.get(py)) else {
         return Err(PyRuntimeError::new_err(
@@ -98,8 +97,9 @@ fn new_wait(this: Operation<'_>, direction: Direction, is_for_event: bool) -> Ob
         fd = watching::descriptor(&socket)?;
     }
     watching::refuse_transport(owner, py, fd)?;
+    let direction = this.kind.get().direction();
     let waiter = waiter::new_waiter(&event_loop, fd, direction)?;
-    if !is_for_event {
+    if let WaitReason::Fairness = reason {
         waiter::finish_now(waiter::waiter_of(&waiter));
         return Ok(waiter);
     }

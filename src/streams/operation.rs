@@ -22,7 +22,8 @@ use super::{call, stock, with_access, writer};
 use crate::binding::native_type::NativeType;
 use crate::binding::object_cell::ObjectCell;
 use crate::binding::object_result::{ObjectResult, none};
-use crate::event_loop::coroutine::{self, Attempt, Coroutine, Place, Steps};
+use crate::event_loop::coroutine::{self, Coroutine, Place, Steps};
+use crate::event_loop::progress::{CoroutineStep, Progress};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::waiter;
 
@@ -74,14 +75,9 @@ type Operation<'py> = Coroutine<'py, StreamSteps>;
 
 static PLACE: Place = Place::new();
 
-/// The outcome of the native code's attempt.
-enum Answer<'py> {
-    Done(Bound<'py, PyAny>),
-    /// Wait until the reader holds this many bytes.
-    Wait(usize),
-    /// Leave the rest to asyncio's coroutine.
-    Delegate,
-}
+/// The outcome of a native attempt; `MustWait` has the number of bytes that the reader must hold. None means that
+/// asyncio's coroutine must do the rest.
+type Answer<'py> = PyResult<Option<Progress<Bound<'py, PyAny>, usize>>>;
 
 /// The coroutine of a reader's method.
 #[inline]
@@ -108,19 +104,19 @@ pub(super) fn new<'py>(
 }
 
 #[inline]
-fn answer<'py>(this: Operation<'py>, subject: &Bound<'py, PyAny>) -> PyResult<Answer<'py>> {
+fn answer<'py>(this: Operation<'py>, subject: &Bound<'py, PyAny>) -> Answer<'py> {
     if this.kind.get() == Kind::Drain {
         return match writer::writer_of(subject) {
-            Some(writer) if writer::is_drained(writer)? => Ok(Answer::Done(none(this.py()))),
-            _ => Ok(Answer::Delegate),
+            Some(writer) if writer::is_drained(writer)? => Ok(Some(Progress::Done(none(this.py())))),
+            _ => Ok(None),
         };
     }
     let Some(reader) = reader::reader_of(subject) else {
-        return Ok(Answer::Delegate);
+        return Ok(None);
     };
     // asyncio checks for an exception only once, before it waits.
     if !reader::has_own_methods(reader) || (reader.exception.is_set() && !this.has_waited.get()) {
-        return Ok(Answer::Delegate);
+        return Ok(None);
     }
     match this.kind.get() {
         Kind::Read => read(this, reader),
@@ -130,35 +126,35 @@ fn answer<'py>(this: Operation<'py>, subject: &Bound<'py, PyAny>) -> PyResult<An
 }
 
 #[inline]
-fn read<'py>(this: Operation<'py>, reader: Reader<'py>) -> PyResult<Answer<'py>> {
+fn read<'py>(this: Operation<'py>, reader: Reader<'py>) -> Answer<'py> {
     let Some(len) = this.first_as_len() else {
-        return Ok(Answer::Delegate);
+        return Ok(None);
     };
     let held_len = reader::len_bytes(reader);
     if held_len > 0 {
         return take(reader, held_len.min(len));
     }
     if reader.is_eof.get() {
-        return Ok(Answer::Done(PyBytes::new(this.py(), &[]).into_any()));
+        return Ok(Some(Progress::Done(PyBytes::new(this.py(), &[]).into_any())));
     }
-    Ok(Answer::Wait(1))
+    Ok(Some(Progress::MustWait(1)))
 }
 
-fn read_exactly<'py>(this: Operation<'py>, reader: Reader<'py>) -> PyResult<Answer<'py>> {
+fn read_exactly<'py>(this: Operation<'py>, reader: Reader<'py>) -> Answer<'py> {
     match this.first_as_len() {
         Some(len) if reader::len_bytes(reader) >= len => take(reader, len),
-        Some(len) if !reader.is_eof.get() => Ok(Answer::Wait(len)),
-        _ => Ok(Answer::Delegate),
+        Some(len) if !reader.is_eof.get() => Ok(Some(Progress::MustWait(len))),
+        _ => Ok(None),
     }
 }
 
-fn read_until<'py>(this: Operation<'py>, reader: Reader<'py>) -> PyResult<Answer<'py>> {
+fn read_until<'py>(this: Operation<'py>, reader: Reader<'py>) -> Answer<'py> {
     let given = this.first.get(this.py());
     let separator: &[u8] = match &given {
         None => b"\n",
         Some(given) => match given.cast_exact::<PyBytes>() {
             Ok(bytes) if !bytes.as_bytes().is_empty() => bytes.as_bytes(),
-            _ => return Ok(Answer::Delegate),
+            _ => return Ok(None),
         },
     };
     let (start, limit) = (this.rest.searched.get(), reader.limit());
@@ -172,15 +168,15 @@ fn read_until<'py>(this: Operation<'py>, reader: Reader<'py>) -> PyResult<Answer
     });
     match found {
         Some(index) if index <= limit => return take(reader, index + separator.len()),
-        Some(_) => return Ok(Answer::Delegate),
+        Some(_) => return Ok(None),
         None => {}
     }
     let searched = (len + 1).saturating_sub(separator.len());
     if searched > limit || reader.is_eof.get() {
-        return Ok(Answer::Delegate);
+        return Ok(None);
     }
     this.rest.searched.set(searched);
-    Ok(Answer::Wait(1))
+    Ok(Some(Progress::MustWait(1)))
 }
 
 /// The index of the first occurrence of `needle`, which must not be empty.
@@ -204,12 +200,12 @@ fn position(held: &[u8], needle: &[u8]) -> Option<usize> {
 
 /// Takes `len` bytes, and lets asyncio resume a transport that the reader has paused.
 #[inline]
-fn take(reader: Reader<'_>, len: usize) -> PyResult<Answer<'_>> {
+fn take(reader: Reader<'_>, len: usize) -> Answer<'_> {
     let taken = reader::take(reader, len)?;
     if reader.is_paused.get() {
         reader.to_bound().call_method0("_maybe_resume_transport")?;
     }
-    Ok(Answer::Done(taken))
+    Ok(Some(Progress::Done(taken)))
 }
 
 /// Puts a new waiter for `len` bytes into the reader. None if native code cannot wait.
@@ -246,7 +242,7 @@ fn end_wait(this: Operation<'_>) {
 
 /// Makes asyncio's own coroutine, which does the rest, and drives its first step.
 #[cold]
-fn delegate<'py>(this: Operation<'py>, subject: Bound<'py, PyAny>) -> PyResult<Attempt<'py>> {
+fn delegate<'py>(this: Operation<'py>, subject: Bound<'py, PyAny>) -> PyResult<CoroutineStep<'py>> {
     let py = this.py();
     let function = stock(py)?.coroutines[this.kind.get() as usize];
     let args = match this.first.get(py) {
@@ -264,15 +260,15 @@ fn forward<'py>(
     this: Operation<'py>,
     inner: &Bound<'py, PyAny>,
     value: *mut ffi::PyObject,
-) -> PyResult<Attempt<'py>> {
+) -> PyResult<CoroutineStep<'py>> {
     let py = this.py();
     let mut result = ptr::null_mut();
     // SAFETY: attached, with a live iterator and a value that the caller keeps alive. The result is a new reference, or
     // null with an exception set.
     unsafe {
         match ffi::PyIter_Send(inner.as_ptr(), value, &raw mut result) {
-            ffi::PySendResult::PYGEN_RETURN => Ok(Attempt::Done(Bound::from_owned_ptr(py, result))),
-            ffi::PySendResult::PYGEN_NEXT => Ok(Attempt::Forward(Bound::from_owned_ptr(py, result))),
+            ffi::PySendResult::PYGEN_RETURN => Ok(Progress::Done(Bound::from_owned_ptr(py, result))),
+            ffi::PySendResult::PYGEN_NEXT => Ok(Progress::MustWait(Bound::from_owned_ptr(py, result))),
             ffi::PySendResult::PYGEN_ERROR => Err(PyErr::fetch(py)),
         }
     }
@@ -297,25 +293,25 @@ impl Steps for StreamSteps {
     }
 
     #[inline]
-    fn attempt(this: Operation<'_>, value: *mut ffi::PyObject) -> PyResult<Attempt<'_>> {
+    fn attempt(this: Operation<'_>, value: *mut ffi::PyObject) -> PyResult<CoroutineStep<'_>> {
         let py = this.py();
         if let Some(inner) = this.rest.inner.get(py) {
             return forward(this, &inner, value);
         }
         end_wait(this);
         let Some(subject) = this.subject.get(py) else {
-            return Ok(Attempt::Done(none(py)));
+            return Ok(Progress::Done(none(py)));
         };
         match answer(this, &subject)? {
-            Answer::Done(value) => return Ok(Attempt::Done(value)),
-            Answer::Wait(len) => {
+            Some(Progress::Done(value)) => return Ok(Progress::Done(value)),
+            Some(Progress::MustWait(len)) => {
                 if let Some(reader) = reader::reader_of(&subject)
                     && let Some(waiter) = wait(this, reader, len)?
                 {
-                    return Ok(Attempt::Wait(waiter));
+                    return Ok(coroutine::yield_waiter(this, waiter));
                 }
             }
-            Answer::Delegate => {}
+            None => {}
         }
         delegate(this, subject)
     }

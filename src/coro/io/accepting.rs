@@ -5,18 +5,38 @@ use std::os::fd::{AsRawFd, OwnedFd};
 
 use grapeshot_core::sys::readiness;
 use grapeshot_core::sys::socket::{self, Address};
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyTuple, PyType};
 
-use super::call::{Attempt, Operation, Surroundings};
+use super::call::{self, Operation, Surroundings};
 use super::receiving::failed;
 use super::socket::Socket;
 use crate::binding::args::Args;
+use crate::binding::rows::row;
 use crate::binding::{base_socket, errors, new_objects, socket_object};
+use crate::event_loop::progress::{Attempt, WaitReason};
 use crate::event_loop::reactor::Direction;
 
+pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
+    vec![
+        row!(
+            method(call::run),
+            |_| Accept,
+            "accept()",
+            "Accept a connection. Return (socket, address); the new socket has the class of this one."
+        ),
+        row!(
+            method(call::run),
+            AcceptMany,
+            "accept_many(max=0, /)",
+            "Accept all pending connections, at least one and at most max. Return a list of (socket, address)."
+        ),
+    ]
+}
+
 /// `accept()`
-pub(super) struct Accept;
+struct Accept;
 
 impl Operation for Accept {
     fn attempt<'py>(
@@ -44,13 +64,13 @@ fn accept_shared<'py>(socket: &Socket<'py>, surroundings: &Surroundings<'_>) -> 
         let accept = py.import("grapeshot.coro._at_once")?.getattr("accept")?;
         let accepted = accept.call1((socket.object(),))?;
         return Ok(if accepted.is_none() {
-            Attempt::Blocked(Direction::Read)
+            Attempt::MustWait(WaitReason::WouldBlock(Direction::Read))
         } else {
             Attempt::Done(accepted)
         });
     }
     if !readiness::wait_ready(fd, false, Some(0)).map_err(|error| errors::os_error(&error))? {
-        return Ok(Attempt::Blocked(Direction::Read));
+        return Ok(Attempt::MustWait(WaitReason::WouldBlock(Direction::Read)));
     }
     match py.detach(|| socket::accept(fd)) {
         Ok(accepted) => Ok(Attempt::Done(connection(socket, accepted)?.into_any())),
@@ -59,7 +79,7 @@ fn accept_shared<'py>(socket: &Socket<'py>, surroundings: &Surroundings<'_>) -> 
 }
 
 /// `accept_many(max=0, /)`: a list of the results that `accept` would return, at least one.
-pub(super) struct AcceptMany(pub(super) Args<'static, 'static>);
+struct AcceptMany(Args<'static, 'static>);
 
 impl Operation for AcceptMany {
     fn attempt<'py>(
@@ -85,7 +105,7 @@ impl Operation for AcceptMany {
                     connections.append(connection)?;
                     Attempt::Done(connections.into_any())
                 }
-                other => other,
+                waits @ Attempt::MustWait(_) => waits,
             });
         }
         let connections = new_objects::list(py)?;

@@ -1,4 +1,4 @@
-//! Calls of the base class's own methods, which are repeated after a wait.
+//! The base class's own methods, and calls of them that are repeated after a wait.
 //!
 //! The arguments are converted once, before the first attempt: an iterator becomes a tuple, an object with `__index__`
 //! becomes an int, and a buffer stays exported until the call is over, so it cannot be resized during a wait. An
@@ -6,20 +6,94 @@
 //! first attempt, before any wait.
 
 use std::ffi::c_int;
-
-use pyo3::ffi;
-use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyInt, PyList, PyMemoryView, PyString, PyTuple};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use grapeshot_core::sys::readiness;
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyInt, PyList, PyMemoryView, PyString, PyTuple, PyType};
 
-use super::call::{Attempt, is_would_block};
+use super::call::{Operation, Surroundings, is_would_block};
 use super::socket::Socket;
-use super::socket_type::{Method, base_method};
 use crate::binding::args::Args;
 use crate::binding::new_objects;
 use crate::coro::sync::Limit;
+use crate::event_loop::progress::{Attempt, WaitReason};
 use crate::event_loop::reactor::Direction;
+
+/// The methods of `_socket.socket` and `socket.socket` that native code calls.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Method {
+    Recv,
+    RecvInto,
+    RecvFrom,
+    RecvFromInto,
+    RecvMsg,
+    RecvMsgInto,
+    Send,
+    SendAll,
+    SendTo,
+    SendMsg,
+    SetTimeout,
+    Bind,
+    Detach,
+    RealClose,
+    Init,
+}
+
+impl Method {
+    fn direction(self) -> Direction {
+        match self {
+            Self::Send | Self::SendAll | Self::SendTo | Self::SendMsg => Direction::Write,
+            _ => Direction::Read,
+        }
+    }
+}
+
+const COUNT: usize = 15;
+const NAMES: [&str; COUNT] = [
+    "recv",
+    "recv_into",
+    "recvfrom",
+    "recvfrom_into",
+    "recvmsg",
+    "recvmsg_into",
+    "send",
+    "sendall",
+    "sendto",
+    "sendmsg",
+    "settimeout",
+    "bind",
+    "detach",
+    "_real_close",
+    "__init__",
+];
+/// Never freed.
+static METHODS: [AtomicPtr<ffi::PyObject>; COUNT] = [const { AtomicPtr::new(ptr::null_mut()) }; COUNT];
+
+/// A base method, as it was when the native type was made.
+pub(super) fn base_method(py: Python<'_>, method: Method) -> PyResult<Bound<'_, PyAny>> {
+    let method = METHODS[method as usize].load(Ordering::Acquire);
+    // SAFETY: null, or a method that is never freed.
+    unsafe { Bound::from_borrowed_ptr_or_opt(py, method) }
+        .ok_or_else(|| PyRuntimeError::new_err("the native socket type has not been created yet"))
+}
+
+/// Stores the methods of `socket.socket` (`base`) and `_socket.socket` (`raw`). Called once, when the native type is
+/// made.
+pub(super) fn learn_methods(base: &Bound<'_, PyType>, raw: &Bound<'_, PyType>) -> PyResult<()> {
+    for ((place, name), index) in METHODS.iter().zip(NAMES).zip(0..) {
+        let owner = if index >= Method::Detach as usize {
+            base
+        } else {
+            raw
+        };
+        place.store(owner.getattr(name)?.into_ptr(), Ordering::Release);
+    }
+    Ok(())
+}
 
 /// The kind of value that a parameter of a base method takes.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -54,7 +128,7 @@ fn parameters(method: Method) -> &'static [(&'static str, Parameter)] {
     }
 }
 
-/// A call of a base method.
+/// A call of a base method, which is repeated until it does not block.
 pub(super) struct BaseCall {
     method: Method,
     pub(super) args: Args<'static, 'static>,
@@ -74,22 +148,42 @@ impl BaseCall {
         }
     }
 
+    /// Whether the call asked for urgent data when there was none, and one of Python's sockets would wait in this case:
+    /// a socket that has a timeout and nothing to read.
+    #[cold]
+    fn finds_no_urgent_data(&self, socket: &Socket<'_>, error: &PyErr) -> bool {
+        let py = socket.py();
+        let errno = || error.value(py).getattr("errno").and_then(|errno| errno.extract());
+        let flags = self.converted.as_ref().and_then(|converted| converted.last());
+        let asks = flags
+            .and_then(|flags| flags.extract::<i32>(py).ok())
+            .is_some_and(|flags| flags & libc::MSG_OOB != 0);
+        asks && matches!(socket.extra().limit(), Limit::For { .. })
+            && errno().ok() == Some(libc::EINVAL)
+            && socket
+                .descriptor()
+                .is_ok_and(|fd| matches!(readiness::wait_ready(fd, false, Some(0)), Ok(false)))
+    }
+}
+
+impl Operation for BaseCall {
     /// Calls the method. It never blocks, because the base's timeout is 0.
     #[cold]
     #[inline(never)]
-    pub(super) fn attempt<'py>(
-        &mut self,
-        socket: &Socket<'py>,
-        direction: Direction,
-    ) -> PyResult<Attempt<'py>> {
+    fn attempt<'py>(&mut self, socket: &Socket<'py>, _: &Surroundings<'_>) -> PyResult<Attempt<'py>> {
         let py = socket.py();
+        let direction = self.method.direction();
+        if direction == Direction::Read {
+            // The result says nothing about what is left in the socket.
+            socket.extra().is_drained.set(false);
+        }
         let function = base_method(py, self.method)?;
         if !self.has_begun {
             self.converted = convert_arguments(socket, self.method, &self.args)?;
             self.has_begun = true;
         }
         let mut values = vec![socket.object().as_ptr()];
-        let mut kwnames = std::ptr::null_mut();
+        let mut kwnames = ptr::null_mut();
         let mut count = values.len();
         if let Some(converted) = &self.converted {
             values.extend(converted.iter().map(Py::as_ptr));
@@ -106,29 +200,14 @@ impl BaseCall {
         };
         match called {
             Ok(value) => Ok(Attempt::Done(value)),
-            Err(error) if is_would_block(py, &error) => Ok(Attempt::Blocked(direction)),
-            Err(error) if direction == Direction::Read && self.finds_no_urgent_data(socket, &error) => {
-                Ok(Attempt::Blocked(direction))
+            Err(error)
+                if is_would_block(py, &error)
+                    || (direction == Direction::Read && self.finds_no_urgent_data(socket, &error)) =>
+            {
+                Ok(Attempt::MustWait(WaitReason::WouldBlock(direction)))
             }
             Err(error) => Err(error),
         }
-    }
-
-    /// Whether the call asked for urgent data when there was none, and one of Python's sockets would wait in this case:
-    /// a socket that has a timeout and nothing to read.
-    #[cold]
-    fn finds_no_urgent_data(&self, socket: &Socket<'_>, error: &PyErr) -> bool {
-        let py = socket.py();
-        let errno = || error.value(py).getattr("errno").and_then(|errno| errno.extract());
-        let flags = self.converted.as_ref().and_then(|converted| converted.last());
-        let asks = flags
-            .and_then(|flags| flags.extract::<i32>(py).ok())
-            .is_some_and(|flags| flags & libc::MSG_OOB != 0);
-        asks && matches!(socket.extra().limit(), Limit::For { .. })
-            && errno().ok() == Some(libc::EINVAL)
-            && socket
-                .descriptor()
-                .is_ok_and(|fd| matches!(readiness::wait_ready(fd, false, Some(0)), Ok(false)))
     }
 }
 

@@ -20,21 +20,12 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::socket::Socket;
-use super::wait::{Target, Wait, WaitState, reactor_of};
+use super::wait::{Target, Wait, reactor_of};
 use crate::binding::args::Args;
 use crate::coro::coroutine::{Coro, Outcome};
-use crate::coro::scheduler;
-use crate::coro::suspension::{self, Begun};
+use crate::coro::{runtime, scheduler, suspension};
+use crate::event_loop::progress::{Attempt, Progress, WaitReason};
 use crate::event_loop::reactor::{Direction, Reactor};
-
-/// The result of an attempt.
-pub(super) enum Attempt<'py> {
-    Done(Bound<'py, PyAny>),
-    /// The system call would have blocked.
-    Blocked(Direction),
-    /// A part is done, and the next part may be possible without a wait.
-    Continues,
-}
 
 /// The circumstances of an attempt.
 pub(super) struct Surroundings<'a> {
@@ -76,20 +67,18 @@ pub(super) trait Operation {
 /// The state of the call, which stays on the stack while the coro waits.
 struct Call<O> {
     slf: *mut ffi::PyObject,
-    state: State,
+    state: CallState,
     wait: Wait,
     operation: O,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
+enum CallState {
     New,
     /// The coro has yielded before its first attempt, or between two parts.
     Yielded,
     Waiting,
 }
-
-type Step = PyResult<Begun<'static, ()>>;
 
 /// Calls the function of a row for a socket's method that may wait. The function makes an operation of the arguments,
 /// and this runs it.
@@ -104,19 +93,19 @@ pub(super) unsafe fn run<O: Operation>(
 ) -> *mut ffi::PyObject {
     let call = Call {
         slf,
-        state: State::New,
+        state: CallState::New,
         wait: Wait::new(),
         operation: operation(args),
     };
-    // SAFETY: a step that returns `Waits` has met the conditions, in `Wait::begin` or `begin_act`.
-    unsafe { suspension::wait_in_steps(call, make_step::<O>) }
+    // SAFETY: a step that returns `MustWait` has met the conditions, in `Wait::begin` or `begin_act`.
+    unsafe { suspension::wait_in_steps(call, take_step::<O>) }
 }
 
-fn make_step<O: Operation>(
+fn take_step<O: Operation>(
     py: Python<'static>,
     call: &mut Call<O>,
     outcome: Option<Outcome<'static>>,
-) -> Step {
+) -> PyResult<Progress<Bound<'static, PyAny>>> {
     // SAFETY: the receiver of the method, which the caller keeps alive.
     let socket = unsafe { Socket::new(py, call.slf) };
     let result = go_on(call, &socket, outcome);
@@ -131,34 +120,34 @@ fn go_on<O: Operation>(
     call: &mut Call<O>,
     socket: &Socket<'static>,
     outcome: Option<Outcome<'static>>,
-) -> Step {
+) -> PyResult<Progress<Bound<'static, PyAny>>> {
     let py = socket.py();
     let coro = suspension::current_on_loop(py);
     match (call.state, outcome) {
-        (State::Waiting, outcome) => {
-            if let Some(coro) = crate::coro::runtime::current(py) {
+        (CallState::Waiting, outcome) => {
+            if let Some(coro) = runtime::current(py) {
                 call.wait.end(coro, Some(&socket.extra().waiting));
             }
             outcome.transpose()?;
         }
-        (State::Yielded, outcome) => {
+        (CallState::Yielded, outcome) => {
             outcome.transpose()?;
         }
-        (State::New, _) => {
+        (CallState::New, _) => {
             call.wait.set_limit(socket.extra().limit());
             let is_waiting_call = !socket.extra().is_at_once();
             if let Some(coro) = coro.filter(|coro| is_waiting_call && suspension::can_suspend(*coro)) {
                 if call.operation.is_hopeless(socket) && begin_hopeless(call, socket, coro)? {
-                    return Ok(Begun::Waits(()));
+                    return Ok(Progress::MustWait(()));
                 }
-                if let Begun::Waits(()) = suspension::begin_act(coro)? {
-                    call.state = State::Yielded;
-                    return Ok(Begun::Waits(()));
+                if let Progress::MustWait(()) = suspension::begin_act(coro)? {
+                    call.state = CallState::Yielded;
+                    return Ok(Progress::MustWait(()));
                 }
             }
         }
     }
-    let has_waited = call.state == State::Waiting;
+    let has_waited = call.state == CallState::Waiting;
     if has_waited && let Some(reactor) = coro.and_then(reactor_of) {
         scheduler::prefetch_next(reactor);
     }
@@ -182,7 +171,7 @@ fn begin_hopeless<O: Operation>(
         }
         call.wait.begin_in(coro, target(socket, fd, Direction::Read))?;
     }
-    call.state = State::Waiting;
+    call.state = CallState::Waiting;
     Ok(true)
 }
 
@@ -193,31 +182,35 @@ fn attempt<O: Operation>(
     socket: &Socket<'static>,
     coro: Option<Coro<'static>>,
     mut has_waited: bool,
-) -> Step {
+) -> PyResult<Progress<Bound<'static, PyAny>>> {
     loop {
         let surroundings = Surroundings {
             reactor: coro.and_then(reactor_of),
             has_waited,
         };
         match call.operation.attempt(socket, &surroundings)? {
-            Attempt::Done(value) => return Ok(Begun::IsOver(value)),
-            Attempt::Continues => {
+            Attempt::Done(value) => return Ok(Progress::Done(value)),
+            Attempt::MustWait(WaitReason::Fairness) => {
                 let is_waiting_call = !socket.extra().is_at_once();
                 let coro = coro.filter(|coro| is_waiting_call && suspension::can_suspend(*coro));
                 if let Some(coro) = coro
-                    && let Begun::Waits(()) = suspension::begin_act(coro)?
+                    && let Progress::MustWait(()) = suspension::begin_act(coro)?
                 {
-                    call.state = State::Yielded;
-                    return Ok(Begun::Waits(()));
+                    call.state = CallState::Yielded;
+                    return Ok(Progress::MustWait(()));
                 }
             }
-            Attempt::Blocked(_) if socket.extra().is_at_once() => return Err(would_block()),
-            Attempt::Blocked(direction) => {
-                call.wait.check_time()?;
-                match begin_wait(call, socket, socket.descriptor()?, direction)? {
-                    Begun::Waits(()) => return Ok(Begun::Waits(())),
-                    Begun::IsOver(_) => has_waited = true,
+            Attempt::MustWait(WaitReason::WouldBlock(direction)) => {
+                if socket.extra().is_at_once() {
+                    return Err(would_block());
                 }
+                call.wait.check_time()?;
+                let target = target(socket, socket.descriptor()?, direction);
+                if let Progress::MustWait(()) = call.wait.begin(target)? {
+                    call.state = CallState::Waiting;
+                    return Ok(Progress::MustWait(()));
+                }
+                has_waited = true;
             }
         }
     }
@@ -233,23 +226,6 @@ fn target<'a, 'py>(socket: &'a Socket<'py>, fd: RawFd, direction: Direction) -> 
         direction,
         is_anew: false,
     }
-}
-
-/// Begins a wait if the caller is a coro. In a thread without coros, the wait is over when this returns.
-#[inline]
-fn begin_wait<O: Operation>(
-    call: &mut Call<O>,
-    socket: &Socket<'static>,
-    fd: RawFd,
-    direction: Direction,
-) -> Step {
-    Ok(match call.wait.begin(target(socket, fd, direction))? {
-        WaitState::Suspends => {
-            call.state = State::Waiting;
-            Begun::Waits(())
-        }
-        WaitState::IsReady => Begun::IsOver(crate::binding::object_result::none(socket.py())),
-    })
 }
 
 /// The error of a socket with the timeout 0.

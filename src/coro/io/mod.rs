@@ -1,10 +1,10 @@
 //! Blocking-style I/O: waits on the loop's fd table, and sockets.
 //!
-//! - `wait`: the waits of one call on a descriptor; `blocking`: the same for a thread in which no coro runs
+//! - `wait`: the waits of one call on a descriptor
 //! - `at_once`: reads and writes that never block
 //! - `call`: methods that try, wait and try again; `readiness`: functions that only wait
 //! - `socket_type`: the native type that derives from `socket.socket`; `socket`: its objects
-//! - `receiving`, `sending`, `accepting`: its methods; `by_base`: calls that are left to the base's own methods;
+//! - `receiving`, `sending`, `accepting`: its methods; `by_base`: the base's own methods, and calls that are left to them;
 //!   `exports`: buffers
 //!
 //! ```text
@@ -21,7 +21,6 @@
 
 mod accepting;
 mod at_once;
-mod blocking;
 mod by_base;
 mod call;
 mod exports;

@@ -6,16 +6,16 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use super::socket::Socket;
-use super::wait::{Target, Wait, WaitState};
+use super::wait::{Target, Wait};
 use crate::binding::args::Args;
 use crate::binding::current_thread;
 use crate::binding::object_result::{ObjectResult, bool_object, none};
 use crate::binding::rows::row;
 use crate::coro::coroutine::Outcome;
 use crate::coro::runtime::current;
-use crate::coro::scheduler;
-use crate::coro::suspension::{self, Begun};
 use crate::coro::sync::Limit;
+use crate::coro::{scheduler, suspension};
+use crate::event_loop::progress::Progress;
 use crate::event_loop::reactor::Direction;
 use crate::event_loop::watching;
 
@@ -29,8 +29,6 @@ struct Kept {
     has_begun: bool,
     fd: i32,
 }
-
-type Step = PyResult<Begun<'static, ()>>;
 
 impl Kept {
     fn new(slf: *mut ffi::PyObject, args: Args<'static, 'static>, direction: Direction) -> Self {
@@ -51,14 +49,14 @@ impl Kept {
         object: &Bound<'static, PyAny>,
         socket: Option<&Socket<'static>>,
         outcome: Option<Outcome<'static>>,
-    ) -> Step {
+    ) -> PyResult<Progress<Bound<'static, PyAny>>> {
         let py = object.py();
         let waiting = socket.map(|socket| &socket.extra().waiting);
         if self.has_begun {
             let is_ready = current(py).is_some_and(|coro| self.wait.end(coro, waiting));
             outcome.transpose()?;
             if is_ready {
-                return Ok(Begun::IsOver(none(py)));
+                return Ok(Progress::Done(none(py)));
             }
             self.wait.check_time()?;
         }
@@ -71,9 +69,9 @@ impl Kept {
             is_anew: self.is_anew,
         };
         match self.wait.begin(target) {
-            Ok(WaitState::Suspends) => Ok(Begun::Waits(())),
-            Ok(WaitState::IsReady) => Ok(Begun::IsOver(none(py))),
-            Err(error) if is_always_ready(py, &error) => Ok(Begun::IsOver(none(py))),
+            Ok(Progress::MustWait(())) => Ok(Progress::MustWait(())),
+            Ok(Progress::Done(())) => Ok(Progress::Done(none(py))),
+            Err(error) if is_always_ready(py, &error) => Ok(Progress::Done(none(py))),
             Err(error) => Err(error),
         }
     }
@@ -86,7 +84,11 @@ fn is_always_ready(py: Python<'_>, error: &PyErr) -> bool {
 }
 
 /// `wait_for_read(fd, /, timeout=None)`
-fn step_of_function(_: Python<'static>, kept: &mut Kept, outcome: Option<Outcome<'static>>) -> Step {
+fn step_of_function(
+    _: Python<'static>,
+    kept: &mut Kept,
+    outcome: Option<Outcome<'static>>,
+) -> PyResult<Progress<Bound<'static, PyAny>>> {
     if !kept.has_begun {
         let [target, timeout] = kept.args.bind()?;
         let target = target.ok_or_else(no_target)?;
@@ -120,7 +122,11 @@ fn limit_of(timeout: Option<Bound<'_, PyAny>>) -> PyResult<Limit> {
 
 /// `_wait(direction, timeout, /)` of a socket. The direction is 0 to read, 1 to write, and 2 to write after an
 /// operation such as connect has begun.
-fn step_of_socket(py: Python<'static>, kept: &mut Kept, outcome: Option<Outcome<'static>>) -> Step {
+fn step_of_socket(
+    py: Python<'static>,
+    kept: &mut Kept,
+    outcome: Option<Outcome<'static>>,
+) -> PyResult<Progress<Bound<'static, PyAny>>> {
     // SAFETY: the receiver of the method, which the caller keeps alive.
     let socket = unsafe { Socket::new(py, kept.slf) };
     if !kept.has_begun {
@@ -150,11 +156,11 @@ unsafe fn call_wait(
     slf: *mut ffi::PyObject,
     args: Args<'static, 'static>,
     (step, direction): (
-        impl Fn(Python<'static>, &mut Kept, Option<Outcome<'static>>) -> Step,
+        impl Fn(Python<'static>, &mut Kept, Option<Outcome<'static>>) -> PyResult<Progress<Bound<'static, PyAny>>>,
         Direction,
     ),
 ) -> *mut ffi::PyObject {
-    // SAFETY: by the contract; a step returns `Waits` only after `Wait::begin`.
+    // SAFETY: by the contract; a step returns `MustWait` only after `Wait::begin`.
     unsafe { suspension::wait_in_steps(Kept::new(slf, args, direction), step) }
 }
 

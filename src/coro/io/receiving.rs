@@ -13,47 +13,82 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
-use super::by_base::BaseCall;
-use super::call::{Attempt, Operation, Surroundings};
+use super::by_base::{BaseCall, Method};
+use super::call::{self, Operation, Surroundings};
 use super::exports::View;
 use super::socket::Socket;
-use super::socket_type::Method;
 use crate::binding::args::Args;
 use crate::binding::errors;
 use crate::binding::lengths::ordinary_len;
 use crate::binding::new_bytes::NewBytes;
 use crate::binding::object_result::none;
+use crate::binding::rows::row;
+use crate::event_loop::progress::{Attempt, WaitReason};
 use crate::event_loop::reactor::{Direction, Received, receive_direct};
 
 /// The largest object that is allocated before it is known how much data there is, in a thread without a loop.
 const MAX_UNKNOWN_LEN: usize = 256 * 1024;
 
+pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
+    vec![
+        row!(
+            method(call::run),
+            Recv::new,
+            "recv(bufsize, flags=0, /)",
+            "Receive up to bufsize bytes. Returns b'' at the end of the stream."
+        ),
+        row!(
+            method(call::run),
+            RecvInto::new,
+            "recv_into(buffer, nbytes=0, flags=0)",
+            "Receive into a buffer. Return the number of bytes."
+        ),
+        row!(
+            method(call::run),
+            RecvExact::new,
+            "recv_exact(nbytes, /)",
+            "\
+                Receive exactly nbytes bytes. Raises EOFError if the stream ends earlier.\n\n\
+                If the call fails or is interrupted, the next recv() returns the bytes that it has received."
+        ),
+        row!(
+            method(call::run),
+            |args| BaseCall::new(Method::RecvFrom, args),
+            "recvfrom(bufsize, flags=0, /)",
+            "Receive a datagram. Return (data, address)."
+        ),
+        row!(
+            method(call::run),
+            |args| BaseCall::new(Method::RecvFromInto, args),
+            "recvfrom_into(buffer, nbytes=0, flags=0)",
+            "Receive a datagram into a buffer. Return (number of bytes, address)."
+        ),
+        row!(
+            method(call::run),
+            |args| BaseCall::new(Method::RecvMsg, args),
+            "recvmsg(bufsize, ancbufsize=0, flags=0, /)",
+            "Receive data and ancillary data. Return (data, ancdata, msg_flags, address)."
+        ),
+        row!(
+            method(call::run),
+            |args| BaseCall::new(Method::RecvMsgInto, args),
+            "recvmsg_into(buffers, ancbufsize=0, flags=0, /)",
+            "Receive into several buffers. Return (number of bytes, ancdata, msg_flags, address)."
+        ),
+    ]
+}
+
 /// Turns the error of a system call into the result of an attempt.
 #[inline]
 pub(super) fn failed<'py>(error: &io::Error, direction: Direction) -> PyResult<Attempt<'py>> {
     if error.kind() == io::ErrorKind::WouldBlock {
-        return Ok(Attempt::Blocked(direction));
+        return Ok(Attempt::MustWait(WaitReason::WouldBlock(direction)));
     }
     Err(errors::os_error(error))
 }
 
-/// A base method that is repeated until it does not block.
-pub(super) struct Repeated {
-    pub(super) call: BaseCall,
-    pub(super) direction: Direction,
-}
-
-impl Operation for Repeated {
-    fn attempt<'py>(&mut self, socket: &Socket<'py>, _: &Surroundings<'_>) -> PyResult<Attempt<'py>> {
-        if self.direction == Direction::Read {
-            socket.extra().is_drained.set(false);
-        }
-        self.call.attempt(socket, self.direction)
-    }
-}
-
 /// `recv(bufsize, flags=0)`
-pub(super) struct Recv {
+struct Recv {
     call: BaseCall,
     /// The number of bytes, for a call of the usual form.
     len: Option<NonZeroUsize>,
@@ -61,7 +96,7 @@ pub(super) struct Recv {
 
 impl Recv {
     #[inline]
-    pub(super) fn new(args: Args<'static, 'static>) -> Self {
+    fn new(args: Args<'static, 'static>) -> Self {
         let len = match args.only_positional() {
             // SAFETY: an argument, which the caller keeps alive.
             Some(&[number]) => unsafe { ordinary_len(number) },
@@ -97,8 +132,7 @@ impl Operation for Recv {
             return Ok(Attempt::Done(data));
         }
         let Some(len) = self.len() else {
-            socket.extra().is_drained.set(false);
-            return self.call.attempt(socket, Direction::Read);
+            return self.call.attempt(socket, surroundings);
         };
         let fd = socket.descriptor()?;
         match receive(socket, surroundings, fd, len)? {
@@ -107,7 +141,7 @@ impl Operation for Recv {
                 Ok(Attempt::Done(received.data))
             }
             Some(Err(error)) => failed(&error, Direction::Read),
-            None => self.call.attempt(socket, Direction::Read),
+            None => self.call.attempt(socket, surroundings),
         }
     }
 }
@@ -139,7 +173,7 @@ fn unread<'py>(socket: &Socket<'py>, len: Option<usize>) -> PyResult<Option<Boun
 }
 
 /// `recv_into(buffer, nbytes=0, flags=0)`
-pub(super) struct RecvInto {
+struct RecvInto {
     call: BaseCall,
     /// The exported buffer of a call that waits, so that it cannot be resized during the wait.
     kept: Option<Box<View>>,
@@ -147,7 +181,7 @@ pub(super) struct RecvInto {
 
 impl RecvInto {
     #[inline]
-    pub(super) fn new(args: Args<'static, 'static>) -> Self {
+    fn new(args: Args<'static, 'static>) -> Self {
         Self {
             call: BaseCall::new(Method::RecvInto, args),
             kept: None,
@@ -248,16 +282,13 @@ impl Operation for RecvInto {
                 self.keep(socket.py());
                 failed(&error, Direction::Read)
             }
-            None => {
-                socket.extra().is_drained.set(false);
-                self.call.attempt(socket, Direction::Read)
-            }
+            None => self.call.attempt(socket, surroundings),
         }
     }
 }
 
 /// `recv_exact(n, /)`
-pub(super) struct RecvExact {
+struct RecvExact {
     args: Args<'static, 'static>,
     /// The `bytes` object that is being filled; `done` is the number of bytes written.
     data: Option<NewBytes<'static>>,
@@ -265,7 +296,7 @@ pub(super) struct RecvExact {
 }
 
 impl RecvExact {
-    pub(super) fn new(args: Args<'static, 'static>) -> Self {
+    fn new(args: Args<'static, 'static>) -> Self {
         Self {
             args,
             data: None,
@@ -331,7 +362,7 @@ impl Operation for RecvExact {
                     self.done += len_bytes;
                     socket.note_read(surroundings.reactor, fd, len_bytes, missing);
                     if self.done < data.capacity() {
-                        return Ok(Attempt::Continues);
+                        return Ok(Attempt::MustWait(WaitReason::Fairness));
                     }
                 }
                 Err(error) => return failed(&error, Direction::Read),

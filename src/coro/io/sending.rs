@@ -6,15 +6,51 @@ use grapeshot_core::sys::socket;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::by_base::BaseCall;
-use super::call::{Attempt, Operation, Surroundings};
+use super::by_base::{BaseCall, Method};
+use super::call::{self, Operation, Surroundings};
 use super::exports::View;
 use super::receiving::failed;
 use super::socket::Socket;
-use super::socket_type::Method;
 use crate::binding::args::Args;
 use crate::binding::object_result::none;
+use crate::binding::rows::row;
+use crate::event_loop::progress::{Attempt, WaitReason};
 use crate::event_loop::reactor::Direction;
+
+pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
+    vec![
+        row!(
+            method(call::run),
+            SendOnce::new,
+            "send(data, flags=0, /)",
+            "Send a part of data. Return its length."
+        ),
+        row!(
+            method(call::run),
+            |args| SendAll::new(args, false),
+            "sendall(data, flags=0, /)",
+            "Send all of data. After an exception it is unknown how much was sent."
+        ),
+        row!(
+            method(call::run),
+            |args| SendAll::new(args, true),
+            "write(data, /)",
+            "Send all of data. Return its length."
+        ),
+        row!(
+            method(call::run),
+            |args| BaseCall::new(Method::SendTo, args),
+            "sendto(data, flags_or_address, address=..., /)",
+            "Send a datagram to an address, whose host may be a name. Return the number of bytes."
+        ),
+        row!(
+            method(call::run),
+            |args| BaseCall::new(Method::SendMsg, args),
+            "sendmsg(buffers, ancdata=(), flags=0, address=None, /)",
+            "Send several buffers and ancillary data. Return the number of bytes."
+        ),
+    ]
+}
 
 /// The content of an exact `bytes` object.
 #[inline]
@@ -32,11 +68,11 @@ fn exact_bytes<'a>(object: *mut ffi::PyObject) -> Option<&'a [u8]> {
 }
 
 /// `send(data, flags=0)`
-pub(super) struct SendOnce(BaseCall);
+struct SendOnce(BaseCall);
 
 impl SendOnce {
     #[inline]
-    pub(super) const fn new(args: Args<'static, 'static>) -> Self {
+    const fn new(args: Args<'static, 'static>) -> Self {
         Self(BaseCall::new(Method::Send, args))
     }
 }
@@ -49,10 +85,10 @@ impl Operation for SendOnce {
         surroundings: &Surroundings<'_>,
     ) -> PyResult<Attempt<'py>> {
         let Some(&[object]) = self.0.args.only_positional() else {
-            return self.0.attempt(socket, Direction::Write);
+            return self.0.attempt(socket, surroundings);
         };
         let Some(data) = exact_bytes(object) else {
-            return self.0.attempt(socket, Direction::Write);
+            return self.0.attempt(socket, surroundings);
         };
         match socket::send_now(socket.descriptor()?, data) {
             Ok(sent) => {
@@ -65,7 +101,7 @@ impl Operation for SendOnce {
 }
 
 /// `sendall(data, flags=0)`, and also `write(data)`, which returns the length.
-pub(super) struct SendAll {
+struct SendAll {
     args: Args<'static, 'static>,
     view: Option<Box<View>>,
     sent: usize,
@@ -74,7 +110,7 @@ pub(super) struct SendAll {
 
 impl SendAll {
     #[inline]
-    pub(super) fn new(args: Args<'static, 'static>, is_write: bool) -> Self {
+    fn new(args: Args<'static, 'static>, is_write: bool) -> Self {
         Self {
             args,
             view: None,
@@ -107,7 +143,7 @@ impl Operation for SendAll {
                 (object, flags.extract::<c_int>()?)
             }
             // The base's method raises TypeError.
-            _ => return BaseCall::new(Method::SendAll, self.args).attempt(socket, Direction::Write),
+            _ => return BaseCall::new(Method::SendAll, self.args).attempt(socket, surroundings),
         };
         let fd = socket.descriptor()?;
         let data = if let Some(data) = exact_bytes(object) {
@@ -128,7 +164,7 @@ impl Operation for SendAll {
                 surroundings.note_write(sent);
                 self.sent += sent;
                 if self.sent < data.len() {
-                    Ok(Attempt::Continues)
+                    Ok(Attempt::MustWait(WaitReason::Fairness))
                 } else {
                     self.done(socket)
                 }

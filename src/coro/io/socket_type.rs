@@ -10,75 +10,22 @@
 use std::ffi::{c_int, c_void};
 use std::mem::{align_of, size_of};
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::Ordering;
 
-use pyo3::exceptions::{PyOSError, PyRuntimeError, PyTypeError};
+use pyo3::exceptions::{PyOSError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyFloat, PyInt, PyTuple, PyType};
 
-use super::accepting::{Accept, AcceptMany, resolved};
-use super::by_base::BaseCall;
-use super::call;
-use super::readiness;
-use super::receiving::{Recv, RecvExact, RecvInto, Repeated};
-use super::sending::{SendAll, SendOnce};
+use super::accepting::{self, resolved};
+use super::by_base::{Method, base_method, learn_methods};
 use super::socket::{Extra, SOCKET_TYPE, Socket, set_type};
+use super::{readiness, receiving, sending};
 use crate::binding::args::Args;
 use crate::binding::native_type::slot;
 use crate::binding::object_result::{ObjectResult, bool_object, none};
 use crate::binding::rows::{self, leak_table, row};
 use crate::binding::{base_socket, errors, new_objects};
-use crate::event_loop::reactor::Direction;
-
-/// The methods of `_socket.socket` and `socket.socket` that native code calls.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Method {
-    Recv,
-    RecvInto,
-    RecvFrom,
-    RecvFromInto,
-    RecvMsg,
-    RecvMsgInto,
-    Send,
-    SendAll,
-    SendTo,
-    SendMsg,
-    SetTimeout,
-    Bind,
-    Detach,
-    RealClose,
-    Init,
-}
-
-const COUNT: usize = 15;
-const NAMES: [&str; COUNT] = [
-    "recv",
-    "recv_into",
-    "recvfrom",
-    "recvfrom_into",
-    "recvmsg",
-    "recvmsg_into",
-    "send",
-    "sendall",
-    "sendto",
-    "sendmsg",
-    "settimeout",
-    "bind",
-    "detach",
-    "_real_close",
-    "__init__",
-];
-/// Never freed.
-static METHODS: [AtomicPtr<ffi::PyObject>; COUNT] = [const { AtomicPtr::new(ptr::null_mut()) }; COUNT];
-
-/// A base method, as it was when the native type was made.
-pub(super) fn base_method(py: Python<'_>, method: Method) -> PyResult<Bound<'_, PyAny>> {
-    let method = METHODS[method as usize].load(Ordering::Acquire);
-    // SAFETY: null, or a method that is never freed.
-    unsafe { Bound::from_borrowed_ptr_or_opt(py, method) }
-        .ok_or_else(|| PyRuntimeError::new_err("the native socket type has not been created yet"))
-}
 
 /// Calls the function of a row for a method that never waits, a `fn(&Socket, Args) -> ObjectResult`.
 ///
@@ -97,107 +44,11 @@ unsafe fn call_plain(
     })
 }
 
-const fn repeated(args: Args<'static, 'static>, method: Method, direction: Direction) -> Repeated {
-    Repeated {
-        call: BaseCall::new(method, args),
-        direction,
-    }
-}
-
-fn receiving_methods() -> Vec<ffi::PyMethodDef> {
-    vec![
-        row!(
-            method(call::run),
-            Recv::new,
-            "recv(bufsize, flags=0, /)",
-            "Receive up to bufsize bytes. Returns b'' at the end of the stream."
-        ),
-        row!(
-            method(call::run),
-            RecvInto::new,
-            "recv_into(buffer, nbytes=0, flags=0)",
-            "Receive into a buffer. Return the number of bytes."
-        ),
-        row!(
-            method(call::run),
-            RecvExact::new,
-            "recv_exact(nbytes, /)",
-            "\
-                Receive exactly nbytes bytes. Raises EOFError if the stream ends earlier.\n\n\
-                If the call fails or is interrupted, the next recv() returns the bytes that it has received."
-        ),
-        row!(
-            method(call::run),
-            |args| repeated(args, Method::RecvFrom, Direction::Read),
-            "recvfrom(bufsize, flags=0, /)",
-            "Receive a datagram. Return (data, address)."
-        ),
-        row!(
-            method(call::run),
-            |args| repeated(args, Method::RecvFromInto, Direction::Read),
-            "recvfrom_into(buffer, nbytes=0, flags=0)",
-            "Receive a datagram into a buffer. Return (number of bytes, address)."
-        ),
-        row!(
-            method(call::run),
-            |args| repeated(args, Method::RecvMsg, Direction::Read),
-            "recvmsg(bufsize, ancbufsize=0, flags=0, /)",
-            "Receive data and ancillary data. Return (data, ancdata, msg_flags, address)."
-        ),
-        row!(
-            method(call::run),
-            |args| repeated(args, Method::RecvMsgInto, Direction::Read),
-            "recvmsg_into(buffers, ancbufsize=0, flags=0, /)",
-            "Receive into several buffers. Return (number of bytes, ancdata, msg_flags, address)."
-        ),
-        row!(
-            method(call::run),
-            |_| Accept,
-            "accept()",
-            "Accept a connection. Return (socket, address); the new socket has the class of this one."
-        ),
-        row!(
-            method(call::run),
-            AcceptMany,
-            "accept_many(max=0, /)",
-            "Accept all pending connections, at least one and at most max. Return a list of (socket, address)."
-        ),
-    ]
-}
-
 fn methods() -> Vec<ffi::PyMethodDef> {
-    let mut methods = receiving_methods();
+    let mut methods = receiving::methods();
+    methods.extend(accepting::methods());
+    methods.extend(sending::methods());
     methods.extend([
-        row!(
-            method(call::run),
-            SendOnce::new,
-            "send(data, flags=0, /)",
-            "Send a part of data. Return its length."
-        ),
-        row!(
-            method(call::run),
-            |args| SendAll::new(args, false),
-            "sendall(data, flags=0, /)",
-            "Send all of data. After an exception it is unknown how much was sent."
-        ),
-        row!(
-            method(call::run),
-            |args| SendAll::new(args, true),
-            "write(data, /)",
-            "Send all of data. Return its length."
-        ),
-        row!(
-            method(call::run),
-            |args| repeated(args, Method::SendTo, Direction::Write),
-            "sendto(data, flags_or_address, address=..., /)",
-            "Send a datagram to an address, whose host may be a name. Return the number of bytes."
-        ),
-        row!(
-            method(call::run),
-            |args| repeated(args, Method::SendMsg, Direction::Write),
-            "sendmsg(buffers, ancdata=(), flags=0, address=None, /)",
-            "Send several buffers and ancillary data. Return the number of bytes."
-        ),
         readiness::wait_method(),
         row!(
             method(call_plain),
@@ -400,14 +251,7 @@ fn make_type<'py>(base: &Bound<'py, PyType>) -> PyResult<Bound<'py, PyType>> {
             "this socket.socket is not supported: its base or its layout is unknown",
         ));
     }
-    for ((place, name), index) in METHODS.iter().zip(NAMES).zip(0..) {
-        let owner = if index >= Method::Detach as usize {
-            base
-        } else {
-            &raw
-        };
-        place.store(owner.getattr(name)?.into_ptr(), Ordering::Release);
-    }
+    learn_methods(base, &raw)?;
     base_socket::learn_layout(py)?;
     // SAFETY: a live type.
     let base_len = unsafe { (*base.as_type_ptr()).tp_basicsize } as usize;

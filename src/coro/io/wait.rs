@@ -1,17 +1,19 @@
 //! The waits of one call on one descriptor.
 //!
 //! A coro waits in the fd table of its loop. The entry is the coro itself, and an event makes it ready. In a thread in
-//! which no coro runs, the thread blocks instead.
+//! which no coro runs, the thread blocks instead, without the GIL.
 
 use std::cell::Cell;
+use std::io;
 use std::os::fd::RawFd;
 use std::ptr;
 
+use grapeshot_core::sys::clock::now_ns;
+use grapeshot_core::sys::readiness;
 use pyo3::exceptions::{PyRuntimeError, PyTimeoutError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::blocking;
 use crate::binding::errors;
 use crate::binding::native_type::This;
 use crate::coro::coroutine::{Coro, Status};
@@ -19,6 +21,7 @@ use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::suspension;
 use crate::coro::sync::{Deadline, Limit};
 use crate::coro::{interruption, scheduler, threads};
+use crate::event_loop::progress::Progress;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::{Descriptors, Direction, Reactor, Watcher};
 use crate::event_loop::source::DeferredCall;
@@ -102,21 +105,13 @@ pub(super) struct Target<'a, 'py> {
     pub(super) is_anew: bool,
 }
 
-/// The state of a wait after `Wait::begin`.
-pub(super) enum WaitState {
-    /// The coro is about to leave its stack.
-    Suspends,
-    /// The thread has blocked, and the descriptor is ready.
-    IsReady,
-}
-
 /// The time limit for all waits of one call together.
 #[derive(Clone, Copy)]
 enum TimeLimit {
     /// The limit, counted from the first wait on.
     For(Limit),
     /// The end of the time, in a thread without coros that has already waited.
-    Until(blocking::End),
+    Until(BlockingEnd),
 }
 
 /// The waits of one call. This value stays on the coro's stack during a wait.
@@ -144,22 +139,24 @@ impl Wait {
     }
 
     /// Begins a wait, after a system call has found that it would block, or after an operation has begun in the kernel.
+    /// `MustWait`: the coro must leave its stack now. `Done`: no coro runs here, so the thread has blocked until the
+    /// descriptor was ready.
     ///
     /// Raises `TimeoutError` if the time is over, and `SimultaneousError` if another coro already waits for the same
     /// event.
-    pub(super) fn begin(&mut self, target: Target<'_, 'static>) -> PyResult<WaitState> {
+    pub(super) fn begin(&mut self, target: Target<'_, 'static>) -> PyResult<Progress<()>> {
         let py = target.object.py();
         if suspension::current_on_loop(py).is_some() {
             self.begin_in(suspension::suspendable(py)?, target)?;
-            return Ok(WaitState::Suspends);
+            return Ok(Progress::MustWait(()));
         }
         let end = match self.time_limit {
-            TimeLimit::For(limit) => blocking::End::new(limit),
+            TimeLimit::For(limit) => BlockingEnd::new(limit),
             TimeLimit::Until(end) => end,
         };
         self.time_limit = TimeLimit::Until(end);
-        if blocking::wait_ready(py, target.fd, target.direction, end)? {
-            Ok(WaitState::IsReady)
+        if block_until_ready(py, target.fd, target.direction, end)? {
+            Ok(Progress::Done(()))
         } else {
             Err(timed_out())
         }
@@ -274,7 +271,7 @@ fn enter(coro: Coro<'_>, target: Target<'_, '_>) -> PyResult<()> {
     let descriptors = &owner.reactor().descriptors;
     if fd < 0 {
         // The object was closed before the wait.
-        return Err(errors::os_error(&std::io::Error::from_raw_os_error(libc::EBADF)));
+        return Err(errors::os_error(&io::Error::from_raw_os_error(libc::EBADF)));
     }
     let entry = || DeferredCall::new(coro.to_bound(), wake);
     let is_free = target
@@ -398,5 +395,42 @@ pub(super) fn forget(coro: Coro<'_>, fd: RawFd, direction: Direction) {
     if let Some(event_loop) = coro.event_loop.get(coro.py()) {
         let reactor = LoopObject::of(&event_loop).reactor();
         reactor.descriptors.forget_waiter(fd, direction, coro.as_ptr());
+    }
+}
+
+// ---- without coros -------------------------------------------------------------------------------------------------
+
+/// When a wait of a thread has to end, on the clock of `now_ns`. The largest number means never.
+#[derive(Clone, Copy)]
+struct BlockingEnd(u64);
+
+impl BlockingEnd {
+    /// The end of waits that begin now.
+    fn new(limit: Limit) -> Self {
+        Self(match limit {
+            Limit::Endless => u64::MAX,
+            Limit::AtOnce => 0,
+            // The cast saturates: a limit of centuries is as good as no limit.
+            Limit::For { timeout_s } => now_ns().saturating_add((timeout_s * 1e9).ceil() as u64),
+        })
+    }
+}
+
+/// Blocks until the descriptor is ready or the end is reached. Returns whether it is ready. Python signal handlers run
+/// during the wait; an exception from one ends the wait.
+fn block_until_ready(py: Python<'_>, fd: RawFd, direction: Direction, end: BlockingEnd) -> PyResult<bool> {
+    let is_write = direction == Direction::Write;
+    let end_ns = (end.0 != u64::MAX).then_some(end.0);
+    loop {
+        match py.detach(|| readiness::wait_ready(fd, is_write, end_ns)) {
+            Ok(is_ready) => return Ok(is_ready),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                // SAFETY: attached.
+                if unsafe { ffi::PyErr_CheckSignals() } != 0 {
+                    return Err(PyErr::fetch(py));
+                }
+            }
+            Err(error) => return Err(errors::os_error(&error)),
+        }
     }
 }

@@ -15,13 +15,13 @@ use crate::binding::object_result::{ObjectResult, bool_object, none};
 use crate::coro::coroutine::{Coro, Outcome, Status};
 use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::runtime::{current as running, with_runtime};
-use crate::coro::suspension::Begun;
 use crate::coro::{
     collector, ending, hooks, latency, notifier, pystate, report, scheduler, suspension, sync, tasks,
     threads, visibility, watchdog,
 };
 use crate::event_loop::handle::HandleRef;
 use crate::event_loop::loop_clock::time_s;
+use crate::event_loop::progress::Progress;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::Direction;
 
@@ -63,13 +63,13 @@ pub(super) fn running_loop<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResu
     visibility::running_loop(py)
 }
 
-pub(super) fn begin_yield<'py>(py: Python<'py>, _: Args<'_, 'py>) -> PyResult<Begun<'py, ()>> {
+pub(super) fn begin_yield<'py>(py: Python<'py>, _: Args<'_, 'py>) -> PyResult<Progress<Bound<'py, PyAny>>> {
     suspension::begin_yield(suspension::suspendable(py)?)
 }
 
-pub(super) fn begin_wait<'py>(py: Python<'py>, args: Args<'_, 'py>) -> PyResult<Begun<'py, ()>> {
+pub(super) fn begin_wait<'py>(py: Python<'py>, args: Args<'_, 'py>) -> PyResult<Progress<Bound<'py, PyAny>>> {
     if !args.values().is_empty() {
-        return hooks::wait_for(py, &args).map(Begun::IsOver);
+        return hooks::wait_for(py, &args).map(Progress::Done);
     }
     suspension::begin_wait(suspension::suspendable(py)?)
 }
@@ -84,11 +84,14 @@ pub(super) fn set_registry<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectR
 }
 
 /// Like `_coro_wait`, but returns an interruption instead of raising it. It raises only if the coro cannot wait.
-pub(super) fn begin_wait_for_wake<'py>(py: Python<'py>, _: Args<'_, 'py>) -> PyResult<Begun<'py, ()>> {
+pub(super) fn begin_wait_for_wake<'py>(
+    py: Python<'py>,
+    _: Args<'_, 'py>,
+) -> PyResult<Progress<Bound<'py, PyAny>>> {
     let coro = suspension::suspendable(py)?;
     match suspension::begin_wait(coro) {
         Ok(begun) => Ok(begun),
-        Err(interruption) => return_interruption(coro, (), Err(interruption)).map(Begun::IsOver),
+        Err(interruption) => return_interruption(coro, (), Err(interruption)).map(Progress::Done),
     }
 }
 
@@ -128,12 +131,15 @@ pub(super) fn monotonic<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<
 pub(super) fn begin_sleep_until<'py>(
     py: Python<'py>,
     args: Args<'_, 'py>,
-) -> PyResult<Begun<'py, HandleRef>> {
+) -> PyResult<Progress<Bound<'py, PyAny>, HandleRef>> {
     let when_s = args.get(0).map_or(Ok(0.0), |when| when.extract::<f64>())?;
     suspension::begin_sleep(suspension::suspendable(py)?, when_s, 0.0)
 }
 
-pub(super) fn begin_sleep_for<'py>(py: Python<'py>, args: Args<'_, 'py>) -> PyResult<Begun<'py, HandleRef>> {
+pub(super) fn begin_sleep_for<'py>(
+    py: Python<'py>,
+    args: Args<'_, 'py>,
+) -> PyResult<Progress<Bound<'py, PyAny>, HandleRef>> {
     let delay_s = args.get(0).map_or(Ok(0.0), |delay| delay.extract::<f64>())?;
     let coro = suspension::suspendable(py)?;
     suspension::begin_sleep(coro, suspension::now_s(coro)? + delay_s, delay_s)
@@ -211,10 +217,10 @@ pub(super) fn set_selfishness<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Obje
 }
 
 /// `_coro_act()`: counts an I/O operation that begins. Outside of a coro it does nothing.
-pub(super) fn begin_act<'py>(py: Python<'py>, _: Args<'_, 'py>) -> PyResult<Begun<'py, ()>> {
+pub(super) fn begin_act<'py>(py: Python<'py>, _: Args<'_, 'py>) -> PyResult<Progress<Bound<'py, PyAny>>> {
     match running(py) {
         Some(_) => suspension::begin_act(suspension::suspendable(py)?),
-        None => Ok(Begun::IsOver(none(py))),
+        None => Ok(Progress::Done(none(py))),
     }
 }
 

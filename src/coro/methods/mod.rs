@@ -15,22 +15,22 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use super::coroutine::{Coro, Outcome};
-use super::suspension::Begun;
 use super::{io, latency, scheduler, suspension, sync};
 use crate::binding::args::Args;
 use crate::binding::rows::row;
+use crate::event_loop::progress::Progress;
 
 /// Calls the two functions of a row that waits between them: see `suspension::wait_at_boundary`.
 ///
 /// # Safety
-/// CPython has called a function with these arguments. If `begin` returns `Begun::Waits`, it has met the conditions of
+/// CPython has called a function with these arguments. If `begin` returns `MustWait`, it has met the conditions of
 /// `prepare_switch`.
 #[inline(always)]
 unsafe fn call_waiting<S>(
     _: *mut ffi::PyObject,
     args: Args<'static, 'static>,
     (begin, finish): (
-        impl FnOnce(Python<'static>, Args<'_, 'static>) -> PyResult<Begun<'static, S>>,
+        impl FnOnce(Python<'static>, Args<'_, 'static>) -> PyResult<Progress<Bound<'static, PyAny>, S>>,
         impl FnOnce(Coro<'static>, S, Outcome<'static>) -> Outcome<'static>,
     ),
 ) -> *mut ffi::PyObject {

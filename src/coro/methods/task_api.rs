@@ -8,10 +8,10 @@ use std::ffi::{CStr, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use pyo3::exceptions::{PyRuntimeError, PyStopIteration};
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyTuple};
+use pyo3::types::PyList;
 
 use super::coro::check_thread;
 use crate::binding::args::Args;
@@ -25,6 +25,7 @@ use crate::coro::coroutine::{Coro, Status};
 use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::runtime::current;
 use crate::coro::{scheduler, visibility};
+use crate::event_loop::progress::{CoroutineStep, Progress};
 use crate::event_loop::pyloop::LoopObject;
 
 // ---- the outcome ---------------------------------------------------------------------------------------------
@@ -222,12 +223,7 @@ pub(super) unsafe extern "C" fn am_await(slf: *mut ffi::PyObject) -> *mut ffi::P
     }
 }
 
-enum Step<'py> {
-    Yield(Bound<'py, PyAny>),
-    Return(Bound<'py, PyAny>),
-}
-
-fn step(this: This<'_, AwaitObject>) -> PyResult<Step<'_>> {
+fn step(this: This<'_, AwaitObject>) -> PyResult<CoroutineStep<'_>> {
     let py = this.py();
     let Some(object) = this.coro.get(py) else {
         return Err(PyRuntimeError::new_err(
@@ -237,7 +233,7 @@ fn step(this: This<'_, AwaitObject>) -> PyResult<Step<'_>> {
     let coro = scheduler::coro_of(&object);
     if coro.is_done() {
         drop(this.coro.take(py));
-        return take_outcome(coro).map(Step::Return);
+        return take_outcome(coro).map(Progress::Done);
     }
     if coro.status.get() == Status::New && coro.event_loop.as_ptr() == visibility::running_loop(py)?.as_ptr()
     {
@@ -255,32 +251,15 @@ fn step(this: This<'_, AwaitObject>) -> PyResult<Step<'_>> {
         return Err(PyRuntimeError::new_err(message));
     }
     coro.is_blocking.set(1);
-    Ok(Step::Yield(object))
+    Ok(Progress::MustWait(object))
 }
 
 unsafe extern "C" fn iternext(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: CPython calls tp_iternext attached with an object of this type.
     unsafe {
         let py = Python::assume_attached();
-        errors::at_boundary(py, ptr::null_mut(), || match step(This::new(py, slf))? {
-            Step::Yield(coro) => Ok(coro.into_ptr()),
-            // An iterator that ends without an exception returns None.
-            Step::Return(value) if value.is_none() => Ok(ptr::null_mut()),
-            // `PyErr_SetObject` would unpack a tuple into the arguments, and would take an exception for the
-            // `StopIteration` itself.
-            Step::Return(value) if value.is_instance_of::<PyTuple>() || is_exception(&value) => {
-                Err(PyStopIteration::new_err((value.unbind(),)))
-            }
-            Step::Return(value) => {
-                ffi::PyErr_SetObject(ffi::PyExc_StopIteration, value.as_ptr());
-                Ok(ptr::null_mut())
-            }
-        })
+        errors::at_boundary(py, ptr::null_mut(), || step(This::new(py, slf))?.into_iternext())
     }
-}
-
-fn is_exception(value: &Bound<'_, PyAny>) -> bool {
-    value.is_instance_of::<pyo3::exceptions::PyBaseException>()
 }
 
 unsafe extern "C" fn am_send(
@@ -293,10 +272,7 @@ unsafe extern "C" fn am_send(
         let py = Python::assume_attached();
         let (object, outcome) =
             errors::at_boundary(py, (ptr::null_mut(), ffi::PySendResult::PYGEN_ERROR), || {
-                Ok(match step(This::new(py, slf))? {
-                    Step::Yield(coro) => (coro.into_ptr(), ffi::PySendResult::PYGEN_NEXT),
-                    Step::Return(value) => (value.into_ptr(), ffi::PySendResult::PYGEN_RETURN),
-                })
+                step(This::new(py, slf)).map(CoroutineStep::into_am_send)
             });
         *result = object;
         outcome
@@ -304,10 +280,7 @@ unsafe extern "C" fn am_send(
 }
 
 fn send<'py>(this: This<'py, AwaitObject>, _: Args<'_, 'py>) -> ObjectResult<'py> {
-    match step(this)? {
-        Step::Yield(coro) => Ok(coro),
-        Step::Return(value) => Err(PyStopIteration::new_err((value.unbind(),))),
-    }
+    step(this)?.into_send()
 }
 
 // ---- registration --------------------------------------------------------------------------------------------

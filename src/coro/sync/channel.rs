@@ -22,7 +22,7 @@ use pyo3::types::{PyTuple, PyType};
 use super::item_queue::ItemQueue;
 use super::limit::{Deadline, Limit};
 use super::object::{
-    Call, FLAGS, Head, Primitive, Step, Wait, call_in_steps, check_thread, dealloc, end, grant,
+    Call, EndedWait, FLAGS, Head, Primitive, call_in_steps, check_thread, dealloc, end, grant,
     make_type as make, offer_in_queue,
 };
 use crate::binding::args::Args;
@@ -32,9 +32,9 @@ use crate::binding::object_result::{ObjectResult, bool_object, none};
 use crate::binding::rows::{class_getitem, getter, row};
 use crate::coro::coroutine::{Coro, Outcome};
 use crate::coro::errors::{self as coro_errors, ErrorClass};
-use crate::coro::scheduler;
-use crate::coro::suspension::{self, Begun};
 use crate::coro::wait_queue::WaitQueue;
+use crate::coro::{scheduler, suspension};
+use crate::event_loop::progress::Progress;
 
 #[repr(C)]
 pub(super) struct ChannelObject {
@@ -244,7 +244,7 @@ enum Sent<'py> {
 
 /// Reads the result of a sender's wait. Err: the wait was interrupted.
 #[inline]
-fn sent<'py>(coro: Coro<'py>, wait: Wait<'py>) -> PyResult<Sent<'py>> {
+fn sent<'py>(coro: Coro<'py>, wait: EndedWait<'py>) -> PyResult<Sent<'py>> {
     match wait.result {
         Ok(_) if wait.is_granted => Ok(Sent::Taken),
         Ok(_) if wait.is_late => Ok(Sent::Late),
@@ -264,7 +264,7 @@ fn next_value(
     this: Channel<'static>,
     call: &mut Call,
     outcome: Option<Outcome<'static>>,
-) -> PyResult<Step<Option<Bound<'static, PyAny>>>> {
+) -> PyResult<Progress<Option<Bound<'static, PyAny>>>> {
     let coro = if let Some(outcome) = outcome {
         let coro = suspension::running(this.py())?;
         let wait = end(coro, outcome);
@@ -282,7 +282,7 @@ fn next_value(
     } else {
         check_thread(this)?;
         if let Some(value) = received(this) {
-            return value.map(Step::IsOver);
+            return value.map(Progress::Done);
         }
         if call.limit.is_at_once() {
             return Err(no_value(this, call.limit));
@@ -292,10 +292,10 @@ fn next_value(
         coro
     };
     if let Some(value) = received(this) {
-        return value.map(Step::IsOver);
+        return value.map(Progress::Done);
     }
     match call.wait_in(&this.receivers, coro, 0) {
-        Ok(true) => Ok(Step::Waits),
+        Ok(true) => Ok(Progress::MustWait(())),
         Ok(false) => Err(no_value(this, call.limit)),
         Err(interruption) => {
             ChannelObject::promise(this);
@@ -325,22 +325,22 @@ fn send(
     args: Args<'_, 'static>,
     call: &mut Call,
     outcome: Option<Outcome<'static>>,
-) -> PyResult<Begun<'static, ()>> {
+) -> PyResult<Progress<Bound<'static, PyAny>>> {
     let py = this.py();
     let (coro, value) = if let Some(outcome) = outcome {
         let coro = suspension::running(py)?;
         match sent(coro, end(coro, outcome))? {
-            Sent::Taken => return Ok(Begun::IsOver(none(py))),
+            Sent::Taken => return Ok(Progress::Done(none(py))),
             Sent::Late => return Err(late(py, call.limit)),
             Sent::Back(offer) => (coro, offer),
         }
     } else if let Some(begun) = begin_send(this, args, call)? {
         begun
     } else {
-        return Ok(Begun::IsOver(none(py)));
+        return Ok(Progress::Done(none(py)));
     };
     if call.offer_in(&this.senders, coro, value)? {
-        Ok(Begun::Waits(()))
+        Ok(Progress::MustWait(()))
     } else {
         Err(late(py, call.limit))
     }
@@ -381,15 +381,15 @@ fn receive(
     args: Args<'_, 'static>,
     call: &mut Call,
     outcome: Option<Outcome<'static>>,
-) -> PyResult<Begun<'static, ()>> {
+) -> PyResult<Progress<Bound<'static, PyAny>>> {
     if outcome.is_none() && !args.values().is_empty() {
         let [block, timeout] = args.bind()?;
         call.limit = Limit::new(block, timeout)?;
     }
     match next_value(this, call, outcome)? {
-        Step::Waits => Ok(Begun::Waits(())),
-        Step::IsOver(Some(value)) => Ok(Begun::IsOver(value)),
-        Step::IsOver(None) => Err(closed(this.py())),
+        Progress::MustWait(()) => Ok(Progress::MustWait(())),
+        Progress::Done(Some(value)) => Ok(Progress::Done(value)),
+        Progress::Done(None) => Err(closed(this.py())),
     }
 }
 
@@ -427,8 +427,10 @@ unsafe extern "C" fn next(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
                 let (mut call, mut outcome) = (Call::new(), None);
                 loop {
                     match next_value(this, &mut call, outcome)? {
-                        Step::Waits => outcome = Some(suspension::suspend(suspension::running(py)?)),
-                        Step::IsOver(value) => return Ok(value.map_or(ptr::null_mut(), Bound::into_ptr)),
+                        Progress::MustWait(()) => {
+                            outcome = Some(suspension::suspend(suspension::running(py)?));
+                        }
+                        Progress::Done(value) => return Ok(value.map_or(ptr::null_mut(), Bound::into_ptr)),
                     }
                 }
             })

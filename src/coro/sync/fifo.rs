@@ -22,7 +22,7 @@ use pyo3::types::{PyList, PyType};
 use super::item_queue::ItemQueue;
 use super::limit::{Deadline, Limit};
 use super::object::{
-    Call, FLAGS, Head, Primitive, Step, argument, call_in_steps, check_thread, dealloc, end, grant,
+    Call, FLAGS, Head, Primitive, argument, call_in_steps, check_thread, dealloc, end, grant,
     make_type as make, offer_in_queue, type_name, waiting,
 };
 use crate::binding::args::Args;
@@ -32,9 +32,9 @@ use crate::binding::object_result::{ObjectResult, none};
 use crate::binding::rows::{class_getitem, getter, row};
 use crate::coro::coroutine::Outcome;
 use crate::coro::errors::{self as coro_errors, ErrorClass};
-use crate::coro::interruption;
-use crate::coro::suspension::{self, Begun};
 use crate::coro::wait_queue::WaitQueue;
+use crate::coro::{interruption, suspension};
+use crate::event_loop::progress::Progress;
 
 #[repr(C)]
 pub(super) struct FifoObject {
@@ -201,7 +201,7 @@ fn next_item(
     args: Args<'_, 'static>,
     call: &mut Call,
     outcome: Option<Outcome<'static>>,
-) -> PyResult<Step<Option<Bound<'static, PyAny>>>> {
+) -> PyResult<Progress<Option<Bound<'static, PyAny>>>> {
     let coro = if let Some(outcome) = outcome {
         let coro = suspension::running(this.py())?;
         let wait = end(coro, outcome);
@@ -213,28 +213,28 @@ fn next_item(
             return Err(interruption);
         }
         if wait.is_late {
-            return Ok(Step::IsOver(None));
+            return Ok(Progress::Done(None));
         }
         coro
     } else {
         call.limit = limit_of(args)?;
         check_thread(this)?;
         if let Some(item) = FifoObject::take(this) {
-            return Ok(Step::IsOver(Some(item)));
+            return Ok(Progress::Done(Some(item)));
         }
         if call.limit.is_at_once() {
-            return Ok(Step::IsOver(None));
+            return Ok(Progress::Done(None));
         }
         let coro = suspension::suspendable(this.py())?;
         call.deadline = Some(Deadline::new(coro, call.limit)?);
         coro
     };
     if let Some(item) = FifoObject::take(this) {
-        return Ok(Step::IsOver(Some(item)));
+        return Ok(Progress::Done(Some(item)));
     }
     match call.wait_in(&this.waiters, coro, 1) {
-        Ok(true) => Ok(Step::Waits),
-        Ok(false) => Ok(Step::IsOver(None)),
+        Ok(true) => Ok(Progress::MustWait(())),
+        Ok(false) => Ok(Progress::Done(None)),
         Err(interruption) => {
             FifoObject::promise(this);
             Err(interruption)
@@ -256,11 +256,11 @@ fn pop(
     args: Args<'_, 'static>,
     call: &mut Call,
     outcome: Option<Outcome<'static>>,
-) -> PyResult<Begun<'static, ()>> {
+) -> PyResult<Progress<Bound<'static, PyAny>>> {
     match next_item(this, args, call, outcome)? {
-        Step::Waits => Ok(Begun::Waits(())),
-        Step::IsOver(Some(item)) => Ok(Begun::IsOver(item)),
-        Step::IsOver(None) => Err(empty(this, call.limit)),
+        Progress::MustWait(()) => Ok(Progress::MustWait(())),
+        Progress::Done(Some(item)) => Ok(Progress::Done(item)),
+        Progress::Done(None) => Err(empty(this, call.limit)),
     }
 }
 
@@ -275,9 +275,9 @@ fn pop_all(
     args: Args<'_, 'static>,
     call: &mut Call,
     outcome: Option<Outcome<'static>>,
-) -> PyResult<Begun<'static, ()>> {
-    let Step::IsOver(first) = next_item(this, args, call, outcome)? else {
-        return Ok(Begun::Waits(()));
+) -> PyResult<Progress<Bound<'static, PyAny>>> {
+    let Progress::Done(first) = next_item(this, args, call, outcome)? else {
+        return Ok(Progress::MustWait(()));
     };
     let mut items: Vec<_> = first.into_iter().collect();
     // Each item that is taken may let in a waiting pusher's item. The limit leaves those items for the next call.
@@ -290,7 +290,7 @@ fn pop_all(
     {
         items.push(item);
     }
-    Ok(Begun::IsOver(PyList::new(this.py(), items)?.into_any()))
+    Ok(Progress::Done(PyList::new(this.py(), items)?.into_any()))
 }
 
 fn max_len(this: Fifo<'_>) -> ObjectResult<'_> {

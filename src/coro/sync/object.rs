@@ -20,9 +20,9 @@ use crate::binding::rows::{getset_slot, methods_slot, weaklist_member};
 use crate::binding::{current_thread, errors};
 use crate::coro::coroutine::{Coro, Outcome};
 use crate::coro::errors::{self as coro_errors, ErrorClass};
-use crate::coro::suspension::Begun;
 use crate::coro::wait_queue::WaitQueue;
 use crate::coro::{interruption, runtime, scheduler, suspension, tasks};
+use crate::event_loop::progress::Progress;
 use crate::event_loop::pyloop::LoopObject;
 
 /// The flags of every primitive: programs may derive classes from it.
@@ -112,8 +112,9 @@ unsafe fn name_of_type(py: Python<'_>, object: *mut ffi::PyObject) -> String {
         .map_or_else(|| "primitive".to_owned(), |name| name.to_string())
 }
 
-/// How a wait in a queue has ended.
-pub(in crate::coro) struct Wait<'py> {
+/// How a wait in a queue has ended. If it was neither granted nor late, the waiter was woken for another reason, and
+/// tries again.
+pub(in crate::coro) struct EndedWait<'py> {
     /// The value of the wake, or the interruption.
     pub(in crate::coro) result: PyResult<Bound<'py, PyAny>>,
     /// The coro was granted its request. After an interruption it has to pass that on or give it back.
@@ -122,7 +123,7 @@ pub(in crate::coro) struct Wait<'py> {
     pub(in crate::coro) is_late: bool,
 }
 
-impl<'py> Wait<'py> {
+impl<'py> EndedWait<'py> {
     fn late(value: Bound<'py, PyAny>) -> Self {
         Self {
             result: Ok(value),
@@ -131,7 +132,7 @@ impl<'py> Wait<'py> {
         }
     }
 
-    fn interrupted(interruption: PyErr) -> Self {
+    pub(in crate::coro) fn interrupted(interruption: PyErr) -> Self {
         Self {
             result: Err(interruption),
             is_granted: false,
@@ -147,11 +148,11 @@ pub(in crate::coro) fn wait_in_queue<'py>(
     coro: Coro<'py>,
     request: i64,
     deadline: &Deadline<'py>,
-) -> Wait<'py> {
+) -> EndedWait<'py> {
     match begin_in_queue(queue, coro, request, deadline) {
         Ok(true) => end(coro, suspension::suspend(coro)),
-        Ok(false) => Wait::late(none(coro.py())),
-        Err(interruption) => Wait::interrupted(interruption),
+        Ok(false) => EndedWait::late(none(coro.py())),
+        Err(interruption) => EndedWait::interrupted(interruption),
     }
 }
 
@@ -217,19 +218,12 @@ impl Call {
     }
 }
 
-/// The result of one step of a method that waits in steps.
-pub(super) enum Step<T> {
-    /// The coro waits.
-    Waits,
-    IsOver(T),
-}
-
 /// Calls the function of a row for a method that waits in steps. The function makes one step; see
 /// `suspension::wait_in_steps`.
 ///
 /// # Safety
 /// CPython has called a method of `object` with these arguments, and `T` is the layout of `object`. A step that returns
-/// `Begun::Waits` has met the conditions of `prepare_switch`.
+/// `MustWait` has met the conditions of `prepare_switch`.
 #[inline(always)]
 pub(super) unsafe fn call_in_steps<T: Primitive + 'static>(
     object: *mut ffi::PyObject,
@@ -239,7 +233,7 @@ pub(super) unsafe fn call_in_steps<T: Primitive + 'static>(
         Args<'_, 'static>,
         &mut Call,
         Option<Outcome<'static>>,
-    ) -> PyResult<Begun<'static, ()>>,
+    ) -> PyResult<Progress<Bound<'static, PyAny>>>,
 ) -> *mut ffi::PyObject {
     // SAFETY: by the contract; the caller of the method keeps the object alive.
     let this = unsafe { This::new(args.py(), object) };
@@ -261,25 +255,25 @@ pub(super) fn offer_in_queue<'py>(
     request: i64,
     offer: Bound<'py, PyAny>,
     deadline: &Deadline<'py>,
-) -> Wait<'py> {
+) -> EndedWait<'py> {
     // Check this before entering the queue: an error drops the offer, whose destructor must not find a running coro in
     // the queue.
     if let Err(interruption) = interruption::raise_pending(coro) {
-        return Wait::interrupted(interruption);
+        return EndedWait::interrupted(interruption);
     }
     if deadline.is_over() {
-        return Wait::late(offer);
+        return EndedWait::late(offer);
     }
     queue.push(coro, request);
     end(coro, suspension::wait_offering(coro, offer))
 }
 
 #[inline]
-pub(super) fn end<'py>(coro: Coro<'py>, result: PyResult<Bound<'py, PyAny>>) -> Wait<'py> {
+pub(super) fn end<'py>(coro: Coro<'py>, result: PyResult<Bound<'py, PyAny>>) -> EndedWait<'py> {
     let node = &coro.wait_node;
     // `make_ready` has removed the coro from the queue. It is still queued only if it could not wait.
     node.unlink();
-    Wait {
+    EndedWait {
         result,
         is_granted: node.is_granted.replace(false),
         is_late: node.is_late.replace(false),

@@ -25,9 +25,10 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 use crate::binding::current_thread;
+use crate::binding::object_result::none;
 use crate::coro::coroutine::Coro;
 use crate::coro::sync::limit::{Deadline, Limit};
-use crate::coro::sync::object::wait_in_queue;
+use crate::coro::sync::object::{EndedWait, wait_in_queue};
 use crate::coro::wait_queue::WaitQueue;
 use crate::coro::{runtime, scheduler, suspension};
 use crate::event_loop::pyloop::LoopObject;
@@ -200,16 +201,6 @@ enum Way<'py> {
     Thread(Option<Instant>),
 }
 
-enum Waited {
-    Granted,
-    Late,
-    /// Woken without a grant: try again.
-    Ungranted,
-}
-
-/// The error of a wait, and whether the waiter had been granted its request.
-type Failed = (PyErr, bool);
-
 /// Takes `source`, waiting for it if necessary. Returns false if the limit was reached first.
 #[inline]
 pub(super) fn take_or_wait(py: Python<'_>, source: &impl Source, limit: Limit) -> PyResult<bool> {
@@ -240,15 +231,16 @@ fn wait_for(py: Python<'_>, source: &impl Source, limit: Limit) -> PyResult<bool
     let way = find_way(py, source, limit)?;
     // `find_way` may have run destructors, so the first attempt comes after it.
     while !source.take(py) {
-        match source.waiters().wait(py, &way) {
-            Ok(Waited::Granted) => break,
-            Ok(Waited::Late) => return Ok(false),
-            Ok(Waited::Ungranted) => {}
-            Err((error, is_granted)) => {
-                if is_granted {
+        let wait = source.waiters().wait(py, &way);
+        match wait.result {
+            Ok(_) if wait.is_granted => break,
+            Ok(_) if wait.is_late => return Ok(false),
+            Ok(_) => {}
+            Err(interruption) => {
+                if wait.is_granted {
                     source.give_back(py);
                 }
-                return Err(error);
+                return Err(interruption);
             }
         }
     }
@@ -266,15 +258,12 @@ pub(super) fn take_through_interruptions(py: Python<'_>, source: &impl Source) -
         if source.take(py) {
             break;
         }
-        match source.waiters().wait(py, &way) {
-            Ok(Waited::Granted) => break,
-            Ok(Waited::Late | Waited::Ungranted) => {}
-            Err((error, is_granted)) => {
-                interruptions.push(error);
-                if is_granted {
-                    break;
-                }
-            }
+        let wait = source.waiters().wait(py, &way);
+        if let Err(interruption) = wait.result {
+            interruptions.push(interruption);
+        }
+        if wait.is_granted {
+            break;
         }
     }
     Ok(interruptions)
@@ -342,51 +331,47 @@ impl Waiters {
         self.coros.len() + self.threads.borrow().len()
     }
 
-    fn wait<'py>(&self, py: Python<'py>, way: &Way<'py>) -> Result<Waited, Failed> {
+    fn wait<'py>(&self, py: Python<'py>, way: &Way<'py>) -> EndedWait<'py> {
         match way {
-            Way::Coro(coro, deadline) => self.suspend(*coro, deadline),
+            Way::Coro(coro, deadline) => wait_in_queue(&self.coros, *coro, self.ticket(), deadline),
             Way::Thread(until) => self.block(py, *until),
         }
     }
 
-    /// Suspends the running coro.
-    fn suspend<'py>(&self, coro: Coro<'py>, deadline: &Deadline<'py>) -> Result<Waited, Failed> {
-        let wait = wait_in_queue(&self.coros, coro, self.ticket(), deadline);
-        match wait.result {
-            Ok(_) if wait.is_granted => Ok(Waited::Granted),
-            Ok(_) if wait.is_late => Ok(Waited::Late),
-            Ok(_) => Ok(Waited::Ungranted),
-            Err(interruption) => Err((interruption, wait.is_granted)),
-        }
-    }
-
     /// Blocks the thread. In the main thread, signal handlers run during the wait.
-    fn block(&self, py: Python<'_>, until: Option<Instant>) -> Result<Waited, Failed> {
+    fn block<'py>(&self, py: Python<'py>, until: Option<Instant>) -> EndedWait<'py> {
         let ticket = self.ticket();
-        let waiter = ThreadWaiter::new(py, ticket).map_err(|error| (error, false))?;
+        let waiter = match ThreadWaiter::new(py, ticket) {
+            Ok(waiter) => waiter,
+            Err(error) => return EndedWait::interrupted(error),
+        };
         self.threads.borrow_mut().push_back(Rc::clone(&waiter));
+        let ended = |result, is_late| EndedWait {
+            result,
+            is_granted: waiter.is_granted.get(),
+            is_late,
+        };
         loop {
             let status = waiter.block(until);
             if waiter.is_granted.get() {
-                return Ok(Waited::Granted);
+                return ended(Ok(none(py)), false);
             }
             match status {
                 TIMED_OUT if until.is_some_and(|until| Instant::now() < until) => {}
                 TIMED_OUT => {
                     self.remove(ticket);
-                    return Ok(Waited::Late);
+                    return ended(Ok(none(py)), true);
                 }
                 INTERRUPTED => {
                     if let Err(error) = py.check_signals() {
                         // The handler may have released what this thread waits for.
-                        let is_granted = waiter.is_granted.get();
-                        if !is_granted {
+                        if !waiter.is_granted.get() {
                             self.remove(ticket);
                         }
-                        return Err((error, is_granted));
+                        return ended(Err(error), false);
                     }
                 }
-                _ => return Ok(Waited::Ungranted),
+                _ => return ended(Ok(none(py)), false),
             }
         }
     }

@@ -1,0 +1,92 @@
+//! Coroutines written in native code. Each room that has some says in its `Steps` what they do.
+//!
+//! - `object`: the object and its states, from its creation to its deallocation
+//! - `protocol`: steps, `send`, `throw` and `close`
+//! - `attributes`: the attributes, and the type
+//!
+//! ```text
+//!   [ created ] --- first step: an attempt ---------------------> done at once: [ closed ]
+//!                          | it must wait
+//!                          v
+//!                     [ suspended ] <--- yields a waiter ---.
+//!                          | step after the wake-up         | it must wait
+//!                          '------- another attempt --------+---> done: [ closed ]
+//!   throw() and close() lead from any state to [ closed ], and end the wait
+//! ```
+//! `collections.abc.Coroutine` recognizes the objects by their methods. A task steps one through `am_send`, and an
+//! `await` through `tp_iternext`. They have no frame. They belong to the loop's thread.
+
+mod attributes;
+mod object;
+mod protocol;
+
+use std::ffi::{CStr, c_int, c_void};
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use super::progress::CoroutineStep;
+use super::pyloop::LoopObject;
+use crate::binding::object_cell::ObjectCell;
+
+pub(crate) use attributes::make_type;
+pub(crate) use object::{Coroutine, Place, new_coroutine};
+pub(crate) use protocol::yield_waiter;
+
+/// What the coroutines of one room do, and the fields that they add to the object. All zeroes must be a valid value.
+pub(crate) trait Steps: Sized + 'static {
+    /// Fully qualified name of the type.
+    const NAME: &'static CStr;
+    const DOC: &'static CStr;
+    /// Tells the coroutines of the room apart. Must have a size of one byte: see `CoroutineObject`.
+    type Kind: Copy + 'static;
+
+    /// Where the type and its freelist are stored.
+    fn place() -> &'static Place;
+
+    /// The names of the class and of the method that returned the coroutine.
+    fn names(kind: Self::Kind) -> (&'static str, &'static str);
+
+    /// Makes one attempt. `value` is the value that was sent to the coroutine, borrowed for the call.
+    ///
+    /// `MustWait` has the object to yield: a waiter, from `yield_waiter`, or the object that the coroutine that this one
+    /// drives has yielded.
+    fn attempt(this: Coroutine<'_, Self>, value: *mut ffi::PyObject) -> PyResult<CoroutineStep<'_>>;
+
+    /// Prepares the added fields for a new coroutine, whose memory may be that of one that has ended.
+    fn reset(&self) {}
+
+    /// Drops what the added fields hold, except cells, when the coroutine has ended.
+    fn release(_this: Coroutine<'_, Self>) {}
+
+    /// Throws into the coroutine that this one drives, if it drives one.
+    fn throw_inside<'py>(
+        _this: Coroutine<'py, Self>,
+        _error: &Bound<'py, PyAny>,
+    ) -> Option<PyResult<Bound<'py, PyAny>>> {
+        None
+    }
+
+    /// Closes the coroutine that this one drives, if it drives one.
+    fn close_inside(_this: Coroutine<'_, Self>) -> PyResult<()> {
+        Ok(())
+    }
+
+    /// The cells among the added fields.
+    fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
+        []
+    }
+
+    /// As `NativeType::traverse_rest`.
+    ///
+    /// # Safety
+    /// Only the collector calls this. Nothing in it may run Python code.
+    unsafe fn traverse_rest(&self, _visit: ffi::visitproc, _arg: *mut c_void) -> c_int {
+        0
+    }
+
+    /// As `NativeType::with_access`.
+    fn with_access<R>(this: Coroutine<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        LoopObject::with_access_of(this.py(), &this.event_loop, body)
+    }
+}

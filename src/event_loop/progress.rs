@@ -1,0 +1,30 @@
+//! `Progress`: whether an operation is done or must wait.
+//!
+//! Everything that runs in steps returns it: the coroutines of native code, the waiting functions of coros, and the
+//! attempts to use a descriptor.
+
+use pyo3::prelude::*;
+
+use super::reactor::Direction;
+
+/// `std::task::Poll`, with something that the caller needs for the wait: the reason, the object to yield, the number of
+/// bytes to wait for. It is `()` if the callee has prepared the wait.
+pub(crate) enum Progress<T, W = ()> {
+    Done(T),
+    MustWait(W),
+}
+
+/// The outcome of an attempt to use a descriptor without blocking.
+pub(crate) type Attempt<'py> = Progress<Bound<'py, PyAny>, WaitReason>;
+
+/// The outcome of one step of a coroutine: it returns a value, or yields an object because it must wait.
+pub(crate) type CoroutineStep<'py> = Progress<Bound<'py, PyAny>, Bound<'py, PyAny>>;
+
+/// Why an operation on a descriptor must wait.
+#[derive(Clone, Copy)]
+pub(crate) enum WaitReason {
+    /// The system call would block until the descriptor is ready in this direction.
+    WouldBlock(Direction),
+    /// The attempt has done a part. The next one may succeed at once, but other code may have to run first.
+    Fairness,
+}
