@@ -360,7 +360,7 @@ async def test_a_client_that_vanishes_after_its_last_line(loop, path, monkeypatc
     """It has ended its side of the stream, so nothing more is read; then it closes."""
     from grapeshot.insight.backdoor import _wire
 
-    monkeypatch.setattr(_wire, "_LOOK_S", 0.1)
+    monkeypatch.setattr(_wire, "_CHECK_S", 0.1)
     with backdoor.serve(path) as server:
         caller = await call(path)
         await caller.send(b"await asyncio.sleep(1000)\n")

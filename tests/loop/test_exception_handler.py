@@ -104,7 +104,7 @@ def test_the_default_handler_logs(new_loop, caplog):
     loop = new_loop()
     loop.call_soon(fails)
     run_iterations(loop)
-    [record] = caplog.records
+    [record] = [record for record in caplog.records if record.levelno == logging.ERROR]  # a busy machine adds warnings
     assert record.name == "asyncio"
     assert record.levelno == logging.ERROR
     assert record.message.startswith("Exception in callback ")

@@ -244,10 +244,8 @@ mod tests {
             table.insert(fd, fd);
         }
         assert_eq!((table.get(Token(0)), table.get(Token(u64::MAX))), (None, None));
-        assert_eq!(
-            (table.get_fd(-1), table.token_of(-1), table.remove(-1)),
-            (None, None, None)
-        );
+        assert_eq!((table.get_fd(-1), table.token_of(-1)), (None, None));
+        assert_eq!(table.remove(-1), None);
     }
 
     #[test]

@@ -343,7 +343,7 @@ def test_close_lets_connections_go_on():
         with coro.tcp_sock() as late, pytest.raises(ConnectionRefusedError):
             late.connect(address)
         assert server.wait_closed(0.01) is False
-        waiter = coro.spawn(server.join)
+        waiter = coro.spawn(server.wait_closed)
         client.sendall(b"y")
         assert client.recv(1) == b"y"
         assert not waiter.done()

@@ -67,7 +67,7 @@ def exchange(kind, seed):
         for end in ends:
             end.transport.close()
         await until(lambda: all(len(end.events) == 2 for end in ends))
-        return [(end.events, bytes(end.received) == bytes(data)) for end, data in zip(ends, reversed(sent), strict=True)]
+        return [(end.events, end.received == data) for end, data in zip(ends, reversed(sent), strict=True)]
 
     try:
         return loop.run_until_complete(main())
