@@ -29,18 +29,22 @@ impl Flushable for TlsObject {
     const HELD: Flags = Flags::HELD;
     const HELD_LEN: usize = flush_policy::HELD_TLS_LEN;
 
+    #[inline]
     fn flags(&self) -> &FlagCell<Flags> {
         &self.flags
     }
 
+    #[inline]
     fn held(&self) -> &Held {
         &self.reactor().held
     }
 
+    #[inline]
     fn unsent_len(&self) -> usize {
         self.backlog.len_bytes()
     }
 
+    #[inline]
     fn high_watermark(&self) -> usize {
         self.backlog.watermarks.high()
     }

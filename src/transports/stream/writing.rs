@@ -33,18 +33,22 @@ impl Flushable for StreamObject {
     const HELD: Flags = Flags::HELD;
     const HELD_LEN: usize = flush_policy::HELD_STREAM_LEN;
 
+    #[inline]
     fn flags(&self) -> &FlagCell<Flags> {
         &self.flags
     }
 
+    #[inline]
     fn held(&self) -> &Held {
         &self.reactor().held
     }
 
+    #[inline]
     fn unsent_len(&self) -> usize {
         self.outgoing.len_bytes()
     }
 
+    #[inline]
     fn high_watermark(&self) -> usize {
         self.outgoing.watermarks.high()
     }
