@@ -149,8 +149,8 @@ def test_history_lasts(path, program):
 def test_output_of_a_callback_appears_while_a_line_is_edited(path, program):
     with Terminal(*attach(path), GRAPESHOT_HISTORY=os.devnull) as terminal:
         terminal.wait_for(">>>")
-        terminal.type(f"loop.add_signal_handler({signal.SIGUSR1:d}, print, 'from ' + 'a callback')\r")
-        terminal.wait_for(">>>")
+        terminal.type(f"loop.add_signal_handler({signal.SIGUSR1:d}, print, 'from ' + 'a callback') or 'rea' + 'dy'\r")
+        terminal.wait_for("ready")  # not the prompt, which is drawn again at each key
         terminal.type("40")
         terminal.wait_for("40")
         program.process.send_signal(signal.SIGUSR1)
