@@ -58,10 +58,11 @@ loadgen: ## build the load generator of the benchmarks
 
 # ---------------------------------------------------------------- use
 
-# The two release builds run side by side, because each spends most of its time in a linker that uses one core.
-demo: ## serve an aiohttp application, load it, compare with asyncio and uvloop
-	@$(MAKE) --no-print-directory loadgen & $(MAKE) --no-print-directory $(VENV)/.demo build; built=$$?; \
-	  wait $$! && exit $$built
+# The three parts run side by side: each release build spends most of its time in a linker that uses one core, and pip
+# waits for the network.
+demo: $(VENV)/.build ## serve an aiohttp application, load it, compare with asyncio and uvloop
+	@for part in build loadgen $(VENV)/.demo; do $(MAKE) --no-print-directory $$part & parts="$$parts $$!"; done; \
+	  for part in $$parts; do wait $$part || failed=1; done; test -z "$$failed"
 	$(BIN)/python -m benchmarks.demo $(ARGS)
 
 # ---------------------------------------------------------------- check

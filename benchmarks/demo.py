@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--loops", nargs="+", default=["grapeshot", "uvloop", "asyncio"], help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=5, help="runs per loop (5)")
-    parser.add_argument("--seconds", type=float, default=1.2, help="measured time of one run (1.2)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="measured time of one run (1.0)")
     args = parser.parse_args(arguments)
     loops, _ = available(args.loops)
     if not loops:
