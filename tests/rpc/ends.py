@@ -25,7 +25,7 @@ class Methods:
         self.released = asyncio.Event()
 
     def register(self, server: rpc.Server) -> None:
-        for name in ("add", "later", "fail", "hold", "numbers", "endless", "blob"):
+        for name in ("add", "later", "fail", "hold", "hold_stream", "numbers", "endless", "blob"):
             server.add(name, getattr(self, name))
 
     def add(self, a: Any, b: Any = 1) -> Any:
@@ -39,7 +39,7 @@ class Methods:
     async def fail(self, message: str) -> None:
         raise ValueError(message)
 
-    async def hold(self, name: Any = None) -> Any:
+    async def hold(self, name: Any = None, content: bytes = b"") -> Any:
         """Runs until `released` is set, or until it is cancelled."""
         self.begun.append(name)
         try:
@@ -50,6 +50,9 @@ class Methods:
         finally:
             self.ended.append(name)
         return name
+
+    async def hold_stream(self, name: Any, content: bytes) -> AsyncIterator[Any]:
+        yield await self.hold(name)
 
     async def numbers(self, count: int) -> AsyncIterator[int]:
         for number in range(count):
@@ -107,7 +110,8 @@ async def ends(client_options: dict[str, Any] | None = None, **server_options: A
         await server.close(5)
 
 
-HELLO = {"grapeshot.rpc": 2, "codec": "msgpack", "max_packet": 1 << 20, "max_calls": 0}
+HELLO = {"grapeshot.rpc": 2, "codec": "msgpack", "max_packet": 1 << 20, "max_calls": 0, "max_call_bytes": 0}
+SERVER_HELLO = {**HELLO, "max_calls": 1000, "max_call_bytes": 1 << 20}
 
 
 def framed(packet: bytes) -> bytes:
@@ -119,6 +123,7 @@ def framed_messages(*messages: Any) -> bytes:
 
 
 FRAMED_HELLO = framed(json.dumps(HELLO).encode())
+FRAMED_SERVER_HELLO = framed(json.dumps(SERVER_HELLO).encode())
 
 
 class RawClient:

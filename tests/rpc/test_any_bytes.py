@@ -8,7 +8,7 @@ import struct
 
 import msgspec
 import pytest
-from rpc.ends import Ends, RawClient, ends, framed, raw_client
+from rpc.ends import FRAMED_SERVER_HELLO, Ends, RawClient, ends, framed, raw_client
 from support import HOST, coro_is_available, until
 
 import grapeshot
@@ -146,7 +146,7 @@ def test_a_client_survives_any_answers(new_loop, caplog):
         def connection_made(self, transport):
             connections.add(self)
             self.transport = transport
-            transport.write(framed(b'{"grapeshot.rpc":2,"codec":"msgpack","max_packet":1000,"max_calls":2}'))
+            transport.write(FRAMED_SERVER_HELLO)
 
         def data_received(self, data):
             if b"method" in data:

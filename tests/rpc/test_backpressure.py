@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from rpc.ends import ends, raw_client
 from support import until
 
@@ -58,6 +59,56 @@ async def test_a_client_beyond_the_limit_of_calls_is_refused(loop):
         assert await raw.rest() == b""
         await until(lambda: sorted(both.methods.cancelled) == [1, 2])
         assert await both.client().call("add", 1) == 2
+
+
+async def test_a_client_beyond_the_limit_of_bytes_is_refused(loop):
+    async with ends(max_call_bytes=5000) as both, raw_client(both.port) as raw:
+        raw.say_hello()
+        for number in (1, 2, 3):
+            raw.send_message(1, number, "hold", [number, bytes(2500)])
+        await raw.packet()
+        kind, last, text = await raw.message()
+        assert (kind, last) == (9, 3)
+        assert text.startswith("the calls under way have 50")
+        assert text.endswith("(max_call_bytes)")
+        await until(lambda: sorted(both.methods.cancelled) == [1, 2])
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_calls_beyond_the_limit_of_bytes_wait_at_the_client(loop, is_stream):
+    async with ends(max_call_bytes=5000) as both:
+        client = both.client()
+
+        async def call(number):
+            await client.call("hold", number, bytes(2500))
+
+        async def stream(number):
+            async with client.stream("hold_stream", number, bytes(2500)) as items:
+                assert [item async for item in items] == [number]
+
+        begun = both.methods.begun
+        tasks = [asyncio.create_task((stream if is_stream else call)(number)) for number in range(6)]
+        await until(lambda: len(begun) == 2)
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert begun == [0, 1]
+        tasks[0].cancel()  # its place is free once the server has answered
+        await until(lambda: len(begun) == 3)
+        both.methods.released.set()
+        await asyncio.gather(*tasks[1:])
+        assert begun == [0, 1, 2, 3, 4, 5]
+        [connection] = both.server._connections
+        assert connection.call_bytes == 0
+
+
+async def test_short_calls_and_calls_that_end_at_once_do_not_count(loop):
+    async with ends(max_call_bytes=1) as both:
+        client = both.client()
+        calls = [asyncio.create_task(client.call("hold", number)) for number in range(100)]
+        await until(lambda: len(both.methods.begun) == 100)
+        assert await asyncio.gather(*(client.call("add", bytes(5000), b"") for _ in range(10))) == [bytes(5000)] * 10
+        both.methods.released.set()
+        await asyncio.gather(*calls)
 
 
 async def test_clients_do_not_hold_up_each_other(loop):

@@ -10,7 +10,7 @@ import socket
 from collections.abc import AsyncIterator
 
 import pytest
-from rpc.ends import FRAMED_HELLO, ends, framed, framed_messages, raw_client
+from rpc.ends import FRAMED_HELLO, FRAMED_SERVER_HELLO, ends, framed_messages, raw_client
 from support import HOST, coro_is_available, run_script, until
 
 from grapeshot import rpc
@@ -158,7 +158,7 @@ async def test_answers_that_have_come_are_not_lost_with_the_connection(loop, mon
     class Answering(asyncio.Protocol):
         def connection_made(self, transport):
             self.transport, self.received = transport, b""
-            transport.write(framed(b'{"grapeshot.rpc":2,"codec":"msgpack","max_packet":1000,"max_calls":999}'))
+            transport.write(FRAMED_SERVER_HELLO)
 
         def data_received(self, data):
             self.received += data

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 import pytest
-from rpc.ends import ends, raw_client
+from rpc.ends import FRAMED_SERVER_HELLO, HELLO, ends, raw_client
 from support import HOST, until
 
 from grapeshot import rpc
@@ -177,12 +177,10 @@ HELLOS = {
     "no hello": encode((1, 1, "add", [1])),
     "a list": b"[]",
     "deep": b"[" * 100_000,
-    "another version": json.dumps({"grapeshot.rpc": 1, "codec": "msgpack", "max_packet": 1, "max_calls": 0}).encode(),
-    "another codec": json.dumps({"grapeshot.rpc": 2, "codec": "pickle", "max_packet": 1, "max_calls": 0}).encode(),
-    "odd limits": json.dumps({"grapeshot.rpc": 2, "codec": "msgpack", "max_packet": "1", "max_calls": 0}).encode(),
-    "too small a limit": json.dumps(
-        {"grapeshot.rpc": 2, "codec": "msgpack", "max_packet": 511, "max_calls": 0}
-    ).encode(),
+    "another version": json.dumps({**HELLO, "grapeshot.rpc": 1}).encode(),
+    "another codec": json.dumps({**HELLO, "codec": "pickle"}).encode(),
+    "odd limits": json.dumps({**HELLO, "max_packet": "1"}).encode(),
+    "too small a limit": json.dumps({**HELLO, "max_packet": 511}).encode(),
     "no limits": json.dumps({"grapeshot.rpc": 2, "codec": "msgpack"}).encode(),
 }
 
@@ -237,6 +235,7 @@ async def test_the_log_quotes_the_error_and_cuts_it(loop, caplog, message):
         {"grapeshot.rpc": [[["deep"] * 100] * 10]},
         {"max_packet": "m\n" * 1000},
         {"max_calls": [LONG[:1000]] * 3},
+        {"max_call_bytes": None},
         {"max_packet": 10**3000},
         {"max_calls": -(10**3000), "max_packet": 1},
     ],
@@ -323,8 +322,7 @@ async def test_a_wrong_answer_ends_the_call(loop, answer):
     class Wrong(asyncio.Protocol):
         def connection_made(self, transport):
             self.transport = transport
-            hello = b'{"grapeshot.rpc":2,"codec":"msgpack","max_packet":1000,"max_calls":9}'
-            transport.write(struct.pack(">I", len(hello)) + hello)
+            transport.write(FRAMED_SERVER_HELLO)
 
         def data_received(self, data):
             if b"add" in data:

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from rpc.ends import ends, raw_client
+from rpc.ends import FRAMED_SERVER_HELLO, ends, raw_client
 from support import HOST, Script, free_port, until
 
 from grapeshot import rpc
@@ -167,8 +167,7 @@ async def test_a_server_that_closes_each_connection_is_not_asked_without_a_pause
         def connection_made(self, transport):
             nonlocal connections
             connections += 1
-            hello = b'{"grapeshot.rpc":2,"codec":"msgpack","max_packet":1000,"max_calls":1}'
-            transport.write(bytes([0, 0, 0, len(hello)]) + hello + b"\0\0\0\x04\x93\x09\x00\xc0")
+            transport.write(FRAMED_SERVER_HELLO + b"\0\0\0\x04\x93\x09\x00\xc0")
             transport.close()
 
     server = await loop.create_server(Closing, HOST, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import json
 import os
 import pickle
 import ssl
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import trustme
-from rpc.ends import Methods
+from rpc.ends import HELLO, Methods, framed
 from support import HOST, until
 from tls.contexts import HOSTNAME, authority, certificate, client_context, server_context
 
@@ -191,8 +192,8 @@ async def test_a_packet_that_pickle_cannot_read(loop, folder):
     async with new_server(codec=rpc.Pickle()) as server:
         await server.listen_unix(folder / "s")
         reader, writer = await asyncio.open_unix_connection(str(folder / "s"))
-        hello = b'{"grapeshot.rpc":2,"codec":"pickle","max_packet":1000,"max_calls":0}'
-        writer.write(bytes([0, 0, 0, len(hello)]) + hello + b"\0\0\0\x03abc")
+        hello = json.dumps({**HELLO, "codec": "pickle"}).encode()
+        writer.write(framed(hello) + framed(b"abc"))
         assert b"cannot decode a message" in await reader.read()
         writer.close()
         await writer.wait_closed()

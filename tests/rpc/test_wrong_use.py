@@ -67,7 +67,13 @@ def test_options_that_make_no_sense(option, error):
 
 @pytest.mark.parametrize(
     ("option", "error"),
-    [({"max_calls": 1.5}, TypeError), ({"max_calls": 0}, ValueError), ({"codec": rpc.Pickle}, TypeError)],
+    [
+        ({"max_calls": 1.5}, TypeError),
+        ({"max_calls": 0}, ValueError),
+        ({"max_call_bytes": "1"}, TypeError),
+        ({"max_call_bytes": 0}, ValueError),
+        ({"codec": rpc.Pickle}, TypeError),
+    ],
 )
 def test_options_of_a_server_that_make_no_sense(option, error):
     with pytest.raises(error, match=next(iter(option))):

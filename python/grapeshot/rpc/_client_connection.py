@@ -52,6 +52,7 @@ class ClientConnection(Connection):
         # Whether new calls may be sent: True between the server's hello and its goodbye.
         self.takes_calls = False
         self._max_calls = 0
+        self._max_call_bytes = 0
         self._pending: dict[int, Target | None] = {}
         self._queue: deque[tuple[Target, Request]] = deque()
         # How many queued calls were cancelled since cancelled ones were last removed from the queue.
@@ -112,11 +113,17 @@ class ClientConnection(Connection):
             message = (REQUEST, number, method, args, kwargs, self._left_s(deadline))
         else:
             message = (REQUEST, number, method, args)
-        self.send_packet(self._encode(message))
+        packet = self._encode(message)
+        self.send_packet(packet)
         self._pending[number] = target
-        if len(self._pending) >= self._max_calls:
+        self.add_request(number, len(packet))
+        if not self._has_room():
             self.is_full = True
         return number
+
+    def _has_room(self) -> bool:
+        """Whether the server accepts another call."""
+        return len(self._pending) < self._max_calls and self.call_bytes < self._max_call_bytes
 
     def _left_s(self, deadline: float | None) -> float | None:
         return None if deadline is None else min(max(0.0, deadline - self._loop.time()), messages.MAX_LEFT_S)
@@ -124,7 +131,7 @@ class ClientConnection(Connection):
     def _send_queue(self) -> None:
         """Send queued requests, as many as are possible now."""
         queue = self._queue
-        while queue and self.takes_calls and self.can_write and len(self._pending) < self._max_calls:
+        while queue and self.takes_calls and self.can_write and self._has_room():
             target, request = queue.popleft()
             if target.done():
                 continue
@@ -132,9 +139,7 @@ class ClientConnection(Connection):
                 self._send_request(target, request)
             except Exception as error:
                 target.set_exception(error)
-        self.is_full = (
-            bool(queue) or not self.takes_calls or not self.can_write or len(self._pending) >= self._max_calls
-        )
+        self.is_full = bool(queue) or not (self.takes_calls and self.can_write and self._has_room())
 
     def flush(self) -> None:
         if self.is_open:
@@ -160,7 +165,7 @@ class ClientConnection(Connection):
                 self._reason = error
                 self.abort()
                 return
-        self.send_hello(0)
+        self.send_hello(max_calls=0, max_call_bytes=0)
         self.start_keepalive()
 
     def leave(self, reason: str) -> None:
@@ -266,6 +271,7 @@ class ClientConnection(Connection):
         except (LookupError, TypeError, AttributeError) as wrong:
             raise ProtocolError(f"the server has sent a malformed message: {quoted(wrong)}") from wrong
         del self._pending[number]
+        self.remove_request(number)
         self.has_answers = True
         if self.is_full:
             self._send_queue()
@@ -273,9 +279,9 @@ class ClientConnection(Connection):
 
     def _take_hello(self, packet: bytes) -> None:
         hello = self.take_hello(packet)
-        if hello.max_calls < 1:
+        if hello.max_calls < 1 or hello.max_call_bytes < 1:
             raise ProtocolError("the peer did not identify itself as a grapeshot.rpc server: it accepts no calls")
-        self._max_calls = hello.max_calls
+        self._max_calls, self._max_call_bytes = hello.max_calls, hello.max_call_bytes
         self.takes_calls = True
         self.made.set_result(None)
         self._send_queue()

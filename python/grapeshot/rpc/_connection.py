@@ -20,7 +20,7 @@ from fcntl import ioctl
 from termios import TIOCOUTQ
 
 from ._codecs import Codec, Msgpack
-from ._messages import MAX_HELLO, PING, PONG, Hello, decode_hello
+from ._messages import MAX_HELLO, MIN_COUNTED, PING, PONG, Hello, decode_hello
 from ._packet_stream import MAX_LENGTH, PacketStream
 
 # A peer is regarded as dead after two to three times this. That leaves enough time for a peer that computes, or is
@@ -53,9 +53,12 @@ class Connection(PacketStream):
         self._keepalive_timer: asyncio.TimerHandle | None = None
         self._is_asked = False
         self._unsent = 0
+        # The length of each request whose call is under way and which is long enough to count, and their sum.
+        self._request_sizes: dict[int, int] = {}
+        self.call_bytes = 0
 
-    def send_hello(self, max_calls: int) -> None:
-        self.send_packet(Hello(self._codec.name, self._max_packet, max_calls).encode())
+    def send_hello(self, max_calls: int, max_call_bytes: int) -> None:
+        self.send_packet(Hello(self._codec.name, self._max_packet, max_calls, max_call_bytes).encode())
 
     def take_hello(self, packet: bytes) -> Hello:
         """Decode the peer's hello, and accept packets up to ``max_packet`` from now on. Raises ProtocolError."""
@@ -63,6 +66,16 @@ class Connection(PacketStream):
         self.max_packet = self._max_packet
         self.max_sent_packet = min(hello.max_packet, MAX_LENGTH)
         return hello
+
+    def add_request(self, number: int, size: int) -> None:
+        """Count a request of ``size`` bytes until :meth:`remove_request`."""
+        if size >= MIN_COUNTED:
+            self._request_sizes[number] = size
+            self.call_bytes += size
+
+    def remove_request(self, number: int) -> None:
+        if self.call_bytes:
+            self.call_bytes -= self._request_sizes.pop(number, 0)
 
     def silent(self, error: TimeoutError) -> None:
         """Close the connection: the peer has not answered."""

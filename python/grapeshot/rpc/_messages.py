@@ -58,6 +58,8 @@ _VERSION = 2
 MIN_PACKET = 512
 # The longest packet that each side accepts before the hello.
 MAX_HELLO = 4096
+# A shorter request does not count for max_call_bytes. So most calls need no entry, and max_calls bounds their bytes.
+MIN_COUNTED = 1024
 # The longest time that is sent with a request. It is far more than any useful deadline, and timers can handle it.
 MAX_LEFT_S = 1e8
 # How many items of a stream a client may let the server send ahead. A client that asks for more is probably an
@@ -95,6 +97,9 @@ class Hello(NamedTuple):
     max_packet: int
     # How many calls the sender accepts at the same time; 0 from a client.
     max_calls: int
+    # Once the requests of the calls under way have this many bytes together, the sender accepts no further call; 0 from
+    # a client.
+    max_call_bytes: int
 
     def encode(self) -> bytes:
         return json.dumps({"grapeshot.rpc": _VERSION, **self._asdict()}).encode()
@@ -112,7 +117,7 @@ def decode_hello(packet: bytes, codec: str) -> Hello:
         raise ProtocolError(f"the peer uses version {quoted(version)} of the protocol, but this side uses {_VERSION}")
     if hello.codec != codec:
         raise ProtocolError(f"the peer uses the codec {quoted(hello.codec)}, but this side uses {codec!r}")
-    if type(hello.max_packet) is not int or type(hello.max_calls) is not int or hello.max_packet < MIN_PACKET:
+    if any(type(limit) is not int for limit in hello[1:]) or hello.max_packet < MIN_PACKET:
         raise ProtocolError(f"the limits in the peer's hello are not valid: {quoted(tuple(hello))}")
     return hello
 

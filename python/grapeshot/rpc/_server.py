@@ -25,6 +25,7 @@ class ServerOptions(TypedDict, total=False):
 
     codec: Codec | None
     max_calls: int
+    max_call_bytes: int
     max_packet: int
     tracebacks: bool
     keepalive: float | None
@@ -36,6 +37,8 @@ class Server:
     Args:
         codec: the default is :class:`Msgpack`. :class:`Pickle` works only on Unix sockets.
         max_calls: how many calls of one connection may be under way. Further calls wait at the client.
+        max_call_bytes: once the requests of a connection's calls under way have this many bytes together, further calls
+            wait at the client. Requests shorter than 1 KiB do not count. The default is 4 MiB.
         max_packet: the length of the longest request to accept, in bytes. The default is 1 MiB. Decoding a request may
             need a hundred times its length in memory.
         tracebacks: whether to send the text of the handler's traceback to the caller with an error.
@@ -48,15 +51,18 @@ class Server:
         *,
         codec: Codec | None = None,
         max_calls: int = 1000,
+        max_call_bytes: int = 4 * 1024 * 1024,
         max_packet: int = MAX_PACKET,
         tracebacks: bool = False,
         keepalive: float | None = KEEPALIVE_S,
     ) -> None:
         check_limit("max_calls", max_calls, 1)
+        check_limit("max_call_bytes", max_call_bytes, 1)
         check_limit("max_packet", max_packet, MIN_PACKET, MAX_LENGTH)
         check_keepalive(keepalive)
         self.codec = make_codec(codec)
         self.max_calls = max_calls
+        self.max_call_bytes = max_call_bytes
         self.max_packet = max_packet
         self.tracebacks = tracebacks
         self.keepalive = keepalive

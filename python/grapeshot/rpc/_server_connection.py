@@ -47,6 +47,8 @@ class Request(NamedTuple):
     kwargs: Any
     left_s: Any
     credit: Any
+    # The length of the message.
+    size: int
 
 
 class Owner(Protocol):
@@ -54,6 +56,7 @@ class Owner(Protocol):
 
     codec: Codec
     max_calls: int
+    max_call_bytes: int
     max_packet: int
     tracebacks: bool
     keepalive: float | None
@@ -174,6 +177,7 @@ class ServerConnection(Connection):
         # The loop's clock, from connection_made on.
         self.time: Callable[[], float]
         self._max_calls = server.max_calls
+        self._max_call_bytes = server.max_call_bytes
         self._calls: dict[int, Call] = {}
         self._last = 0
         self._is_greeted = False
@@ -199,7 +203,7 @@ class ServerConnection(Connection):
                 self.abort()
                 return
         self._hello_timer = self._loop.call_later(HELLO_S, self.abort)
-        self.send_hello(self._max_calls)
+        self.send_hello(self._max_calls, self._max_call_bytes)
         self.start_keepalive()
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -254,12 +258,13 @@ class ServerConnection(Connection):
             if kind == REQUEST:
                 if len(fields) == 2:
                     method, args = fields
-                    request = Request(number, method, args, _NO_KWARGS, None, 0)
+                    request = Request(number, method, args, _NO_KWARGS, None, 0, len(packet))
                 else:
                     method, args, kwargs, left_s = fields
-                    request = Request(number, method, args, kwargs, left_s, 0)
+                    request = Request(number, method, args, kwargs, left_s, 0, len(packet))
             elif kind == STREAM:
-                request = Request(number, *fields)
+                method, args, kwargs, left_s, credit = fields
+                request = Request(number, method, args, kwargs, left_s, credit, len(packet))
                 _check_credit(request.credit)
             else:
                 self._take_control(kind, number, fields)
@@ -294,7 +299,7 @@ class ServerConnection(Connection):
             raise ValueError(f"unknown kind {quoted(kind)}")
 
     def _take_request(self, request: Request, is_stream: bool) -> None:
-        number, method, args, kwargs, left_s, _ = request
+        number, method, args, kwargs, left_s, _, _ = request
         if type(number) is not int or number <= self._last:
             raise ProtocolError(f"request number {quoted(number)} is not an integer above the last one, {self._last}")
         if type(method) is not str or not isinstance(args, list | tuple) or type(kwargs) is not dict:
@@ -304,6 +309,11 @@ class ServerConnection(Connection):
         self._last = number
         if len(self._calls) >= self._max_calls:
             raise ProtocolError(f"there are already {self._max_calls} calls under way, which is the limit (max_calls)")
+        if self.call_bytes >= self._max_call_bytes:
+            raise ProtocolError(
+                f"the calls under way have {self.call_bytes} bytes, but the limit is {self._max_call_bytes}"
+                " (max_call_bytes)"
+            )
         if left_s is None:
             self._run(request, is_stream, None)
             return
@@ -316,7 +326,7 @@ class ServerConnection(Connection):
         context.run(self._run, request, is_stream, deadline)
 
     def _run(self, request: Request, is_stream: bool, deadline: float | None) -> None:
-        number, method, args, kwargs, _, credit = request
+        number, method, args, kwargs, _, credit, size = request
         handler = self._methods.get(method)
         if handler is None:
             self._send_error(number, messages.UNKNOWN_METHOD, "UnknownMethod", f"there is no method {quoted(method)}")
@@ -349,6 +359,7 @@ class ServerConnection(Connection):
             self.finish(number, handler, running)
         else:
             call = self._calls[number] = call or Call(self, number, handler, 0)
+            self.add_request(number, size)
             call.run(running, deadline)
 
     # ------------------------------------------------------------------ answers
@@ -360,6 +371,7 @@ class ServerConnection(Connection):
     def finish(self, number: int, handler: Handler, running: Running, is_late: bool = False) -> None:
         """Answer a call that has ended."""
         self._calls.pop(number, None)
+        self.remove_request(number)
         if running.cancelled():
             if is_late:
                 problem = "the handler was cancelled: its time was over"
