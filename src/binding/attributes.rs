@@ -18,7 +18,7 @@ use pyo3::types::{PyDict, PyString};
 
 use super::names::Kept;
 use super::native_type::{NativeType, This};
-use super::rows::{Getter, call_getter, leak_table};
+use super::rows::{Getter, call_getter};
 use super::{HAS_LAZY_DICT, errors};
 
 /// The dict of an object's own attributes. CPython reads and creates it through `__dictoffset__`. All zeroes mean no
@@ -83,21 +83,6 @@ impl InstanceDict {
         // SAFETY: the caller passes the collector's own function and argument; the dict is alive while held here.
         unsafe { visit(dict, arg) }
     }
-}
-
-/// The member table of a type whose objects keep their weak references and their `InstanceDict` at these byte offsets.
-pub(crate) fn offset_members(weakrefs: usize, dict: usize) -> *mut c_void {
-    let row = |name: &'static CStr, offset: usize| ffi::PyMemberDef {
-        name: name.as_ptr(),
-        type_code: ffi::Py_T_PYSSIZET,
-        offset: offset as ffi::Py_ssize_t,
-        flags: ffi::Py_READONLY,
-        doc: ptr::null(),
-    };
-    leak_table(
-        vec![row(c"__weaklistoffset__", weakrefs), row(c"__dictoffset__", dict)],
-        ffi::PyMemberDef::default(),
-    )
 }
 
 /// The `__dict__` row in the getset table of a type with an `InstanceDict`.

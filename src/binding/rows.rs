@@ -1,6 +1,6 @@
 //! Tables of methods and attributes: `row!` and `getter` make their rows from safe Rust functions.
 
-use std::ffi::{CStr, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
 
 use pyo3::ffi;
@@ -227,18 +227,27 @@ pub(crate) fn leak_table<R>(rows: Vec<R>, end: R) -> *mut c_void {
     Box::leak(rows.into_boxed_slice()).as_mut_ptr().cast()
 }
 
-/// The member table of a type whose objects keep their weak references `offset` bytes from their start.
-pub(crate) fn weaklist_member(offset: usize) -> *mut c_void {
-    leak_table(
-        vec![ffi::PyMemberDef {
-            name: c"__weaklistoffset__".as_ptr(),
-            type_code: ffi::Py_T_PYSSIZET,
-            offset: offset as ffi::Py_ssize_t,
-            flags: ffi::Py_READONLY,
-            doc: ptr::null(),
-        }],
-        ffi::PyMemberDef::default(),
-    )
+/// A member of a type: a field of its objects, `offset` bytes from their start, that Python code can use as an attribute.
+pub(crate) fn member(name: &'static CStr, type_code: c_int, offset: usize, flags: c_int) -> ffi::PyMemberDef {
+    ffi::PyMemberDef {
+        name: name.as_ptr(),
+        type_code,
+        offset: offset as ffi::Py_ssize_t,
+        flags,
+        doc: ptr::null(),
+    }
+}
+
+/// The member that tells `CPython` where it finds a pointer in the objects of a type: to their weak references
+/// (`__weaklistoffset__`), to their attributes (`__dictoffset__`) or to the function that a call runs
+/// (`__vectorcalloffset__`).
+pub(crate) fn offset_member(name: &'static CStr, offset: usize) -> ffi::PyMemberDef {
+    member(name, ffi::Py_T_PYSSIZET, offset, ffi::Py_READONLY)
+}
+
+/// The slot of a type's members; the table lives forever.
+pub(crate) fn members_slot(rows: Vec<ffi::PyMemberDef>) -> ffi::PyType_Slot {
+    slot(ffi::Py_tp_members, leak_table(rows, ffi::PyMemberDef::default()))
 }
 
 /// The slot of a type's methods; the table lives forever.

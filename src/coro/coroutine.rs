@@ -12,9 +12,8 @@
 //! call other methods of the same object.
 
 use std::cell::Cell;
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_int};
 use std::mem::offset_of;
-use std::ptr;
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -25,7 +24,7 @@ use crate::binding::deallocation::free_memory;
 use crate::binding::errors;
 use crate::binding::native_type::{NativeType, This, with_critical_section};
 use crate::binding::object_cell::ObjectCell;
-use crate::binding::rows::leak_table;
+use crate::binding::rows::{member, offset_member};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Status {
@@ -112,16 +111,9 @@ impl CoroObject {
         self.status.get() == Status::Done
     }
 
-    /// The member table: the fields that Python code accesses.
+    /// The fields that Python code uses as attributes.
     #[expect(deprecated, reason = "for an empty cell the replacement raises")]
-    pub(super) fn members() -> *mut c_void {
-        let member = |name: &'static CStr, type_code, offset: usize, flags| ffi::PyMemberDef {
-            name: name.as_ptr(),
-            type_code,
-            offset: offset as ffi::Py_ssize_t,
-            flags,
-            doc: ptr::null(),
-        };
+    pub(super) fn members() -> Vec<ffi::PyMemberDef> {
         let weakrefs = offset_of!(CoroObject, weakrefs);
         let function = offset_of!(CoroObject, function);
         let awaited = offset_of!(CoroObject, awaited);
@@ -130,24 +122,16 @@ impl CoroObject {
         let hides_loop = offset_of!(CoroObject, hides_loop);
         let is_daemon = offset_of!(CoroObject, is_daemon);
         let is_given_up = offset_of!(CoroObject, is_given_up);
-        leak_table(
-            vec![
-                member(
-                    c"__weaklistoffset__",
-                    ffi::Py_T_PYSSIZET,
-                    weakrefs,
-                    ffi::Py_READONLY,
-                ),
-                member(c"_function", ffi::_Py_T_OBJECT, function, ffi::Py_READONLY),
-                member(c"_awaited", ffi::_Py_T_OBJECT, awaited, 0),
-                member(c"_cancel_count", ffi::Py_T_INT, count, 0),
-                member(c"_asyncio_future_blocking", ffi::Py_T_BOOL, is_blocking, 0),
-                member(c"_hides_loop", ffi::Py_T_BOOL, hides_loop, ffi::Py_READONLY),
-                member(c"_is_daemon", ffi::Py_T_BOOL, is_daemon, ffi::Py_READONLY),
-                member(c"_is_given_up", ffi::Py_T_BOOL, is_given_up, 0),
-            ],
-            ffi::PyMemberDef::default(),
-        )
+        vec![
+            offset_member(c"__weaklistoffset__", weakrefs),
+            member(c"_function", ffi::_Py_T_OBJECT, function, ffi::Py_READONLY),
+            member(c"_awaited", ffi::_Py_T_OBJECT, awaited, 0),
+            member(c"_cancel_count", ffi::Py_T_INT, count, 0),
+            member(c"_asyncio_future_blocking", ffi::Py_T_BOOL, is_blocking, 0),
+            member(c"_hides_loop", ffi::Py_T_BOOL, hides_loop, ffi::Py_READONLY),
+            member(c"_is_daemon", ffi::Py_T_BOOL, is_daemon, ffi::Py_READONLY),
+            member(c"_is_given_up", ffi::Py_T_BOOL, is_given_up, 0),
+        ]
     }
 
     /// Fills the fields whose empty state is not zero. Called on a zeroed allocation.

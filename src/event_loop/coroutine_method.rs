@@ -19,7 +19,7 @@ use pyo3::types::PyString;
 use crate::binding::errors;
 use crate::binding::native_type::{NativeType, This, new_type, slot, with_critical_section};
 use crate::binding::object_cell::ObjectCell;
-use crate::binding::rows::leak_table;
+use crate::binding::rows::{members_slot, offset_member};
 
 #[repr(C)]
 struct CoroutineMethodObject {
@@ -199,13 +199,10 @@ fn coroutine_method<'py>(
 }
 
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    let members = vec![ffi::PyMemberDef {
-        name: c"__vectorcalloffset__".as_ptr(),
-        type_code: ffi::Py_T_PYSSIZET,
-        offset: offset_of!(CoroutineMethodObject, vectorcall) as ffi::Py_ssize_t,
-        flags: ffi::Py_READONLY,
-        doc: ptr::null(),
-    }];
+    let vectorcall = offset_member(
+        c"__vectorcalloffset__",
+        offset_of!(CoroutineMethodObject, vectorcall),
+    );
     // SAFETY: the functions were written for this layout, and the tables are never freed.
     let kind = unsafe {
         new_type::<CoroutineMethodObject>(
@@ -216,10 +213,7 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
                 slot(ffi::Py_tp_descr_get, bind as *mut c_void),
                 slot(ffi::Py_tp_getattro, getattro as *mut c_void),
                 slot(ffi::Py_tp_repr, repr as *mut c_void),
-                slot(
-                    ffi::Py_tp_members,
-                    leak_table(members, ffi::PyMemberDef::default()),
-                ),
+                members_slot(vec![vectorcall]),
             ],
         )?
     };

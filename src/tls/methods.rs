@@ -1,7 +1,7 @@
 //! The Python interface of a TLS transport for the application: the methods of `asyncio.Transport`, and asyncio's
 //! private attributes.
 
-use pyo3::exceptions::{PyNotImplementedError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyNotImplementedError, PyTypeError};
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -16,6 +16,7 @@ use crate::binding::names::names;
 use crate::binding::object_result::{ObjectResult, bool_object, none};
 use crate::binding::rows::row;
 use crate::event_loop::reactor::flush_policy;
+use crate::transports::flow::buffer_limits;
 use crate::transports::object;
 use crate::transports::protocol;
 
@@ -84,20 +85,10 @@ fn resume_reading<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(none(this.py()))
 }
 
-/// The two optional numbers that the `set_..._limits` methods take.
-fn limits<'py>(args: Args<'_, 'py>) -> PyResult<(Option<i64>, Option<i64>)> {
-    let [high, low] = args.bind()?;
-    let number = |value: Option<Bound<'py, PyAny>>| match value {
-        Some(value) if !value.is_none() => value.extract::<i64>().map(Some),
-        _ => Ok(None),
-    };
-    Ok((number(high)?, number(low)?))
-}
-
 fn set_write_buffer_limits<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
-    let (high, low) = limits(args)?;
+    let limits = args.bind()?;
     flush_policy::send_held(this)?;
-    this.backlog.watermarks.set(high, low)?;
+    this.backlog.watermarks.set(limits)?;
     writing::control_app(this)?;
     Ok(none(this.py()))
 }
@@ -121,19 +112,7 @@ fn get_write_buffer_size<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> ObjectResult<
 }
 
 fn set_read_buffer_limits<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
-    let (high, low) = limits(args)?;
-    let high = match (high, low) {
-        (Some(high), _) => high,
-        (None, Some(low)) => low.saturating_mul(4),
-        (None, None) => READ_HIGH as i64,
-    };
-    let low = low.unwrap_or(high.div_euclid(4));
-    if high < low || low < 0 {
-        return Err(PyValueError::new_err(format!(
-            "high ({high}) must be >= low ({low}) must be >= 0"
-        )));
-    }
-    this.read_limits.set((high as usize, low as usize));
+    this.read_limits.set(buffer_limits(args.bind()?, READ_HIGH)?);
     this.flags.set(Flags::READ_LIMITED);
     reading::control_inner(this)?;
     Ok(none(this.py()))

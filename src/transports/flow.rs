@@ -50,32 +50,12 @@ impl Watermarks {
         (self.low.get(), self.high.get())
     }
 
-    /// Sets the watermarks, with asyncio's defaults for those that are None. ValueError unless high >= low >= 0.
-    pub(crate) fn set(&self, high: Option<i64>, low: Option<i64>) -> PyResult<()> {
-        let high = match (high, low) {
-            (Some(high), _) => high,
-            (None, None) => i64::from(self.default_high),
-            (None, Some(low)) => low.saturating_mul(4),
-        };
-        let low = low.unwrap_or(high.div_euclid(4));
-        if high < low || low < 0 {
-            return Err(PyValueError::new_err(format!(
-                "high ({high}) must be >= low ({low}) must be >= 0"
-            )));
-        }
-        self.high.set(high as usize);
-        self.low.set(low as usize);
+    /// Sets the watermarks from the arguments of `set_write_buffer_limits`. Raises what `buffer_limits` raises.
+    pub(crate) fn set(&self, arguments: [Option<Bound<'_, PyAny>>; 2]) -> PyResult<()> {
+        let (high, low) = buffer_limits(arguments, self.default_high as usize)?;
+        self.high.set(high);
+        self.low.set(low);
         Ok(())
-    }
-
-    /// Sets the watermarks from the Python arguments `high` and `low`. TypeError if one is neither an integer, nor
-    /// None, nor absent; `OverflowError` beyond 64 bits; otherwise like `set`.
-    pub(crate) fn set_from(&self, [high, low]: [Option<Bound<'_, PyAny>>; 2]) -> PyResult<()> {
-        let number = |value: Option<Bound<'_, PyAny>>| match value {
-            Some(value) if !value.is_none() => value.extract::<i64>().map(Some),
-            _ => Ok(None),
-        };
-        self.set(number(high)?, number(low)?)
     }
 
     /// True if a buffer of `len_bytes` requires `pause_writing` now. The caller must then call it: the watermarks count
@@ -91,6 +71,35 @@ impl Watermarks {
     pub(crate) fn must_resume(&self, len_bytes: usize) -> bool {
         self.is_paused.get() && len_bytes <= self.low.get() && self.is_paused.replace(false)
     }
+}
+
+/// The high and the low limit, in bytes, that the Python arguments `high` and `low` ask for. An argument that is None or
+/// absent has asyncio's default, which is `default_high` for the high limit and a quarter of that for the low one if both
+/// are.
+///
+/// `TypeError` if an argument is neither an integer nor None; `OverflowError` beyond 64 bits; `ValueError` unless
+/// high >= low >= 0.
+pub(crate) fn buffer_limits(
+    [high, low]: [Option<Bound<'_, PyAny>>; 2],
+    default_high: usize,
+) -> PyResult<(usize, usize)> {
+    let number = |value: Option<Bound<'_, PyAny>>| match value {
+        Some(value) if !value.is_none() => value.extract::<i64>().map(Some),
+        _ => Ok(None),
+    };
+    let (high, low) = (number(high)?, number(low)?);
+    let high = match (high, low) {
+        (Some(high), _) => high,
+        (None, None) => default_high as i64,
+        (None, Some(low)) => low.saturating_mul(4),
+    };
+    let low = low.unwrap_or(high.div_euclid(4));
+    if high < low || low < 0 {
+        return Err(PyValueError::new_err(format!(
+            "high ({high}) must be >= low ({low}) must be >= 0"
+        )));
+    }
+    Ok((high as usize, low as usize))
 }
 
 /// The warning that asyncio logs for a write to a lost socket connection.

@@ -22,14 +22,14 @@ use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 
 use super::protocol::ProtocolCalls;
 use crate::binding::args::Args;
-use crate::binding::attributes::{HasInstanceDict, InstanceDict, dict_row, offset_members};
+use crate::binding::attributes::{HasInstanceDict, InstanceDict, dict_row};
 use crate::binding::deallocation::free_memory;
 use crate::binding::log::{self, Topic};
 use crate::binding::names::{Kept, names};
 use crate::binding::native_type::{NativeType, This, new_type, represent, slot, traverse_cells};
 use crate::binding::object_cell::ObjectCell;
 use crate::binding::object_result::{ObjectResult, none};
-use crate::binding::rows::{getset_slot, methods_slot};
+use crate::binding::rows::{getset_slot, members_slot, methods_slot, offset_member};
 use crate::binding::{errors, new_objects};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::Reactor;
@@ -279,13 +279,10 @@ pub(crate) fn make_type<'py, B: Body>(
         slot(ffi::Py_tp_repr, repr::<B> as *mut c_void),
         methods_slot(methods),
         getset_slot(getters),
-        slot(
-            ffi::Py_tp_members,
-            offset_members(
-                offset_of!(TransportObject<B>, weakrefs),
-                offset_of!(TransportObject<B>, dict),
-            ),
-        ),
+        members_slot(vec![
+            offset_member(c"__weaklistoffset__", offset_of!(TransportObject<B>, weakrefs)),
+            offset_member(c"__dictoffset__", offset_of!(TransportObject<B>, dict)),
+        ]),
     ];
     // SAFETY: the functions were written for this layout, which starts with the layout of the bases (checked above).
     let kind = unsafe { new_type::<TransportObject<B>>(module, Some(&PyTuple::new(py, bases)?), &slots)? };

@@ -14,7 +14,7 @@ use crate::binding::current_thread;
 use crate::binding::native_type::{new_type, slot};
 use crate::binding::new_objects;
 use crate::binding::object_result::{ObjectResult, bool_object, none};
-use crate::binding::rows::{class_getitem, getset_slot, getter, methods_slot, row};
+use crate::binding::rows::{class_getitem, getset_slot, getter, members_slot, methods_slot, row};
 use crate::coro::coroutine::{Coro, CoroObject, Status, finalize};
 use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::{fiber, interruption, scheduler, tasks};
@@ -365,7 +365,7 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
                 slot(ffi::Py_tp_finalize, finalize as *mut c_void),
                 methods_slot([methods(), task_api::methods()].concat()),
                 getset_slot(getters()),
-                slot(ffi::Py_tp_members, CoroObject::members()),
+                members_slot(CoroObject::members()),
                 slot(ffi::Py_am_await, task_api::am_await as *mut c_void),
                 slot(ffi::Py_tp_iter, task_api::am_await as *mut c_void),
             ],

@@ -16,7 +16,7 @@ use crate::binding::native_type::{
     NativeType, This, alloc_without_arguments, new_type, slot, with_critical_section,
 };
 use crate::binding::object_result::none;
-use crate::binding::rows::{getset_slot, methods_slot, weaklist_member};
+use crate::binding::rows::{getset_slot, members_slot, methods_slot, offset_member};
 use crate::binding::{current_thread, errors};
 use crate::coro::coroutine::{Coro, Outcome};
 use crate::coro::errors::{self as coro_errors, ErrorClass};
@@ -346,10 +346,10 @@ pub(super) fn make_type<'py, T: Primitive>(
         slot(ffi::Py_tp_repr, repr::<T> as *mut c_void),
         methods_slot(methods),
         getset_slot(getters),
-        slot(
-            ffi::Py_tp_members,
-            weaklist_member(std::mem::offset_of!(Head, weakrefs)),
-        ),
+        members_slot(vec![offset_member(
+            c"__weaklistoffset__",
+            std::mem::offset_of!(Head, weakrefs),
+        )]),
     ];
     all.extend(slots.iter().map(|entry| slot(entry.slot, entry.pfunc)));
     // SAFETY: the functions are for this layout, which begins with `Head`; the tables are leaked.

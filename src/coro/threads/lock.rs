@@ -18,7 +18,7 @@ use crate::binding::native_type::{
     NativeType, This, alloc_without_arguments, new_type, represent, slot, with_critical_section,
 };
 use crate::binding::object_result::{ObjectResult, bool_object, none};
-use crate::binding::rows::{methods_slot, row, weaklist_member};
+use crate::binding::rows::{members_slot, methods_slot, offset_member, row};
 use crate::coro::interruption;
 use crate::coro::runtime;
 use crate::coro::sync::limit::Limit;
@@ -312,10 +312,10 @@ fn make<'py, const R: bool>(
         slot(ffi::Py_tp_new, new::<R> as *mut c_void),
         slot(ffi::Py_tp_repr, repr::<R> as *mut c_void),
         methods_slot(methods),
-        slot(
-            ffi::Py_tp_members,
-            weaklist_member(std::mem::offset_of!(LockObject<R>, weakrefs)),
-        ),
+        members_slot(vec![offset_member(
+            c"__weaklistoffset__",
+            std::mem::offset_of!(LockObject<R>, weakrefs),
+        )]),
     ];
     // SAFETY: the functions are for this layout; the tables are leaked.
     unsafe { new_type::<LockObject<R>>(module, None, &slots) }

@@ -19,7 +19,7 @@ use crate::binding::native_type::{
     NativeType, This, alloc_without_arguments, new_type, slot, with_critical_section,
 };
 use crate::binding::object_result::{ObjectResult, bool_object, none};
-use crate::binding::rows::{class_getitem, methods_slot, row, weaklist_member};
+use crate::binding::rows::{class_getitem, members_slot, methods_slot, offset_member, row};
 use crate::coro::sync::item_queue::ItemQueue;
 use crate::coro::sync::limit::Limit;
 
@@ -180,10 +180,10 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
     let slots = [
         slot(ffi::Py_tp_new, new as *mut c_void),
         methods_slot(methods),
-        slot(
-            ffi::Py_tp_members,
-            weaklist_member(std::mem::offset_of!(QueueObject, weakrefs)),
-        ),
+        members_slot(vec![offset_member(
+            c"__weaklistoffset__",
+            std::mem::offset_of!(QueueObject, weakrefs),
+        )]),
     ];
     // SAFETY: the functions are for this layout; the tables are leaked.
     unsafe { new_type::<QueueObject>(module, None, &slots) }

@@ -18,7 +18,7 @@ use crate::binding::names::names;
 use crate::binding::native_type::{NativeType, This, new_type, slot, with_critical_section};
 use crate::binding::object_cell::ObjectCell;
 use crate::binding::object_result::{ObjectResult, bool_object, none};
-use crate::binding::rows::{getset_slot, getter, methods_slot, row, weaklist_member};
+use crate::binding::rows::{getset_slot, getter, members_slot, methods_slot, offset_member, row};
 use crate::event_loop::pyloop::LoopObject;
 
 #[inline(always)]
@@ -273,7 +273,10 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         asyncio_class,
         c"asyncio's class, so that isinstance() is true.",
     ));
-    let members = weaklist_member(std::mem::offset_of!(HandleObject, weakrefs));
+    let weakrefs = offset_member(
+        c"__weaklistoffset__",
+        std::mem::offset_of!(HandleObject, weakrefs),
+    );
     // SAFETY: the functions were written for this layout, and the tables are never freed.
     let handle_type = unsafe {
         new_type::<HandleObject>(
@@ -283,7 +286,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
                 slot(ffi::Py_tp_repr, repr as *mut c_void),
                 methods_slot(common_methods()),
                 getset_slot(getters),
-                slot(ffi::Py_tp_members, members),
+                members_slot(vec![weakrefs]),
             ],
         )?
     };

@@ -83,7 +83,7 @@ fn get_write_buffer_limits<'py>(this: Datagram<'py>, _: Args<'_, 'py>) -> Object
 
 fn set_write_buffer_limits<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let limits = args.bind()?;
-    this.watermarks.set_from(limits)?;
+    this.watermarks.set(limits)?;
     sending::maybe_pause(this)?;
     Ok(none(this.py()))
 }

@@ -99,7 +99,7 @@ fn get_write_buffer_limits<'py>(this: Pipe<'py, Writing>, _: Args<'_, 'py>) -> O
 
 fn set_write_buffer_limits<'py>(this: Pipe<'py, Writing>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let limits = args.bind()?;
-    this.end.outgoing.watermarks.set_from(limits)?;
+    this.end.outgoing.watermarks.set(limits)?;
     writing::limits_changed(this)?;
     Ok(none(this.py()))
 }

@@ -124,7 +124,7 @@ fn get_write_buffer_limits<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> ObjectRe
 fn set_write_buffer_limits<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let limits = args.bind()?;
     flush_policy::send_held(this)?;
-    this.outgoing.watermarks.set_from(limits)?;
+    this.outgoing.watermarks.set(limits)?;
     if this.flags.has(Flags::BLOCKED) {
         writing::maybe_pause(this)?;
     }
