@@ -23,7 +23,7 @@ PROFILE := $(if $(FAST),quick,release)
 # How long each fuzzer runs
 SECONDS ?= 60
 
-RUST_SOURCES := Cargo.toml Cargo.lock build.rs build_offsets.rs $(shell find src core -name '*.rs' -o -name '*.s' -o -name Cargo.toml)
+RUST_SOURCES := Cargo.toml Cargo.lock $(wildcard build*.rs) python/grapeshot/_core.pyi $(shell find src core -name '*.rs' -o -name '*.s' -o -name Cargo.toml)
 LOADGEN      := benchmarks/loadgen/Cargo.toml
 BRIDGE       := examples/tokio_bridge/Cargo.toml
 # With the stable ABI pyo3 does not ask an interpreter for its version, so one build serves all of them.

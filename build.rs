@@ -1,14 +1,17 @@
 //! Exposes pyo3's version and build flags (`Py_3_12`, `Py_GIL_DISABLED`, ...) to this crate's `cfg`. It also has the C
-//! compiler compare the offsets in `src/coro/pystate` with the headers of the interpreter that this build is for.
+//! compiler compare the offsets in `src/coro/pystate` with the headers of the interpreter that this build is for, and
+//! passes the signatures in `_core.pyi` to `row!`.
 
 #[path = "build_offsets.rs"]
 mod offsets;
+#[path = "build_stub.rs"]
+mod stub;
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     pyo3_build_config::use_pyo3_cfgs();
-    if let Err(mismatch) = offsets::check() {
-        for line in mismatch.lines() {
+    for outcome in [offsets::check(), stub::pass_to_compiler()] {
+        for line in outcome.err().iter().flat_map(|problem| problem.lines()) {
             println!("cargo::error={line}");
         }
     }

@@ -283,7 +283,7 @@ pub(crate) fn loop_methods() -> Vec<ffi::PyMethodDef> {
     vec![row!(
         method,
         getaddrinfo,
-        "getaddrinfo(host, port, *, family=0, type=0, proto=0, flags=0)",
+        Loop.getaddrinfo,
         "Return what socket.getaddrinfo() returns, without blocking the loop."
     )]
 }

@@ -15,13 +15,15 @@ use super::object_result::ObjectResult;
 /// The row of a method, or of a function of a module:
 ///
 /// ```text
-///   row!(how it is called, function, signature, docstring)
+///   row!(how it is called, function, declaration in `_core.pyi`, docstring)
 ///
-///   row!(method, close, "close()", "Close the transport.")
-///   row!(threadsafe_method, stop, "stop()", "Leave run_forever().")
-///   row!(function, spawn, "spawn(function, /, *args, **kwargs)", "Start a coro.")
-///   row!(method(call_in_steps), receive, "receive(block=True, timeout=None)", "Wait for a value.")
-///   row!(method, <const R: bool> acquire::<R>, "acquire()", "Acquire the lock.")
+///   row!(method, close, StreamTransport.close, "Close the transport.")
+///   row!(threadsafe_method, stop, Loop.stop, "Leave run_forever().")
+///   row!(function, end_thread, _coro_end_thread, "Refuse to make more coros in this thread.")
+///   row!(function, spawn, _coro_spawn as spawn, "Start a coro.")
+///   row!(method(call_in_steps), receive, channel.receive, "Wait for a value.")
+///   row!(method, <const R: bool> acquire::<R>, lock.acquire, "Acquire the lock.")
+///   row!(method, get_loop, "get_loop()", "The loop that the wait belongs to.")
 /// ```
 ///
 /// - `method`: the function is a `fn(This<T>, Args) -> ObjectResult`. It is called when this thread may use the object
@@ -31,6 +33,11 @@ use super::object_result::ObjectResult;
 /// - `function`: the function is a `fn(Python, Args) -> ObjectResult`, and the row is for a module.
 /// - `method(call)`, `function(call)`: the row calls `call(object, Args, function)`, which calls the function in a way
 ///   of its own. Functions that wait are called like this.
+///
+/// The declaration gives the row its name and its signature, so a row does not compile unless the stub has it. `as` is
+/// for a function that has another name in the stub than in `help()`. A text is the signature of a method whose type
+/// the module does not export, so that the stub does not have it. If several types share a row, it names the method of
+/// one of them; stubtest compares the signatures of all of them with the stub.
 ///
 /// All required arguments are there when the function runs (`Args::pass_to`).
 ///
@@ -63,10 +70,10 @@ macro_rules! row {
     };
     (
         @@ $receiver:ident, $call:path, [$($declared:tt)*], [$($given:tt)*],
-        $function:expr, $signature:literal, $doc:literal
+        $function:expr, $stub:tt $(. $method:ident)? $(as $shown:ident)?, $doc:literal
     ) => {{
         static SIGNATURE: $crate::binding::signature::Signature =
-            $crate::binding::signature::Signature::new($signature);
+            $crate::binding::rows::signature!($stub $(. $method)? $(as $shown)?);
         unsafe extern "C" fn raw<$($declared)*>(
             object: *mut pyo3::ffi::PyObject,
             values: *const *mut pyo3::ffi::PyObject,
@@ -86,6 +93,24 @@ macro_rules! row {
     }};
 }
 pub(crate) use row;
+
+/// The signature of a row, from the third argument of `row!`. The build script sets an environment variable for each
+/// declaration in the stub.
+macro_rules! signature {
+    ($text:literal) => {
+        $crate::binding::signature::Signature::new($text)
+    };
+    ($name:ident $(. $method:ident)?) => {
+        $crate::binding::signature::Signature::new(env!(
+            concat!("_core.", stringify!($name) $(, ".", stringify!($method))?),
+            concat!("_core.pyi does not declare `", stringify!($name) $(, ".", stringify!($method))?, "`"),
+        ))
+    };
+    ($name:ident as $shown:ident) => {
+        $crate::binding::rows::signature!($name).shown_as(stringify!($shown))
+    };
+}
+pub(crate) use signature;
 
 /// Calls the function of a `method` row.
 ///

@@ -2,15 +2,17 @@
 //!
 //! The text determines the function's name, the output of `help()` and `inspect.signature()`, the number of arguments
 //! that a call must have, and the names of its parameters. It is parsed at compile time, or in calls that are not on
-//! the fast path.
+//! the fast path. For most functions, the build script makes it from `_core.pyi` (`build_stub.rs`).
 
 use std::ffi::CString;
 
 use pyo3::ffi;
 
-/// The parameters of a native function.
+/// The name and the parameters of a native function.
 pub(crate) struct Signature {
-    text: &'static str,
+    name: &'static str,
+    /// The text between the parentheses.
+    parameters: &'static str,
     /// The number of parameters that a call must give, and can give by position.
     required: usize,
     /// True if all parameters are of this kind: there are no defaults, no keyword-only parameters, no `*args`.
@@ -36,14 +38,22 @@ impl Signature {
         while bytes[at] != b'(' {
             at += 1;
         }
-        at += 1;
+        let (name, rest) = text.split_at(at);
+        let (_, parameters) = rest.split_at(1);
+        let (parameters, end) = parameters.split_at(parameters.len() - 1);
+        assert!(
+            end.as_bytes()[0] == b')',
+            "a signature must end with a parenthesis"
+        );
+        let bytes = parameters.as_bytes();
+        at = 0;
         let (mut required, mut by_position) = (0, 0);
         let (mut is_fixed, mut is_by_position) = (true, true);
-        while at < bytes.len() && bytes[at] != b')' {
+        while at < bytes.len() {
             let first = bytes[at];
             is_by_position &= first != b'*';
             let mut is_optional = first == b'*';
-            while bytes[at] != b',' && at + 1 < bytes.len() {
+            while at < bytes.len() && bytes[at] != b',' {
                 is_optional |= bytes[at] == b'=';
                 at += 1;
             }
@@ -54,16 +64,20 @@ impl Signature {
             if first != b'/' && is_by_position {
                 by_position += 1;
             }
-            if bytes[at] == b',' {
-                at += 2;
-            }
+            at += 2; // the comma and the space after it
         }
         Self {
-            text,
+            name,
+            parameters,
             required,
             is_fixed,
             by_position,
         }
+    }
+
+    /// The same parameters, for a function that shows itself to programs under another name.
+    pub(crate) const fn shown_as(self, name: &'static str) -> Self {
+        Self { name, ..self }
     }
 
     #[inline]
@@ -82,20 +96,13 @@ impl Signature {
     }
 
     pub(crate) fn name(&self) -> &'static str {
-        self.text.split_once('(').map_or(self.text, |(name, _)| name)
-    }
-
-    /// The text between the parentheses.
-    fn shown_parameters(&self) -> &'static str {
-        self.text
-            .split_once('(')
-            .map_or("", |(_, rest)| rest.strip_suffix(')').unwrap_or(rest))
+        self.name
     }
 
     /// The names of the parameters. A positional-only parameter has an empty name.
     pub(crate) fn parameters(&self) -> Vec<&'static str> {
         let mut names = Vec::new();
-        for parameter in self.shown_parameters().split(", ") {
+        for parameter in self.parameters.split(", ") {
             match parameter {
                 "/" => names.fill(""),
                 "" => {}
@@ -113,7 +120,7 @@ impl Signature {
         receiver: Receiver,
         doc: &str,
     ) -> ffi::PyMethodDef {
-        let (name, parameters) = (self.name(), self.shown_parameters());
+        let (name, parameters) = (self.name, self.parameters);
         let has_slash = parameters.split(", ").any(|parameter| parameter == "/");
         let mut shown = Vec::new();
         if receiver == Receiver::Object {

@@ -296,31 +296,31 @@ pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
         row!(
             threadsafe_method,
             call_soon,
-            "call_soon(callback, *args, context=None)",
+            Loop.call_soon,
             "Run callback(*args) in the next iteration; returns a Handle."
         ),
         row!(
             threadsafe_method,
             call_soon_threadsafe,
-            "call_soon_threadsafe(callback, *args, context=None)",
+            Loop.call_soon_threadsafe,
             "call_soon() from any thread; wakes the loop."
         ),
         row!(
             threadsafe_method,
             call_later,
-            "call_later(delay, callback, *args, context=None)",
+            Loop.call_later,
             "Run callback(*args) after delay seconds; returns a TimerHandle."
         ),
         row!(
             threadsafe_method,
             call_at,
-            "call_at(when, callback, *args, context=None)",
+            Loop.call_at,
             "Run callback(*args) when loop.time() reaches when; returns a TimerHandle."
         ),
         row!(
             threadsafe_method,
             time,
-            "time()",
+            Loop.time,
             "The time in seconds, from the clock of time.monotonic()."
         ),
     ]

@@ -157,19 +157,19 @@ pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
         row!(
             method,
             set_limits,
-            "_set_limits(connections, descriptors, coros)",
+            Loop._set_limits,
             "Set each limit to a number, or to None for no limit."
         ),
         row!(
             method,
             resume_listeners,
-            "_resume_listeners()",
+            Loop._resume_listeners,
             "Let the listeners that a limit has paused accept again."
         ),
         row!(
             method,
             check_limits,
-            "_check_limits(is_connection)",
+            Loop._check_limits,
             "Raise LimitError if the limits allow no further descriptor, or no further connection."
         ),
     ]

@@ -232,78 +232,83 @@ pub(crate) fn methods() -> Vec<ffi::PyMethodDef> {
         row!(
             threadsafe_method,
             is_running,
-            "is_running()",
+            Loop.is_running,
             "True while a thread runs the loop."
         ),
         row!(
             threadsafe_method,
             is_closed,
-            "is_closed()",
+            Loop.is_closed,
             "True once the loop was closed."
         ),
         row!(
             threadsafe_method,
             stop,
-            "stop()",
+            Loop.stop,
             "Leave run_forever() at the end of the current iteration."
         ),
-        row!(threadsafe_method, get_debug, "get_debug()", "True in debug mode."),
+        row!(
+            threadsafe_method,
+            get_debug,
+            Loop.get_debug,
+            "True in debug mode."
+        ),
         row!(
             threadsafe_method,
             set_debug,
-            "set_debug(enabled)",
+            Loop.set_debug,
             "Turn debug mode on or off."
         ),
         row!(
             threadsafe_method,
             check_closed,
-            "_check_closed()",
+            Loop._check_closed,
             "Raise RuntimeError if the loop is closed."
         ),
         row!(
             threadsafe_method,
             check_running,
-            "_check_running()",
+            Loop._check_running,
             "Raise RuntimeError if this loop is running, or another one in this thread."
         ),
-        row!(threadsafe_method, run, "_run()", "Run iterations until stop()."),
+        row!(threadsafe_method, run, Loop._run, "Run iterations until stop()."),
         row!(
             threadsafe_method,
             forget_parent,
-            "_forget_parent()",
+            Loop._forget_parent,
             "In a forked child, forget everything that the parent has scheduled and watches."
         ),
         row!(
             threadsafe_method,
             attributes_changed,
-            "_attributes_changed()",
+            Loop._attributes_changed,
             "Called after time or call_at was set on the loop, or deleted."
         ),
         row!(
             threadsafe_method,
             statistics,
-            "_statistics()",
+            Loop._statistics,
             "The loop's counters; loop.statistics() puts them in order."
         ),
         row!(
             method,
             set_measured,
-            "_set_measured(is_on, slow_ns)",
+            Loop._set_measured,
             "Start or stop measuring how long steps take, and how long they wait."
         ),
         row!(
             threadsafe_method,
             running_since,
-            "_running_since_ns()",
+            Loop._running_since_ns,
             "When the running step began, or None; needs measuring to be on."
         ),
         row!(
             method,
             signal_fd,
-            "_signal_fd()",
+            Loop._signal_fd,
             "The descriptor to which the interpreter writes signal numbers."
         ),
-        row!(method, close, "_close()", "Drop all work and close the poller."),
+        row!(method, close, Loop._close, "Drop all work and close the poller."),
     ];
     methods.extend(call_methods::methods());
     methods.extend(watching::methods());

@@ -340,37 +340,37 @@ pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
         row!(
             threadsafe_method,
             create_future,
-            "create_future()",
+            Loop.create_future,
             "A new asyncio.Future on this loop."
         ),
         row!(
             method,
             create_task,
-            "create_task(coro, *, name=None, context=None, **kwargs)",
+            Loop.create_task,
             "Run a coroutine as an asyncio.Task on this loop."
         ),
         row!(
             method,
             set_task_factory,
-            "set_task_factory(factory)",
+            Loop.set_task_factory,
             "Let create_task() call factory(loop, coro, **kwargs); None restores the default."
         ),
         row!(
             method,
             set_task_observer,
-            "_set_task_observer(observer, /)",
+            Loop._set_task_observer,
             "Call observer(task) for each new task and each new coro; None ends that."
         ),
         row!(
             method,
             set_step_observer,
-            "_set_step_observer(observer, /)",
+            Loop._set_step_observer,
             "Call observer(what, wall_ns, cpu_ns) after each step; None ends that."
         ),
         row!(
             method,
             get_task_factory,
-            "get_task_factory()",
+            Loop.get_task_factory,
             "The task factory, or None."
         ),
     ]

@@ -201,55 +201,55 @@ pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
         row!(
             method,
             add_reader,
-            "add_reader(fd, callback, *args)",
+            Loop.add_reader,
             "Call callback(*args) whenever fd can be read."
         ),
         row!(
             method,
             add_writer,
-            "add_writer(fd, callback, *args)",
+            Loop.add_writer,
             "Call callback(*args) whenever fd can be written."
         ),
         row!(
             method,
             remove_reader,
-            "remove_reader(fd)",
+            Loop.remove_reader,
             "Undo add_reader(); True if there was a reader."
         ),
         row!(
             method,
             remove_writer,
-            "remove_writer(fd)",
+            Loop.remove_writer,
             "Undo add_writer(); True if there was a writer."
         ),
         row!(
             method,
             add_reader_handle,
-            "_add_reader(fd, callback, *args)",
+            Loop._add_reader,
             "add_reader() that returns the Handle."
         ),
         row!(
             method,
             add_writer_handle,
-            "_add_writer(fd, callback, *args)",
+            Loop._add_writer,
             "add_writer() that returns the Handle."
         ),
         row!(
             method,
             remove_reader_handle,
-            "_remove_reader(fd)",
+            Loop._remove_reader,
             "remove_reader() without the check for transports; asyncio's internal name."
         ),
         row!(
             method,
             remove_writer_handle,
-            "_remove_writer(fd)",
+            Loop._remove_writer,
             "remove_writer() without the check for transports; asyncio's internal name."
         ),
         row!(
             method,
             ensure_fd_no_transport,
-            "_ensure_fd_no_transport(fd)",
+            Loop._ensure_fd_no_transport,
             "Raise RuntimeError if a transport owns the descriptor."
         ),
     ]

@@ -205,7 +205,7 @@ pub(super) fn loop_methods() -> Vec<ffi::PyMethodDef> {
     vec![row!(
         method,
         watch_child,
-        "_watch_child(pid, callback)",
+        Loop._watch_child,
         "Call callback(returncode) when the child has ended."
     )]
 }

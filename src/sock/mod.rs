@@ -93,49 +93,49 @@ pub(crate) fn loop_methods() -> Vec<ffi::PyMethodDef> {
         row!(
             method,
             sock_recv,
-            "sock_recv(sock, nbytes)",
+            Loop.sock_recv,
             "Receive up to nbytes bytes from a socket."
         ),
         row!(
             method,
             sock_recv_into,
-            "sock_recv_into(sock, buf)",
+            Loop.sock_recv_into,
             "Receive into a buffer; return the number of bytes."
         ),
         row!(
             method,
             sock_recvfrom,
-            "sock_recvfrom(sock, bufsize)",
+            Loop.sock_recvfrom,
             "Receive a datagram; return (data, address)."
         ),
         row!(
             method,
             sock_recvfrom_into,
-            "sock_recvfrom_into(sock, buf, nbytes=0)",
+            Loop.sock_recvfrom_into,
             "Receive a datagram into a buffer; return (number of bytes, address)."
         ),
         row!(
             method,
             sock_sendall,
-            "sock_sendall(sock, data)",
+            Loop.sock_sendall,
             "Send all of data on a connected socket."
         ),
         row!(
             method,
             sock_sendto,
-            "sock_sendto(sock, data, address)",
+            Loop.sock_sendto,
             "Send a datagram; return the number of bytes."
         ),
         row!(
             method,
             sock_accept,
-            "sock_accept(sock)",
+            Loop.sock_accept,
             "Accept a connection; return (socket, address)."
         ),
         row!(
             method,
             wait_writable,
-            "_wait_writable(sock)",
+            Loop._wait_writable,
             "Wait until a socket can take data, is connected, or has failed."
         ),
     ]

@@ -136,7 +136,7 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let methods = vec![row!(
         method,
         data_received,
-        "data_received(data)",
+        _StreamReaderProtocol.data_received,
         "Feed data to the reader."
     )];
     register_object_received(&methods[0], received);

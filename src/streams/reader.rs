@@ -396,24 +396,34 @@ impl NativeType for ReaderObject {
 
 pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
     vec![
-        row!(method, read, "read(n=-1)", "A coroutine: read up to n bytes."),
+        row!(
+            method,
+            read,
+            _StreamReader.read,
+            "A coroutine: read up to n bytes."
+        ),
         row!(
             method,
             read_exactly,
-            "readexactly(n)",
+            _StreamReader.readexactly,
             "A coroutine: read exactly n bytes."
         ),
         row!(
             method,
             read_until,
-            "readuntil(separator=b'\\n')",
+            _StreamReader.readuntil,
             "A coroutine: read up to and including the separator."
         ),
-        row!(method, read_line, "readline()", "A coroutine: read one line."),
+        row!(
+            method,
+            read_line,
+            _StreamReader.readline,
+            "A coroutine: read one line."
+        ),
         row!(
             method,
             feed_data,
-            "feed_data(data)",
+            _StreamReader.feed_data,
             "Hold data until it is read."
         ),
     ]

@@ -120,11 +120,11 @@ impl NativeType for WriterObject {
 
 pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
     vec![
-        row!(method, write, "write(data)", "Call transport.write(data)."),
+        row!(method, write, _StreamWriter.write, "Call transport.write(data)."),
         row!(
             method,
             drain,
-            "drain()",
+            _StreamWriter.drain,
             "A coroutine: wait until the transport can take more data."
         ),
     ]

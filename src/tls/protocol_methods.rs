@@ -81,14 +81,14 @@ fn feed<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
 #[rustfmt::skip] // one row, one line
 pub(super) fn rows() -> Vec<ffi::PyMethodDef> {
     vec![
-        row!(method, connection_made, "connection_made(transport)", "Start the handshake over the inner transport."),
-        row!(method, connection_lost, "connection_lost(exc)", "End the connection: the inner transport is lost."),
-        row!(method, data_received, "data_received(data)", "Take ciphertext from the inner transport."),
-        row!(method, eof_received, "eof_received()", "Handle the end of the inner transport's stream."),
-        row!(method, pause_writing, "pause_writing()", "Stop writing to the inner transport, which is full."),
-        row!(method, resume_writing, "resume_writing()", "Write to the inner transport again."),
-        row!(method, on_timeout, "_on_timeout()", "Abort the connection: the handshake or the shutdown takes too long."),
-        row!(method, feed, "_feed(data)", "Take ciphertext that was received before the handshake."),
+        row!(method, connection_made, SSLTransport.connection_made, "Start the handshake over the inner transport."),
+        row!(method, connection_lost, SSLTransport.connection_lost, "End the connection: the inner transport is lost."),
+        row!(method, data_received, SSLTransport.data_received, "Take ciphertext from the inner transport."),
+        row!(method, eof_received, SSLTransport.eof_received, "Handle the end of the inner transport's stream."),
+        row!(method, pause_writing, SSLTransport.pause_writing, "Stop writing to the inner transport, which is full."),
+        row!(method, resume_writing, SSLTransport.resume_writing, "Write to the inner transport again."),
+        row!(method, on_timeout, SSLTransport._on_timeout, "Abort the connection: the handshake or the shutdown takes too long."),
+        row!(method, feed, SSLTransport._feed, "Take ciphertext that was received before the handshake."),
     ]
 }
 
@@ -182,7 +182,7 @@ pub(super) fn loop_methods() -> Vec<ffi::PyMethodDef> {
     vec![row!(
         method,
         make,
-        "_tls(protocol, sslcontext, waiter, server_side, server_hostname, handshake_timeout, shutdown_timeout, call_connection_made=True, accepted=False, below=None)",
+        Loop._tls,
         "Make a TLS transport, to be used as the protocol of its inner transport."
     )]
 }

@@ -336,7 +336,7 @@ pub(super) fn loop_methods() -> Vec<ffi::PyMethodDef> {
     vec![row!(
         method,
         listen,
-        "_listen(sock, protocol_factory, server, backlog)",
+        Loop._listen,
         "Accept connections on a listening socket."
     )]
 }

@@ -208,7 +208,7 @@ pub(in crate::coro) fn wait_functions() -> [ffi::PyMethodDef; 2] {
         row!(
             function(call_wait),
             (step_of_function, Direction::Read),
-            "wait_for_read(fd, /, timeout=None)",
+            _coro_wait_for_read as wait_for_read,
             "\
                 Wait until a descriptor, or an object with fileno(), can be read without blocking.\n\n\
                 The end of a stream and an error count as readable. A listening socket is readable when there is a\n\
@@ -218,7 +218,7 @@ pub(in crate::coro) fn wait_functions() -> [ffi::PyMethodDef; 2] {
         row!(
             function(call_wait),
             (step_of_function, Direction::Write),
-            "wait_for_write(fd, /, timeout=None)",
+            _coro_wait_for_write as wait_for_write,
             "Wait until a descriptor, or an object with fileno(), can be written; see wait_for_read()."
         ),
     ]

@@ -243,80 +243,75 @@ fn exception(this: Coro<'_>) -> ObjectResult<'_> {
 
 fn methods() -> Vec<ffi::PyMethodDef> {
     vec![
-        row!(method, start, "start()", "Schedule a new coro."),
+        row!(method, start, Coro.start, "Schedule a new coro."),
         row!(
             method,
             require_thread,
-            "_check_thread()",
+            Coro._check_thread,
             "Raise ScheduleError in any thread except the coro's own."
         ),
-        row!(method, wake, "_wake(value=None)", "Make a waiting coro continue."),
+        row!(method, wake, Coro._wake, "Make a waiting coro continue."),
         row!(
             method,
             throw,
-            "_throw(exception, /)",
+            Coro._throw,
             "Raise an exception in the call in which the coro waits."
         ),
         row!(
             method,
             throw_later,
-            "_throw_later(exception, /)",
+            Coro._throw_later,
             "Raise an exception in the coro's current or next call that waits."
         ),
         row!(
             method,
             take_back,
-            "_take_back(exception, /)",
+            Coro._take_back,
             "Withdraw a pending exception. Return whether it was pending."
         ),
         row!(
             method,
             make_daemon,
-            "_make_daemon()",
+            Coro._make_daemon,
             "Mark the coro as a daemon: nothing waits for its end."
         ),
         row!(
             method,
             set_max_selfish_acts,
-            "set_max_selfish_acts(count, /)",
+            Coro.set_max_selfish_acts,
             "Let the coro yield after count I/O operations in a row that did not wait. None: the thread's number."
         ),
         row!(
             method,
             stacks::coro_info,
-            "stack_info()",
+            Coro.stack_info,
             "Return where the coro's stack is."
         ),
         row!(
             method,
             done,
-            "done()",
+            Coro.done,
             "Return whether the function has returned or raised."
         ),
         row!(
             method,
             failure,
-            "_failure()",
+            Coro._failure,
             "Return the exception that the function has raised, or None."
         ),
         row!(
             method,
             failure_unseen,
-            "_failure_unseen()",
+            Coro._failure_unseen,
             "Return the exception if it has not been retrieved yet, else None."
         ),
         row!(
             method,
             frame,
-            "get_frame()",
+            Coro.get_frame,
             "Return the innermost frame of a suspended coro. None if the coro is not suspended."
         ),
-        row!(
-            method,
-            set_name,
-            "set_name(name, /)",
-            "Change the name of the coro."
-        ),
+        row!(method, set_name, Coro.set_name, "Change the name of the coro."),
         class_getitem(),
     ]
 }

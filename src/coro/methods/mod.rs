@@ -44,7 +44,7 @@ fn public_functions() -> Vec<ffi::PyMethodDef> {
         row!(
             function,
             spawn::new,
-            "new(function, /, *args, name=None, context=None, stack='shared', **kwargs)",
+            _coro_new as new,
             "\
                 Make a coro that will run function(*args, **kwargs). Call start() on the coro to start it.\n\n\
                 The options are the same as for spawn()."
@@ -52,7 +52,7 @@ fn public_functions() -> Vec<ffi::PyMethodDef> {
         row!(
             function,
             spawn::spawn,
-            "spawn(function, /, *args, name=None, context=None, stack='shared', **kwargs)",
+            _coro_spawn as spawn,
             "\
                 Start a coro that runs function(*args, **kwargs), and return it.\n\n\
                 It runs in the loop's next iteration. If no loop is running yet, the thread's next coro.run() or\n\
@@ -67,19 +67,19 @@ fn public_functions() -> Vec<ffi::PyMethodDef> {
         row!(
             function,
             functions::current,
-            "current()",
+            _coro_current as current,
             "Return the running coro. Raises YieldFromMain if no coro is running."
         ),
         row!(
             function(call_waiting),
             (functions::begin_yield, functions::return_outcome),
-            "yield_slice()",
+            _coro_yield_slice as yield_slice,
             "Let all ready coros and callbacks run, and then continue."
         ),
         row!(
             function(call_waiting),
             (functions::begin_wait, functions::return_outcome),
-            "wait(coros=..., timeout=None, count=None)",
+            _coro_wait as wait,
             "\
                 Wait until all coros, or count of them, have ended, or until timeout seconds have passed.\n\n\
                 Returns a list of the coros that have ended, at most count, in the order in which they ended. coros\n\
@@ -89,25 +89,25 @@ fn public_functions() -> Vec<ffi::PyMethodDef> {
         row!(
             function,
             functions::now,
-            "now()",
+            _coro_now as now,
             "Return the time of the loop's clock, in seconds."
         ),
         row!(
             function(call_waiting),
             (functions::begin_sleep_until, suspension::end_sleep),
-            "sleep_absolute(when, /)",
+            _coro_sleep_absolute as sleep_absolute,
             "Wait until coro.now() reaches when."
         ),
         row!(
             function(call_waiting),
             (functions::begin_sleep_for, suspension::end_sleep),
-            "sleep_relative(delay, /)",
+            _coro_sleep_relative as sleep_relative,
             "Wait for delay seconds."
         ),
         row!(
             function,
             stacks::statistics,
-            "stack_info()",
+            _coro_stack_info as stack_info,
             "\
                 Return statistics of this thread's coros: switches, evictions, bytes_copied, started, live,\n\
                 bytes_saved, slots, evicts_always."
@@ -115,7 +115,7 @@ fn public_functions() -> Vec<ffi::PyMethodDef> {
         row!(
             function,
             stacks::set_slots,
-            "set_stack_slots(count, /)",
+            _coro_set_stack_slots as set_stack_slots,
             "\
                 Let new coros of this thread share count stacks (1 to 4096).\n\n\
                 None, the default: up to eight coros at a time have a stack each, and all others \
@@ -124,7 +124,7 @@ fn public_functions() -> Vec<ffi::PyMethodDef> {
         row!(
             function,
             functions::set_selfishness,
-            "set_selfishness(count, /)",
+            _coro_set_selfishness as set_selfishness,
             "\
                 Let coros of this thread yield after count I/O operations in a row that did not wait (initially 4).\n\
                 Returns the previous number."
@@ -132,7 +132,7 @@ fn public_functions() -> Vec<ffi::PyMethodDef> {
         row!(
             function,
             functions::set_exception_notifier,
-            "set_exception_notifier(function, /)",
+            _coro_set_exception_notifier as set_exception_notifier,
             "\
                 Call function(coro, exception) when an exception ends a coro of this process. Returns the previous\n\
                 function.\n\n\
@@ -148,253 +148,253 @@ fn functions() -> Vec<ffi::PyMethodDef> {
         row!(
             function,
             spawn::check,
-            "_coro_check_function(function, caller, /)",
+            _coro_check_function,
             "Raise TypeError unless a coro can run the function."
         ),
         row!(
             function,
             spawn::spawn_hiding,
-            "_coro_spawn_hiding(function, /, *args, name=None, context=None, stack='shared', **kwargs)",
+            _coro_spawn_hiding,
             "Like spawn(), for a coro in which asyncio's functions see no running loop."
         ),
         row!(
             function,
             functions::hide_loop,
-            "_coro_hide_loop()",
+            _coro_hide_loop,
             "Hide the loop from the running coro. Return the current task, for _coro_show_loop()."
         ),
         row!(
             function,
             functions::show_loop,
-            "_coro_show_loop(task, /)",
+            _coro_show_loop,
             "Show the loop again to the running coro, which must be hiding it, with this current task."
         ),
         row!(
             function,
             functions::is_hidden,
-            "_coro_is_hidden()",
+            _coro_is_hidden,
             "Return whether the running coro hides the loop."
         ),
         row!(
             function,
             functions::running_loop,
-            "_coro_running_loop()",
+            _coro_running_loop,
             "Return the loop that runs in this thread, even if the running coro hides it, or None."
         ),
         row!(
             function,
             functions::current_or_none,
-            "_coro_current_or_none()",
+            _coro_current_or_none,
             "Return the running coro, or None."
         ),
         row!(
             function(call_waiting),
             (functions::begin_wait_for_wake, functions::return_interruption),
-            "_coro_wait_for_wake()",
+            _coro_wait_for_wake,
             "Wait until this coro is woken. Return the exception that interrupted it, or None."
         ),
         row!(
             function,
             functions::end_sleep,
-            "_coro_end_sleep(coro, /)",
+            _coro_end_sleep,
             "Wake a sleeping coro. Its timer calls this."
         ),
         row!(
             function,
             functions::end_wait,
-            "_coro_end_wait(coro, /)",
+            _coro_end_wait,
             "End a wait with a timeout. Its timer calls this."
         ),
         row!(
             function,
             functions::live,
-            "_coro_live()",
+            _coro_live,
             "Return the coros of this thread that have started and not ended."
         ),
         row!(
             function,
             stacks::set_stamps,
-            "_coro_set_switch_stamps(on, /)",
+            _coro_set_switch_stamps,
             "Set whether all threads record the times of switches."
         ),
         row!(
             function,
             stacks::switch_stamps,
-            "_coro_switch_stamps()",
+            _coro_switch_stamps,
             "Return when a coro of this thread was last entered and left: wall and CPU nanoseconds of each."
         ),
         row!(
             function,
             functions::wait_info,
-            "_coro_wait_info(coro, /)",
+            _coro_wait_info,
             "Return the descriptor or the queue that a coro waits for, or None."
         ),
         row!(
             function(call_waiting),
             (functions::begin_act, functions::return_outcome),
-            "_coro_act()",
+            _coro_act,
             "Count an I/O operation of the running coro. Yield if too many in a row did not wait."
         ),
         row!(
             function,
             functions::shut_down,
-            "_coro_shut_down(loop, rounds, /)",
+            _coro_shut_down,
             "End coros whose loop does not run. Return how many are left."
         ),
         row!(
             function,
             functions::end_thread,
-            "_coro_end_thread()",
+            _coro_end_thread,
             "Refuse to make more coros in this thread, which is ending."
         ),
         row!(
             function,
             functions::after_fork,
-            "_coro_after_fork()",
+            _coro_after_fork,
             "Forget the parent's coros in a forked child. Return the coro that forked, or None."
         ),
         row!(
             function,
             functions::report_error_of_thread,
-            "_coro_report_error_of_thread(exception, function, /)",
+            _coro_report_error_of_thread,
             "Pass an exception that a thread's function raised to sys.unraisablehook."
         ),
         row!(
             function,
             functions::begins_thread,
-            "_coro_begins_thread()",
+            _coro_begins_thread,
             "Return whether a patched thread that is started here becomes a coro."
         ),
         row!(
             function,
             functions::can_wait,
-            "_coro_can_wait()",
+            _coro_can_wait,
             "Return whether a coro is running here that can wait."
         ),
         row!(
             function,
             functions::monotonic,
-            "_coro_monotonic()",
+            _coro_monotonic,
             "Return the time of time.monotonic(), even if a program has replaced that function."
         ),
         row!(
             function,
             io::socket_type,
-            "_coro_socket_type(base, /)",
+            _coro_socket_type,
             "Return the native type of sockets, which derives from socket.socket."
         ),
         row!(
             function,
             io::bind_methods,
-            "_coro_bind_socket_methods(kind, /)",
+            _coro_bind_socket_methods,
             "Put the native methods of sockets on the class itself, except the ones that it overrides."
         ),
         row!(
             function,
             io::end_closed_wait,
-            "_coro_end_closed_wait(sock, is_write, coro, /)",
+            _coro_end_closed_wait,
             "End a wait on a socket that another thread has closed."
         ),
         row!(
             function,
             io::read_now,
-            "_coro_read_now(fd, length, /)",
+            _coro_read_now,
             "Read from a descriptor without blocking, whatever its mode. Return None if that is impossible."
         ),
         row!(
             function,
             io::write_now,
-            "_coro_write_now(fd, data, /)",
+            _coro_write_now,
             "Write to a descriptor without blocking, whatever its mode. Return None if that is impossible."
         ),
         row!(
             function,
             io::is_on_loop,
-            "_coro_is_on_loop()",
+            _coro_is_on_loop,
             "Return whether a coro is running here that can wait on its loop."
         ),
         row!(
             function,
             functions::unwatch,
-            "_coro_unwatch()",
+            _coro_unwatch,
             "Let the watchdog ignore this thread until its next run."
         ),
         row!(
             function,
             functions::stop_watchdog,
-            "_coro_stop_watchdog()",
+            _coro_stop_watchdog,
             "Stop the watchdog until the next run, before a fork or at exit."
         ),
         row!(
             function,
             functions::set_latency_limit,
-            "_coro_set_latency_limit(seconds, /)",
+            _coro_set_latency_limit,
             "Set how long code may block a loop of this thread before it is reported. Return the previous limit."
         ),
         row!(
             function,
             functions::set_default_latency_limit,
-            "_coro_set_default_latency_limit(seconds, /)",
+            _coro_set_default_latency_limit,
             "Set that limit for this thread and for threads that start later."
         ),
         row!(
             function,
             functions::report_always,
-            "_coro_report_always(flag, /)",
+            _coro_report_always,
             "Set whether to report late runs even if no other work waits for their end."
         ),
         row!(
             function,
             functions::run_number,
-            "_coro_run_number()",
+            _coro_run_number,
             "Return how many times a coro of this thread was resumed."
         ),
         row!(
             function,
             functions::send_signal,
-            "_coro_send_signal(number, handler, /)",
+            _coro_send_signal,
             "Send a signal to this process if handler is still its handler. Return whether it was sent."
         ),
         row!(
             function,
             functions::set_hooks,
-            "_coro_set_hooks(pending_loop, watch_thread, wait_for, report_late, end_child, run_forever, /)",
+            _coro_set_hooks,
             "Set the functions of the package that the native code calls."
         ),
         row!(
             function,
             functions::evict_always,
-            "_coro_evict_always(flag, /)",
+            _coro_evict_always,
             "Set whether this thread's stacks are evicted after each switch."
         ),
         row!(
             function,
             functions::fail_evictions,
-            "_coro_fail_evictions(count, /)",
+            _coro_fail_evictions,
             "Make evictions and new stacks fail, for tests."
         ),
         row!(
             function,
             functions::note_collection,
-            "_coro_note_collection(phase, info, /)",
+            _coro_note_collection,
             "Record that a garbage collection begins or has ended on this stack."
         ),
         row!(
             function,
             functions::set_registry,
-            "_coro_set_registry(registry, register, unregister, /)",
+            _coro_set_registry,
             "Set how coros are added to asyncio.all_tasks()."
         ),
         row!(
             function,
             functions::panic,
-            "_coro_panic(function, /)",
+            _coro_panic,
             "Panic, and call a function during the unwinding, for tests."
         ),
         row!(
             function,
             functions::set_up,
-            "_coro_setup(errors, kind, /)",
+            _coro_setup,
             "Set the package's classes. Return the reason why coros are not available, or None."
         ),
     ]
@@ -416,7 +416,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let ident = row!(
         function,
         functions::ident,
-        "get_ident()",
+        _coro_get_ident as get_ident,
         "Return the id of the running coro, or the ident of the thread if no coro is running."
     );
     add(module, ident, "_coro_", c"_thread")?;

@@ -290,37 +290,37 @@ pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
         row!(
             method,
             outcome,
-            "_outcome()",
+            Coro._outcome,
             "Return the result, or raise the exception. None if the coro was cancelled."
         ),
         row!(
             method,
             task_outcome,
-            "_task_outcome()",
+            Coro._task_outcome,
             "Return the result, or raise the exception."
         ),
         row!(
             method,
             result,
-            "result()",
+            Coro.result,
             "Return the result, or raise the exception. Raises asyncio.InvalidStateError before the end."
         ),
         row!(
             method,
             exception,
-            "exception()",
+            Coro.exception,
             "Return the exception, or None. Raises InvalidStateError before the end, CancelledError if cancelled."
         ),
         row!(
             method,
             add_done_callback,
-            "add_done_callback(fn, context=None)",
+            Coro.add_done_callback,
             "Make the loop call fn(self) when the coro has ended."
         ),
         row!(
             method,
             remove_done_callback,
-            "remove_done_callback(fn, /)",
+            Coro.remove_done_callback,
             "Remove the callbacks that are equal to fn. Return how many there were."
         ),
     ]

@@ -445,31 +445,31 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
             row!(
                 method(call_in_steps),
                 send,
-                "send(value, /, block=True, timeout=None)",
+                channel.send,
                 "Wait for a receiver and give it a value. Raises ClosedError if the channel is closed."
             ),
             row!(
                 method,
                 send_exception,
-                "send_exception(exc, /, *args)",
+                channel.send_exception,
                 "Wait for a receiver and raise exc in it, or exc(*args) if exc is a class."
             ),
             row!(
                 method,
                 send_sequence,
-                "send_sequence(values, /)",
+                channel.send_sequence,
                 "Send each value of an iterable. Return the number of values."
             ),
             row!(
                 method(call_in_steps),
                 receive,
-                "receive(block=True, timeout=None)",
+                channel.receive,
                 "Wait for a sender and return its value. Raises ClosedError if the channel is closed and empty."
             ),
             row!(
                 method,
                 close,
-                "close()",
+                channel.close,
                 "Refuse new values. Receivers still get the values of waiting senders, and then ClosedError."
             ),
             class_getitem(),

@@ -216,55 +216,55 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
             row!(
                 method,
                 wait,
-                "wait(timeout=None, block=True)",
+                condition_variable.wait,
                 "Wait until this coro is woken. Return the value that was passed to it."
             ),
             row!(
                 method,
                 wake_one,
-                "wake_one(value=None)",
+                condition_variable.wake_one,
                 "Wake the coro that has waited longest. Return False if no coro waits."
             ),
             row!(
                 method,
                 wake_n,
-                "wake_n(count, value=None)",
+                condition_variable.wake_n,
                 "Wake at most count coros. Return how many there were."
             ),
             row!(
                 method,
                 wake_all,
-                "wake_all(value=None)",
+                condition_variable.wake_all,
                 "Wake all coros that wait now. Return how many there were."
             ),
             row!(
                 method,
                 raise_all,
-                "raise_all(exc, /)",
+                condition_variable.raise_all,
                 "Raise an exception in all coros that wait now. Return how many there were."
             ),
             row!(
                 method,
                 use_here,
-                "_use()",
+                condition_variable._use,
                 "Raise ScheduleError in any thread except the variable's own."
             ),
             row!(
                 method,
                 wait_as,
-                "_wait_as(kind, block, timeout, /)",
+                condition_variable._wait_as,
                 "Wait as a coro of the given kind, a small number. Return whether it was woken in time."
             ),
             row!(
                 method,
                 first,
-                "_first()",
+                condition_variable._first,
                 "Return the kind of the coro that has waited longest, or None."
             ),
             row!(
                 method,
                 wake_first,
-                "_wake_first()",
+                condition_variable._wake_first,
                 "Wake and return the coro that has waited longest. If it is interrupted first, the wake is lost."
             ),
         ],

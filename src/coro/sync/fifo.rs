@@ -334,19 +334,19 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
             row!(
                 method,
                 push,
-                "push(item, /, block=True, timeout=None)",
+                fifo.push,
                 "Append an item. If there is a limit, wait for space. Raises Full after timeout seconds."
             ),
             row!(
                 method(call_in_steps),
                 pop,
-                "pop(block=True, timeout=None)",
+                fifo.pop,
                 "Wait for an item, then remove and return the oldest one. Raises Empty after timeout seconds."
             ),
             row!(
                 method(call_in_steps),
                 pop_all,
-                "pop_all(block=True, timeout=None)",
+                fifo.pop_all,
                 "Wait for an item, then remove and return all items as a list. The list is empty after timeout seconds."
             ),
             class_getitem(),

@@ -230,30 +230,30 @@ fn methods<const R: bool>() -> Vec<ffi::PyMethodDef> {
         row!(
             method,
             <const R: bool> acquire::<R>,
-            "acquire(block=True, timeout=None)",
+            lock.acquire,
             "Wait until the lock is free and acquire it. Waiting coros get it in order of arrival."
         ),
         row!(
             method,
             <const R: bool> try_acquire::<R>,
-            "try_acquire()",
+            lock.try_acquire,
             "Acquire the lock without waiting. Return False if that is not possible."
         ),
         row!(
             method,
             <const R: bool> release::<R>,
-            "release()",
+            lock.release,
             "Give the lock to the coro that has waited longest. Raises LockError unless this coro holds it."
         ),
-        row!(method, <const R: bool> locked::<R>, "locked()", "Return whether a coro holds the lock."),
+        row!(method, <const R: bool> locked::<R>, lock.locked, "Return whether a coro holds the lock."),
         row!(
             method,
             <const R: bool> has_lock::<R>,
-            "has_lock(coro=None)",
+            lock.has_lock,
             "Return whether a coro holds the lock, by default the running one."
         ),
-        row!(method, <const R: bool> enter::<R>, "__enter__()", "Acquire the lock."),
-        row!(method, <const R: bool> exit::<R>, "__exit__(*args)", "Release the lock."),
+        row!(method, <const R: bool> enter::<R>, lock.__enter__, "Acquire the lock."),
+        row!(method, <const R: bool> exit::<R>, lock.__exit__, "Release the lock."),
     ]
 }
 
@@ -266,13 +266,13 @@ pub(super) fn make_recursive_type<'py>(module: &Bound<'py, PyModule>) -> PyResul
     methods.push(row!(
         method,
         lock::<true>,
-        "lock()",
+        mutex.lock,
         "Acquire the mutex. Return whether the coro had to wait."
     ));
     methods.push(row!(
         method,
         unlock::<true>,
-        "unlock()",
+        mutex.unlock,
         "Release the mutex. Return whether another coro now has it."
     ));
     make::<LockObject<true>>(module, methods, Vec::new(), &[])

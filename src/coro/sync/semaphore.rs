@@ -221,23 +221,23 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
             row!(
                 method,
                 acquire,
-                "acquire(value=1, block=True, timeout=None)",
+                semaphore.acquire,
                 "Wait until value permits are free and take them. Waiting coros are served in order of arrival."
             ),
             row!(
                 method,
                 try_acquire,
-                "try_acquire(value=1)",
+                semaphore.try_acquire,
                 "Take the permits without waiting. Return False if that is not possible."
             ),
             row!(
                 method,
                 release,
-                "release(value=1)",
+                semaphore.release,
                 "Give back value permits. Waiting coros get them first."
             ),
-            row!(method, enter, "__enter__()", "Acquire one permit."),
-            row!(method, exit, "__exit__(*args)", "Release the permit."),
+            row!(method, enter, semaphore.__enter__, "Acquire one permit."),
+            row!(method, exit, semaphore.__exit__, "Release the permit."),
         ],
         vec![getter(c"avail", available, c"The number of free permits.")],
         &[

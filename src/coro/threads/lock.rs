@@ -206,7 +206,7 @@ fn methods<const R: bool>() -> Vec<ffi::PyMethodDef> {
         row!(
             method,
             <const R: bool> acquire::<R>,
-            "acquire(blocking=True, timeout=-1)",
+            thread_lock.acquire,
             "\
                 Acquire the lock. Return whether it was acquired.\n\n\
                 A coro waits while other coros run; a real thread blocks. If blocking is false, the call returns\n\
@@ -215,22 +215,22 @@ fn methods<const R: bool>() -> Vec<ffi::PyMethodDef> {
         row!(
             method,
             <const R: bool> release::<R>,
-            "release()",
+            thread_lock.release,
             "Release the lock. The first waiter gets it."
         ),
         row!(
             method,
             <const R: bool> at_fork_reinit::<R>,
-            "_at_fork_reinit()",
+            thread_lock._at_fork_reinit,
             "Free the lock in the child of a fork."
         ),
         row!(
             method,
             <const R: bool> acquire::<R>,
-            "__enter__(blocking=True, timeout=-1)",
+            thread_lock.__enter__,
             "Acquire the lock."
         ),
-        row!(method, <const R: bool> release::<R>, "__exit__(*args)", "Release the lock."),
+        row!(method, <const R: bool> release::<R>, thread_lock.__exit__, "Release the lock."),
     ]
 }
 
@@ -240,25 +240,25 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
         row!(
             method,
             locked::<false>,
-            "locked()",
+            thread_lock.locked,
             "Return whether the lock is held."
         ),
         row!(
             method,
             locked::<false>,
-            "locked_lock()",
+            thread_lock.locked_lock,
             "An obsolete synonym of locked()."
         ),
         row!(
             method,
             acquire::<false>,
-            "acquire_lock(blocking=True, timeout=-1)",
+            thread_lock.acquire_lock,
             "An obsolete synonym of acquire()."
         ),
         row!(
             method,
             release::<false>,
-            "release_lock()",
+            thread_lock.release_lock,
             "An obsolete synonym of release()."
         ),
     ]);
@@ -271,25 +271,25 @@ pub(super) fn make_recursive_type<'py>(module: &Bound<'py, PyModule>) -> PyResul
         row!(
             method,
             is_owned,
-            "_is_owned()",
+            thread_rlock._is_owned,
             "Return whether the running coro or thread holds the lock."
         ),
         row!(
             method,
             recursion_count,
-            "_recursion_count()",
+            thread_rlock._recursion_count,
             "Return how often the running coro or thread has acquired the lock."
         ),
         row!(
             method,
             release_save,
-            "_release_save()",
+            thread_rlock._release_save,
             "Release the lock completely, for Condition.wait()."
         ),
         row!(
             method,
             acquire_restore,
-            "_acquire_restore(state, /)",
+            thread_rlock._acquire_restore,
             "Acquire the lock as often as before, for Condition.wait()."
         ),
     ]);
@@ -297,7 +297,7 @@ pub(super) fn make_recursive_type<'py>(module: &Bound<'py, PyModule>) -> PyResul
         methods.push(row!(
             method,
             locked::<true>,
-            "locked()",
+            thread_rlock.locked,
             "Return whether the lock is held."
         ));
     }

@@ -149,19 +149,19 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
         row!(
             method,
             put,
-            "put(item, block=True, timeout=None)",
+            thread_queue.put,
             "Put the item into the queue. Never waits; block and timeout are ignored."
         ),
         row!(
             method,
             put_nowait,
-            "put_nowait(item)",
+            thread_queue.put_nowait,
             "Put the item into the queue."
         ),
         row!(
             method,
             get,
-            "get(block=True, timeout=None)",
+            thread_queue.get,
             "\
                 Remove and return the oldest item. If the queue is empty, wait for an item.\n\n\
                 A coro waits while other coros run; a real thread blocks. Raises queue.Empty if block is false and\n\
@@ -170,11 +170,16 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
         row!(
             method,
             get_nowait,
-            "get_nowait()",
+            thread_queue.get_nowait,
             "Remove and return the oldest item. Raises queue.Empty if the queue is empty."
         ),
-        row!(method, qsize, "qsize()", "Return the number of items."),
-        row!(method, empty, "empty()", "Return whether the queue is empty."),
+        row!(method, qsize, thread_queue.qsize, "Return the number of items."),
+        row!(
+            method,
+            empty,
+            thread_queue.empty,
+            "Return whether the queue is empty."
+        ),
         class_getitem(),
     ];
     let slots = [

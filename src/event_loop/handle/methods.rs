@@ -241,25 +241,25 @@ fn common_methods() -> Vec<ffi::PyMethodDef> {
         row!(
             method,
             cancel,
-            "cancel()",
+            Handle.cancel,
             "Cancel the callback; it will not run."
         ),
         row!(
             method,
             cancelled,
-            "cancelled()",
+            Handle.cancelled,
             "True if the callback was cancelled."
         ),
         row!(
             method,
             get_context,
-            "get_context()",
+            Handle.get_context,
             "The contextvars.Context the callback runs in."
         ),
         row!(
             method,
             run_once,
-            "_run()",
+            Handle._run,
             "Run the callback now, in its context. Does nothing if the loop has already run it."
         ),
     ]
@@ -295,7 +295,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     timer_methods.push(row!(
         method,
         when,
-        "when()",
+        TimerHandle.when,
         "The deadline in seconds of loop.time()."
     ));
     // SAFETY: as above; TimerHandle has the same layout as its base.

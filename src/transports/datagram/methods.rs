@@ -113,7 +113,7 @@ pub(in crate::transports) fn loop_methods() -> Vec<ffi::PyMethodDef> {
     vec![row!(
         method,
         open_datagram,
-        "_datagram(sock, protocol, remote_address=None, waiter=None)",
+        Loop._datagram,
         "Make the transport of a datagram socket."
     )]
 }
@@ -123,25 +123,25 @@ fn sending_methods() -> Vec<ffi::PyMethodDef> {
         row!(
             method,
             sendto,
-            "sendto(data, addr=None)",
+            DatagramTransport.sendto,
             "Send bytes-like data as one datagram, or queue it if the kernel takes no more."
         ),
         row!(
             method,
             get_write_buffer_size,
-            "get_write_buffer_size()",
+            DatagramTransport.get_write_buffer_size,
             "The number of bytes that the kernel has not taken yet."
         ),
         row!(
             method,
             get_write_buffer_limits,
-            "get_write_buffer_limits()",
+            DatagramTransport.get_write_buffer_limits,
             "The (low, high) watermarks in bytes."
         ),
         row!(
             method,
             set_write_buffer_limits,
-            "set_write_buffer_limits(high=None, low=None)",
+            DatagramTransport.set_write_buffer_limits,
             "Set the watermarks in bytes; ValueError unless high >= low >= 0."
         ),
     ]
@@ -152,44 +152,44 @@ fn other_methods() -> Vec<ffi::PyMethodDef> {
         row!(
             method,
             close,
-            "close()",
+            DatagramTransport.close,
             "Send the queued datagrams, then close the socket."
         ),
-        row!(method, abort, "abort()", "Close the socket now."),
+        row!(method, abort, DatagramTransport.abort, "Close the socket now."),
         row!(
             method,
             is_closing,
-            "is_closing()",
+            DatagramTransport.is_closing,
             "True once the transport is ending."
         ),
         row!(
             method,
             is_reading,
-            "is_reading()",
+            DatagramTransport.is_reading,
             "True while datagrams are delivered."
         ),
         row!(
             method,
             pause_reading,
-            "pause_reading()",
+            DatagramTransport.pause_reading,
             "Stop delivering until resume_reading() is called."
         ),
         row!(
             method,
             resume_reading,
-            "resume_reading()",
+            DatagramTransport.resume_reading,
             "Deliver again after pause_reading()."
         ),
         row!(
             method,
             object::get_protocol::<DatagramBody>,
-            "get_protocol()",
+            DatagramTransport.get_protocol,
             "The protocol, None once connection_lost() has run."
         ),
         row!(
             method,
             set_protocol,
-            "set_protocol(protocol)",
+            DatagramTransport.set_protocol,
             "Use another protocol from the next event on."
         ),
     ]

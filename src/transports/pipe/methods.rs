@@ -136,13 +136,13 @@ pub(in crate::transports) fn loop_methods() -> Vec<ffi::PyMethodDef> {
         row!(
             method,
             open_reading,
-            "_read_pipe(pipe, protocol, waiter=None, extra=None)",
+            Loop._read_pipe,
             "Make the transport of the reading end of a pipe."
         ),
         row!(
             method,
             open_writing,
-            "_write_pipe(pipe, protocol, waiter=None, extra=None)",
+            Loop._write_pipe,
             "Make the transport of the writing end of a pipe."
         ),
     ]
@@ -154,19 +154,19 @@ fn common_methods<E: PipeEnd>() -> Vec<ffi::PyMethodDef> {
         row!(
             method,
             <E: PipeEnd> is_closing::<E>,
-            "is_closing()",
+            WritePipeTransport.is_closing,
             "True once the pipe is being closed."
         ),
         row!(
             method,
             <E: PipeEnd> object::get_protocol::<PipeBody<E>>,
-            "get_protocol()",
+            WritePipeTransport.get_protocol,
             "The protocol, None once connection_lost() has run."
         ),
         row!(
             method,
             <E: PipeEnd> set_protocol::<E>,
-            "set_protocol(protocol)",
+            WritePipeTransport.set_protocol,
             "Use another protocol from the next event on."
         ),
     ]
@@ -177,20 +177,25 @@ fn read_methods() -> Vec<ffi::PyMethodDef> {
         row!(
             method,
             close_reading,
-            "close()",
+            ReadPipeTransport.close,
             "Stop reading, then close the pipe."
         ),
-        row!(method, is_reading, "is_reading()", "True while data is read."),
+        row!(
+            method,
+            is_reading,
+            ReadPipeTransport.is_reading,
+            "True while data is read."
+        ),
         row!(
             method,
             pause_reading,
-            "pause_reading()",
+            ReadPipeTransport.pause_reading,
             "Stop reading until resume_reading() is called."
         ),
         row!(
             method,
             resume_reading,
-            "resume_reading()",
+            ReadPipeTransport.resume_reading,
             "Read again after pause_reading()."
         ),
     ];
@@ -203,45 +208,55 @@ fn write_methods() -> Vec<ffi::PyMethodDef> {
         row!(
             method,
             write,
-            "write(data)",
+            WritePipeTransport.write,
             "Write bytes-like data, or queue it if the pipe is full."
         ),
         row!(
             method,
             writelines,
-            "writelines(list_of_data)",
+            WritePipeTransport.writelines,
             "Write several bytes-like objects in one call."
         ),
-        row!(method, write_eof, "write_eof()", "The same as close()."),
-        row!(method, can_write_eof, "can_write_eof()", "Return True."),
+        row!(
+            method,
+            write_eof,
+            WritePipeTransport.write_eof,
+            "The same as close()."
+        ),
+        row!(
+            method,
+            can_write_eof,
+            WritePipeTransport.can_write_eof,
+            "Return True."
+        ),
         row!(
             method,
             close_writing,
-            "close()",
+            WritePipeTransport.close,
             "Write the buffered data, then close the pipe."
         ),
         row!(
             method,
             abort,
-            "abort()",
+            WritePipeTransport.abort,
             "Close the pipe now and discard the buffered data."
         ),
         row!(
             method,
             get_write_buffer_size,
-            "get_write_buffer_size()",
+            WritePipeTransport.get_write_buffer_size,
             "The number of bytes that the kernel has not taken yet."
         ),
         row!(
             method,
             get_write_buffer_limits,
-            "get_write_buffer_limits()",
+            WritePipeTransport.get_write_buffer_limits,
             "The (low, high) watermarks in bytes."
         ),
         row!(
             method,
             set_write_buffer_limits,
-            "set_write_buffer_limits(high=None, low=None)",
+            WritePipeTransport.set_write_buffer_limits,
             "Set the watermarks in bytes; ValueError unless high >= low >= 0."
         ),
     ];

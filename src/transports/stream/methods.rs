@@ -277,13 +277,13 @@ pub(in crate::transports) fn loop_methods() -> Vec<ffi::PyMethodDef> {
         row!(
             method,
             open_stream,
-            "_stream(sock, protocol, waiter=None, server=None)",
+            Loop._stream,
             "Make the transport of a connected stream socket."
         ),
         row!(
             method,
             server_transports,
-            "_server_transports(server)",
+            Loop._server_transports,
             "Return the open transports of a server."
         ),
     ]
@@ -294,103 +294,118 @@ fn methods() -> Vec<ffi::PyMethodDef> {
         row!(
             method,
             write,
-            "write(data)",
+            StreamTransport.write,
             "Send bytes-like data, or queue it if the kernel takes no more."
         ),
         row!(
             method,
             writelines,
-            "writelines(list_of_data)",
+            StreamTransport.writelines,
             "Send several bytes-like objects in one call."
         ),
         row!(
             method,
             write_eof,
-            "write_eof()",
+            StreamTransport.write_eof,
             "End our side of the connection once the buffer is empty."
         ),
-        row!(method, can_write_eof, "can_write_eof()", "Return True."),
+        row!(
+            method,
+            can_write_eof,
+            StreamTransport.can_write_eof,
+            "Return True."
+        ),
         row!(
             method,
             close,
-            "close()",
+            StreamTransport.close,
             "Send the buffered data, then end the connection."
         ),
-        row!(method, abort, "abort()", "End the connection now."),
+        row!(method, abort, StreamTransport.abort, "End the connection now."),
         row!(
             method,
             force_close,
-            "_force_close(exc)",
+            StreamTransport._force_close,
             "End the connection now, with an exception."
         ),
         row!(
             method,
             is_closing,
-            "is_closing()",
+            StreamTransport.is_closing,
             "True once the connection is ending."
         ),
-        row!(method, is_reading, "is_reading()", "True while data is received."),
+        row!(
+            method,
+            is_reading,
+            StreamTransport.is_reading,
+            "True while data is received."
+        ),
         row!(
             method,
             pause_reading,
-            "pause_reading()",
+            StreamTransport.pause_reading,
             "Stop receiving until resume_reading() is called."
         ),
         row!(
             method,
             resume_reading,
-            "resume_reading()",
+            StreamTransport.resume_reading,
             "Receive again after pause_reading()."
         ),
         row!(
             method,
             get_write_buffer_size,
-            "get_write_buffer_size()",
+            StreamTransport.get_write_buffer_size,
             "The number of bytes that the kernel has not taken yet."
         ),
         row!(
             method,
             get_write_buffer_limits,
-            "get_write_buffer_limits()",
+            StreamTransport.get_write_buffer_limits,
             "The (low, high) watermarks in bytes."
         ),
         row!(
             method,
             set_write_buffer_limits,
-            "set_write_buffer_limits(high=None, low=None)",
+            StreamTransport.set_write_buffer_limits,
             "Set the watermarks in bytes; ValueError unless high >= low >= 0."
         ),
         row!(
             method,
             object::get_protocol::<StreamBody>,
-            "get_protocol()",
+            StreamTransport.get_protocol,
             "The protocol, None once the connection is lost."
         ),
         row!(
             method,
             set_protocol,
-            "set_protocol(protocol)",
+            StreamTransport.set_protocol,
             "Use another protocol from the next event on."
         ),
         row!(
             method,
             get_extra_info,
-            "get_extra_info(name, default=None)",
+            StreamTransport.get_extra_info,
             "socket, sockname, peername; default for anything else."
         ),
         row!(
             method,
             start_sendfile,
-            "_start_sendfile(future, /)",
+            StreamTransport._start_sendfile,
             "Refuse writes, and complete the future once the buffer is empty."
         ),
         row!(
             method,
             wait_writable,
-            "_wait_writable(future, /)",
+            StreamTransport._wait_writable,
             "Complete the future once the socket can take data."
         ),
-        row!(method, end_sendfile, "_end_sendfile()", "Accept writes again."),
+        row!(
+            method,
+            end_sendfile,
+            StreamTransport._end_sendfile,
+            "Accept writes again."
+        ),
     ]
 }
 
