@@ -208,7 +208,7 @@ fn answer<'py>(this: This<'py, LoopObject>, args: &Args<'_, 'py>) -> PyResult<Op
         return Ok(None);
     };
     // Debug mode logs each request, which the ordinary way does.
-    if !fits || flags & !HARMLESS_FLAGS != 0 || this.reactor().is_debug() {
+    if !fits || flags & !HARMLESS_FLAGS != 0 || this.reactor().probe.is_debug() {
         return Ok(None);
     }
     let question = Question {

@@ -36,7 +36,6 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     coro::register(module)?;
     streams::register(module)?;
     tls::register(module)?;
-    module.add_function(wrap_pyfunction!(binding::log::log_topics, module)?)?;
     module.add_function(wrap_pyfunction!(bind_methods, module)?)
 }
 

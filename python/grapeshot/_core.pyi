@@ -96,7 +96,6 @@ __all__ = [
     "_coroutine_method",
     "_decode_msgpack",
     "_file_len",
-    "_log_topics",
     "_path_status",
     "_remove_path",
     "_send_file",
@@ -282,6 +281,9 @@ class Loop:
 
     def _set_step_observer(self, observer: Callable[[Any, int, int], object] | None, /) -> None:
         """Call ``observer(what, wall_ns, cpu_ns)`` after each step of a callback, coro or transport; None: nothing."""
+
+    def _log_events(self, io: bool, tls: bool) -> None:
+        """Switch the logging of connection events (``io``) and of TLS events (``tls``) on or off."""
 
     # --- state
 
@@ -1007,9 +1009,6 @@ def _before_fork() -> None:
 
 def _after_fork() -> None:
     """In the child of a fork: from now on, send the data that the current step writes at once."""
-
-def _log_topics(io: bool, tls: bool) -> None:
-    """Switch the logging of connection events (``io``) and of TLS events (``tls``) on or off."""
 
 def _decode_msgpack(decode: Callable[[bytes], Any], packet: bytes) -> Any:
     """Call ``decode(packet)``, a msgpack decoder that runs no Python code, with garbage collection paused.

@@ -15,7 +15,7 @@
 //! the limit. The `Pulse` of each thread holds the time at which the current run began. The thread writes it, with at
 //! most four stores per run, and the watchdog reads it. To find out which object runs and where it is, the watchdog
 //! takes the GIL, because the run cannot end while the watchdog holds it. `scheduler` notes the runs of coros, and the
-//! loop (`event_loop/observer`) notes the others.
+//! loop (`event_loop/probe/observer`) notes the others.
 
 use std::mem;
 use std::ptr;
@@ -34,7 +34,8 @@ use super::{hooks, tasks, watchdog};
 use crate::binding::log;
 use crate::binding::native_type::This;
 use crate::binding::object_result::none;
-use crate::event_loop::observer::{self, Kind, Observer};
+use crate::event_loop::probe::Mode;
+use crate::event_loop::probe::observer::{self, Kind, Observer};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::source::Deferred;
 use grapeshot_core::sys::clock;
@@ -146,7 +147,8 @@ pub(super) fn observe_running_loop(py: Python<'_>, runtime: &Runtime) {
             .store(event_loop.as_ptr(), Ordering::Relaxed);
         LoopObject::of(&event_loop)
             .reactor()
-            .set_observed(is_observed(runtime));
+            .probe
+            .switch(Mode::OBSERVED, is_observed(runtime));
     }
 }
 

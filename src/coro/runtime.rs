@@ -26,8 +26,8 @@ use super::{pystate, tasks};
 use crate::binding::current_thread;
 use crate::binding::deallocation;
 use crate::binding::native_type::This;
+use crate::event_loop::probe::Counters;
 use crate::event_loop::pyloop::LoopObject;
-use crate::event_loop::reactor::Counters;
 
 /// The default of `Options::max_acts`.
 const DEFAULT_MAX_ACTS: u16 = 4;
@@ -142,7 +142,7 @@ pub(super) fn current_ptr() -> *mut ffi::PyObject {
 pub(super) fn counters_of(coro: &CoroObject) -> Option<&Counters> {
     let event_loop = coro.event_loop.as_ptr().cast::<LoopObject>();
     // SAFETY: null, or the coro's loop, to which it holds a reference.
-    unsafe { event_loop.as_ref() }.map(|event_loop| &event_loop.reactor().counters)
+    unsafe { event_loop.as_ref() }.map(|event_loop| &event_loop.reactor().probe.counters)
 }
 
 /// Counts the end of a coro in its loop's counters.

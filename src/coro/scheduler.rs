@@ -276,10 +276,11 @@ pub(super) fn start(coro: Coro<'_>) -> PyResult<()> {
     if let Some(reached) = limits.coros_reached(|| with_runtime(Runtime::live_count)) {
         return Err(reached.error(coro.py()));
     }
-    if LoopObject::of(&event_loop).tell_observer(&coro.to_bound())? && coro.status.get() != Status::New {
+    let probe = &LoopObject::of(&event_loop).reactor().probe;
+    if probe.note_task(&coro.to_bound())? && coro.status.get() != Status::New {
         return Ok(()); // the observer has started it itself
     }
-    if LoopObject::of(&event_loop).reactor().is_debug() {
+    if probe.is_debug() {
         coro.to_bound().call_method0("_note_origin")?;
     }
     with_runtime(|runtime| {

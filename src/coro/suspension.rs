@@ -364,7 +364,7 @@ fn runs_next(coro: Coro<'_>) -> bool {
             .is_some_and(|now_ns| latency::renew(runtime, now_ns));
         if runs_next {
             runtime.stats.switches.set(runtime.stats.switches.get() + 1);
-            event_loop.reactor().counters.coro_switches.add(1);
+            event_loop.reactor().probe.counters.coro_switches.add(1);
         }
         runs_next
     })

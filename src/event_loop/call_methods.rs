@@ -119,7 +119,7 @@ fn make_handle(
     method: &str,
 ) -> PyResult<HandleRef> {
     let py = this.py();
-    let is_debug = this.reactor().is_debug();
+    let is_debug = this.reactor().probe.is_debug();
     let context = context_keyword(args)?;
     if is_debug {
         check_debug(&this, args, index, method)?;
@@ -179,7 +179,7 @@ fn call_soon_threadsafe<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -
     reactor.check_closed()?;
     let handle = make_handle(this, &args, 0, None, "call_soon_threadsafe")?;
     handle.this(this.py()).set_threadsafe();
-    reactor.counters.threadsafe_calls.add_anywhere(1);
+    reactor.probe.counters.threadsafe_calls.add_anywhere(1);
     if HAS_GIL && reactor.access.owner() != current_thread() {
         reactor.push_from_outside(handle.new_ref());
     } else {

@@ -1,20 +1,18 @@
 //! The methods and attributes of `grapeshot._core.Loop`.
 //!
 //! The methods that run once per callback, per descriptor and per task are in `call_methods`, `watching` and `tasks`,
-//! and the rooms above add their own. This module has the other methods and the whole table. Code that runs only once
-//! per loop or per connection is Python, in the package.
+//! those of the probe are in `probe::methods`, and the rooms above add their own. This module has the other methods and
+//! the whole table. Code that runs only once per loop or per connection is Python, in the package.
 
 use std::ffi::{c_int, c_void};
 
-use grapeshot_core::queue::histogram::Histogram;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyFloat, PyTuple, PyType};
+use pyo3::types::{PyTuple, PyType};
 
 use super::pyloop::{self, LoopObject};
-use super::reactor::measuring::Measuring;
-use super::{call_methods, limit_methods, loop_clock, tasks, watching};
+use super::{call_methods, limit_methods, loop_clock, probe, tasks, watching};
 use crate::binding::args::Args;
 use crate::binding::attributes::set_value;
 use crate::binding::native_type::{This, new_type, slot};
@@ -32,17 +30,6 @@ fn is_closed<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> ObjectResult
 
 fn stop<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     this.reactor.set_stopping(true);
-    Ok(none(this.py()))
-}
-
-fn get_debug<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> ObjectResult<'py> {
-    Ok(bool_object(this.py(), this.reactor.is_debug()))
-}
-
-fn set_debug<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
-    let [enabled] = args.bind()?;
-    let is_debug = enabled.map_or(Ok(false), |value| value.is_truthy())?;
-    this.reactor.set_debug(is_debug);
     Ok(none(this.py()))
 }
 
@@ -115,52 +102,6 @@ fn attributes_changed<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Obj
     Ok(none(this.py()))
 }
 
-/// `_statistics()`: the loop's counters, and the other values that `grapeshot.insight._statistics` needs. Any thread may call
-/// it.
-fn statistics<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> ObjectResult<'py> {
-    let dict = PyDict::new(this.py());
-    let counters = &this.reactor.counters;
-    for (name, value) in counters.all() {
-        dict.set_item(name, value)?;
-    }
-    let [running_ns, polling_ns] = counters.clock.durations_ns();
-    dict.set_item("running_s", running_ns as f64 / 1e9)?;
-    dict.set_item("polling_s", polling_ns as f64 / 1e9)?;
-    // The current lengths of the queues replace those of the last iteration. In a free-threaded build this fails if
-    // another thread runs the loop.
-    let lens = LoopObject::with_loop_access(&this, this.py(), || Ok(this.reactor.queue_lens()));
-    if let Ok((ready, timers)) = lens {
-        dict.set_item("noted_ready", ready)?;
-        dict.set_item("noted_timers", timers)?;
-    }
-    if let Some(measuring) = this.reactor.measured() {
-        dict.set_item("callback_durations", histogram(&measuring.durations))?;
-        dict.set_item("scheduling_delays", histogram(&measuring.delays))?;
-    }
-    Ok(dict.into_any())
-}
-
-/// The sum, the maximum and the buckets of durations in nanoseconds.
-fn histogram(histogram: &Histogram) -> (u64, u64, Vec<(u64, u64)>) {
-    (histogram.sum(), histogram.max(), histogram.buckets().collect())
-}
-
-/// `_set_measured(is_on, slow_ns)`: steps that take at least `slow_ns` are reported; None reports no step.
-fn set_measured<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
-    let [is_on, slow_ns] = args.bind()?;
-    let is_on = is_on.map_or(Ok(false), |is_on| is_on.is_truthy())?;
-    let slow_ns: Option<u64> = slow_ns.map_or(Ok(None), |slow_ns| slow_ns.extract())?;
-    this.reactor.set_measured(is_on, slow_ns.unwrap_or(u64::MAX));
-    Ok(none(this.py()))
-}
-
-/// `_running_since_ns()`: when the running step began; None if no step runs or the loop is not measured. Any thread may
-/// call it.
-fn running_since<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> ObjectResult<'py> {
-    let since_ns = this.reactor.measured().and_then(Measuring::running_since_ns);
-    Ok(since_ns.into_pyobject(this.py())?.into_any())
-}
-
 /// `_ready`, and below `_scheduled`: the names under which asyncio has the queues, for the tools that read them. The
 /// values are tuples, because the queues themselves are native: code that tries to change a queue gets an error.
 fn ready_handles(this: This<'_, LoopObject>) -> ObjectResult<'_> {
@@ -181,29 +122,6 @@ fn thread_id(this: This<'_, LoopObject>) -> ObjectResult<'_> {
     match this.reactor.access.owner() {
         0 => Ok(none(this.py())),
         owner => Ok(owner.into_pyobject(this.py())?.into_any()),
-    }
-}
-
-fn slow_callback_duration(this: This<'_, LoopObject>) -> ObjectResult<'_> {
-    Ok(PyFloat::new(this.py(), this.reactor.slow_callback_s()).into_any())
-}
-
-unsafe extern "C" fn set_slow_callback_duration(
-    slf: *mut ffi::PyObject,
-    value: *mut ffi::PyObject,
-    _: *mut c_void,
-) -> c_int {
-    // SAFETY: CPython calls a setter of this type.
-    unsafe {
-        set_value(
-            slf,
-            value,
-            "cannot delete slow_callback_duration",
-            |this: This<'_, LoopObject>, value| {
-                this.reactor.set_slow_callback_s(value.extract()?);
-                Ok(())
-            },
-        )
     }
 }
 
@@ -249,18 +167,6 @@ pub(crate) fn methods() -> Vec<ffi::PyMethodDef> {
         ),
         row!(
             threadsafe_method,
-            get_debug,
-            Loop.get_debug,
-            "True in debug mode."
-        ),
-        row!(
-            threadsafe_method,
-            set_debug,
-            Loop.set_debug,
-            "Turn debug mode on or off."
-        ),
-        row!(
-            threadsafe_method,
             check_closed,
             Loop._check_closed,
             "Raise RuntimeError if the loop is closed."
@@ -285,24 +191,6 @@ pub(crate) fn methods() -> Vec<ffi::PyMethodDef> {
             "Called after time or call_at was set on the loop, or deleted."
         ),
         row!(
-            threadsafe_method,
-            statistics,
-            Loop._statistics,
-            "The loop's counters; loop.statistics() puts them in order."
-        ),
-        row!(
-            method,
-            set_measured,
-            Loop._set_measured,
-            "Start or stop measuring how long steps take, and how long they wait."
-        ),
-        row!(
-            threadsafe_method,
-            running_since,
-            Loop._running_since_ns,
-            "When the running step began, or None; needs measuring to be on."
-        ),
-        row!(
             method,
             signal_fd,
             Loop._signal_fd,
@@ -314,6 +202,7 @@ pub(crate) fn methods() -> Vec<ffi::PyMethodDef> {
     methods.extend(watching::methods());
     methods.extend(tasks::methods());
     methods.extend(limit_methods::methods());
+    methods.extend(probe::methods::methods());
     methods
 }
 
@@ -344,16 +233,9 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             thread_id,
             c"The identifier of the thread that runs the loop, or None.",
         ),
-        ffi::PyGetSetDef {
-            set: Some(set_slow_callback_duration),
-            ..threadsafe_getter(
-                c"slow_callback_duration",
-                slow_callback_duration,
-                c"Seconds after which debug mode logs a callback as slow.",
-            )
-        },
     ];
     getters.extend(limit_methods::getters());
+    getters.extend(probe::methods::getters());
     // SAFETY: the functions were written for this layout, and the tables are never freed.
     let kind: Bound<'_, PyType> = unsafe {
         new_type::<LoopObject>(

@@ -28,15 +28,11 @@ pub(crate) struct LoopObject {
     base: ffi::PyObject,
     pub(super) reactor: ManuallyDrop<Reactor>,
     pub(super) task_factory: ObjectCell,
-    /// A function that is called with each new task and coro. Set while `asyncio.run()` in a coro borrows this loop.
-    pub(super) task_observer: ObjectCell,
     /// The keyword names of the last `create_task`, and the same names with "loop" before them.
     pub(super) task_kwnames: (ObjectCell, ObjectCell),
     /// `{"loop": self}`, the keyword arguments for creating futures. Set only while the loop runs, because the dict and
     /// the loop form a reference cycle.
     pub(super) future_kwargs: ObjectCell,
-    /// A function that gets the wall and CPU time of each step: see `slow`.
-    pub(super) step_observer: ObjectCell,
     /// A list of the listeners that have paused accepting because of a limit: see `limit_methods`.
     pub(super) paused: ObjectCell,
     is_reactor_live: Cell<bool>,
@@ -152,11 +148,9 @@ impl NativeType for LoopObject {
     fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
         [
             &self.task_factory,
-            &self.task_observer,
             &self.task_kwnames.0,
             &self.task_kwnames.1,
             &self.future_kwargs,
-            &self.step_observer,
             &self.paused,
         ]
     }
@@ -177,6 +171,7 @@ impl NativeType for LoopObject {
         Self::empty_cells(this);
         if this.is_reactor_live.get() {
             this.reactor.drop_work(this.py());
+            this.reactor.probe.forget_observers(this.py());
         }
     }
 }
@@ -214,7 +209,9 @@ unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
         ffi::PyObject_GC_UnTrack(slf.cast());
         let body = slf.cast::<LoopObject>();
         if (*body).is_reactor_live.get() {
-            (*body).reactor.close(py);
+            let reactor = &(*body).reactor;
+            reactor.close(py);
+            reactor.probe.forget_observers(py);
             ManuallyDrop::drop(&mut (*body).reactor);
         }
         LoopObject::empty_cells(This::new(py, slf));

@@ -5,6 +5,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyTuple};
 
+use super::probe::Mode;
 use super::pyloop::LoopObject;
 use crate::binding::args::Args;
 use crate::binding::names::{Kept, names};
@@ -181,9 +182,9 @@ fn create_task<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectR
         return Err(args.wrong_count("exactly 1", None));
     }
     let factory = this.task_factory.get(py);
-    if factory.is_some() || args.positional().is_empty() || this.task_observer.is_set() {
+    if factory.is_some() || args.positional().is_empty() || this.reactor().probe.has(Mode::TASKS) {
         let task = create_task_slowly(this, args, factory)?;
-        this.tell_observer(&task)?;
+        this.reactor().probe.note_task(&task)?;
         return Ok(task);
     }
     let values = args.values();
@@ -277,41 +278,6 @@ fn create_task_slowly<'py>(
     Ok(task)
 }
 
-impl LoopObject {
-    /// Passes a new task or coro to the task observer. Returns whether there is an observer.
-    #[inline]
-    pub(crate) fn tell_observer(&self, task: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let Some(observer) = self.task_observer.get(task.py()) else {
-            return Ok(false);
-        };
-        observer.call1((task,))?;
-        Ok(true)
-    }
-}
-
-/// `_set_task_observer(function or None)`: the function is called with each task that `create_task` returns, and with
-/// each coro that is started.
-fn set_task_observer<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
-    let [observer] = args.bind()?;
-    match observer.filter(|observer| !observer.is_none()) {
-        Some(observer) => this.task_observer.set(observer),
-        None => drop(this.task_observer.take(this.py())),
-    }
-    Ok(none(this.py()))
-}
-
-/// `_set_step_observer(function or None)`: the loop calls `function(what, wall_ns, cpu_ns)` after each step.
-fn set_step_observer<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
-    let [observer] = args.bind()?;
-    let observer = observer.filter(|observer| !observer.is_none());
-    this.reactor().set_timed(observer.is_some());
-    match observer {
-        Some(observer) => this.step_observer.set(observer),
-        None => drop(this.step_observer.take(this.py())),
-    }
-    Ok(none(this.py()))
-}
-
 fn set_task_factory<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let [factory] = args.bind()?;
     let py = this.py();
@@ -354,18 +320,6 @@ pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
             set_task_factory,
             Loop.set_task_factory,
             "Let create_task() call factory(loop, coro, **kwargs); None restores the default."
-        ),
-        row!(
-            method,
-            set_task_observer,
-            Loop._set_task_observer,
-            "Call observer(task) for each new task and each new coro; None ends that."
-        ),
-        row!(
-            method,
-            set_step_observer,
-            Loop._set_step_observer,
-            "Call observer(what, wall_ns, cpu_ns) after each step; None ends that."
         ),
         row!(
             method,

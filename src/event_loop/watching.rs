@@ -65,7 +65,7 @@ fn add<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>, direction: Directi
         }
         None => descriptors.fd_of(&target).ok_or_else(|| invalid_fd(number))?,
     };
-    let is_debug = this.reactor().is_debug();
+    let is_debug = this.reactor().probe.is_debug();
     if is_debug && let Some(callback) = args.get(1) {
         this.check_thread()?;
         check_callback(&callback, args.name())?;

@@ -111,7 +111,7 @@ fn check(this: Operation<'_>, socket: &Bound<'_, PyAny>, is_plain: bool) -> PyRe
             return Err(PyTypeError::new_err("Socket cannot be of type SSLSocket"));
         }
     }
-    if this.loop_object().reactor().is_debug() && !is_nonblocking(socket, is_plain)? {
+    if this.loop_object().reactor().probe.is_debug() && !is_nonblocking(socket, is_plain)? {
         return Err(PyValueError::new_err("the socket must be non-blocking"));
     }
     Ok(())
@@ -224,7 +224,7 @@ fn accept<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'py> 
         return Ok(None);
     }
     let accepted = socket::accept(base_socket::descriptor(socket)?);
-    this.loop_object().reactor().counters.note_accept(&accepted);
+    this.loop_object().reactor().probe.counters.note_accept(&accepted);
     match accepted {
         Ok((fd, peer)) => {
             let py = this.py();
@@ -269,7 +269,7 @@ fn send_all<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'py
 
 #[inline]
 fn note_write(this: Operation<'_>, len_bytes: usize) {
-    this.loop_object().reactor().counters.note_write(len_bytes);
+    this.loop_object().reactor().probe.counters.note_write(len_bytes);
 }
 
 /// The data that is left to send. TypeError or BufferError for data that is not bytes-like and contiguous.

@@ -19,9 +19,10 @@ use pyo3::prelude::*;
 
 use super::{Flags, Notified, State, Tls, reading, shutdown, writing};
 use crate::binding::errors;
-use crate::binding::log::{self, Topic};
+use crate::binding::log;
 use crate::binding::names::names;
 use crate::binding::native_type::This;
+use crate::event_loop::probe::Mode;
 use crate::event_loop::reactor::flush_policy;
 use crate::transports::object;
 
@@ -110,7 +111,7 @@ fn finish_handshake(this: Tls<'_>) -> PyResult<()> {
     }
     this.state.set(State::Open);
     debug_log(this, "TLS handshake is complete")?;
-    log::event(py, Topic::Tls, || {
+    this.reactor().probe.log_event(py, Mode::LOG_TLS, || {
         let extra = object::extra_dict(this);
         let cipher = extra.and_then(|extra| extra.get_item(intern!(py, "cipher")));
         (this.to_bound(), format!("has agreed on {cipher:?}"))
@@ -186,7 +187,7 @@ fn fail_handshake(this: Tls<'_>, error: PyErr, message: &str) -> PyResult<()> {
     } else {
         message
     };
-    log::event(py, Topic::Tls, || {
+    this.reactor().probe.log_event(py, Mode::LOG_TLS, || {
         (this.to_bound(), format!("{message}: {error}"))
     });
     if let Err(error) = writing::send_ciphertext(this)
@@ -195,7 +196,7 @@ fn fail_handshake(this: Tls<'_>, error: PyErr, message: &str) -> PyResult<()> {
         return Err(error);
     }
     let exception = value_of(py, &error);
-    if this.flags.has(Flags::ACCEPTED) && this.reactor().is_debug() {
+    if this.flags.has(Flags::ACCEPTED) && this.reactor().probe.is_debug() {
         // In debug mode asyncio reports every accepted connection whose setup fails.
         let message = "Error on transport creation for incoming connection";
         object::report(this, error.clone_ref(py), message)?;
@@ -362,8 +363,10 @@ pub(super) fn value_of<'py>(py: Python<'py>, error: &PyErr) -> Bound<'py, PyAny>
 }
 
 fn debug_log(this: Tls<'_>, what: &str) -> PyResult<()> {
-    log::event(this.py(), Topic::Tls, || (this.to_bound(), what.to_owned()));
-    if !this.reactor().is_debug() {
+    this.reactor()
+        .probe
+        .log_event(this.py(), Mode::LOG_TLS, || (this.to_bound(), what.to_owned()));
+    if !this.reactor().probe.is_debug() {
         return Ok(());
     }
     log::debug(this.py(), &format!("%r {what}"), &[this.to_bound()])

@@ -18,11 +18,11 @@ use pyo3::prelude::*;
 use super::object::{self, Body, TransportObject};
 use super::registration::Registration;
 use crate::binding::errors;
-use crate::binding::log::{self, Topic};
 use crate::binding::names::names;
 use crate::binding::native_type::This;
 use crate::binding::object_cell::ObjectCell;
 use crate::binding::object_result::none;
+use crate::event_loop::probe::Mode;
 
 /// The parts of ending that differ between kinds of transport.
 pub(super) trait Ending: Body {
@@ -127,7 +127,7 @@ pub(super) fn finish<B: Ending>(
         return Ok(());
     }
     let own = this.to_bound();
-    log::event(this.py(), Topic::Io, || {
+    this.reactor().probe.log_event(this.py(), Mode::LOG_IO, || {
         let why = match &exception {
             None => "is closed".to_owned(),
             Some(exception) => format!("is lost: {exception:?}"),

@@ -79,10 +79,10 @@ fn accept(this: This<'_, ListenerObject>) -> PyResult<()> {
         }
         // Other code may have closed the server's socket, for instance the protocol factory of the previous connection.
         let accepted = this.registration.usable_fd(py).and_then(socket::accept);
-        reactor.counters.note_accept(&accepted);
+        reactor.probe.counters.note_accept(&accepted);
         match accepted {
             Ok((fd, peer)) => {
-                if reactor.is_debug() {
+                if reactor.probe.is_debug() {
                     log_connection(&server, &fd, &peer)?;
                 }
                 // SAFETY: attached, with a context object to which we hold a reference.

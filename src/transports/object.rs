@@ -24,13 +24,14 @@ use super::protocol::ProtocolCalls;
 use crate::binding::args::Args;
 use crate::binding::attributes::{HasInstanceDict, InstanceDict, dict_row};
 use crate::binding::deallocation::free_memory;
-use crate::binding::log::{self, Topic};
+use crate::binding::log;
 use crate::binding::names::{Kept, names};
 use crate::binding::native_type::{NativeType, This, new_type, represent, slot, traverse_cells};
 use crate::binding::object_cell::ObjectCell;
 use crate::binding::object_result::{ObjectResult, none};
 use crate::binding::rows::{getset_slot, members_slot, methods_slot, offset_member};
 use crate::binding::{errors, new_objects};
+use crate::event_loop::probe::Mode;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::Reactor;
 
@@ -380,7 +381,7 @@ pub(crate) fn report<B: Body>(
 /// Raises RuntimeError in debug mode if the calling thread does not run the loop. For methods that schedule
 /// `connection_lost`.
 pub(crate) fn check_thread<B: Body>(this: This<'_, TransportObject<B>>) -> PyResult<()> {
-    if !this.reactor().is_debug() {
+    if !this.reactor().probe.is_debug() {
         return Ok(());
     }
     match this.event_loop.get(this.py()) {
@@ -392,10 +393,10 @@ pub(crate) fn check_thread<B: Body>(this: This<'_, TransportObject<B>>) -> PyRes
 /// Logs a change of the transport's state: as an I/O event if those are logged, and in debug mode. `format` is the
 /// message, with `%r` for the transport.
 pub(crate) fn log_change<B: Body>(this: This<'_, TransportObject<B>>, format: &str) -> PyResult<()> {
-    log::event(this.py(), Topic::Io, || {
+    this.reactor().probe.log_event(this.py(), Mode::LOG_IO, || {
         (this.to_bound(), format.replace("%r ", ""))
     });
-    if !this.reactor().is_debug() {
+    if !this.reactor().probe.is_debug() {
         return Ok(());
     }
     log::debug(this.py(), format, &[this.to_bound()])
@@ -407,7 +408,7 @@ pub(crate) fn log_fault<B: Body>(
     message: &str,
     exception: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
-    if !this.reactor().is_debug() {
+    if !this.reactor().probe.is_debug() {
         return Ok(());
     }
     let py = this.py();

@@ -41,7 +41,7 @@ ROOMS = {
 # Modules of one folder that use each other in a circle on purpose: docs/internals/layers.md says why.
 CIRCLES = {
     "src/binding": [["deallocation", "native_type"]],
-    "src/event_loop": [["handle", "pyloop", "reactor", "slow"]],
+    "src/event_loop": [["handle", "probe", "pyloop", "reactor"]],
     "src/coro": [["coroutine", "fiber", "wait_queue"]],
     "src/process": [],
     "src/sock": [["attempts", "operation"]],

@@ -1,6 +1,6 @@
 """CPU accounting: the observers of a loop's steps, and the CPU time that each task, coro and connection has used.
 
-The native loop reads the clocks around each step (``event_loop/slow.rs``) and calls the observers that are set here.
+The native loop reads the clocks around each step (``probe/step.rs``) and calls the observers that are set here.
 While no observer is set, steps are not timed. Only the loop's thread uses this module.
 """
 

@@ -18,8 +18,6 @@ import os
 import sys
 import warnings
 
-from grapeshot import _core
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,6 +28,8 @@ if TYPE_CHECKING:
 _DEFAULT_LATENCY_S = 0.01
 _MAX_LATENCY_S = 1e9
 _latency_s: float | None = None
+_logs_io = False
+_logs_tls = False
 _is_read = False
 
 
@@ -55,10 +55,11 @@ def begin(loop: Any) -> None:
         from ._charges import observe_steps
 
         observe_steps(loop, "latency", _latency_observer(round(_latency_s * 1e9)))
+    loop._log_events(_logs_io, _logs_tls)
 
 
 def _read(text: str) -> None:
-    global _latency_s
+    global _latency_s, _logs_io, _logs_tls
     topics = dict(part.strip().partition("=")[::2] for part in text.split(",") if part.strip())
     unknown = topics.keys() - {"latency", "io", "tls"}
     if unknown:
@@ -67,7 +68,8 @@ def _read(text: str) -> None:
         warnings.warn(problem, RuntimeWarning, stacklevel=2)
     if "latency" in topics:
         _latency_s = _seconds(topics["latency"])
-    _core._log_topics("io" in topics, "tls" in topics)
+    _logs_io = "io" in topics
+    _logs_tls = "tls" in topics
     if topics.keys() - unknown:
         logging.getLogger("grapeshot").addHandler(_ToStderr())
     for name in topics.keys() - unknown:

@@ -128,7 +128,7 @@ impl Operation for AcceptMany {
 fn accept(socket: &Socket<'_>, surroundings: &Surroundings<'_>) -> PyResult<io::Result<(OwnedFd, Address)>> {
     let accepted = socket::accept(socket.descriptor()?);
     if let Some(reactor) = surroundings.reactor {
-        reactor.counters.note_accept(&accepted);
+        reactor.probe.counters.note_accept(&accepted);
     }
     Ok(accepted)
 }

@@ -40,7 +40,7 @@ impl Surroundings<'_> {
     #[inline]
     pub(super) fn note_write(&self, len_bytes: usize) {
         if let Some(reactor) = self.reactor {
-            reactor.counters.note_write(len_bytes);
+            reactor.probe.counters.note_write(len_bytes);
         }
     }
 }

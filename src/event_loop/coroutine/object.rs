@@ -94,7 +94,8 @@ pub(crate) fn new_coroutine<'py, S: Steps>(
     second: Option<Bound<'py, PyAny>>,
 ) -> ObjectResult<'py> {
     let py = event_loop.py();
-    let origin = if LoopObject::is_loop(&event_loop) && LoopObject::of(&event_loop).reactor().is_debug() {
+    let origin = if LoopObject::is_loop(&event_loop) && LoopObject::of(&event_loop).reactor().probe.is_debug()
+    {
         origin_now(py)?
     } else {
         None

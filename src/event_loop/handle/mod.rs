@@ -406,7 +406,7 @@ impl HandleObject {
     fn is_debug(&self) -> bool {
         let event_loop = self.event_loop.as_ptr().cast::<LoopObject>();
         // SAFETY: the cell holds the loop that the handle was made for, or nothing.
-        !event_loop.is_null() && unsafe { (*event_loop).reactor().is_debug() }
+        !event_loop.is_null() && unsafe { (*event_loop).reactor().probe.is_debug() }
     }
 
     /// Gives the handle a context of its own, which the program may get.

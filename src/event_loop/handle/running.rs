@@ -253,7 +253,7 @@ impl<'py> Handle<'py> {
         args: &Bound<'_, PyTuple>,
         error: PyErr,
     ) -> PyResult<()> {
-        let is_debug = LoopObject::of(event_loop).reactor().is_debug();
+        let is_debug = LoopObject::of(event_loop).reactor().probe.is_debug();
         let source = describe_call(callback, args, is_debug).unwrap_or_else(|_| "<unknown>".to_owned());
         let message = format!("Exception in callback {source}");
         let own = self.to_bound();

@@ -17,11 +17,10 @@ use super::held::Holding;
 use super::ready::Ready;
 use super::signals::check_signals_at;
 use super::timers::lateness_ns;
-use super::{Reactor, closed_error, mode};
+use super::{Reactor, closed_error};
 use crate::binding::{HAS_GIL, errors};
-use crate::event_loop::observer;
+use crate::event_loop::probe::{Mode, observer, step};
 use crate::event_loop::pyloop::LoopObject;
-use crate::event_loop::slow::{self, SourceMonitor};
 use crate::event_loop::source::SourceRef;
 
 /// A poll never blocks longer than this (asyncio's `MAXIMUM_SELECT_TIMEOUT`).
@@ -55,9 +54,10 @@ impl Reactor {
         self.descriptors.pacing.poll_next();
         event_loop.clock_version.forget();
         self.signals.enter();
-        self.set_observed(observer::enter(&event_loop.to_bound(py)));
+        self.probe
+            .switch(Mode::OBSERVED, observer::enter(&event_loop.to_bound(py)));
         self.newest_handle.forget();
-        self.counters.clock.begin_run();
+        self.probe.counters.clock.begin_run();
         let (holding, begun) = Holding::begin(py, &self.held);
         let mut result = begun;
         while result.is_ok() {
@@ -75,15 +75,15 @@ impl Reactor {
         self.timers.track_kept(py);
         drop(event_loop.future_kwargs.take(py));
         self.signals.leave(&event_loop.to_bound(py));
-        self.counters.clock.end_run();
+        self.probe.counters.clock.end_run();
         result
     }
 
     fn iterate(&self, py: Python<'_>, event_loop: &LoopObject) -> PyResult<()> {
-        self.counters.iterations.add(1);
+        self.probe.counters.iterations.add(1);
         self.ready.drain_inbox();
         if !HAS_GIL {
-            self.counters.note_queues(self.queue_lens());
+            self.probe.counters.note_queues(self.queue_lens());
         }
         if self.ready.is_empty() {
             // This may run destructors, which may schedule something. So the queue is checked again below.
@@ -101,7 +101,7 @@ impl Reactor {
         } else {
             // Read before the timeout is computed: computing it may run the program's code, which may set another
             // timer.
-            let timers_set = self.counters.timers_set.get();
+            let timers_set = self.probe.counters.timers_set.get();
             let timeout_ns = if has_work {
                 Some(0)
             } else if has_timers {
@@ -141,7 +141,7 @@ impl Reactor {
             && !self.has_events.get()
             && self.held.is_empty();
         if !is_alone
-            || self.has_mode(mode::DEBUG | mode::MEASURED | mode::TIMED)
+            || self.probe.has(Mode::STEPS - Mode::OBSERVED)
             || self.is_stopping()
             || self.access.owner() == 0
         {
@@ -153,7 +153,7 @@ impl Reactor {
             return None;
         }
         pacing.note_skipped(iteration);
-        self.counters.iterations.add(1);
+        self.probe.counters.iterations.add(1);
         Some(now_ns)
     }
 
@@ -185,7 +185,7 @@ impl Reactor {
         let expired = self.expire_timers(py, event_loop, now_ns);
         result.and(expired)?;
         let total = self.ready.len();
-        self.counters.note_ready(total);
+        self.probe.counters.note_ready(total);
         self.has_events.set(true);
         let result = self.run_ready(py, event_loop, ready_before);
         self.has_events.set(false);
@@ -208,15 +208,15 @@ impl Reactor {
         // have scheduled work, or let another thread do so. A new timer may be due before the timeout.
         let may_block = timeout_ns != Some(0)
             && self.ready.is_empty()
-            && self.counters.timers_set.get() == timers_set
+            && self.probe.counters.timers_set.get() == timers_set
             && !self.is_stopping();
         let polled = self.descriptors.poller.with_events(|poller, events| {
             if may_block && self.ready.begin_sleep() {
                 // SAFETY: the thread is attached (`py`) and touches no Python object until it is restored.
                 let state = unsafe { ffi::PyEval_SaveThread() };
-                self.counters.clock.begin_poll();
+                self.probe.counters.clock.begin_poll();
                 let result = poller.wait_since(events, timeout_ns, now_ns);
-                self.counters.clock.end_poll();
+                self.probe.counters.clock.end_poll();
                 // SAFETY: the state was saved just above, on the same thread.
                 unsafe { ffi::PyEval_RestoreThread(state) };
                 self.ready.end_sleep();
@@ -228,13 +228,13 @@ impl Reactor {
         let Some(result) = polled else {
             return Err(closed_error());
         };
-        self.counters.polls.add(1);
-        if !self.is_plain() {
-            self.note_polled();
+        self.probe.counters.polls.add(1);
+        if let Some(measuring) = self.probe.measuring() {
+            measuring.note_polled();
         }
         match result {
             Ok(count) => {
-                self.counters.events.add(count as u64);
+                self.probe.counters.events.add(count as u64);
                 Ok(count)
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(0),
@@ -293,27 +293,12 @@ impl Reactor {
         source: SourceRef,
         event: Event,
     ) -> PyResult<()> {
-        let monitor = if self.is_plain() {
-            None
+        let mut result = if self.probe.has(Mode::STEPS) {
+            step::run_source(event_loop, &source.to_bound(py), || {
+                call_source(py, event_loop, source, event)
+            })
         } else {
-            Some(SourceMonitor::begin(self, source.to_bound(py)))
-        };
-        let result = match catch_unwind(AssertUnwindSafe(|| source.ready(py, event.readiness))) {
-            Ok(result) => result,
-            Err(payload) => {
-                let error = errors::panic_error(&*payload);
-                errors::report(
-                    &event_loop.to_bound(py),
-                    "Internal error in a transport",
-                    error,
-                    &[],
-                )
-            }
-        };
-        drop(source);
-        let mut result = match monitor {
-            None => result,
-            Some(monitor) => monitor.end(event_loop, result),
+            call_source(py, event_loop, source, event)
         };
         self.held.end_step(py, &mut result);
         result
@@ -325,10 +310,10 @@ impl Reactor {
     fn expire_timers(&self, py: Python<'_>, event_loop: &LoopObject, now_ns: u64) -> PyResult<()> {
         self.timers
             .expire(py, event_loop.clock(), now_ns, |handle, until| {
-                self.counters.timers_run.add(1);
-                if self.is_measured() {
+                self.probe.counters.timers_run.add(1);
+                if let Some(measuring) = self.probe.measuring() {
                     let (late_ns, slack_ns) = lateness_ns(handle.this(py), until);
-                    self.note_due(late_ns, slack_ns);
+                    measuring.note_due(self.ready.len(), late_ns, slack_ns);
                 }
                 self.ready.push(handle);
             })
@@ -339,29 +324,45 @@ impl Reactor {
         if count == 0 {
             return Ok(());
         }
-        self.counters.note_ready(count);
+        self.probe.counters.note_ready(count);
         for index in 0..count {
             check_signals_at(py, index)?;
             let Some(entry) = self.ready.pop() else {
                 return Ok(());
             };
             // The queue's reference is dropped at the end of each arm.
-            let mut result = match entry {
-                Ready::Handle(handle) => {
-                    self.counters.callbacks.add(1);
-                    if self.is_plain() {
+            let mut result = if self.probe.has(Mode::STEPS) {
+                step::run_entry(py, event_loop, entry)
+            } else {
+                match entry {
+                    Ready::Handle(handle) => {
+                        self.probe.counters.callbacks.add(1);
                         handle.this(py).run()
-                    } else {
-                        slow::run_handle(event_loop, handle.this(py))
                     }
+                    Ready::Call(call) => call.call(py),
                 }
-                Ready::Call(call) if self.is_plain() => call.call(py),
-                Ready::Call(call) => slow::run_deferred(py, event_loop, call),
             };
             self.held.end_step_of_batch(py, &mut result, index + 1 == count);
             // An error ends the run. At its end, the run sends the writes that are still held.
             result?;
         }
         Ok(())
+    }
+}
+
+/// Calls a source that has an event. A panic is reported and does not end the run.
+#[inline(always)]
+fn call_source(py: Python<'_>, event_loop: &LoopObject, source: SourceRef, event: Event) -> PyResult<()> {
+    match catch_unwind(AssertUnwindSafe(|| source.ready(py, event.readiness))) {
+        Ok(result) => result,
+        Err(payload) => {
+            let error = errors::panic_error(&*payload);
+            errors::report(
+                &event_loop.to_bound(py),
+                "Internal error in a transport",
+                error,
+                &[],
+            )
+        }
     }
 }

@@ -11,8 +11,7 @@ use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::io;
 use std::os::fd::RawFd;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 
 use grapeshot_core::sys::waker::Waker;
 use pyo3::exceptions::PyRuntimeError;
@@ -22,18 +21,17 @@ use pyo3::prelude::*;
 use super::contexts::Contexts;
 use super::handle::{Handle, HandleRef};
 use super::limits::{Limits, Reached};
+use super::probe::Probe;
 use super::pyloop::LoopObject;
 use super::source::Deferred;
 use crate::binding::HAS_GIL;
 use crate::binding::native_type::This;
 
 mod access;
-mod counters;
 mod descriptors;
 pub(crate) mod flush_policy;
 mod held;
 mod iteration;
-pub(crate) mod measuring;
 mod ready;
 mod receiving;
 mod scratch;
@@ -42,28 +40,15 @@ mod timers;
 mod tracking;
 
 use access::Access;
-pub(crate) use counters::Counters;
 pub(crate) use descriptors::{Descriptors, Direction, FdUse, Watcher};
 pub(crate) use held::{Held, after_fork, flush_running};
-use measuring::Measuring;
+pub(super) use ready::Ready;
 use ready::ReadyWork;
 pub(crate) use receiving::{Received, receive_direct};
 use scratch::Scratch;
 use signals::Signals;
 use timers::Timers;
 use tracking::NewestHandle;
-
-/// The reasons for which a loop measures the time that its steps take, one bit each.
-mod mode {
-    /// Debug mode logs slow callbacks.
-    pub(super) const DEBUG: u8 = 1;
-    /// See `observer`.
-    pub(super) const OBSERVED: u8 = 2;
-    /// See `measuring`.
-    pub(super) const MEASURED: u8 = 4;
-    /// The loop has a step observer: see `slow::Clocks`.
-    pub(super) const TIMED: u8 = 8;
-}
 
 pub(crate) struct Reactor {
     /// Handles and deferred functions that run next; also the inbox and the waker for other threads.
@@ -80,6 +65,8 @@ pub(crate) struct Reactor {
     /// The buffer for small reads.
     pub(crate) scratch: Scratch,
     pub(crate) limits: Limits,
+    /// Everything that watches the loop.
+    pub(crate) probe: Probe,
     /// The thread that runs the loop.
     pub(crate) access: Access,
     newest_handle: NewestHandle,
@@ -87,13 +74,6 @@ pub(crate) struct Reactor {
     is_stopping: AtomicBool,
     /// Whether the last poll found events that are handled after the entries that run now.
     has_events: Cell<bool>,
-    pub(crate) counters: Counters,
-    /// Created when a program first asks the loop to measure.
-    measuring: OnceLock<Box<Measuring>>,
-    /// Bits of `mode`.
-    modes: AtomicU8,
-    /// The bits of an `f64`.
-    slow_callback_s: AtomicU64,
 }
 
 /// Puts a timer that another thread has created into the heap.
@@ -121,15 +101,12 @@ impl Reactor {
             signals: Signals::new(),
             scratch: Scratch::new(),
             limits: Limits::none(),
+            probe: Probe::new(),
             access: Access::new(),
             newest_handle: NewestHandle::new(),
             is_closed: AtomicBool::new(false),
             is_stopping: AtomicBool::new(false),
             has_events: Cell::new(false),
-            counters: Counters::new(),
-            measuring: OnceLock::new(),
-            modes: AtomicU8::new(0),
-            slow_callback_s: AtomicU64::new(0.1_f64.to_bits()),
         })
     }
 
@@ -157,62 +134,6 @@ impl Reactor {
 
     pub(crate) fn set_stopping(&self, is_stopping: bool) {
         self.is_stopping.store(is_stopping, Ordering::Relaxed);
-    }
-
-    #[inline]
-    pub(crate) fn is_debug(&self) -> bool {
-        self.has_mode(mode::DEBUG)
-    }
-
-    pub(crate) fn set_debug(&self, is_debug: bool) {
-        self.set_mode(mode::DEBUG, is_debug);
-    }
-
-    /// Whether the observer learns what this loop runs.
-    pub(crate) fn is_observed(&self) -> bool {
-        self.has_mode(mode::OBSERVED)
-    }
-
-    pub(crate) fn set_observed(&self, is_observed: bool) {
-        self.set_mode(mode::OBSERVED, is_observed);
-    }
-
-    /// Whether one of these bits is set.
-    #[inline]
-    fn has_mode(&self, bits: u8) -> bool {
-        self.modes.load(Ordering::Relaxed) & bits != 0
-    }
-
-    /// Whether each step is timed for the loop's step observer.
-    pub(crate) fn is_timed(&self) -> bool {
-        self.has_mode(mode::TIMED)
-    }
-
-    pub(crate) fn set_timed(&self, is_timed: bool) {
-        self.set_mode(mode::TIMED, is_timed);
-    }
-
-    fn set_mode(&self, bit: u8, is_on: bool) {
-        if is_on {
-            self.modes.fetch_or(bit, Ordering::Relaxed);
-        } else {
-            self.modes.fetch_and(!bit, Ordering::Relaxed);
-        }
-    }
-
-    /// Whether no step needs to be timed: the loop is not in debug mode, not observed, not measured and not timed.
-    #[inline]
-    fn is_plain(&self) -> bool {
-        self.modes.load(Ordering::Relaxed) == 0
-    }
-
-    /// Debug mode logs callbacks and transport steps that take at least this many seconds.
-    pub(crate) fn slow_callback_s(&self) -> f64 {
-        f64::from_bits(self.slow_callback_s.load(Ordering::Relaxed))
-    }
-
-    pub(crate) fn set_slow_callback_s(&self, limit_s: f64) {
-        self.slow_callback_s.store(limit_s.to_bits(), Ordering::Relaxed);
     }
 
     /// The number of ready entries, and the number of timers that are not cancelled.
@@ -253,7 +174,7 @@ impl Reactor {
     /// Puts a timer into the heap.
     #[inline]
     pub(crate) fn push_timer(&self, handle: HandleRef) {
-        self.counters.timers_set.add(1);
+        self.probe.counters.timers_set.add(1);
         self.timers.push(handle);
     }
 
@@ -292,7 +213,7 @@ impl Reactor {
 
     /// Wakes the loop out of its poll.
     fn wake(&self) {
-        self.counters.wakeups.add_anywhere(1);
+        self.probe.counters.wakeups.add_anywhere(1);
         self.ready.wake();
     }
 
@@ -316,7 +237,7 @@ impl Reactor {
         let waker = Waker::new()?;
         self.descriptors.forget_parent(waker.fd())?;
         self.signals.forget();
-        self.forget_marks();
+        self.probe.forget_marks();
         self.ready.forget_parent(waker);
         self.timers.forget_parent();
         self.limits.forget_parent();
@@ -340,7 +261,7 @@ impl Reactor {
     pub(crate) fn drop_work(&self, py: Python<'_>) {
         self.newest_handle.forget();
         self.ready.drop_work();
-        self.forget_marks();
+        self.probe.forget_marks();
         self.held.drop_work();
         self.timers.drop_work();
         self.contexts.forget(py);
@@ -370,6 +291,9 @@ impl Reactor {
             }
             if result == 0 {
                 result = self.descriptors.traverse(visit, arg);
+            }
+            if result == 0 {
+                result = self.probe.traverse(visit, arg);
             }
             result
         }

@@ -149,7 +149,7 @@ fn send_native(this: Datagram<'_>, data: &[u8], target: &Target) -> Sent {
         });
     match sent {
         Ok(()) => {
-            this.reactor().counters.note_write(data.len());
+            this.reactor().probe.counters.note_write(data.len());
             Sent::Done
         }
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Sent::Blocked,

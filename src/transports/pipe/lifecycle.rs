@@ -94,7 +94,7 @@ unsafe fn start<E: PipeEnd>(py: Python<'_>, object: *mut ffi::PyObject) -> PyRes
 
 /// Logs in debug mode that the other end was closed.
 pub(super) fn log_closed_by_peer<E: PipeEnd>(this: Pipe<'_, E>) -> PyResult<()> {
-    if !this.reactor().is_debug() {
+    if !this.reactor().probe.is_debug() {
         return Ok(());
     }
     log::info(this.py(), "%r was closed by peer", &[this.to_bound()])

@@ -109,7 +109,7 @@ pub(super) fn write(this: Pipe<'_, Writing>, data: &Bound<'_, PyAny>) -> PyResul
     }
     let sent = match fd.and_then(|fd| pipe::write(fd, bytes)) {
         Ok(sent) => {
-            this.reactor().counters.note_write(sent);
+            this.reactor().probe.counters.note_write(sent);
             sent
         }
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
@@ -180,7 +180,7 @@ fn is_lost(this: Pipe<'_, Writing>) -> PyResult<bool> {
 /// Writes from the out-buffer with one or more system calls. Ok with data left over means that the pipe is full.
 fn drain(this: Pipe<'_, Writing>) -> io::Result<()> {
     let fd = this.registration.usable_fd(this.py())?;
-    let counters = &this.reactor().counters;
+    let counters = &this.reactor().probe.counters;
     this.end.outgoing.drain(|slices| {
         let sent = match slices {
             [one] => pipe::write(fd, one),

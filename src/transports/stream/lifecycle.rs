@@ -18,9 +18,9 @@ use pyo3::types::PyString;
 
 use super::{Flags, Stream, StreamBody, keep_local_address, new_stream, sync_interest, writing};
 use crate::binding::errors;
-use crate::binding::log::{self, Topic};
 use crate::binding::names::names;
 use crate::binding::native_type::This;
+use crate::event_loop::probe::Mode;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::flush_policy;
 use crate::transports::ending::{closed_error, fatal_error, finish};
@@ -192,7 +192,7 @@ fn start(this: Stream<'_>) -> PyResult<()> {
     }
     this.flags.set(Flags::MADE);
     let own = this.to_bound();
-    log::event(py, Topic::Io, || {
+    this.reactor().probe.log_event(py, Mode::LOG_IO, || {
         let is_accepted = this.server.is_set();
         (
             this.to_bound(),

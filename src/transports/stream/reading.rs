@@ -13,9 +13,9 @@ use pyo3::types::PyBytes;
 
 use super::{Flags, Stream, lifecycle, sync_interest};
 use crate::binding::errors;
-use crate::binding::log::{self, Topic};
 use crate::binding::names::names;
 use crate::binding::new_bytes::{self, NewBytes};
+use crate::event_loop::probe::Mode;
 use crate::event_loop::reactor::flush_policy;
 use crate::transports::protocol::Receiver;
 use crate::transports::stream_reader::Feed;
@@ -23,7 +23,7 @@ use crate::transports::{ending, object};
 
 #[inline(always)]
 fn note_read(this: Stream<'_>, len_bytes: usize) {
-    log::event(this.py(), Topic::Io, || {
+    this.reactor().probe.log_event(this.py(), Mode::LOG_IO, || {
         (this.to_bound(), format!("has received {len_bytes} bytes"))
     });
 }
@@ -57,7 +57,7 @@ fn read_object(this: Stream<'_>, fd: RawFd) -> PyResult<()> {
     };
     match received {
         Ok(Some(data)) => {
-            if log::is_on(Topic::Io) {
+            if this.reactor().probe.has(Mode::LOG_IO) {
                 note_read(this, data.len().unwrap_or(0));
             }
             let result = flush_policy::corked(this, || match this.calls.receiver() {

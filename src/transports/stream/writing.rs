@@ -17,7 +17,7 @@ use pyo3::prelude::*;
 use super::{Flags, Stream, StreamBody, StreamObject, sync_interest};
 use crate::binding::errors;
 use crate::binding::flags::FlagCell;
-use crate::binding::log::{self, Topic};
+use crate::event_loop::probe::Mode;
 use crate::event_loop::reactor::Held;
 use crate::event_loop::reactor::flush_policy::{self, Flushable};
 use crate::transports::ending;
@@ -92,7 +92,7 @@ fn wait_writable(this: Stream<'_>) -> PyResult<()> {
 /// full.
 fn send_buffered(this: Stream<'_>) -> io::Result<()> {
     let fd = this.usable_fd(this.py())?;
-    let counters = &this.reactor().counters;
+    let counters = &this.reactor().probe.counters;
     let before = counters.bytes_written.get();
     let result = this.outgoing.drain(|slices| {
         let sent = match slices {
@@ -108,7 +108,7 @@ fn send_buffered(this: Stream<'_>) -> io::Result<()> {
 
 #[inline(always)]
 fn note_sent(this: Stream<'_>, len_bytes: u64) {
-    log::event(this.py(), Topic::Io, || {
+    this.reactor().probe.log_event(this.py(), Mode::LOG_IO, || {
         (this.to_bound(), format!("has sent {len_bytes} bytes"))
     });
 }
@@ -202,7 +202,7 @@ fn write_or_hold(this: Stream<'_>, data: *mut ffi::PyObject, is_holdable: bool) 
     }
     if is_holdable && flush_policy::may_hold(this, bytes.len()) {
         this.outgoing.push(&source)?;
-        this.reactor().counters.corked_writes.add(1);
+        this.reactor().probe.counters.corked_writes.add(1);
         flush_policy::hold(this, bytes.len());
         return Ok(());
     }
@@ -215,7 +215,7 @@ fn write_or_hold(this: Stream<'_>, data: *mut ffi::PyObject, is_holdable: bool) 
     }
     let sent = match fd.and_then(|fd| socket::send(fd, bytes)) {
         Ok(sent) => {
-            this.reactor().counters.note_write(sent);
+            this.reactor().probe.counters.note_write(sent);
             sent
         }
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
@@ -251,7 +251,7 @@ pub(super) fn writelines(this: Stream<'_>, items: &Bound<'_, PyAny>) -> PyResult
         return after_push(this, new_len);
     }
     if flush_policy::may_hold(this, new_len) {
-        this.reactor().counters.corked_writes.add(1);
+        this.reactor().probe.counters.corked_writes.add(1);
         flush_policy::hold(this, new_len);
         return Ok(());
     }
@@ -289,7 +289,7 @@ fn after_push(this: Stream<'_>, new_len: usize) -> PyResult<()> {
     if this.flags.has(Flags::BLOCKED) {
         return maybe_pause(this);
     }
-    this.reactor().counters.corked_writes.add(1);
+    this.reactor().probe.counters.corked_writes.add(1);
     if flush_policy::may_wait(this, new_len) {
         return Ok(());
     }

@@ -1,7 +1,6 @@
 //! Tells the observer when the loop begins and ends to run something. The observer is the watchdog of the coro mode.
 //!
-//! At the start of a run, a loop asks whether its thread is observed (`Reactor::set_observed`). Loops in other threads
-//! pay nothing, because the bit for it is tested together with the bit for debug mode.
+//! At the start of a run, a loop asks whether its thread is observed, and sets or clears `Mode::OBSERVED`.
 //!
 //! Everything except `install` belongs to the loop's thread. The observer is a table of functions, because its code
 //! lies in a room above this one.
@@ -10,7 +9,7 @@ use std::sync::OnceLock;
 
 use pyo3::prelude::*;
 
-use super::source::Deferred;
+use crate::event_loop::source::Deferred;
 
 /// What the loop runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -42,15 +41,20 @@ pub(crate) fn install(observer: Observer) {
     let _ = OBSERVER.set(observer);
 }
 
+/// The observer; None if there is none.
+pub(super) fn get() -> Option<&'static Observer> {
+    OBSERVER.get()
+}
+
 /// Called when a loop begins to run in this thread. Returns whether the thread is observed.
-pub(super) fn enter(event_loop: &Bound<'_, PyAny>) -> bool {
+pub(crate) fn enter(event_loop: &Bound<'_, PyAny>) -> bool {
     OBSERVER
         .get()
         .is_some_and(|observer| (observer.enter)(event_loop))
 }
 
 /// Called when the loop stops running in this thread.
-pub(super) fn leave() {
+pub(crate) fn leave() {
     if let Some(observer) = OBSERVER.get() {
         (observer.leave)();
     }
@@ -61,28 +65,4 @@ pub(super) fn is_own_entry(run: Deferred) -> bool {
     OBSERVER
         .get()
         .is_some_and(|observer| std::ptr::fn_addr_eq(observer.own_entry, run))
-}
-
-/// One run of an object that the observer knows of. `end` must be called when the run is over.
-pub(super) struct Run<'py> {
-    object: Bound<'py, PyAny>,
-    kind: Kind,
-    observer: &'static Observer,
-}
-
-impl<'py> Run<'py> {
-    /// None if there is no observer.
-    pub(super) fn begin(object: Bound<'py, PyAny>, kind: Kind) -> Option<Self> {
-        let observer = OBSERVER.get()?;
-        (observer.begin)(&object, kind);
-        Some(Self {
-            object,
-            kind,
-            observer,
-        })
-    }
-
-    pub(super) fn end(self) -> PyResult<()> {
-        (self.observer.end)(&self.object, self.kind)
-    }
 }

@@ -131,14 +131,14 @@ impl Counters {
 
     /// Called before `len` entries of the ready queue run.
     #[inline(always)]
-    pub(super) fn note_ready(&self, len: usize) {
+    pub(crate) fn note_ready(&self, len: usize) {
         if len as u64 > self.most_ready.get() {
             self.most_ready.set(len as u64);
         }
     }
 
     /// Stores the lengths of the ready queue and the timer heap.
-    pub(super) fn note_queues(&self, (ready, timers): (usize, usize)) {
+    pub(crate) fn note_queues(&self, (ready, timers): (usize, usize)) {
         self.noted_ready.set(ready as u64);
         self.noted_timers.set(timers as u64);
     }
@@ -178,12 +178,12 @@ impl RunClock {
         }
     }
 
-    pub(super) fn begin_run(&self) {
+    pub(crate) fn begin_run(&self) {
         self.since_ticks.set(clock::ticks());
         self.since_ns.set(clock::now_ns());
     }
 
-    pub(super) fn end_run(&self) {
+    pub(crate) fn end_run(&self) {
         let (ticks, now_ns) = (clock::ticks(), clock::now_ns());
         self.run_ticks.add(ticks.saturating_sub(self.since_ticks.get()));
         self.run_ns.add(now_ns.saturating_sub(self.since_ns.get()));
@@ -191,12 +191,12 @@ impl RunClock {
     }
 
     #[inline(always)]
-    pub(super) fn begin_poll(&self) {
+    pub(crate) fn begin_poll(&self) {
         self.polling_ticks.add(clock::ticks().wrapping_neg());
     }
 
     #[inline(always)]
-    pub(super) fn end_poll(&self) {
+    pub(crate) fn end_poll(&self) {
         self.polling_ticks.add(clock::ticks());
     }
 
