@@ -62,8 +62,8 @@ def standing(outcome: Outcome) -> str:
 
 
 def best_peer(outcome: Outcome) -> str | None:
-    """The peer that decides the row: of those beside which grapeshot stands as in the row, the one to which its median
-    ratio is highest.
+    """The peer that the row's verdict depends on: among all peers with the same verdict as the row, it has the highest
+    ratio.
     """
     found, word = beside(outcome), standing(outcome)
     deciding = {peer: outcome["ratios"][peer]["interval"][1] for peer in found if found[peer] == word}
