@@ -59,7 +59,7 @@ def long_ones(histogram, least_s=BUSY_S):
 
 @pytest.mark.parametrize("delay_s", [0.01, 1])
 def test_a_timer_waits_from_its_deadline_if_a_callback_holds_it_up(loop, delay_s):
-    """That also holds for a timer of a second, which may fire a millisecond late when the loop sleeps."""
+    """With `delay_s=1` the loop sleeps first, and may then fire the timer a millisecond late."""
     loop.measure_callbacks()
 
     def hold_up():
@@ -113,7 +113,7 @@ def test_delays_behind_another_callback(loop):
     loop.measure_callbacks()
 
     def schedule():
-        compute()  # does not delay what it schedules
+        compute()  # this time is no delay for the callbacks, because they are scheduled after it
         loop.call_soon(int)
         loop.call_soon(compute)
         loop.call_soon(int)
@@ -223,12 +223,12 @@ async def test_slow_listeners(loop):
     await asyncio.sleep(0)
     assert loop.remove_slow_listener(told.append)
     assert not loop.remove_slow_listener(told.append)
-    await asyncio.sleep(0)  # the step that has removed it was the last one
+    await asyncio.sleep(0)  # the step that removed the listener is the last one that is measured
     count = loop.statistics().callback_durations.count
     compute()
     await asyncio.sleep(0)
     assert len(told) == 3
-    assert loop.statistics().callback_durations.count == count  # it is not counted any more
+    assert loop.statistics().callback_durations.count == count  # callbacks are not measured any more
 
 
 async def test_each_listener_has_its_own_limit(loop):
@@ -438,8 +438,7 @@ async def test_coros(loop):
     assert long_ones(loop.statistics().callback_durations) == 3
 
 
-async def test_a_server_of_this_loop_is_still_one(loop):
-    """An echo works the same while it is measured."""
+async def test_an_echo_server_works_while_callbacks_are_measured(loop):
     loop.measure_callbacks()
 
     class Echo(asyncio.Protocol):
