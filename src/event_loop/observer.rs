@@ -1,7 +1,8 @@
-//! Tells the observer when the loop begins and ends to run something. The observer is the watchdog of the coro mode.
+//! Tells the observer when the loop starts to run something and when it has finished. The observer is the watchdog of the
+//! coro mode.
 //!
-//! At the start of a run, a loop asks whether its thread is observed (`Reactor::set_observed`). Loops in other threads
-//! pay nothing, because the bit for it is tested together with the bit for debug mode.
+//! At the start of a run, a loop asks whether its thread is observed (`Reactor::set_observed`). Loops in threads that are
+//! not observed pay nothing, because one test covers both this bit and the bit for debug mode.
 //!
 //! Everything except `install` belongs to the loop's thread. The observer is a table of functions, because its code
 //! lies in a room above this one.
@@ -12,7 +13,7 @@ use pyo3::prelude::*;
 
 use super::source::Deferred;
 
-/// What the loop runs.
+/// The kind of object that the loop runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A handle. The observer gets its callback.
@@ -31,7 +32,7 @@ pub(crate) struct Observer {
     pub(crate) end: fn(&Bound<'_, PyAny>, Kind) -> PyResult<()>,
     /// Called when the loop stops running in this thread.
     pub(crate) leave: fn(),
-    /// The queued entries with this function (coros) tell the observer themselves.
+    /// The function of queue entries that tell the observer themselves, which are the coros.
     pub(crate) own_entry: Deferred,
 }
 
@@ -56,7 +57,8 @@ pub(super) fn leave() {
     }
 }
 
-/// Whether queued entries with this function tell the observer themselves. A wrong false only costs time.
+/// Whether queue entries with this function tell the observer themselves. If this returns false by mistake, that only
+/// costs time.
 pub(super) fn is_own_entry(run: Deferred) -> bool {
     OBSERVER
         .get()
