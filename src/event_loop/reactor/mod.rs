@@ -227,7 +227,7 @@ impl Reactor {
             .descriptors_reached(|| self.descriptors.poller.lowest_free_fd())
     }
 
-    /// The limit that one more connection would exceed: that of connections, or that of descriptors.
+    /// The limit that one more connection would exceed: the limit of connections or the limit of descriptors.
     #[inline]
     pub(crate) fn connection_limit_reached(&self) -> Option<Reached> {
         self.limits

@@ -25,7 +25,7 @@ UPGRADE = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: x\r\n"
 
 
 class Outcome:
-    """What a connection would see of a stream that arrives in these pieces."""
+    """The requests, or the refusal, that a connection would find in a stream that arrives in these pieces."""
 
     def __init__(self, pieces: Iterable[bytes], **limits: int) -> None:
         from grapeshot.coro.wsgi._request import RequestError, RequestParser
