@@ -160,7 +160,7 @@ fn is_tls(transport: &Bound<'_, PyAny>) -> bool {
 }
 
 /// Whether native code may write to the transport and end it without calling its Python methods, because no method has
-/// been overridden.
+/// been replaced.
 /// Requires that `is_tls` has returned true for the object.
 #[inline]
 fn has_own_methods(transport: &Bound<'_, PyAny>) -> bool {

@@ -1,4 +1,4 @@
-//! The state of a loop: its parts, and what needs several of them.
+//! The state of a loop: its parts, and the operations that need several of them.
 //!
 //! Each part owns its state and does not know the reactor. The loop's Python object (`pyloop`) has one reactor, and
 //! `iteration` runs it.
@@ -168,7 +168,7 @@ impl Reactor {
         self.set_mode(mode::DEBUG, is_debug);
     }
 
-    /// Whether the observer learns what this loop runs.
+    /// Whether the observer is told of each step that this loop runs.
     pub(crate) fn is_observed(&self) -> bool {
         self.has_mode(mode::OBSERVED)
     }

@@ -119,7 +119,7 @@ impl Descriptors {
             .collect()
     }
 
-    /// Whether a descriptor is ready for which something waits. Asks the kernel, not the loop's poller.
+    /// Whether any descriptor that something waits for is ready. Asks the kernel, not the loop's poller.
     pub(super) fn is_any_ready(&self, py: Python<'_>) -> bool {
         readiness::is_any_ready(self.table.borrow().iter().map(|(fd, fd_use)| {
             let interest = match fd_use {
