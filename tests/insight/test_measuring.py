@@ -113,7 +113,7 @@ def test_delays_behind_another_callback(loop):
     loop.measure_callbacks()
 
     def schedule():
-        compute()  # this time is no delay for the callbacks, because they are scheduled after it
+        compute()  # does not delay the callbacks, because they are scheduled after it
         loop.call_soon(int)
         loop.call_soon(compute)
         loop.call_soon(int)

@@ -124,8 +124,8 @@ def test_cuts_change_nothing(seed: int) -> None:
             assert (cut.requests, bool(cut.status)) == (whole.requests, bool(whole.status)), (data, list(cuts))
 
 
-def test_a_header_value_is_no_request_line() -> None:
-    """Not even if the stream is cut so that it could be mistaken for one."""
+def test_a_header_value_is_not_a_request_line() -> None:
+    """A header value is not parsed as a request line, no matter where the stream is cut."""
     data = head("GET", "/x", "X: GET /x RTSP/1.0", "Y: a RTSP/1.0", "GET: / RTSP/1.0") + post(
         "Content-Length: 3", b"a:b"
     )
