@@ -486,8 +486,8 @@ impl Runtime {
         Ok(fiber)
     }
 
-    /// Evicts the stack that occupies the slot, and takes a block of memory for a new fiber. None if there is not enough
-    /// memory for one of the two.
+    /// Evicts the stack that occupies the slot, and takes a block of memory for a new fiber. None if there is not
+    /// enough memory for one of the two.
     fn clear_for_new(&self, shared: &SharedSlot) -> Option<*mut u8> {
         self.evict(shared)?;
         if self.fails_on_purpose() {

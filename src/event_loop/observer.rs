@@ -1,8 +1,8 @@
-//! Tells the observer when the loop starts to run something and when it has finished. The observer is the watchdog of the
-//! coro mode.
+//! Tells the observer when the loop starts to run something and when it has finished. The observer is the watchdog of
+//! the coro mode.
 //!
-//! At the start of a run, a loop asks whether its thread is observed (`Reactor::set_observed`). Loops in threads that are
-//! not observed pay nothing, because one test covers both this bit and the bit for debug mode.
+//! At the start of a run, a loop asks whether its thread is observed (`Reactor::set_observed`). Loops in threads that
+//! are not observed pay nothing, because one test covers both this bit and the bit for debug mode.
 //!
 //! Everything except `install` belongs to the loop's thread. The observer is a table of functions, because its code
 //! lies in a room above this one.

@@ -47,8 +47,8 @@ struct StepMonitor<'py, 'a> {
 }
 
 impl<'py, 'a> StepMonitor<'py, 'a> {
-    /// Called before the step of `what`. `kind` is None if the step tells the observer itself. `ready_ns` is the time at
-    /// which the step became ready; None means at the last poll.
+    /// Called before the step of `what`. `kind` is None if the step tells the observer itself. `ready_ns` is the time
+    /// at which the step became ready; None means at the last poll.
     fn begin(
         reactor: &'a Reactor,
         what: Bound<'py, PyAny>,

@@ -172,9 +172,9 @@ fn after_push(this: Tls<'_>, new_len: usize) -> PyResult<()> {
     flush(this)
 }
 
-/// Encrypts data that need not wait for other data, and passes it down. Returns the number of bytes that were encrypted.
-/// This is less than the length of the data if the inner transport became full, a callback has closed the connection, or
-/// the peer must send something first. The caller must have set ENCRYPTING.
+/// Encrypts data that need not wait for other data, and passes it down. Returns the number of bytes that were
+/// encrypted. This is less than the length of the data if the inner transport became full, a callback has closed the
+/// connection, or the peer must send something first. The caller must have set ENCRYPTING.
 fn encrypt_now(this: Tls<'_>, data: &[u8]) -> PyResult<usize> {
     let py = this.py();
     let mut sent = 0;

@@ -1,6 +1,6 @@
 //! The Python object of a transport: the header of `asyncio.BaseTransport`, the fields that every transport has, and a
-//! body for each kind of transport. This module creates such objects, lets the garbage collector traverse them, warns if
-//! a transport was left open, and frees them.
+//! body for each kind of transport. This module creates such objects, lets the garbage collector traverse them, warns
+//! if a transport was left open, and frees them.
 //!
 //! ```text
 //!   | object header | _extra |  weakrefs  dict  event_loop  |  body ...  |

@@ -232,8 +232,8 @@ class World(dict[str, Any]):
         return open(ends[index], "wb" if index else "rb", buffering=0)
 
     def finish(self) -> None:
-        """Close everything that is open, and create nothing more. An object that an example has broken may fail to close;
-        this is ignored.
+        """Close everything that is open, and create nothing more. An object that an example has broken may fail to
+        close; this is ignored.
         """
         self.is_over = True
         loop = self.get("loop")

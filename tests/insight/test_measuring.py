@@ -101,7 +101,7 @@ def test_switched_off_the_numbers_stay(loop):
     assert loop.statistics().callback_durations.count == 4
 
 
-def test_cancelled_handles_are_no_callbacks(loop):
+def test_cancelled_handles_do_not_count_as_callbacks(loop):
     loop.measure_callbacks()
     loop.call_soon(int).cancel()
     run(loop, compute)
@@ -137,7 +137,7 @@ def test_delays_of_timers(loop):
     assert delays.max_s >= BUSY_S - 0.001
 
 
-def test_delays_of_timers_by_a_clock_of_the_programs_own(loop):
+def test_delays_of_timers_by_a_clock_that_the_program_has_set(loop):
     loop.time = lambda: time.monotonic() / 2 - 1000
     loop.measure_callbacks()
     loop.call_later(0.001, loop.stop)

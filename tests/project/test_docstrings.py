@@ -1,4 +1,4 @@
-"""The examples in the docstrings of public modules give the results that they show. (They are part of the reference.)"""
+"""The examples in the docstrings of public modules, which the reference pages show, give the stated results."""
 
 from __future__ import annotations
 

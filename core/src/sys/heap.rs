@@ -8,8 +8,8 @@ use std::hint::black_box;
 /// not take physical memory.
 const FREED_LEN: usize = 1024 * 1024;
 
-/// Makes the process keep freed buffers of up to a megabyte each (2 MiB in all), instead of returning them to the system
-/// after every message.
+/// Makes the process keep freed buffers of up to a megabyte each (2 MiB in all), instead of returning them to the
+/// system after every message.
 ///
 /// glibc returns the top of its heap to the system as soon as 128 KiB are free there. For the next large buffer it
 /// gets the memory again, with one page fault per 4 KiB. That took half of the time of an echo of 100 KiB over

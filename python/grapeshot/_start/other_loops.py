@@ -62,7 +62,7 @@ def configure_uvicorn(arguments: list[str]) -> None:
 
 
 def watch() -> None:
-    """From now on, write a line to stderr for each class of loop that is not grapeshot's, when the first such loop runs.
+    """From now on, write a line to stderr for each class of loop that is not grapeshot's, when a first such loop runs.
 
     Every asyncio loop calls ``_set_running_loop`` when it starts and when it stops, so that function is replaced. Loops
     whose modules are imported later use the replacement, too.

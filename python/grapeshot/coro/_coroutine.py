@@ -184,8 +184,8 @@ class Coro(_core.Coro["_T_co"]):
         - ``slot``: the number of the shared stack that it uses, None if it has a stack of its own
         - ``bytes_used``: how many bytes of C stack it uses
         - ``frame_bytes``: how many bytes its Python frames take
-        - ``cpu_s``, ``steps``: its CPU time in seconds, and how often it ran. Both count from the moment when accounting
-          began and leave out the current run. They exist only with ``loop.set_cpu_accounting(True)``
+        - ``cpu_s``, ``steps``: its CPU time in seconds, and how often it ran. Both count from the moment when
+          accounting began and leave out the current run. They exist only with ``loop.set_cpu_accounting(True)``
 
         Raises:
             ScheduleError: called in another thread.

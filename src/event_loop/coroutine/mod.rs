@@ -13,8 +13,8 @@
 //!                          '------- another attempt --------+---> done: [ closed ]
 //!   throw() and close() lead from any state to [ closed ], and end the wait
 //! ```
-//! `collections.abc.Coroutine` recognizes the objects by their methods. A task runs their steps through `am_send`, and an
-//! `await` through `tp_iternext`. They have no frame, and only the loop's thread may use them.
+//! `collections.abc.Coroutine` recognizes the objects by their methods. A task runs their steps through `am_send`, and
+//! an `await` through `tp_iternext`. They have no frame, and only the loop's thread may use them.
 
 mod attributes;
 mod object;
@@ -50,8 +50,8 @@ pub(crate) trait Steps: Sized + 'static {
 
     /// Makes one attempt. `value` is the value that was sent to the coroutine, borrowed for the call.
     ///
-    /// `MustWait` contains the object to yield. This is either a waiter from `yield_waiter`, or, if the coroutine drives
-    /// another one, the object that the other one has yielded.
+    /// `MustWait` contains the object to yield. This is either a waiter from `yield_waiter`, or, if the coroutine
+    /// drives another one, the object that the other one has yielded.
     fn attempt(this: Coroutine<'_, Self>, value: *mut ffi::PyObject) -> PyResult<CoroutineStep<'_>>;
 
     /// Prepares the added fields for a new coroutine, which may reuse the memory of a coroutine that has ended.

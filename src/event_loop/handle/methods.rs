@@ -149,8 +149,8 @@ pub(super) fn describe_call(
         .extract()
 }
 
-/// The text that a handle shows once it is cancelled and has dropped its callback and arguments. None if the loop is not
-/// in debug mode, as in asyncio, or if the handle is already cancelled.
+/// The text that a handle shows once it is cancelled and has dropped its callback and arguments. None if the loop is
+/// not in debug mode, as in asyncio, or if the handle is already cancelled.
 #[inline]
 pub(super) fn text_if_cancelled(this: This<'_, HandleObject>) -> Option<Bound<'_, PyAny>> {
     with_critical_section(this, || {

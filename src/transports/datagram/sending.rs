@@ -1,8 +1,8 @@
 //! The write side. `sendto` sends a datagram at once, wherever it is called. Datagrams that the kernel does not take
 //! are queued until the socket is writable, under the control of the watermarks.
 //!
-//! Replies are not collected for one `sendmmsg`: measurements showed that this saves nothing, and errors would be reported
-//! later than asyncio reports them.
+//! Replies are not collected for one `sendmmsg`: measurements showed that this saves nothing, and errors would be
+//! reported later than asyncio reports them.
 
 use std::io;
 
@@ -74,8 +74,8 @@ enum Sent {
     Failed(PyErr),
 }
 
-/// `sendto(data, addr)`. Err is for wrong arguments, for exceptions that the protocol's `error_received` raises, and for
-/// exceptions that must leave the loop.
+/// `sendto(data, addr)`. Err is for wrong arguments, for exceptions that the protocol's `error_received` raises, and
+/// for exceptions that must leave the loop.
 #[inline]
 pub(super) fn send_to(this: Datagram<'_>, data: &Bound<'_, PyAny>, to: &Bound<'_, PyAny>) -> PyResult<()> {
     let data = Data::new(data)?;

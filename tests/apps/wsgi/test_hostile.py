@@ -178,7 +178,7 @@ def test_chunk_headers_and_trailers_are_limited_after_the_answer(name: str) -> N
 
 
 @pytest.mark.parametrize("size", [b"1", b"00000001", b"1;a=b"])
-def test_small_chunks_are_no_abuse(size: bytes) -> None:
+def test_small_chunks_are_not_treated_as_abuse(size: bytes) -> None:
     body = b"x" * 30_000
     chunks = b"".join(b"%b\r\n%c\r\n" % (size, octet) for octet in body)
     with Served(echo) as served, Wire(served.port) as wire:

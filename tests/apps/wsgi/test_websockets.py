@@ -210,7 +210,7 @@ def test_frames_right_behind_the_request(served: Served) -> None:
         assert wire.exactly(4) == b"\x81\x02hi"
 
 
-def test_a_request_that_is_no_websocket(served: Served) -> None:
+def test_a_request_that_is_not_a_websocket(served: Served) -> None:
     with Wire(served.port) as wire:
         assert wire.get("/", "Connection: Upgrade", "Upgrade: h2c").status == 200
         assert wire.get("/").status == 200

@@ -391,8 +391,8 @@ def test_signal_interrupts_the_main_thread():
 
 
 def test_storm_over_one_lock():
-    """Coros of two loops and real threads take one lock, with timeouts and interruptions. Only one of them holds it at a
-    time, and no wake-up is lost.
+    """Coros of two loops and real threads take one lock, with timeouts and interruptions. Only one of them holds it at
+    a time, and no wake-up is lost.
     """
     lock = make("thread_lock")
     inside = [0]

@@ -13,8 +13,8 @@ from transports.tcp.socket_pairs import arrived, finish, unix_pair
 
 
 def run_step(loop, step):
-    """Call step(transport) in a callback of a run. Return the data that the peer has received when the run ends, and the
-    exception that the run raised.
+    """Call step(transport) in a callback of a run. Return the data that the peer has received when the run ends, and
+    the exception that the run raised.
     """
     transport, protocol, peer = loop.run_until_complete(unix_pair(loop))
     caught = None
