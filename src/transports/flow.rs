@@ -50,7 +50,7 @@ impl Watermarks {
         (self.low.get(), self.high.get())
     }
 
-    /// Sets the watermarks, with asyncio's default for each one that is None. ValueError unless high >= low >= 0.
+    /// Sets the watermarks, with asyncio's defaults for those that are None. ValueError unless high >= low >= 0.
     pub(crate) fn set(&self, high: Option<i64>, low: Option<i64>) -> PyResult<()> {
         let high = match (high, low) {
             (Some(high), _) => high,
