@@ -1,4 +1,4 @@
-"""What all measured servers share: their options, their listening socket, and the line that announces them."""
+"""The parts that all measured servers share: options, the listening socket, and the line that announces a server."""
 
 from __future__ import annotations
 

@@ -1,19 +1,24 @@
-"""The rule that decides a row, from runs that alternated: pairs of one run of grapeshot and one of a peer, both of the
-same round. `ahead`: the confidence interval of the median of the pairs' ratios lies wholly below 1. `behind`: it lies
-wholly above. Everything else is `equal`, also where the two medians themselves point the other way, as they can where a
-loop is sometimes fast and sometimes slow. There is no margin beside the interval.
+"""The rule that says whether grapeshot is ahead of a peer in a row, equal to it, or behind it.
+
+The runs of the loops alternate. A pair consists of one run of grapeshot and one run of the peer, both from the same
+round. The row is `ahead` if the whole confidence interval of the median of the pairs' ratios lies below 1, and `behind`
+if it lies above 1. All other rows are `equal`. A row is also equal if the medians of the two loops point in the other
+direction than the interval, which can happen if a loop is sometimes fast and sometimes slow. The rule needs no further
+margin.
 
 The interval is the percentile interval of the bootstrap (Efron and Tibshirani, An Introduction to the Bootstrap, 1993,
 chapter 13): the middle 95 % of the medians of all samples that can be drawn from the ratios with replacement. The
-distribution of such a median is known in closed form (Efron, Annals of Statistics 7, 1979, section 3), so nothing is
-drawn: the same ratios always give the same interval, and it needs neither a seed nor a library. BCa is no choice for a
-median: it takes its acceleration from the jackknife, which is inconsistent for medians (the book, section 11.6).
+distribution of such a median is known in closed form (Efron, Annals of Statistics 7, 1979, section 3), so no samples
+are actually drawn: the same ratios always give the same interval, without a seed and without a library. The variant BCa
+cannot be used for a median, because it takes its acceleration from the jackknife, which is inconsistent for medians
+(section 11.6 of the book).
 
-The limits are ratios that were measured: the 4th lowest and the 4th highest of 15. Whatever the distribution of the
-noise, 96.5 % of all measurements have the true median between them (as for the sign test), so beside a peer that needs
-exactly the same a row is called ahead in 1.8 % of them, and behind in as many. Nothing is corrected for the number of
-rows: of 80 rows with one peer, in which neither is faster, about three are not called equal; several peers that are all
-as fast make `behind` likelier, and `ahead` less likely. Of five runs even the range misses the median in 6 %.
+The limits of the interval are measured ratios: with 15 runs, the 4th lowest and the 4th highest. For any distribution
+of the noise, the true median lies between them in 96.5 % of all measurements (as with the sign test). So if a peer is
+exactly as fast, a row is called ahead in 1.8 % of all measurements, and behind in another 1.8 %. There is no correction
+for the number of rows: of 80 rows with one equally fast peer, about three are not called equal. If several peers are
+equally fast, `behind` becomes more likely and `ahead` less likely. With five runs, even the range of all ratios misses
+the true median in 6 % of all measurements.
 """
 
 from __future__ import annotations
@@ -45,11 +50,11 @@ class Interval:
 
 @functools.cache
 def _first(runs: int) -> int:
-    """Which of the ordered numbers is the lower limit, counted from 0; the upper one is as far from the other end.
+    """Return the index of the lower limit among the sorted numbers. The upper limit is equally far from the other end.
 
-    The median of a sample drawn with replacement is at most the k-th number if at least half of what was drawn is. Of
-    an even number of runs this is the lower of the two middle ones, and so the upper one at the other end: a little
-    wider than the interval of their mean.
+    The median of a sample drawn with replacement is at most the k-th number if at least half of the sample is. For an
+    even number of runs, this uses the lower of the two middle numbers for the lower limit, and the upper one for the
+    upper limit. The interval is then a little wider than the interval of their mean.
     """
     half = (runs + 1) // 2
     for k in range(1, half):
@@ -62,15 +67,17 @@ def _first(runs: int) -> int:
 
 
 def interval(taken: Sequence[float]) -> Interval:
-    """The interval of the median of these numbers, of which there is at least one."""
+    """The interval of the median of these numbers. There must be at least one number."""
     ordered = sorted(taken)
     first = _first(len(ordered))
     return Interval(ordered[first], statistics.median(ordered), ordered[-1 - first])
 
 
 def ratios(pairs: Sequence[Pair]) -> list[float]:
-    """Nothing is a multiple of a number below zero, as the start of a process can be, which is a difference. To be fair
-    to the peer such a pair counts as if grapeshot needed infinitely more.
+    """Return grapeshot's number divided by the peer's, for each pair.
+
+    A number that is itself a difference (such as the time to start a process) can be zero or negative, and cannot be
+    divided by. To be fair to the peer, such a pair counts as if grapeshot needed infinitely more.
     """
     return [own / other if other > 0 else math.inf for own, other in pairs]
 

@@ -1,8 +1,8 @@
-"""Who is ahead of whom in a comparison in short (`digest.py`): the best peer, bounds, and how many rows are ahead.
+"""The verdicts of a short comparison (`digest.py`): the verdict of each row, its best peer, its bounds, and counts.
 
-`intervals.py` has the rule for one peer. Every peer of a row is judged by that rule, so that no peer is chosen by the
-numbers that it is then judged by: the row is ahead if grapeshot is ahead of every peer, and behind if it is behind any
-of them.
+`intervals.py` has the rule for one peer. A row is ahead if grapeshot is ahead of every peer by that rule, and behind if
+it is behind any of them. The rule is applied to every peer, because choosing one peer first would use the same numbers
+to choose the peer and to judge it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Outcome = dict[str, Any]
 
 
 def number(outcome: Outcome, loop: str, metric: str | None = None) -> Interval | None:
-    """A loop's number with its interval, None if it is not there. Without a metric: the one that counts."""
+    """A loop's number with its interval, None if it was not measured. The default metric is the compared one."""
     found = outcome["numbers"].get(loop, {}).get(metric or outcome["metric"])
     return Interval(*found) if found else None
 
 
 def median(outcome: Outcome, loop: str, metric: str | None = None) -> float | None:
-    """The median alone, which is there for more than the number that counts."""
+    """A loop's median for a metric. Metrics that are not compared have a median but no interval."""
     found = outcome["numbers"].get(loop, {}).get(metric or outcome["metric"])
     if isinstance(found, list):
         return float(found[1])
@@ -62,8 +62,8 @@ def standing(outcome: Outcome) -> str:
 
 
 def best_peer(outcome: Outcome) -> str | None:
-    """The peer that decides the row: of those beside which grapeshot stands as in the row, the one to which its median
-    ratio is highest.
+    """The peer that the row's verdict depends on: among all peers with the same verdict as the row, it has the highest
+    ratio.
     """
     found, word = beside(outcome), standing(outcome)
     deciding = {peer: outcome["ratios"][peer]["interval"][1] for peer in found if found[peer] == word}

@@ -183,14 +183,13 @@ def summary(result: dict[str, Any]) -> str:
     standings = count(result["cases"])
     if not standings:
         return "Nothing was compared."
-    few = f"enough runs for a verdict, which takes {LEAST_PAIRS} pairs of runs"
+    few = f"enough runs for a verdict, which needs at least {LEAST_PAIRS} pairs of runs"
     beside = {"ahead": "ahead of every peer", "equal": "equal", "behind": "behind a peer"}
     parts = ", ".join(f"{beside[word]} in {standings[word]}" for word in STANDINGS if standings[word])
-    with_peers = f"the {standings.total()} rows that have a peer"
     if not parts:
-        return f"None of {with_peers} has {few}."
-    said = f"Of {with_peers}, {OURS} is {parts}."
-    return f"{said} The other {standings[TOO_FEW]} do not have {few}." if standings[TOO_FEW] else said
+        return f"No row with a peer has {few}. (Rows with a peer: {standings.total()}.)"
+    said = f"Of the {standings.total()} rows that have a peer, {OURS} is {parts}."
+    return f"{said} The others ({standings[TOO_FEW]}) do not have {few}." if standings[TOO_FEW] else said
 
 
 def separate_parts(result: dict[str, Any]) -> str:
@@ -222,8 +221,8 @@ RULE = (
     "Each number is the median of its runs, ± half of its 95 % interval. Ratios are calculated run by run, and the "
     "95 % interval of their median is in brackets. Below 1, grapeshot needs less than the peer. A row is ahead only "
     "if the whole interval is below 1 for every peer, behind if it is above 1 for any peer, and otherwise equal. "
-    f"Fewer than {LEAST_PAIRS} runs give no verdict, because the interval of few runs is about their whole range. The "
-    "best peer is the peer that decides the row."
+    f"Fewer than {LEAST_PAIRS} runs give no verdict, because their interval would cover nearly all of the measured "
+    "values. The best peer is the one that this verdict depends on."
 )
 
 

@@ -21,7 +21,7 @@ Function = Callable[..., Any]
 
 
 class Style(Protocol):
-    """What every style has."""
+    """The functions that every style provides."""
 
     # Runs a program in a cooperative thread and waits until it returns.
     run: Function

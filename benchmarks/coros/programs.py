@@ -20,7 +20,7 @@ from benchmarks.coros import across, memory
 from benchmarks.coros.rounds import Stopwatch, Taken, measure
 from benchmarks.coros.styles import STYLES, Function, Style
 
-# Runs one round in a thread of the style, and returns what it took.
+# Runs one round in a thread of the style, and returns its cost.
 Round = Callable[[Style], Taken]
 
 THREADS = 1000

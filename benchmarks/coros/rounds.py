@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass
 class Taken:
-    """What one round took."""
+    """The measured cost of one round."""
 
     cpu_ns: int
     operations: int

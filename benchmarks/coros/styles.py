@@ -22,9 +22,9 @@ Function = Callable[..., Any]
 
 
 class Style(Protocol):
-    """What every style has."""
+    """The functions that every style provides."""
 
-    # Runs a program to its end, along with what it started.
+    # Runs a program to its end, along with the threads that it started.
     run: Function
     # spawn(function, *arguments): starts a thread, which begins to run when the caller yields.
     spawn: Function

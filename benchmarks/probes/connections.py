@@ -52,8 +52,8 @@ async def tcp(loop: Any) -> None:
 async def transport_types(loop: Any) -> None:
     _, transport, _ = await exchange(loop)
     sock = transport.get_extra_info("socket")
-    assert isinstance(transport, asyncio.Transport), f"{type(transport).__name__} is no asyncio.Transport"
-    assert isinstance(sock, asyncio.trsock.TransportSocket), f"{type(sock).__name__} is no TransportSocket"
+    assert isinstance(transport, asyncio.Transport), f"{type(transport).__name__} is not an asyncio.Transport"
+    assert isinstance(sock, asyncio.trsock.TransportSocket), f"{type(sock).__name__} is not a TransportSocket"
 
 
 @probe

@@ -29,7 +29,7 @@ from benchmarks.probes import (
 @probe
 async def timer_handles(loop: Any) -> None:
     handle = loop.call_later(0, int)
-    assert isinstance(handle, asyncio.TimerHandle), f"{type(handle).__name__} is no TimerHandle"
+    assert isinstance(handle, asyncio.TimerHandle), f"{type(handle).__name__} is not a TimerHandle"
     order: list[int] = []
     loop.call_later(0.01, order.append, 2)
     loop.call_later(-1, order.append, 0)

@@ -62,7 +62,7 @@ struct Frame {
     kind: Kind,
 }
 
-/// What comes next in a container: an item of an array, a key of a map, or the value of the last key.
+/// The role of the next object in a container: an item of an array, a key of a map, or the value of the last key.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Item,
@@ -86,7 +86,7 @@ impl Frame {
     }
 }
 
-/// The kinds of keys, by what a peer can do with them.
+/// The kinds of keys, which differ in the damage that a peer can do with them.
 enum Key {
     /// A peer can predict its hash. Its steps are counted.
     Integer { is_negative: bool, magnitude: u64 },

@@ -133,7 +133,7 @@ mod tests {
     #[test]
     fn probes_of_taken_slots_are_counted() {
         // Once all bits of a hash are shifted out, the slot after `slot` is 5 * slot + 1. The first keys take half of
-        // 4096 slots in that order. The keys after them find all slots taken that their own bits lead to.
+        // 4096 slots in that order. For the later keys, all slots that their own bits lead to are then taken.
         let (size, taken) = (4096_u64, 2048);
         let mut probing = Probing::default();
         let mut slots = vec![EMPTY; 4096];

@@ -1,9 +1,9 @@
-//! What a native function returns to CPython: an object, or the error that becomes the exception.
+//! The result type of native functions that CPython calls: an object, or the error that is raised as an exception.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyNone};
 
-/// An owned reference to the object that the caller gets, or the error that it sees as an exception.
+/// An owned reference to the object that the Python caller gets, or the error that is raised there as an exception.
 pub(crate) type ObjectResult<'py> = PyResult<Bound<'py, PyAny>>;
 
 /// None, as a method's result.

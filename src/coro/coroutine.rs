@@ -88,9 +88,10 @@ pub(super) struct CoroObject {
     pub(super) is_unseen: Cell<bool>,
     /// The exception notifier has received that exception.
     pub(super) is_notified: Cell<bool>,
-    /// How many I/O operations the coro has completed without a wait since it was last resumed. After `max_acts` of
-    /// them it yields; there 0 stands for the thread's limit, and any other number is the limit plus 1.
+    /// How many I/O operations the coro has completed without a wait since it was last resumed. When the limit is
+    /// reached, the coro yields.
     pub(super) acts: Cell<u16>,
+    /// The coro's own limit for `acts` plus 1, or 0 for the limit of the thread.
     pub(super) max_acts: Cell<u16>,
     /// The depth of nested deallocations on its stack (`binding::deallocation`).
     pub(super) dealloc_depth: Cell<u32>,

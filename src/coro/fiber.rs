@@ -70,8 +70,8 @@ impl SharedSlot {
     }
 }
 
-/// Writes which coro has used up its stack. Runs in a signal handler, in the thread that has the fault. So the coro in
-/// the slot is the running one, and this function may only read memory.
+/// Writes the name of the coro whose stack has overflowed. Runs in a signal handler, in the thread in which the fault
+/// occurred. So the coro in the slot is the running one, and this function may only read memory.
 pub(super) unsafe fn describe_overflow(owner: *const c_void, message: &mut FaultMessage) {
     // SAFETY: the owner is a slot that lives as long as its stack is in use; its occupant is the fiber of a live coro.
     unsafe {

@@ -39,11 +39,11 @@ pub(super) struct Pulse {
     pub(super) is_unwatched: AtomicBool,
     /// The thread state (`PyThreadState`) during the current run.
     pub(super) thread: AtomicPtr<ffi::PyThreadState>,
-    /// What the watchdog saw when it reported the run.
+    /// The watchdog's findings when it reported the run.
     found: Mutex<Option<Found>>,
 }
 
-/// What kind of object runs. Kept in the lowest bits of the object's address.
+/// The kind of the object that runs. Kept in the lowest bits of the object's address.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Subject {
     Coro = 0,
@@ -53,7 +53,7 @@ pub(super) enum Subject {
     Source = 2,
 }
 
-/// What the watchdog saw when it reported a run.
+/// The watchdog's findings when it reported a run.
 pub(super) struct Found {
     pub(super) since_ns: u64,
     pub(super) after_ns: u64,

@@ -161,7 +161,7 @@ fn dealloc_depth() -> *const Cell<u32> {
     match current {
         // SAFETY: the running coro is kept by the runtime's table.
         Ok(object) if !object.is_null() => unsafe { &raw const (*object.cast::<CoroObject>()).dealloc_depth },
-        // Err: the thread ends.
+        // Err: the thread is ending and has already destroyed its thread-local variables.
         Ok(_) | Err(_) => ptr::null(),
     }
 }
@@ -210,7 +210,7 @@ impl Runtime {
         (!object.is_null()).then(|| unsafe { This::new(py, object) })
     }
 
-    /// New references to the coros between their start and their end.
+    /// New references to all coros that have started and not ended.
     pub(super) fn live<'py>(&self, py: Python<'py>) -> Vec<Bound<'py, PyAny>> {
         let live = self.live.borrow();
         live.iter()
@@ -379,7 +379,7 @@ impl Runtime {
         let fiber = unsafe { &mut *occupant };
         let len_bytes = fiber.used_len();
         let saved = self.pool.borrow_mut().take(len_bytes)?;
-        // SAFETY: the stack is suspended in place; its frames are relinked while it still is.
+        // SAFETY: the stack is suspended in its slot, and its frames are relinked before it leaves the slot.
         unsafe {
             fiber.innermost = fiber.state.innermost();
             let start = pystate::first_frame(occupant.cast(), size_of::<Fiber>());
@@ -421,7 +421,7 @@ impl Runtime {
         let shared = Rc::as_ptr(&fiber.slot);
         // SAFETY: the fiber keeps its slot.
         let shared = unsafe { &*shared };
-        // A stack of its own is never evicted.
+        // The stack of a coro that has its own slot is never evicted.
         if coro.has_own_stack.get() || shared.occupant.get() == pointer {
             // SAFETY: the stack is suspended in its place.
             unsafe { fiber.state.instrument(coro.py())? };
@@ -486,8 +486,8 @@ impl Runtime {
         Ok(fiber)
     }
 
-    /// Evicts the stack that occupies the slot, and takes a block of memory for a new fiber. None if memory is missing
-    /// for either.
+    /// Evicts the stack that occupies the slot, and takes a block of memory for a new fiber. None if there is not
+    /// enough memory for one of the two.
     fn clear_for_new(&self, shared: &SharedSlot) -> Option<*mut u8> {
         self.evict(shared)?;
         if self.fails_on_purpose() {

@@ -1,4 +1,4 @@
-//! `Slots`: which slot a new coro of a thread gets.
+//! `Slots`: assigns a slot to each new coro of a thread.
 //!
 //! ```text
 //!   at the start                                     after set_stack_slots(3)

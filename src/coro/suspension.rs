@@ -161,7 +161,7 @@ pub(super) unsafe fn wait_in_steps<S, F>(kept: S, step: F) -> *mut ffi::PyObject
 where
     F: Fn(Python<'static>, &mut S, Option<Outcome<'static>>) -> PyResult<Progress<Bound<'static, PyAny>>>,
 {
-    /// What to do next. Two words are returned in registers, so they take no room on the stack of a coro that waits.
+    /// The next action. Two words are returned in registers, so they take no room on the stack of a coro that waits.
     struct Next {
         /// The field that receives the coro's stack pointer; None: the call is over.
         sp_place: Option<NonNull<usize>>,

@@ -50,7 +50,7 @@ struct Word {
     before: usize,
 }
 
-/// What is known in this thread about the use of pybind11.
+/// The state of the search for pybind11's variables in this thread.
 pub(super) struct Search {
     /// The lengths of the two dicts when they were last searched.
     dict_lens: Cell<(ffi::Py_ssize_t, ffi::Py_ssize_t)>,

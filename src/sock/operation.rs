@@ -17,9 +17,9 @@ use crate::event_loop::progress::{Attempt, CoroutineStep, Progress, WaitReason};
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::{waiter, watching};
 
-/// The fields that an operation has in addition to those that every coroutine has. Of the common fields, `subject` is
-/// the socket, `first` is the number of bytes, the buffer or the data, and `second` is a further argument or an object
-/// that is kept between the steps.
+/// The additional fields of a socket operation. Of the fields that every coroutine has, `subject` is the socket,
+/// `first` is the number of bytes, the buffer or the data, and `second` is a further argument or an object that is kept
+/// between the steps.
 pub(super) struct SocketSteps {
     /// The exported buffer of the data that is being sent; null if there is none.
     pub(super) view: Cell<*mut ffi::Py_buffer>,

@@ -60,8 +60,8 @@ impl Kind {
     }
 }
 
-/// The fields that a stream's coroutine has in addition to those that every coroutine has. Of the common fields,
-/// `subject` is the reader or writer, and `first` is the argument.
+/// The additional fields of a stream's coroutine. Of the fields that every coroutine has, `subject` is the reader or
+/// writer, and `first` is the argument.
 pub(super) struct StreamSteps {
     /// asyncio's coroutine that does the rest; empty while native code does the work.
     inner: ObjectCell,

@@ -55,7 +55,7 @@ bitflags::bitflags! {
     struct Flags: u16 {
         /// The application has called `close()` or `abort()`, or the connection is gone.
         const CLOSED = 1;
-        /// `pause_reading()` of the application is in force.
+        /// The application has called `pause_reading()` and not yet `resume_reading()`.
         const APP_PAUSED = 1 << 1;
         /// We have paused the inner transport: too much ciphertext is waiting.
         const INNER_PAUSED = 1 << 2;
@@ -133,7 +133,7 @@ struct TlsBody {
     records: Cell<usize>,
     /// An upper bound of the bytes of plaintext in these records.
     capacity: Cell<usize>,
-    /// The number of bytes that each record has at least in addition to its plaintext.
+    /// The smallest number of bytes that a record has in addition to its plaintext.
     overhead_len: Cell<usize>,
     /// The amount of ciphertext that has come after our `close_notify`, in bytes.
     discarded_len: Cell<usize>,
@@ -159,7 +159,8 @@ fn is_tls(transport: &Bound<'_, PyAny>) -> bool {
     transport.get_type_ptr() == TLS_TYPE.load(Ordering::Relaxed)
 }
 
-/// Whether native code may write to and end the transport directly: its methods for that have not been replaced.
+/// Whether native code may write to the transport and end it without calling its Python methods, because no method has
+/// been replaced.
 /// Requires that `is_tls` has returned true for the object.
 #[inline]
 fn has_own_methods(transport: &Bound<'_, PyAny>) -> bool {

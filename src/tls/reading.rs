@@ -85,8 +85,8 @@ pub(super) fn feed(this: Tls<'_>, data: &[u8]) -> PyResult<()> {
     this.engine.feed(this.py(), data)
 }
 
-/// Estimates the number of records anew after the handshake, during which OpenSSL has read some records of those that
-/// were counted.
+/// Estimates the number of unread records again after the handshake, because OpenSSL has read some of the counted
+/// records during the handshake.
 pub(super) fn recount(this: Tls<'_>) -> PyResult<()> {
     let unread_len = this.engine.unread_len(this.py())?;
     let whole_len = unread_len.saturating_sub(this.framing.get().partial_len());

@@ -22,7 +22,7 @@ pub(super) fn close(this: Tls<'_>) -> PyResult<()> {
     }
     this.flags.set(Flags::CLOSED);
     if this.state.get() == State::Flushing && this.flags.has(Flags::INNER_EOF) {
-        // The stream has ended, and only data is left that the application, which has paused reading, has not got yet.
+        // The stream has ended. The application has paused reading, and must still get the data that is left.
         this.state.set(State::Shutdown);
         return shut_down(this);
     }

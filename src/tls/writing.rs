@@ -17,7 +17,7 @@ use crate::event_loop::reactor::flush_policy::{self, Flushable};
 use crate::transports::flow;
 use crate::transports::outgoing::Data;
 
-/// The length of a full record's plaintext in bytes. Smaller writes are joined up to this length.
+/// The length of a full record's plaintext in bytes. Smaller writes are joined into records of up to this length.
 const RECORD_LEN: usize = 16 * 1024;
 /// The amount of plaintext to encrypt before the ciphertext is passed down, so that backpressure of the inner transport
 /// is noticed in time.
@@ -65,9 +65,9 @@ impl Flushable for TlsObject {
     }
 }
 
-/// Encrypts and sends all collected plaintext, held or corked. Does nothing if there is none, so that messages of TLS
-/// itself stay: an error in sending them must not come before the data that was received together with the end of the
-/// handshake.
+/// Encrypts and sends all collected plaintext, held or corked. If there is none, this does not send the messages of TLS
+/// itself either: an error in sending them would reach the application before the data that was received together with
+/// the end of the handshake.
 pub(super) fn send_collected(this: Tls<'_>) -> PyResult<()> {
     if this.state.get() == State::Open && !this.backlog.is_empty() {
         return flush(this);
@@ -153,8 +153,8 @@ fn must_wait(this: Tls<'_>) -> bool {
         || !this.backlog.is_empty()
 }
 
-/// False after the end of the connection, where a write is ignored; from the sixth such write on, each logs a warning,
-/// as in asyncio.
+/// Returns false after the end of the connection. The caller then ignores the write. From the sixth such write on, each
+/// write logs a warning, as in asyncio.
 #[inline]
 fn may_write(this: Tls<'_>) -> PyResult<bool> {
     if !matches!(this.state.get(), State::Flushing | State::Shutdown | State::Over) {
@@ -173,8 +173,8 @@ fn after_push(this: Tls<'_>, new_len: usize) -> PyResult<()> {
 }
 
 /// Encrypts data that need not wait for other data, and passes it down. Returns the number of bytes that were
-/// encrypted; it is less than all if the inner transport became full, a callback has closed the connection, or the peer
-/// must send something first. The caller must have set ENCRYPTING.
+/// encrypted. This is less than the length of the data if the inner transport became full, a callback has closed the
+/// connection, or the peer must send something first. The caller must have set ENCRYPTING.
 fn encrypt_now(this: Tls<'_>, data: &[u8]) -> PyResult<usize> {
     let py = this.py();
     let mut sent = 0;

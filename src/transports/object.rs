@@ -1,6 +1,6 @@
 //! The Python object of a transport: the header of `asyncio.BaseTransport`, the fields that every transport has, and a
 //! body for each kind of transport. This module creates such objects, lets the garbage collector traverse them, warns
-//! about those that were left open, and frees them.
+//! if a transport was left open, and frees them.
 //!
 //! ```text
 //!   | object header | _extra |  weakrefs  dict  event_loop  |  body ...  |
@@ -54,7 +54,7 @@ pub(crate) trait Body: Sized {
     /// The protocol and its callbacks.
     fn calls(&self) -> &ProtocolCalls;
 
-    /// The cells with the other references of the body, except those that `traverse_rest` reports.
+    /// The cells with the other references of the body, except the references that `traverse_rest` reports.
     fn cells(&self) -> impl IntoIterator<Item = &ObjectCell>;
 
     /// The same as `NativeType::traverse_rest`, for the body.
@@ -68,11 +68,11 @@ pub(crate) trait Body: Sized {
     /// Called when the object is being freed, after `close`.
     fn on_freed(_: &TransportObject<Self>) {}
 
-    /// Drops the references that can be part of a cycle, except those of `calls`. The references that `close` needs
-    /// stay.
+    /// Drops the references that can be part of a cycle, except the references in `calls`. The references that `close`
+    /// needs stay.
     fn clear(&self, py: Python<'_>);
 
-    /// Drops all references except those of `calls`, before the body itself is dropped.
+    /// Drops all references except the ones in `calls`, before the body itself is dropped.
     fn release(&self, py: Python<'_>) {
         self.clear(py);
         for cell in self.cells() {
@@ -390,7 +390,7 @@ pub(crate) fn check_thread<B: Body>(this: This<'_, TransportObject<B>>) -> PyRes
     }
 }
 
-/// Logs a change of the transport's state: as an I/O event if those are logged, and in debug mode. `format` is the
+/// Logs a change of the transport's state in debug mode, or if I/O events are logged. `format` is the
 /// message, with `%r` for the transport.
 pub(crate) fn log_change<B: Body>(this: This<'_, TransportObject<B>>, format: &str) -> PyResult<()> {
     this.reactor().probe.log_event(this.py(), Mode::LOG_IO, || {

@@ -382,8 +382,8 @@ impl ProtocolCalls {
         result
     }
 
-    /// Calls `protocol.<name>(*args)` in the context. For calls that are rare: those made once per connection and those
-    /// of flow control.
+    /// Calls `protocol.<name>(*args)` in the context. Only for rare calls, which are made once per connection or by
+    /// flow control.
     pub(crate) fn call<'py>(
         &self,
         py: Python<'py>,

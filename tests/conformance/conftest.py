@@ -1,4 +1,4 @@
-"""Add to the summary of a run which loop the conformance tests ran on, or why they did not run."""
+"""The summary of a test run says which loop the conformance tests ran on, or why they did not run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Programs of test_scale.py, each run in its own process: many coros at once, and what they leave behind. Prints JSON.
+"""Programs that test_scale.py runs in separate processes: many coros at once, and the memory that stays in use after
+them. The results are printed as JSON.
 
 python tests/coro/scale.py sleepers 100000
 python tests/coro/scale.py suspended 40000
@@ -50,7 +51,7 @@ def sleepers(count: int) -> dict[str, Any]:
     def outer(number: int) -> int:
         return middle(number, due)
 
-    # No coro may be due before all of them sleep, so the last one sets the time.
+    # No coro may wake before all of them sleep, so all sleep for an hour. The interruptions below end them.
     due = coro.now() + 3600.0
     threads = [coro.spawn(outer, number) for number in range(count)]
     while len(asleep) < count:
@@ -63,7 +64,7 @@ def sleepers(count: int) -> dict[str, Any]:
     coro.yield_slice()
     interrupted = sum(thread.done() for thread in threads)
     threads = []
-    # The same, with timers that are due.
+    # The same, but now the timers expire.
     asleep.clear()
     due = coro.now() + 0.5
     threads = [coro.spawn(outer, number) for number in range(count)]

@@ -74,7 +74,7 @@ def test_asyncio_sees_no_running_loop(script):
     assert run_both(path).stdout == "None main\nNone thread\n"
 
 
-def test_waits_for_threads_that_are_no_daemons(script):
+def test_waits_for_threads_that_are_not_daemons(script):
     path = script(
         """
         import threading, time, sys

@@ -486,7 +486,7 @@ def test_coros_end_at_the_exit():
     assert lines.index("third") < lines.index("exit") < min(lines.index("first"), lines.index("second"))
 
 
-def test_coros_that_were_never_run_and_those_that_refuse_at_the_exit():
+def test_coros_that_never_ran_and_coros_that_refuse_to_end_at_exit():
     status, out, err = run_to_exit("""
         coro.spawn(print, "never")
         def refuse():

@@ -1,4 +1,4 @@
-"""What `help()`, completion, tracebacks and pickles show of public names, native or not.
+"""Public names, native or not, in `help()`, completion, tracebacks and pickles.
 
 `tests/project/test_stubs.py` checks that the signatures equal the ones in `_core.pyi`.
 """

@@ -119,7 +119,7 @@ def test_sleepers_wake_in_the_order_of_their_deadlines():
 
 
 def test_coros_tasks_and_callbacks_that_are_due_together_take_turns():
-    """Timers of all kinds with one deadline run in the order in which they were set."""
+    """Timers of the same kind that share a deadline run in the order in which they were set."""
     order = []
 
     async def main():
@@ -151,7 +151,7 @@ def test_coros_tasks_and_callbacks_that_are_due_together_take_turns():
 
     grapeshot.run(main())
     assert sorted(order) == list(range(300))
-    # A callback runs when it is due, a coro or a future's callback in the next iteration.
+    # A callback runs as soon as it is due. A coro, and the callback of a future, run in the next iteration.
     assert [number for number in order if number % 3 == 1] == list(range(1, 300, 3))
     assert [number for number in order if number % 3 != 1] == [number for number in range(300) if number % 3 != 1]
 
@@ -206,7 +206,7 @@ def test_sleeps_that_were_cut_short_keep_nothing_alive():
     assert coro.run(main) == 0
 
 
-def test_sleeps_follow_a_clock_of_the_programs_own():
+def test_sleeps_follow_a_clock_that_the_program_has_set():
     """As with asyncio's sleeps, the coro's timer is one of the loop's timers."""
 
     async def main():
@@ -247,7 +247,7 @@ def full():
 
 @pytest.mark.parametrize("ahead_s", [-1e6, 1e6])
 @pytest.mark.parametrize("way", LIMITED)
-def test_limits_follow_a_clock_of_the_programs_own(way, ahead_s):
+def test_limits_follow_a_clock_that_the_program_has_set(way, ahead_s):
     async def main():
         loop = asyncio.get_running_loop()
         now = loop.time() + ahead_s
@@ -268,7 +268,7 @@ def test_limits_follow_a_clock_of_the_programs_own(way, ahead_s):
     grapeshot.run(main())
 
 
-def test_a_wait_for_several_follows_a_clock_of_the_programs_own():
+def test_a_wait_for_several_follows_a_clock_that_the_program_has_set():
     """The loop's clock also measures the time that is left."""
 
     async def main():

@@ -1,9 +1,9 @@
 """One transport on one kind of loop, driven step by step, and the log of what its protocol and its caller see.
 
 Two models that take the same steps, on asyncio's loop and on grapeshot's, must have the same log. After each step the
-loop runs until nothing happens any more. The log leaves out what the kernel decides: how data is cut, and how much of
-it waits in a buffer. For that reason the peer reads everything at once or, after the step `stall`, nothing; `stall`
-writes more than the kernel takes.
+loop runs until nothing happens any more. The log leaves out everything that the kernel decides: how data is split, and
+how much of it waits in a buffer. For that reason the peer reads everything at once or, after the step `stall`, nothing;
+`stall` writes more than the kernel takes.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Logging(asyncio.Protocol, asyncio.DatagramProtocol):
 
 
 class Buffered(asyncio.BufferedProtocol):
-    """The same with a buffer of its own."""
+    """Logs like `Logging`, and receives into a buffer of its own."""
 
     def __init__(self, model: Model, name: str = "first") -> None:
         self.model = model
@@ -240,7 +240,7 @@ class Model:
         if self.other >= 0:
             os.close(self.other)
             self.other = -1
-        return ("lost so often", outcome)
+        return ("calls of connection_lost", outcome)
 
     # ---------------------------------------------------------------- steps
 
@@ -269,7 +269,7 @@ class Model:
         return (self.transport.is_reading(),) if self.kind in (*STREAMS, "read pipe") else ()
 
     def react(self, event: str) -> None:
-        """Do what is planned for this call of a callback."""
+        """Take the next action that is planned for this callback."""
         waiting = self.reactions.get(event)
         if not waiting or self.lost > 1:
             return
@@ -292,7 +292,7 @@ class Model:
                 self.do_write_lines([b"one", b"", bytearray(b"two")])
             elif action == "swap":
                 transport.set_protocol(Logging(self, "swapped"))
-            elif action == "limits" and self.kind != "write pipe":  # asyncio's resume only when empty
+            elif action == "limits" and self.kind != "write pipe":  # asyncio's pipe resumes only when empty
                 transport.set_write_buffer_limits(high=0)
 
     def send(self, data: Any) -> None:
@@ -376,7 +376,7 @@ class Model:
     def do_send_elsewhere(self, address: Any) -> None:
         self.transport.sendto(b"elsewhere", address)
 
-    # What the peer does after it is closed fails without a trace.
+    # If the peer is already closed, these steps fail silently.
 
     def do_peer_sends(self, data: bytes) -> None:
         with contextlib.suppress(OSError):

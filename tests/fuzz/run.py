@@ -32,7 +32,7 @@ def run(name: str, seconds: float, first: int, rounds: int | None) -> bool:
             fuzz(Budget(number))
         except BaseException:
             traceback.print_exc()
-            print(f"{name}: FAILED; again: python tests/fuzz/run.py --rounds 1 --seed {number} {name}", flush=True)
+            print(f"{name}: FAILED; to repeat: python tests/fuzz/run.py --rounds 1 --seed {number} {name}", flush=True)
             return False
         number += 1
     print(f"{name}: {number - first} rounds, seeds {first} to {number - 1}", flush=True)
@@ -41,8 +41,8 @@ def run(name: str, seconds: float, first: int, rounds: int | None) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("names", nargs="*", help=f"of {', '.join(FUZZERS)}; all by default")
-    parser.add_argument("--seconds", type=float, default=60.0, help="for each of them")
+    parser.add_argument("names", nargs="*", help=f"any of {', '.join(FUZZERS)} (default: all)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long each fuzzer runs")
     parser.add_argument("--seed", type=int, default=time.time_ns() % 1_000_000_000)
     parser.add_argument("--rounds", type=int)
     options = parser.parse_args()

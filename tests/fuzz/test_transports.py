@@ -99,7 +99,7 @@ class Rules(RuleBasedStateMachine):
     def teardown(self) -> None:
         models, self.models = self.models, ()
         outcomes = [model.finish() for model in models]
-        assert all(outcome == ("lost so often", 1) for outcome in outcomes), outcomes
+        assert all(outcome == ("calls of connection_lost", 1) for outcome in outcomes), outcomes
 
     def is_open(self) -> bool:
         return bool(self.models) and all(model.lost == 0 for model in self.models)

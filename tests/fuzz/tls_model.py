@@ -175,7 +175,7 @@ class TlsModel:
     # ---------------------------------------------------------------- steps
 
     def shake_hands(self, cuts: list[int], spoiled_round: int, spoil: tuple[Any, ...]) -> None:
-        """Do the handshake in pieces. What the peer sends in round `spoiled_round` is spoiled."""
+        """Do the handshake in pieces. The data that the peer sends in round `spoiled_round` is spoiled."""
         self.settle()
         for number in range(ROUNDS):
             if number == spoiled_round:

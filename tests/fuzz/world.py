@@ -232,7 +232,9 @@ class World(dict[str, Any]):
         return open(ends[index], "wb" if index else "rb", buffering=0)
 
     def finish(self) -> None:
-        """Close what is open, and create nothing more. Objects that an example has broken may refuse."""
+        """Close everything that is open, and create nothing more. An object that an example has broken may fail to
+        close; this is ignored.
+        """
         self.is_over = True
         loop = self.get("loop")
         for _ in range(3):
@@ -367,8 +369,8 @@ def shared_names() -> dict[str, Any]:
 
 
 def native_types() -> Iterator[tuple[str, type]]:
-    """Yield the native types, including those that are reachable only from their objects, with the name of an object of
-    each.
+    """Yield each native type together with the name of an object of that type. Types that have no public name are found
+    through their objects.
     """
     world = World(shared_names())
     Evil.world = world

@@ -156,7 +156,7 @@ async def test_tasks_and_threads_of_a_command_write_to_its_client(loop, path, ca
         await caller.ask("gate = asyncio.Event()")
         await caller.ask("async def late():", "  await gate.wait(); print('late')", "")
         await caller.ask("task, asyncio.late = asyncio.create_task(late()), gate.set")
-    # What the command prints after its client has gone goes to the program's own output.
+    # Once the client has gone, the command prints to the program's own output.
     asyncio.late()
     del asyncio.late
     await until(lambda: "late\n" in capsys.readouterr().out, "the output")

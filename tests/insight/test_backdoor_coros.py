@@ -97,7 +97,7 @@ def test_the_helpers_see_coros(path):
 
 
 def test_in_a_program_that_hides_the_loop(path):
-    """As in `python -m grapeshot.coro app.py`."""
+    """The program runs in a coro that hides the loop, as under `python -m grapeshot.coro app.py`."""
 
     def main():
         def program():

@@ -130,7 +130,7 @@ def test_one_line_for_all_loops(path):
         ("app.bd", "GRAPESHOT_BACKDOOR=app.bd: not a path: a path must contain a slash, as in ./app.bd\n"),
     ],
 )
-def test_values_that_are_no_paths(path, value, err, monkeypatch):
+def test_values_that_are_not_paths(path, value, err, monkeypatch):
     monkeypatch.chdir(path.parent)
     with Command("grapeshot", value, LISTING + "\n    asyncio.run(main())", path.parent) as program:
         assert program.finish() == (f"{program.process.pid}\n", err)

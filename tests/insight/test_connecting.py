@@ -284,7 +284,7 @@ def test_root_reaches_the_process_of_a_user_and_sees_no_escapes(path):
     ],
 )
 @pytest.mark.parametrize("command", ["attach", "top"])
-def test_a_peer_that_is_no_back_door_ends_the_client(path, answer, command):
+def test_a_peer_that_is_not_a_back_door_ends_the_client(path, answer, command):
     client_ends(path, answer, command, "is not a back door")
 
 

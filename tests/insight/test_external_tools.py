@@ -1,4 +1,4 @@
-"""What external tools see of suspended coros: the table of docs/insight.md."""
+"""Suspended coros in external tools: the table of docs/insight.md."""
 
 from __future__ import annotations
 

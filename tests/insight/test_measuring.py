@@ -59,7 +59,7 @@ def long_ones(histogram, least_s=BUSY_S):
 
 @pytest.mark.parametrize("delay_s", [0.01, 1])
 def test_a_timer_waits_from_its_deadline_if_a_callback_holds_it_up(loop, delay_s):
-    """That also holds for a timer of a second, which may fire a millisecond late when the loop sleeps."""
+    """With `delay_s=1` the loop sleeps first, and may then fire the timer a millisecond late."""
     loop.measure_callbacks()
 
     def hold_up():
@@ -101,7 +101,7 @@ def test_switched_off_the_numbers_stay(loop):
     assert loop.statistics().callback_durations.count == 4
 
 
-def test_cancelled_handles_are_no_callbacks(loop):
+def test_cancelled_handles_do_not_count_as_callbacks(loop):
     loop.measure_callbacks()
     loop.call_soon(int).cancel()
     run(loop, compute)
@@ -113,7 +113,7 @@ def test_delays_behind_another_callback(loop):
     loop.measure_callbacks()
 
     def schedule():
-        compute()  # does not delay what it schedules
+        compute()  # does not delay the callbacks, because they are scheduled after it
         loop.call_soon(int)
         loop.call_soon(compute)
         loop.call_soon(int)
@@ -137,7 +137,7 @@ def test_delays_of_timers(loop):
     assert delays.max_s >= BUSY_S - 0.001
 
 
-def test_delays_of_timers_by_a_clock_of_the_programs_own(loop):
+def test_delays_of_timers_by_a_clock_that_the_program_has_set(loop):
     loop.time = lambda: time.monotonic() / 2 - 1000
     loop.measure_callbacks()
     loop.call_later(0.001, loop.stop)
@@ -223,12 +223,12 @@ async def test_slow_listeners(loop):
     await asyncio.sleep(0)
     assert loop.remove_slow_listener(told.append)
     assert not loop.remove_slow_listener(told.append)
-    await asyncio.sleep(0)  # the step that has removed it was the last one
+    await asyncio.sleep(0)  # the step that removed the listener is the last one that is measured
     count = loop.statistics().callback_durations.count
     compute()
     await asyncio.sleep(0)
     assert len(told) == 3
-    assert loop.statistics().callback_durations.count == count  # it is not counted any more
+    assert loop.statistics().callback_durations.count == count  # callbacks are not measured any more
 
 
 async def test_each_listener_has_its_own_limit(loop):
@@ -438,8 +438,7 @@ async def test_coros(loop):
     assert long_ones(loop.statistics().callback_durations) == 3
 
 
-async def test_a_server_of_this_loop_is_still_one(loop):
-    """An echo works the same while it is measured."""
+async def test_an_echo_server_works_while_callbacks_are_measured(loop):
     loop.measure_callbacks()
 
     class Echo(asyncio.Protocol):

@@ -273,7 +273,7 @@ async def test_a_sampler_measures_until_it_ends(loop):
 
 
 async def test_the_descriptors_of_a_sample_agree(loop):
-    """Also while other threads open and close files, as the one does that records stacks."""
+    """The numbers agree even while other threads open and close files, as the thread that records stacks does."""
     has_ended = threading.Event()
 
     def open_and_close():
@@ -306,7 +306,7 @@ async def test_a_sampler_whose_client_has_vanished(loop, monkeypatch):
 
 
 async def test_a_sampler_ends_with_its_client(loop, path, tasks):
-    """Also if the client has not told it to end, or was gone before the process could start it."""
+    """The sampler ends even if the client did not tell it to end, or had gone before the process could start it."""
     with backdoor.serve(path), await call(path) as caller:
         await caller.ask(
             "from grapeshot.insight.backdoor._sampling import Sampler; sampler = Sampler(loop); sampler.sample()"
@@ -330,7 +330,9 @@ async def test_a_sampler_keeps_the_slowest(loop, monkeypatch):
 
 
 async def test_slow_tasks_are_one_row_for_a_function(loop):
-    """Even if each has a name like ``Task-1014``. Tasks with names of their own are kept apart, except for numbers."""
+    """Tasks with default names such as ``Task-1014`` share a row. Tasks with other names share a row only if the names
+    differ just in numbers.
+    """
     sampler = _sampling.Sampler(loop)
     sampler.collect()
 

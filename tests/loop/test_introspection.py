@@ -1,4 +1,4 @@
-"""What the program itself and other processes see of a loop: reprs, call graphs, `asyncio ps` and `asyncio pstree`."""
+"""The loop as the program itself and other processes see it: reprs, call graphs, `asyncio ps` and `asyncio pstree`."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from support import HOST, Recorder, connected, iterations, pipe_ends, until
 from tls import endpoints
 from transports.udp.endpoints import Datagrams
 
-pytestmark = pytest.mark.skip_on(uvloop="none of them")
+pytestmark = pytest.mark.skip_on(uvloop="it has none of these attributes")
 
 
 def test_of_a_loop(new_loop):
@@ -32,7 +32,7 @@ def test_of_a_loop(new_loop):
 
 
 def test_a_stop_can_be_taken_back(loop):
-    """Sanic does so before it runs the shutdown of an application."""
+    """Sanic resets `_stopping` before it runs the shutdown of an application."""
     loop.stop()
     loop._stopping = False
     assert loop.run_until_complete(asyncio.sleep(0, "done")) == "done"
@@ -57,7 +57,7 @@ def test_ready_and_scheduled(loop):
     assert all(handle.cancelled() for handle in loop._scheduled)
 
 
-@pytest.mark.skip_on(asyncio="its own queues", uvloop="none of them")
+@pytest.mark.skip_on(asyncio="its queues can be changed", uvloop="it has none of these attributes")
 def test_nothing_is_put_into_the_queues_by_hand(loop):
     with pytest.raises(AttributeError):
         loop._ready.append(None)
@@ -156,7 +156,7 @@ async def test_of_a_subprocess(loop):
 
 
 def check_setting(owner, *names):
-    """A value that was set is read back. After its deletion the original value is read."""
+    """Check that a program can set the attributes and read its values back, and that deleting restores the original."""
     for name in names:
         before, value = getattr(owner, name), object()
         setattr(owner, name, value)

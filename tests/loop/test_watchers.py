@@ -128,7 +128,7 @@ async def test_objects_that_are_not_descriptors(loop, method, thing):
         getattr(loop, method)(thing, print)
 
 
-async def test_errors_for_arguments_that_are_no_descriptor(loop):
+async def test_errors_for_arguments_that_are_not_descriptors(loop):
     with pytest.raises(ValueError, match="Invalid file object"):
         loop.add_reader("a string", print)
     with pytest.raises(ValueError, match="Invalid file descriptor"):

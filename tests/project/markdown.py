@@ -1,6 +1,6 @@
 """Reads the project's Markdown: fenced code blocks with the test comment before each block, and links.
 
-Every block is run by a test, or says why it is not; `text` blocks are no code. Python blocks run as scripts
+Every block is run by a test, or says why it is not. (`text` blocks are not code.) Python blocks run as scripts
 (tests/project/test_code_blocks.py), bash and js blocks as commands (tests/apps/test_frameworks.py), pycon blocks in a
 back door and console blocks beside its program (tests/insight). A comment before a block, `<!-- test: word="value"
 word=value -->` in one line, has these words:

@@ -19,9 +19,9 @@ BLOCKS = [block for page in pages() for block in blocks(page)]
 
 SCRIPTS = [block for block in BLOCKS if block.language == "python" and "save" not in block.words]
 NOT_RUN = [block for block in BLOCKS if "not_run" in block.words]
-# How blocks of each language are run, beside SCRIPTS: the words that the block's test looks for.
+# Blocks that are not in SCRIPTS must have one of these words, by which a test finds the blocks that it runs.
 RUN_BY = {"bash": {"prints", "serves", "run", "not_run"}, "js": {"prints"}, "python": {"save"}, "json": {"save"}}
-# Blocks that are typed into a back door, or run beside a program that has one: by tests that name the page.
+# The tests that type blocks into a back door, or run them beside a program that has one. They name the page.
 WALKTHROUGHS = [path.read_text(encoding="utf-8") for path in ROOT.glob("tests/insight/test_*.py")]
 
 
@@ -59,7 +59,7 @@ def test_every_block_is_run_or_says_why_not(block):
 
 @named([block for block in BLOCKS if "save" in block.words])
 def test_a_saved_file_is_used(block):
-    """It is used by a later block of the page, by pytest, or by name in a test that starts the page's programs."""
+    """A later block of the page uses it, or pytest does, or a test that starts the page's programs names it."""
     name = block.words["save"]
     after = [other for other in blocks(block.page) if other.line > block.line]
     is_run = any(re.search(rf"\b{re.escape(Path(name).stem)}\b", other.text) for other in after)
@@ -102,7 +102,7 @@ def test_bash_block_names_real_commands(block):
         elif words[0].startswith(".venv/bin/"):
             assert Path(words[0]).name in installed_programs(), line
         else:
-            pytest.fail(f"{block.name}: no check knows the line {line!r}")
+            pytest.fail(f"{block.name}: this test cannot check the line {line!r}")
 
 
 def test_the_two_commands_are_in_the_readme():

@@ -1,4 +1,4 @@
-"""The examples in the docstrings of public modules, which the reference contains, give the results that they show."""
+"""The examples in the docstrings of public modules, which the reference pages show, give the stated results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support import coro_is_available, free_port
 import grapeshot
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
-# Names that an example uses without importing them; 7000 and 8000 stand for free ports.
+# Modules that the examples use without importing them.
 NAMES = {"grapeshot.rpc": ["grapeshot.rpc"], "grapeshot.coro.rpc": ["grapeshot.coro", "grapeshot.coro.rpc"]}
 NEEDS = {"grapeshot.rpc": "msgspec", "grapeshot.coro.rpc": "msgspec", "grapeshot.coro.wsgi": "httptools"}
 
@@ -27,7 +27,7 @@ def test_the_examples_of_a_module(name):
     examples = doctest.DocTestParser().get_examples(module.__doc__)
     assert len(examples) >= 2
     names = {path.rpartition(".")[2]: importlib.import_module(path) for path in NAMES.get(name, [])}
-    ports = {7000: free_port(), 8000: free_port()}
+    ports = {7000: free_port(), 8000: free_port()}  # the ports in the examples, and the free ports to use instead
     with asyncio.Runner(loop_factory=grapeshot.new_event_loop) as runner:
         for example in examples:
             source = example.source
@@ -39,7 +39,7 @@ def test_the_examples_of_a_module(name):
 
 
 def run(source: str, names: dict[str, object], runner: asyncio.Runner) -> str:
-    """Run a statement, at the top level of which `await` works; return the repr of its value, empty for None."""
+    """Run statements, which may use `await` outside of functions; return the repr of the last value, empty for None."""
     tree = ast.parse(source)
     *statements, last = tree.body
     if isinstance(last, ast.Expr) or (isinstance(last, ast.AsyncWith) and isinstance(last.body[-1], ast.Expr)):

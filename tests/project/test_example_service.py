@@ -1,4 +1,5 @@
-"""examples/service.py under attack: slow, silent, broken and too many clients, other users at the back door, its end.
+"""examples/service.py under attack: slow, silent, broken and too many clients, and other users at the back door. Also
+how it shuts down.
 
 After each attack the service has the same descriptors as before.
 """
@@ -38,7 +39,7 @@ class Running:
         match = re.fullmatch(r"listening on 127\.0\.0\.1:(\d+)\n", first)
         assert match, first or self.process.communicate(timeout=CAP_S)[1]
         self.port = int(match[1])
-        # Do not count what a process creates at its first use.
+        # The first request may open descriptors that stay open, so count them after it.
         self.get("/hello/first")
         self.fds = self.count_fds()
 
@@ -105,7 +106,7 @@ def test_it_answers(start):
     assert b"Hello, you!\n" in got
     assert b"Hello, them!\n" in got
     assert service.metric('service_answers_total{status="404"}') == 1
-    assert service.metric("service_connections") == 1, "the one that asks"
+    assert service.metric("service_connections") == 1, "the connection of this request"
     assert service.metric("grapeshot_connections_accepted_total") >= 4
 
 
@@ -192,7 +193,7 @@ def test_requests_under_way_finish_at_the_end(start, number):
         busy.sendall(b"GET /wait/1.5 HTTP/1.1\r\n\r\n")
         wait_until(lambda: service.metric("service_connections") == 3, "the request to be under way")
         service.process.send_signal(number)
-        assert rest_of(idle) == b"", "it asks for nothing"
+        assert rest_of(idle) == b"", "the idle connection must be closed"
         with pytest.raises(ConnectionRefusedError):
             service.connect()
         got = rest_of(busy)

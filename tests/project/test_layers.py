@@ -1,4 +1,4 @@
-"""The modules of the two crates form layers: each uses only those below it. (`lint-imports` does the same for Python.)
+"""The modules of the two crates form layers: each uses only modules in lower layers. (`lint-imports` checks Python.)
 
 cargo keeps the two crates apart: grapeshot-core can use only what core/Cargo.toml lists, and crates cannot depend on
 each other in a circle. Inside a crate every module could name every other one, so this test checks the order.

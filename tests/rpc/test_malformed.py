@@ -80,7 +80,7 @@ async def refused(raw, both) -> None:
 
 
 @pytest.mark.parametrize("packet", NOT_DECODABLE.values(), ids=NOT_DECODABLE)
-async def test_a_packet_that_is_no_message(loop, packet):
+async def test_a_packet_that_is_not_a_message(loop, packet):
     async with ends() as both, raw_client(both.port) as raw:
         raw.say_hello()
         raw.send(packet)
@@ -123,7 +123,7 @@ async def test_other_integers_as_keys(loop, factor):
 
 
 @pytest.mark.parametrize("message", NO_REQUEST.values(), ids=NO_REQUEST)
-async def test_a_message_that_is_no_request(loop, message):
+async def test_a_message_that_is_not_a_request(loop, message):
     async with ends() as both, raw_client(both.port) as raw:
         raw.say_hello()
         raw.send_message(*message)
@@ -141,7 +141,7 @@ async def test_a_number_that_was_used(loop):
         await refused(raw, both)
 
 
-async def test_keywords_that_are_no_names(loop):
+async def test_keywords_that_are_not_names(loop):
     async with ends() as both, raw_client(both.port) as raw:
         raw.say_hello()
         raw.send_message(1, 1, "add", [1], {"b": 5}, None)

@@ -253,7 +253,7 @@ def test_driven_by_hand(loop, pair):
 
 
 @pytest.mark.xfail_on(asyncio="its future ends the wait with it", uvloop="a StopIteration comes out")
-def test_a_thrown_stop_iteration_is_no_result(loop, pair):
+def test_a_thrown_stop_iteration_is_not_a_result(loop, pair):
     """PEP 479: the code that drives the coroutine would mistake it for the result."""
 
     async def main():
@@ -268,7 +268,7 @@ def test_a_thrown_stop_iteration_is_no_result(loop, pair):
 
 
 @pytest.mark.xfail_on(uvloop="its message says generator")
-async def test_a_stop_iteration_from_the_socket_is_no_result(loop):
+async def test_a_stop_iteration_from_the_socket_is_not_a_result(loop):
     class Stops(socket.socket):
         def recv(self, *_):
             raise StopIteration("no result")

@@ -141,7 +141,7 @@ async def test_a_subclass_that_calls_its_base(loop):
 def test_wrong_receivers(loop_kind, loop, name):
     """A native method checks the object that it is called on."""
     if loop_kind != "grapeshot":
-        pytest.skip("a Python function takes anything")
+        pytest.skip("asyncio's methods are Python functions, which accept any object as self")
     method = getattr(type(loop), name)
     for args in ((), (None,), (object(), 1, 2), ("text", 1, 2), (type(loop), 1, 2)):
         with pytest.raises(TypeError, match="needs a Loop"):
@@ -170,7 +170,7 @@ def test_a_mock_of_the_class(loop):
 
 def test_only_for_native_methods(loop_kind):
     if loop_kind != "grapeshot":
-        pytest.skip("ours")
+        pytest.skip("tests a private function of grapeshot")
     from grapeshot import _core
 
     for function in (test_only_for_native_methods, len, print):

@@ -43,7 +43,7 @@ def test_import_patches_nothing():
         after = snapshot()
         changed = {
             key for key in before.keys() | after.keys() if before.get(key) != after.get(key)
-            # caches that reading fills, and submodules that get imported
+            # caches that are filled when they are read, and submodules that get imported
             and key[-1] not in ("__warningregistry__", "_abc_impl", "__abstractmethods__", "__annotations_cache__")
         }
         print(sorted(changed))
@@ -244,7 +244,7 @@ def test_uninstall_keeps_replacements_by_others():
 
 
 def test_asyncios_functions_use_the_native_streams():
-    """Functions that were called before install() are replaced, too; the classes of asyncio stay."""
+    """Functions that were defined before install() use the replacements, too. asyncio's classes are not replaced."""
     code = """
 async def echo(reader, writer):
     writer.write(await reader.readline())

@@ -41,7 +41,7 @@ def run(tmp_path):
     return run
 
 
-def test_our_own_loop_is_no_news(run):
+def test_our_own_loop_is_not_reported(run):
     assert run("asyncio.run(main())") == (["grapeshot._loop"], [])
 
 

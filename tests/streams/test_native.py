@@ -489,7 +489,7 @@ async def test_drain_calls_a_drain_helper_of_the_protocol(api, loop):
     await end(other, writer)
 
 
-async def test_a_stop_iteration_is_no_result(api, loop):
+async def test_a_stop_iteration_is_not_a_result(api, loop):
     """PEP 479: otherwise it would end the drain as if it had returned."""
 
     class Stops:

@@ -13,7 +13,7 @@ from tls.endpoints import SIDES, begin, client_of, connected
 from tls.test_handshake import TLS12, TLS13, end, fails
 
 
-@pytest.mark.skip_on(uvloop="its transports are no asyncio.Transport")
+@pytest.mark.skip_on(uvloop="its transports do not derive from asyncio.Transport")
 @pytest.mark.parametrize("side", SIDES)
 async def test_extra_info(loop, side):
     ours = client_context() if side == "client" else server_context()

@@ -1,5 +1,5 @@
-//! What differs between processors: the switch between two stacks of one thread, and a hint that memory will be read.
-//! The switch saves and restores registers only, and copies no other memory.
+//! The code that differs between processors: the switch between two stacks of one thread, and a hint that memory will
+//! be read. The switch saves and restores registers only, and copies no other memory.
 //!
 //! There is one file per architecture, and each provides:
 //! - `unsafe extern "C" fn switch(from: *mut usize, to: usize)`: pushes the callee-saved registers and the floating
@@ -15,7 +15,7 @@
 
 use std::ffi::c_void;
 
-/// What runs on a new stack. It must not return.
+/// The first function that runs on a new stack. It must not return.
 pub type Entry = unsafe extern "C" fn(*mut c_void) -> !;
 
 #[cfg(all(target_arch = "x86_64", unix))]

@@ -79,8 +79,8 @@ pub unsafe extern "C" fn switch(from: *mut usize, to: usize) {
     )
 }
 
-/// The first code that runs on a new stack. On entry: r12 = `entry`, r13 = its argument, rsp is 16 bytes aligned. The
-/// return address is declared as undefined, which tells unwinders and debuggers that the chain of frames ends here.
+/// The first code that runs on a new stack. On entry: r12 = `entry`, r13 = its argument, rsp is aligned to 16 bytes.
+/// The return address is declared as undefined, which tells unwinders and debuggers that the chain of frames ends here.
 #[unsafe(naked)]
 unsafe extern "C" fn start() -> ! {
     naked_asm!(

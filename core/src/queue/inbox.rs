@@ -18,7 +18,7 @@
 //! each side could read before the other's write arrives, and the loop would sleep although the queue has an item.
 //!
 //! Only the loop's thread may pop and sleep. Any thread may push. The inbox only decides which producer must wake the
-//! loop; how it does that is left to the producer.
+//! loop; the producer decides how to wake it.
 
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 
@@ -53,8 +53,8 @@ impl<T: Send> Inbox<T> {
 
     /// Returns true if the caller must wake the consumer: it is asleep, and no other producer was told to wake it.
     ///
-    /// This is for a producer that passes its item in another way than the inbox, under a lock. The consumer must hold
-    /// the same lock when it checks for such items, and must not release it before it has called
+    /// This is for a producer that does not put its item into the inbox, but passes it by other means under a lock. The
+    /// consumer must hold the same lock when it checks for such items, and must not release it before it has called
     /// [`Inbox::begin_locked_sleep`].
     #[inline]
     #[must_use = "if it returns true, the caller must wake the consumer"]

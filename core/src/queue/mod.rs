@@ -12,8 +12,8 @@
 //! | [`records`] | the position in a stream of TLS records | a header of five bytes and a count |
 //!
 //! All of them belong to the loop's thread, except that any thread may call [`inbox::Inbox::push`] and read a
-//! [`histogram`]. Elements are opaque, and the container owns them. Dropping one may run any code, even code that uses
-//! the container, so no method drops an element: each returns those that it takes out.
+//! [`histogram`]. Elements are opaque, and the container owns them. Dropping an element may run any code, even code
+//! that uses the container. So the methods never drop elements; they return every element that they take out.
 
 pub mod fd_table;
 pub mod histogram;

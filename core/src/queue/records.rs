@@ -15,7 +15,7 @@ const CONTENT_TYPES: std::ops::RangeInclusive<u8> = 20..=24;
 /// The longest plaintext of a record, plus the most bytes that any version of TLS may add to it.
 const MAX_BODY_LEN: usize = (1 << 14) + 2048;
 
-/// What [`Framing::advance`] has counted.
+/// The result of [`Framing::advance`].
 #[derive(Clone, Copy, Default, Debug, PartialEq, Eq)]
 pub struct Counted {
     /// How many records are now whole.

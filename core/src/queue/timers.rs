@@ -260,7 +260,7 @@ impl<T> TimerHeap<T> {
     pub fn retain(&mut self, mut is_kept: impl FnMut(&T) -> bool, dropped: &mut Vec<T>) {
         let removed = self.entries.extract_if(.., |entry| !is_kept(&entry.item));
         dropped.extend(removed.map(|entry| entry.item));
-        // Each entry of the run leaves at the front, and those that are kept come back at the end, in the same order.
+        // Take each entry out at the front of the run, and put the kept ones back at the end, in the same order.
         for _ in 0..self.run.len() {
             match self.run.pop_front() {
                 Some(entry) if is_kept(&entry.item) => self.run.push_back(entry),

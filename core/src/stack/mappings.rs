@@ -3,8 +3,8 @@
 //! At the limit every large allocation of the process fails, not only the allocation of a stack, and most programs do
 //! not survive that. So stacks leave a reserve. Counting the mappings takes time in proportion to their number
 //! (`pages::mapping_usage`). They are therefore counted again only when stacks have taken, since the last count, an
-//! eighth of the mappings counted then, or half of those that were free. The other half is left to the rest of the
-//! process, which may take mappings in between.
+//! eighth of the mappings counted then, or half of the mappings that were free then. The other half is left to the rest
+//! of the process, which may take mappings in between.
 //!
 //! The limit is the process's, so any thread may use a `Budget`.
 

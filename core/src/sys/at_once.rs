@@ -32,7 +32,7 @@ enum Access {
     Write,
 }
 
-/// What to do if the kernel does not support `RWF_NOWAIT` for a file.
+/// The action to take if the kernel does not support `RWF_NOWAIT` for a file.
 enum Fallback {
     /// `MSG_DONTWAIT`.
     Socket,

@@ -8,7 +8,7 @@ use std::hint::black_box;
 /// not take physical memory.
 const FREED_LEN: usize = 1024 * 1024;
 
-/// Makes the process keep freed buffers of up to a megabyte, and 2 MiB at most, instead of giving them back to the
+/// Makes the process keep freed buffers of up to a megabyte each (2 MiB in all), instead of returning them to the
 /// system after every message.
 ///
 /// glibc returns the top of its heap to the system as soon as 128 KiB are free there. For the next large buffer it

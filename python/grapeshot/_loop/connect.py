@@ -196,7 +196,7 @@ async def _connect_first(
     delay_s: float | None,
     all_errors: bool,
 ) -> socket.socket:
-    """Return a socket connected to one of ``infos``, or raise what asyncio raises when none can be."""
+    """Return a socket connected to one of ``infos``. If all attempts fail, raise the same exception as asyncio."""
     errors: list[list[OSError]] = []
 
     def attempt(info: dns.AddrInfo) -> Coroutine[Any, Any, socket.socket]:

@@ -1,1 +1,1 @@
-"""What starts programs on the loop: ``install``, ``run``, policies, ``python -m grapeshot``, GRAPESHOT_INSTALL."""
+"""Starts programs on the loop: ``install``, ``run``, policies, ``python -m grapeshot``, GRAPESHOT_INSTALL."""

@@ -62,7 +62,7 @@ def configure_uvicorn(arguments: list[str]) -> None:
 
 
 def watch() -> None:
-    """From now on, write a line to stderr when the first loop of each other kind starts to run, in any thread.
+    """From now on, write a line to stderr for each class of loop that is not grapeshot's, when a first such loop runs.
 
     Every asyncio loop calls ``_set_running_loop`` when it starts and when it stops, so that function is replaced. Loops
     whose modules are imported later use the replacement, too.
@@ -102,7 +102,7 @@ def _report(loop: asyncio.AbstractEventLoop, frame: types.FrameType) -> None:
 
 
 def _starters(frame: types.FrameType | None, of_loop: str) -> list[tuple[str, str]]:
-    """Return name and place of the package that starts the loop, and of the package that called that one, if any."""
+    """Return (package, location) for the package that starts the loop, and for its caller if there is one."""
     found: dict[str, str] = {}
     while frame is not None:
         package = _package(str(frame.f_globals.get("__name__")))

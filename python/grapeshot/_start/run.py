@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     _T = TypeVar("_T")
 
-# What install() has replaced: ("policy", previous policy) or ("factory", asyncio's new_event_loop). None if not
-# installed.
+# The object that install() has replaced: ("policy", previous policy) or ("factory", asyncio's new_event_loop). None if
+# the loop is not installed.
 _replaced: tuple[str, Any] | None = None
 # The asyncio functions that install(streams=True) has replaced, by module and name.
 _replaced_streams: dict[tuple[types.ModuleType, str], Any] = {}

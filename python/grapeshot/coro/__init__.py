@@ -99,7 +99,8 @@ from ._where import compact_traceback, where, where_all
 
 TYPE_CHECKING = False
 
-# Shrapnel's names for what has another name here. docs/coro-migration.md lists them, with those of methods.
+# Aliases: Shrapnel's names for functions and classes that have other names here. docs/coro-migration.md lists all
+# aliases, including the aliases of methods.
 install_thread_emulation = patch
 make_socket = sock
 

@@ -5,8 +5,8 @@ coro or per interruption: the interface of :class:`asyncio.Task`, because asynci
 task, and Shrapnel's methods that interrupt a coro.
 
 An interruption is raised where the coro waits. If the coro was already woken but has not run yet, it gets the
-interruption instead of what it was woken with, and the primitives in :mod:`grapeshot.coro` take back what they had
-granted (a lock, an item).
+interruption instead of the value that it was woken with, and the primitives in :mod:`grapeshot.coro` take back the lock
+or the item that they had granted.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Coro(_core.Coro["_T_co"]):
     # ------------------------------------------------------------------ the outcome
 
     def join(self, timeout: float | None = None) -> _T_co:
-        """Wait in a coro until this one has ended; return its result or raise its exception.
+        """Let the calling coro wait until this coro has ended; return the result or raise the exception of this coro.
 
         Returns None if the coro was shut down, interrupted or cancelled. (:meth:`result` raises CoroCancelled then.)
 
@@ -184,8 +184,8 @@ class Coro(_core.Coro["_T_co"]):
         - ``slot``: the number of the shared stack that it uses, None if it has a stack of its own
         - ``bytes_used``: how many bytes of C stack it uses
         - ``frame_bytes``: how many bytes its Python frames take
-        - ``cpu_s``, ``steps``: only with ``loop.set_cpu_accounting(True)``: its CPU time in seconds and how often it
-          ran, since accounting began and without its current run
+        - ``cpu_s``, ``steps``: its CPU time in seconds, and how often it ran. Both count from the moment when
+          accounting began and leave out the current run. They exist only with ``loop.set_cpu_accounting(True)``
 
         Raises:
             ScheduleError: called in another thread.
@@ -220,7 +220,7 @@ class Coro(_core.Coro["_T_co"]):
     # Private attributes of asyncio.Task that asyncio itself (gather) and libraries read.
 
     _log_destroy_pending = False
-    # the stack on which the coro was started; only in debug mode
+    # the traceback of the call that started the coro; only in debug mode
     _source_traceback: Any = None
 
     def _note_origin(self) -> None:
@@ -281,8 +281,8 @@ def shut_down(coro: Coro[Any]) -> None:
         try:
             coro.shutdown()
         except _errors.DeadCoroutine:
-            # It has ended since the check: if this coro has its own stack, the garbage collector may run a finalizer
-            # here that lets other coros run.
+            # It has ended since the check. That can happen if the calling coro has its own stack: the garbage collector
+            # may run a finalizer here that lets other coros run.
             pass
 
 

@@ -172,8 +172,8 @@ class _ThreadEnd:
         _is_finalizing: Callable[[], bool] = sys.is_finalizing,
         _get_ident: Callable[[], int] = threading.get_ident,
     ) -> None:
-        # In these cases no coro may run any more: a forked child frees the local data of the threads that it does not
-        # have, and an exiting interpreter that of all threads.
+        # Two cases in which no coro may run any more: a forked child frees the thread-local data of threads that exist
+        # only in the parent, and an exiting interpreter frees the thread-local data of all threads.
         if _is_finalizing() or _get_ident() != self._thread:
             return
         _end_thread()

@@ -1,4 +1,4 @@
-"""What happens in the child when a coro forks: only that coro goes on, as only the forking thread goes on in Python.
+"""Forks in coros. In the child only the coro that forked continues, as only the thread that forked does in Python.
 
 The thread's other coros, and the tasks, callbacks, timers and connections of its loop, belong to the parent. None of
 their code runs in the child, not even ``finally`` blocks, so objects that they refer to are never freed. The loop gets

@@ -136,7 +136,8 @@ class KqueueWatch(FileWatch):
         try:
             self._root = os.open(self._directory or ".", _DIRECTORY_FLAGS)
             self.sock.add(self._root)
-            # Look after the directory is watched: a change during the look then causes an event, and another look.
+            # List the entries only once the directory is watched: a change during the listing then causes an event, and
+            # the entries are listed again.
             self._entries = {name: self._new_entry(name, inode) for name, inode in self._scan().items()}
         except BaseException:
             self.sock.close()
@@ -211,7 +212,7 @@ class KqueueWatch(FileWatch):
             self._note_end("moved")
 
     def _compare(self, inodes: dict[str, tuple[int, int]], notes: dict[int, int]) -> None:
-        """Queue the events that explain the difference between the entries of the last look and ``inodes``."""
+        """Queue the events that explain the difference between the entries known so far and ``inodes``."""
         old = self._entries
         left = [name for name, entry in old.items() if inodes.get(name) != entry.inode]
         everywhere = self._scan_directory() if left and not self._is_directory else inodes

@@ -23,7 +23,7 @@ _VARIABLE = "GRAPESHOT_LATENCY_WARNING"
 # asyncio's logger, which also warns of slow callbacks.
 _logger = logging.getLogger("asyncio")
 _shows_stack = False
-# The threads that log records, without those that have ended.
+# The threads that log records. Threads that have ended are removed.
 _threads: list[threading.Thread] = []
 # How long a fork waits for them, and the pause between two checks, in seconds.
 _GRACE_S, _PAUSE_S = 1.0, 0.0005

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # The functions that patch, by module. A name that ends with an underscore stands for all functions that begin with it.
 _PATCHING = {"gevent.monkey": "patch_", "eventlet.patcher": "monkey_patch", "eventlet": "monkey_patch"}
-# The attributes in which the modules note what they have patched.
+# The attributes in which the modules record the names that they have patched.
 _NOTES = {"gevent.monkey": "saved", "eventlet.patcher": "already_patched"}
 _CALLS = {"gevent.monkey": "gevent.monkey.patch_all()", "eventlet.patcher": "eventlet.monkey_patch()"}
 

@@ -1,9 +1,9 @@
 """Look inside a running program: its tasks and coros, descriptors, memory, CPU time and durations.
 
 :func:`tree`
-    Tasks, coros, timers, sockets and threads at this moment, and what waits for what.
+    Tasks, coros, timers, sockets and threads at this moment. Each task and coro is shown with the object it waits for.
 :func:`accounting`
-    CPU time, descriptors and memory, by what they belong to.
+    CPU time, descriptors and memory, listed by owner.
 :mod:`grapeshot.insight.backdoor`
     A Python prompt in a running process.
 :mod:`grapeshot.insight.profiler`
@@ -13,8 +13,8 @@
 
 The loop's own methods are :meth:`Loop.statistics() <grapeshot.Loop.statistics>`,
 :meth:`~grapeshot.Loop.measure_callbacks`, :meth:`~grapeshot.Loop.add_slow_listener` and
-:meth:`~grapeshot.Loop.set_cpu_accounting`; the classes here are what they return. From a shell: ``python -m grapeshot
-attach``, ``top``, ``tree`` and ``profile``.
+:meth:`~grapeshot.Loop.set_cpu_accounting`; this package has the classes of their results. The commands for a shell are
+``python -m grapeshot attach``, ``top``, ``tree`` and ``profile``.
 """
 
 TYPE_CHECKING = False

@@ -94,7 +94,7 @@ class Thread:
 
 @dataclasses.dataclass
 class Tree:
-    """What a loop and its process are doing at one moment. ``str(tree)`` is a text for people."""
+    """A description of a loop and its process at one moment. ``str(tree)`` is a text for people."""
 
     heading: str
     """The number of coros and tasks, and the loop."""

@@ -29,7 +29,7 @@ impl Freelist {
         }))
     }
 
-    /// New objects are untracked. Their owner tracks those that can become part of an unreachable cycle.
+    /// New objects are untracked. If an object can become part of an unreachable cycle, its owner must track it.
     pub(crate) const IS_TRACKED: bool = false;
 
     /// Returns an untracked object of `kind` with one reference. Its fields after the header are as they were when

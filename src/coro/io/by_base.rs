@@ -270,7 +270,7 @@ fn arrange<'py>(
     }
     if method == Method::SendTo {
         match positional.len() {
-            // The flags are left out, not the address.
+            // With two arguments, the second one is the address, because the flags are left out.
             2 => given.swap(1, 2),
             3 => {}
             _ => return None,

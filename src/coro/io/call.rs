@@ -80,8 +80,8 @@ enum CallState {
     Waiting,
 }
 
-/// Calls the function of a row for a socket's method that may wait. The function makes an operation of the arguments,
-/// and this runs it.
+/// Calls the function of a row for a socket's method that may wait. That function makes an operation from the
+/// arguments, and this function runs the operation.
 ///
 /// # Safety
 /// CPython has called a method of `slf`, an object of the native socket type, with these arguments.

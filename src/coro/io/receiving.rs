@@ -247,8 +247,8 @@ impl RecvInto {
     }
 }
 
-/// The number of bytes that a call may receive. None if the base must judge the arguments: nothing fits, or more is
-/// asked for than fits.
+/// The number of bytes that a call may receive. None if the base must handle the arguments, because the buffer is empty
+/// or the call asks for more bytes than the buffer holds.
 #[inline]
 fn capacity_of(view: &View, len: Option<usize>) -> Option<usize> {
     let capacity = len.unwrap_or(view.len());

@@ -20,17 +20,16 @@ use crate::binding::{base_socket, current_thread};
 use crate::coro::sync::Limit;
 use crate::event_loop::reactor::{Direction, Reactor};
 
-/// All zeroes is a socket that blocks without a limit, like a new Python socket. The only owned references are in
-/// `waiting`. The collector does not see them, which does no harm: a waiting coro is kept alive by its runtime in any
-/// case.
+/// If all bytes are zero, the socket blocks without a limit, like a new Python socket. The only owned references are in
+/// `waiting`. The collector does not see them, which does no harm: the runtime keeps a waiting coro alive anyway.
 #[repr(C)]
 pub(super) struct Extra {
     pub(super) waiting: Waiting,
     timeout_s: Cell<f64>,
     limit: Cell<LimitKind>,
-    /// The last read returned less than it could, so the stream was empty then. New data since then causes an event
-    /// that is still to come, except if the loop says that the event has already come (`is_reported`), or if the socket
-    /// is no longer registered.
+    /// The last read returned less than it could, so the stream was empty then. If data has arrived since, the loop
+    /// will report it with an event. There are two exceptions: the event has already come (`is_reported`), or the
+    /// socket is no longer registered.
     pub(super) is_drained: Cell<bool>,
     /// The Python class holds data that was received but not yet returned (`recv_exact`).
     pub(super) has_unread: Cell<bool>,

@@ -291,8 +291,8 @@ fn make_type<'py>(base: &Bound<'py, PyType>) -> PyResult<Bound<'py, PyType>> {
     };
     let bases = PyTuple::new(py, [base])?;
     // SAFETY: the spec and its slots outlive the call, and the tables are leaked. Dealloc, traverse and clear are the
-    // ones that every class gets that derives from a Python class. They handle the fields of the base, and `Extra`
-    // needs nothing.
+    // functions that CPython gives to every class that derives from a Python class. They handle the fields of the base,
+    // and `Extra` needs nothing.
     let kind = unsafe {
         let made = ffi::PyType_FromSpecWithBases(&raw mut spec, bases.as_ptr());
         Bound::from_owned_ptr_or_err(py, made)?.cast_into_unchecked::<PyType>()

@@ -93,7 +93,7 @@ impl Waiting {
     }
 }
 
-/// The descriptor and direction that a call waits for. The call keeps the object that has the descriptor alive.
+/// The descriptor and direction that a call waits for. The call keeps the descriptor's object alive.
 #[derive(Clone, Copy)]
 pub(super) struct Target<'a, 'py> {
     pub(super) object: &'a Bound<'py, PyAny>,
@@ -225,7 +225,7 @@ impl Wait {
         coro.has_event.replace(false) || self.leave(coro)
     }
 
-    /// Removes the coro from the fd table. Returns whether it was not there any more.
+    /// Removes the coro from the fd table. Returns true if something else had already removed it.
     #[cold]
     fn leave(&self, coro: Coro<'_>) -> bool {
         let Some(event_loop) = coro.event_loop.get(coro.py()) else {

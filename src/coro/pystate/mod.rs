@@ -1,10 +1,10 @@
 //! The part of the interpreter's thread state that belongs to a coro, and is swapped at each switch of the stack.
 //!
 //! The layout of `PyThreadState` is not part of the stable ABI, so each minor version has a table with the offsets of
-//! its fields (`v311_offsets.rs` to `v315_offsets.rs`), and a file with whatever else is special about it. The offsets
+//! its fields (`v311_offsets.rs` to `v315_offsets.rs`), and a file with the other details of that version. The offsets
 //! are checked against the headers when the crate is built (`build_offsets.rs`), and against the running interpreter
-//! when the module is imported (`self_check`). On a version without such files the crate builds, but `coro` refuses to
-//! be imported.
+//! when the module is imported (`self_check`). On a version without such files the crate builds, but importing `coro`
+//! raises ImportError.
 //!
 //! | field | why it is the coro's |
 //! |---|---|

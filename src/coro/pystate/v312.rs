@@ -1,4 +1,4 @@
-//! What is special about CPython 3.12, for 64-bit builds with the GIL.
+//! The details of CPython 3.12, for 64-bit builds with the GIL.
 
 #[path = "v312_offsets.rs"]
 mod offsets;

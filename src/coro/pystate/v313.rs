@@ -1,4 +1,4 @@
-//! What is special about CPython 3.13, for 64-bit builds with the GIL.
+//! The details of CPython 3.13, for 64-bit builds with the GIL.
 
 #[path = "v313_offsets.rs"]
 mod offsets;
@@ -54,7 +54,7 @@ pub(super) unsafe fn protect(_thread: *mut ffi::PyThreadState, _base: usize, _le
 #[inline(always)]
 pub(super) unsafe fn unprotect(_thread: *mut ffi::PyThreadState) {}
 
-/// The value of the field `FRAME` with which a thread state shows `innermost` as its current frame.
+/// The value for the field `FRAME` that makes a thread state show `innermost` as its current frame.
 ///
 /// # Safety
 /// There are no requirements.

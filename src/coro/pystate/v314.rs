@@ -1,4 +1,4 @@
-//! What is special about CPython 3.14, for 64-bit builds with the GIL.
+//! The details of CPython 3.14, for 64-bit builds with the GIL.
 
 #[path = "v314_offsets.rs"]
 mod offsets;

@@ -1,4 +1,4 @@
-//! Checks the arguments `blocking` and `timeout` like `_thread` and `_queue` do, with the same error messages.
+//! Checks the arguments `blocking` and `timeout` as `_thread` and `_queue` do, with the same error messages.
 
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
@@ -8,10 +8,10 @@ use crate::coro::sync::limit::Limit;
 
 /// `PY_TIMEOUT_MAX` in seconds.
 const LONGEST_S: f64 = 9_223_372_036.854_775;
-/// More than this many seconds are not a valid time in CPython.
+/// A number of seconds above this is not a valid time in CPython.
 const NO_TIME_S: f64 = 9_223_372_036.854_776;
 
-/// Reads seconds like CPython does: from a float, or from an object with `__index__`.
+/// Reads seconds as CPython does: from a float, or from an object with `__index__`.
 fn seconds(timeout: &Bound<'_, PyAny>) -> PyResult<f64> {
     let seconds = if let Ok(float) = timeout.cast::<PyFloat>() {
         float.value()

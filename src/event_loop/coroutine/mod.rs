@@ -1,4 +1,4 @@
-//! Coroutines written in native code. Each room that has some says in its `Steps` what they do.
+//! Coroutines written in native code. A room that offers coroutines implements `Steps` for each type of them.
 //!
 //! - `object`: the object and its states, from its creation to its deallocation
 //! - `protocol`: steps, `send`, `throw` and `close`
@@ -13,8 +13,8 @@
 //!                          '------- another attempt --------+---> done: [ closed ]
 //!   throw() and close() lead from any state to [ closed ], and end the wait
 //! ```
-//! `collections.abc.Coroutine` recognizes the objects by their methods. A task steps one through `am_send`, and an
-//! `await` through `tp_iternext`. They have no frame. They belong to the loop's thread.
+//! `collections.abc.Coroutine` recognizes the objects by their methods. A task runs their steps through `am_send`, and
+//! an `await` through `tp_iternext`. They have no frame, and only the loop's thread may use them.
 
 mod attributes;
 mod object;
@@ -33,12 +33,13 @@ pub(crate) use attributes::make_type;
 pub(crate) use object::{Coroutine, Place, new_coroutine};
 pub(crate) use protocol::yield_waiter;
 
-/// What the coroutines of one room do, and the fields that they add to the object. All zeroes must be a valid value.
+/// The behaviour of one type of coroutine, and the fields that it adds to the object. A value whose bytes are all zero
+/// must be valid.
 pub(crate) trait Steps: Sized + 'static {
     /// Fully qualified name of the type.
     const NAME: &'static CStr;
     const DOC: &'static CStr;
-    /// Tells the coroutines of the room apart. Must have a size of one byte: see `CoroutineObject`.
+    /// Says which method of the room returned the coroutine. Its size must be one byte: see `CoroutineObject`.
     type Kind: Copy + 'static;
 
     /// Where the type and its freelist are stored.
@@ -49,14 +50,14 @@ pub(crate) trait Steps: Sized + 'static {
 
     /// Makes one attempt. `value` is the value that was sent to the coroutine, borrowed for the call.
     ///
-    /// `MustWait` has the object to yield: a waiter, from `yield_waiter`, or the object that the coroutine that this one
-    /// drives has yielded.
+    /// `MustWait` contains the object to yield. This is either a waiter from `yield_waiter`, or, if the coroutine
+    /// drives another one, the object that the other one has yielded.
     fn attempt(this: Coroutine<'_, Self>, value: *mut ffi::PyObject) -> PyResult<CoroutineStep<'_>>;
 
-    /// Prepares the added fields for a new coroutine, whose memory may be that of one that has ended.
+    /// Prepares the added fields for a new coroutine, which may reuse the memory of a coroutine that has ended.
     fn reset(&self) {}
 
-    /// Drops what the added fields hold, except cells, when the coroutine has ended.
+    /// Drops the values in the added fields when the coroutine has ended, except for the values in cells.
     fn release(_this: Coroutine<'_, Self>) {}
 
     /// Throws into the coroutine that this one drives, if it drives one.
@@ -77,7 +78,7 @@ pub(crate) trait Steps: Sized + 'static {
         []
     }
 
-    /// As `NativeType::traverse_rest`.
+    /// See `NativeType::traverse_rest`.
     ///
     /// # Safety
     /// Only the collector calls this. Nothing in it may run Python code.
@@ -85,7 +86,7 @@ pub(crate) trait Steps: Sized + 'static {
         0
     }
 
-    /// As `NativeType::with_access`.
+    /// See `NativeType::with_access`.
     fn with_access<R>(this: Coroutine<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
         LoopObject::with_access_of(this.py(), &this.event_loop, body)
     }

@@ -46,8 +46,8 @@ pub(super) enum CoroutineState {
 }
 
 /// The offset of `frame_state` matters: `python -m asyncio ps` reads a task's coroutine from outside of the process,
-/// and takes every coroutine for one of Python code, which has the state of its frame in this byte. So the byte must
-/// say "cleared": otherwise the tool would go on to read a frame, and there is none.
+/// and assumes that every coroutine is one of Python code, which has the state of its frame in this byte. So the byte
+/// must say "cleared": otherwise the tool would try to read a frame, which does not exist here.
 #[repr(C)]
 pub(crate) struct CoroutineObject<S: Steps> {
     base: ffi::PyObject,

@@ -1,5 +1,5 @@
-//! The Python interface of handles: methods, comparison and repr, as `asyncio.Handle` and `asyncio.TimerHandle` have
-//! them.
+//! The Python interface of handles: methods, comparison and repr, the same as those of `asyncio.Handle` and
+//! `asyncio.TimerHandle`.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::fmt::Write as _;
@@ -26,7 +26,7 @@ fn cancel<'py>(this: This<'py, HandleObject>, _: Args<'_, 'py>) -> ObjectResult<
     let py = this.py();
     this.wait_until_not_running()?;
     let text = text_if_cancelled(this);
-    // Taken out first, because this function still needs the loop, and a cancelled handle refers to nothing.
+    // Take the loop out first: cancelling drops all references of the handle, and this function still needs the loop.
     let event_loop = this.event_loop.take(py);
     if this.cancel_showing(text)
         && this.has(flag::SCHEDULED)
@@ -149,8 +149,8 @@ pub(super) fn describe_call(
         .extract()
 }
 
-/// The text that a handle shows after it is cancelled and has dropped its callback and arguments. None outside of debug
-/// mode, as in asyncio, and if it is already cancelled.
+/// The text that a handle shows once it is cancelled and has dropped its callback and arguments. None if the loop is
+/// not in debug mode, as in asyncio, or if the handle is already cancelled.
 #[inline]
 pub(super) fn text_if_cancelled(this: This<'_, HandleObject>) -> Option<Bound<'_, PyAny>> {
     with_critical_section(this, || {

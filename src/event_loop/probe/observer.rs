@@ -1,6 +1,8 @@
-//! Tells the observer when the loop begins and ends to run something. The observer is the watchdog of the coro mode.
+//! Tells the observer when the loop starts to run something and when it has finished. The observer is the watchdog of
+//! the coro mode.
 //!
-//! At the start of a run, a loop asks whether its thread is observed, and sets or clears `Mode::OBSERVED`.
+//! At the start of a run, a loop asks whether its thread is observed, and sets or clears `Mode::OBSERVED`. Loops in
+//! threads that are not observed pay nothing, because one test covers this bit and the other bits of `Mode::STEPS`.
 //!
 //! Everything except `install` belongs to the loop's thread. The observer is a table of functions, because its code
 //! lies in a room above this one.
@@ -11,7 +13,7 @@ use pyo3::prelude::*;
 
 use crate::event_loop::source::Deferred;
 
-/// What the loop runs.
+/// The kind of object that the loop runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A handle. The observer gets its callback.
@@ -30,7 +32,7 @@ pub(crate) struct Observer {
     pub(crate) end: fn(&Bound<'_, PyAny>, Kind) -> PyResult<()>,
     /// Called when the loop stops running in this thread.
     pub(crate) leave: fn(),
-    /// The queued entries with this function (coros) tell the observer themselves.
+    /// The function of queue entries that tell the observer themselves, which are the coros.
     pub(crate) own_entry: Deferred,
 }
 
@@ -60,7 +62,8 @@ pub(crate) fn leave() {
     }
 }
 
-/// Whether queued entries with this function tell the observer themselves. A wrong false only costs time.
+/// Whether queue entries with this function tell the observer themselves. If this returns false by mistake, that only
+/// costs time.
 pub(super) fn is_own_entry(run: Deferred) -> bool {
     OBSERVER
         .get()

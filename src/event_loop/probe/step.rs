@@ -80,8 +80,8 @@ fn run_deferred(
 }
 
 /// Runs a step of `what`, for the observer, for measuring and for the step observer. `kind` is None if the step tells
-/// the observer itself. `ready_ns` is since when the step was ready; None means since the last poll. Returns the result
-/// of the step, or an exception that must leave the loop.
+/// the observer itself. `ready_ns` is the time at which the step became ready; None means at the last poll. Returns the
+/// result of the step, or an exception that must leave the loop.
 fn watch(
     event_loop: &LoopObject,
     what: &Bound<'_, PyAny>,

@@ -1,5 +1,5 @@
-//! Which thread uses the loop: the one that runs it, or in free-threaded builds those that call its methods while it
-//! does not run.
+//! Keeps track of the threads that use the loop: the thread that runs it, or, in free-threaded builds, the threads that
+//! call its methods while it does not run.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,7 +1,7 @@
 //! When written data leaves: the rules and their bounds, for stream transports and for TLS.
 //!
 //! Data that is written in several small pieces should leave together: in one system call, and under TLS in as few
-//! records as it fills. So a transport collects small writes instead of sending each of them at once:
+//! records as possible. So a transport collects small writes instead of sending each of them at once:
 //!
 //! ```text
 //!   write() -- in a callback of the transport's own protocol? -- yes --> corked: sent when the callback returns, and
@@ -23,8 +23,8 @@
 //! A held write must not be noticeable. So the calls that would reveal it send it first (`send_held`), and so does a
 //! fork. The list of the transports that hold data is in `held`.
 //!
-//! Writes to pipes and to datagram sockets are not collected, because each can be a unit for its reader. Nor are those
-//! to a coro's socket, because `send` returns what the system call returns.
+//! Writes to pipes and to datagram sockets are not collected, because the reader may treat each write as a unit. Writes
+//! to a coro's socket are not collected either, because `send` returns the result of the system call.
 
 use grapeshot_core::sys::clock;
 use pyo3::ffi;

@@ -1,4 +1,4 @@
-//! The state of a loop: its parts, and what needs several of them.
+//! The state of a loop: its parts, and the operations that need several of them.
 //!
 //! Each part owns its state and does not know the reactor. The loop's Python object (`pyloop`) has one reactor, and
 //! `iteration` runs it.
@@ -148,7 +148,7 @@ impl Reactor {
             .descriptors_reached(|| self.descriptors.poller.lowest_free_fd())
     }
 
-    /// The limit that one more connection would exceed: that of connections, or that of descriptors.
+    /// The limit that one more connection would exceed: the limit of connections or the limit of descriptors.
     #[inline]
     pub(crate) fn connection_limit_reached(&self) -> Option<Reached> {
         self.limits

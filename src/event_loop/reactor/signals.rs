@@ -33,7 +33,7 @@ use crate::binding::{current_thread, errors};
 /// Pipes of closed loops that the interpreter may still write to. Never locked across a call into Python.
 static ABANDONED: Mutex<Vec<SignalPipe>> = Mutex::new(Vec::new());
 
-/// What the loop needs to receive signals.
+/// The state that the loop needs to receive signals.
 pub(super) struct Signals {
     /// Created when the loop first blocks in the main thread, or with the first signal handler. Closed with the loop.
     pipe: RefCell<Option<SignalPipe>>,

@@ -48,8 +48,8 @@ impl NewestHandle {
     }
 }
 
-/// Makes the collector track those of a queue's handles to which other code holds references. Called before the loop
-/// stops running. Tracking runs no code, so the queue may be borrowed.
+/// Makes the collector track the handles of a queue to which other code holds references. Called before the loop stops
+/// running. Tracking runs no code, so the queue may be borrowed.
 pub(super) fn track_kept<'a>(py: Python<'a>, handles: impl Iterator<Item = &'a HandleRef>) {
     if !HAS_GIL {
         // Without a freelist, all handles are already tracked.

@@ -1,8 +1,8 @@
 //! The write side. `sendto` sends a datagram at once, wherever it is called. Datagrams that the kernel does not take
 //! are queued until the socket is writable, under the control of the watermarks.
 //!
-//! Replies are not collected for one `sendmmsg`: according to measurements this saves nothing, and errors would be
-//! reported later than by asyncio.
+//! Replies are not collected for one `sendmmsg`: measurements showed that this saves nothing, and errors would be
+//! reported later than asyncio reports them.
 
 use std::io;
 
@@ -56,7 +56,7 @@ impl Outbound {
         }
     }
 
-    /// The length that counts for the size of the buffer, in bytes.
+    /// The number of bytes that the datagram adds to the size of the write buffer.
     fn counted_len(&self) -> usize {
         self.data.as_ref().len() + HEADER_LEN
     }
@@ -68,14 +68,14 @@ enum Sent {
     Done,
     /// The kernel has no space for it now.
     Blocked,
-    /// The call failed with an OSError, which the protocol must get.
+    /// The call failed with an OSError, which must be passed to the protocol's `error_received`.
     Refused(PyErr),
     /// The call failed with another exception, for instance because the address is of a wrong type.
     Failed(PyErr),
 }
 
-/// `sendto(data, addr)`. Err is for wrong arguments, for what the protocol's `error_received` raises, and for
-/// exceptions that must leave the loop.
+/// `sendto(data, addr)`. Err is for wrong arguments, for exceptions that the protocol's `error_received` raises, and
+/// for exceptions that must leave the loop.
 #[inline]
 pub(super) fn send_to(this: Datagram<'_>, data: &Bound<'_, PyAny>, to: &Bound<'_, PyAny>) -> PyResult<()> {
     let data = Data::new(data)?;
@@ -177,8 +177,8 @@ fn send_by_object(this: Datagram<'_>, data: &Bound<'_, PyAny>, address: &Address
     }
 }
 
-/// Calls `error_received(error)` from within `sendto`: it runs in the caller's context, and the caller gets what it
-/// raises.
+/// Calls `error_received(error)` from within `sendto`: it runs in the context of `sendto`'s caller, which also gets any
+/// exception that it raises.
 #[cold]
 fn tell_sender(this: Datagram<'_>, error: PyErr) -> PyResult<()> {
     let py = this.py();
@@ -225,7 +225,7 @@ pub(super) fn on_writable(this: Datagram<'_>) -> PyResult<()> {
                 break;
             }
             Sent::Refused(error) => {
-                // The other datagrams are sent at the next event of writability.
+                // The other datagrams are sent when the poller reports the socket as writable again.
                 return receiving::tell_error(this, error);
             }
             Sent::Failed(error) => {

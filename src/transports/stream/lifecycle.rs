@@ -90,7 +90,7 @@ pub(in crate::transports) fn accept(
 /// Queues `connection_made` of an accepted connection.
 #[cold]
 fn start_later(this: Stream<'_>, server: &Bound<'_, PyAny>) -> PyResult<()> {
-    // Enter the transport into the fd table now, where a search for the server's connections must find it.
+    // Enter the transport into the fd table now, so that a search for the server's connections finds it.
     if let Err(error) = this.registration.enter(this, this.reactor(), Interest::NONE) {
         return fatal_error(this, errors::os_error(&error), "Fatal error on socket transport");
     }
@@ -237,7 +237,7 @@ pub(super) fn close(this: Stream<'_>) -> PyResult<()> {
     }
     this.flags.set(Flags::CLOSING);
     if this.flags.has(Flags::BLOCKED) {
-        // A transport that was not registered yet must be, to wait for its buffer to drain.
+        // The buffer drains only if the transport is registered with the poller, so register it if it was not yet.
         register(this)?;
         if this.usable_fd(this.py()).is_err() {
             // Waiting for the buffer to drain would never end.

@@ -320,7 +320,8 @@ pub(crate) fn copied_context<'py>(transport: &Bound<'py, PyAny>) -> PyResult<Opt
         .copied_context(transport.py())
 }
 
-/// Whether native code may write to and end the transport directly: its methods for that have not been replaced.
+/// Whether native code may write to the transport and end it without calling its Python methods, because no method has
+/// been replaced.
 /// Requires that `is_stream` has returned true for the transport.
 #[inline]
 pub(crate) fn has_own_methods(transport: &Bound<'_, PyAny>) -> bool {

@@ -25,7 +25,7 @@ UPGRADE = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: x\r\n"
 
 
 class Outcome:
-    """What a connection would see of a stream that arrives in these pieces."""
+    """The requests, or the refusal, that a connection would find in a stream that arrives in these pieces."""
 
     def __init__(self, pieces: Iterable[bytes], **limits: int) -> None:
         from grapeshot.coro.wsgi._request import RequestError, RequestParser
@@ -124,8 +124,8 @@ def test_cuts_change_nothing(seed: int) -> None:
             assert (cut.requests, bool(cut.status)) == (whole.requests, bool(whole.status)), (data, list(cuts))
 
 
-def test_a_header_value_is_no_request_line() -> None:
-    """Not even if the stream is cut so that it could be mistaken for one."""
+def test_a_header_value_is_not_a_request_line() -> None:
+    """A header value is not parsed as a request line, no matter where the stream is cut."""
     data = head("GET", "/x", "X: GET /x RTSP/1.0", "Y: a RTSP/1.0", "GET: / RTSP/1.0") + post(
         "Content-Length: 3", b"a:b"
     )
@@ -178,7 +178,7 @@ def test_chunk_headers_and_trailers_are_limited_after_the_answer(name: str) -> N
 
 
 @pytest.mark.parametrize("size", [b"1", b"00000001", b"1;a=b"])
-def test_small_chunks_are_no_abuse(size: bytes) -> None:
+def test_small_chunks_are_not_treated_as_abuse(size: bytes) -> None:
     body = b"x" * 30_000
     chunks = b"".join(b"%b\r\n%c\r\n" % (size, octet) for octet in body)
     with Served(echo) as served, Wire(served.port) as wire:

@@ -36,7 +36,7 @@ def chunked(body: bytes) -> bytes:
     return post("Transfer-Encoding: chunked", body=body)
 
 
-# What the application must get: method, path, query and body.
+# Good requests, and the method, path, query and body that the application must get.
 GOOD: dict[str, tuple[bytes, tuple[str, str, str, bytes]]] = {
     "plain": (get(), ("GET", "/", "", b"")),
     "options": (line("OPTIONS /x"), ("OPTIONS", "/x", "", b"")),

@@ -1,6 +1,6 @@
-"""flask-sock and Flask-SocketIO on `python -m grapeshot.coro.wsgi` and on our worker class of gunicorn.
+"""flask-sock and Flask-SocketIO on `python -m grapeshot.coro.wsgi` and on gunicorn with grapeshot's worker class.
 
-The control is gunicorn with threads. The server applies patches, so it runs in a process of its own.
+The control is gunicorn with threads. The servers patch the standard library, so each runs in its own process.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def greet(name):
 
 @socketio.on("disconnect")
 def disconnect(reason=None):
-    os.write(1, b"disconnected\n")  # real threads would mix what they print
+    os.write(1, b"disconnected\n")  # print() in several real threads would mix the lines
 """
 
 HANDSHAKE = [
@@ -200,7 +200,7 @@ def test_a_client_that_goes_without_a_word(served: Served, how: str) -> None:
 
 @pytest.mark.parametrize("served", ["ours", "worker"], indirect=True)
 def test_frames_right_behind_the_request(served: Served) -> None:
-    """gunicorn itself loses them."""
+    """gunicorn's own worker loses these frames."""
     frame = b"\x81\x82\0\0\0\0hi"
     with Wire(served.port) as wire:
         wire.send(head("GET", "/echo", *HANDSHAKE) + frame * 2)
@@ -210,7 +210,7 @@ def test_frames_right_behind_the_request(served: Served) -> None:
         assert wire.exactly(4) == b"\x81\x02hi"
 
 
-def test_a_request_that_is_no_websocket(served: Served) -> None:
+def test_a_request_that_is_not_a_websocket(served: Served) -> None:
     with Wire(served.port) as wire:
         assert wire.get("/", "Connection: Upgrade", "Upgrade: h2c").status == 200
         assert wire.get("/").status == 200
@@ -239,7 +239,7 @@ def test_socketio(served: Served, transports: list[str]) -> None:
         for number, (sio, got, _) in enumerate(clients):
             assert sio.call("greet", f"client {number}", timeout=TIMEOUT_S) == "greeted"
             assert got == [f"hello client {number}"]
-        # Every client is told about the last one, who comes after all others.
+        # The broadcast of this call comes after all earlier ones, which the client must have received by then.
         for sio, _, joined in clients:
             sio.call("greet", "again", timeout=TIMEOUT_S)
             assert joined[:count] == [f"client {number}" for number in range(count)]

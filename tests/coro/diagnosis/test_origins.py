@@ -151,7 +151,7 @@ def test_dev_mode_and_threads_that_are_coros():
     assert "created at <string>:" in out
 
 
-def test_a_context_that_is_entered_is_no_obstacle():
+def test_a_context_may_be_entered_already():
     context = contextvars.copy_context()
 
     def body():

@@ -1,4 +1,4 @@
-"""What other processes see of coros: `asyncio ps` and `pstree`, the sampling profiler, `sys.remote_exec`.
+"""Coros in tools that run in another process: `asyncio ps` and `pstree`, the sampling profiler, `sys.remote_exec`.
 
 These tools read the memory of the process. The profiler discards a chain of frames that does not lead to the thread's
 base frame.

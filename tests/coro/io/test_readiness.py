@@ -1,4 +1,4 @@
-"""What a socket object assumes about its descriptor: consumed events, closed numbers, the child of a fork."""
+"""A socket object's assumptions about its descriptor: consumed events, closed numbers, the child of a fork."""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ def test_an_error_ends_only_its_connection():
 
 
 def test_an_error_is_reported_once():
-    """Also if nothing refers to the coro, so that it is freed."""
+    """The error is reported once even though nothing refers to the coro, so that it is freed."""
     messages = []
 
     def handler(sock, address):

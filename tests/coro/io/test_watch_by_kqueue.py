@@ -254,7 +254,7 @@ def leave():
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
 def test_no_descriptor_is_left_at_the_start(folder, leave, count):
-    """There is none for the kqueue, the directory, its listing, or the second file."""
+    """The descriptors run out at the kqueue, at the directory, at its listing, or at the second file."""
     for name in ("a", "b"):
         (folder / name).touch()
 
@@ -294,7 +294,7 @@ def test_the_end_of_a_directory(folder):
     def main():
         for notes, kind in ((vnode_events.KQ_NOTE_REVOKE, "deleted"), (vnode_events.KQ_NOTE_RENAME, "moved")):
             with coro.watch_file(folder) as events:
-                # As when its file system is unmounted by force.
+                # The same notes come when the file system is unmounted by force.
                 events._watch._take({events._watch._root: notes})
                 assert told(events) == [(kind, "folder", None), None]
 

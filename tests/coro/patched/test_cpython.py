@@ -72,7 +72,7 @@ EXCEPTIONS: dict[str, dict[str, LeftOut]] = {
             "the program's first coro waits for the threads that are coros, not threading at the exit", is_run=False
         ),
         "ThreadTests.test_tstate_lock": LeftOut(
-            "who acquires the lock that is released when a thread ends holds nothing"
+            "acquiring the lock that the end of a thread releases only waits for that end, and does not hold the lock"
         ),
         "MiscTestCase.test_change_name": NATIVE,
         "MiscTestCase.test_set_name": NATIVE,

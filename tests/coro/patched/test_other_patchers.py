@@ -88,8 +88,8 @@ print(coro.run(lambda: coro.sleep_relative(0)))
     assert lines[4:] == [lines[3], "done", "{} {}", "None"]
 
 
-def test_those_that_were_imported_before_are_refused_too(head):
-    """Such a function is refused because it patches through other functions of its module."""
+def test_functions_that_were_imported_before_are_refused_too(head):
+    """A function that was imported earlier is refused because it patches through other functions of its module."""
     code = """
 import gevent.monkey, eventlet, eventlet.patcher
 from gevent.monkey import patch_all

@@ -1,4 +1,4 @@
-"""`select`, `poll` and selectors, where patched programs could behave differently: scripts print the same both ways."""
+"""Scripts with `select`, `poll` and selectors print the same with and without patching."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.coro.patched.same_output import check_same_output
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 
 SCRIPTS = {
-    "what select is given is read once": """
+    "select reads its arguments only once": """
         import os, select, sys, threading
 
         class File:
@@ -100,7 +100,7 @@ SCRIPTS = {
         thread.start()
         go.set()
         found = poll.poll(20000)
-        # A thread may have changed it before.
+        # Without patching, the thread may change the poll object before the wait begins.
         print(found == [(reads, select.POLLIN)] or "grapeshot.coro" not in sys.modules)
         thread.join()
         print(len(poll.poll(0)))

@@ -480,7 +480,7 @@ def test_fork_in_a_thread_that_is_a_coro():
     ) == ["7"]
 
 
-def test_coros_that_are_no_threads_have_a_thread_object_until_they_end():
+def test_coros_that_are_not_threads_have_a_thread_object_until_they_end():
     assert run(
         """
         import asyncio, grapeshot

@@ -23,7 +23,7 @@ class Injected(Exception):
     """The exception that `raise_exception` injects."""
 
 
-# What a coro may raise after a member of its family was killed, or could not get memory for its stack.
+# The exceptions that a coro may raise after a member of its family was killed, or could not get memory for its stack.
 INJECTED = (asyncio.CancelledError, coro.CoroCancelled, Injected, coro.InParallelError, MemoryError)
 
 # A coro that the soak spawned and all coros that it spawned form a family and share this object.

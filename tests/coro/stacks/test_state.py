@@ -414,7 +414,7 @@ def test_the_users_callbacks_of_the_collector():
 
 
 @needs_coros
-def test_builtins_that_are_no_dict():
+def test_builtins_that_are_not_a_dict():
     """`exec` accepts any mapping as builtins. Coros wait deep inside a function that uses such a mapping."""
 
     class Builtins:

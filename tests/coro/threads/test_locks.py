@@ -47,7 +47,7 @@ def in_real_thread(function):
 
 
 def waiting_count(lock):
-    """Return how many wait for the lock, according to its repr."""
+    """Return the number of waiters of the lock, according to its repr."""
     text = repr(lock)
     return int(text.partition("waiting=")[2].split()[0]) if "waiting=" in text else 0
 
@@ -108,7 +108,7 @@ def test_interface(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_arguments_of_the_type(kind):
-    """Up to 3.14 ``RLock`` ignores them."""
+    """Up to Python 3.14, ``RLock`` ignores its arguments."""
 
     def outcome(make_one):
         try:
@@ -213,7 +213,7 @@ def test_real_thread_waits_for_a_coro(kind):
 
 
 def test_first_come_first_served():
-    """Coros and real threads in one order."""
+    """Coros and real threads get the lock in the order in which they asked for it."""
     lock = make("thread_lock")
     order = []
 
@@ -391,8 +391,8 @@ def test_signal_interrupts_the_main_thread():
 
 
 def test_storm_over_one_lock():
-    """Coros of two loops and real threads, with timeouts and interruptions: no two are inside at once, and none gets
-    lost.
+    """Coros of two loops and real threads take one lock, with timeouts and interruptions. Only one of them holds it at
+    a time, and no wake-up is lost.
     """
     lock = make("thread_lock")
     inside = [0]
@@ -481,7 +481,7 @@ def test_storm_over_one_lock():
 
 @pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="no fork")
 def test_waiters_of_the_parent_do_not_exist_in_the_child():
-    """Without `_at_fork_reinit`: a release in the child must not give the lock to a thread of the parent."""
+    """Even without `_at_fork_reinit`, a release in the child must not give the lock to a thread of the parent."""
     output = run_script(
         None,
         """

@@ -215,12 +215,12 @@ def test_ratios_are_taken_run_by_run_and_held_against_the_bound():
     few = outcome("old", {loop: taken[:5] for loop, taken in GOOD.items()})
     page = tables.markdown(comparison(held, missed, few))
     assert (
-        "Of the 3 rows that have a peer, grapeshot is ahead of every peer in 2. The other 1 do not have enough runs"
+        "Of the 3 rows that have a peer, grapeshot is ahead of every peer in 2. The others (1) do not have enough runs"
         in page
     )
     assert "| **0.50** (0.40-0.60) of uvloop | ahead |" in page
     assert "| **0.50** (0.40-0.60) of uvloop | too few runs |" in page
-    assert "None of the 1 rows that have a peer has enough runs for a verdict" in tables.markdown(comparison(few))
+    assert "No row with a peer has enough runs for a verdict" in tables.markdown(comparison(few))
 
 
 @pytest.mark.parametrize(

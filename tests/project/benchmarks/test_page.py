@@ -109,7 +109,7 @@ BEFORE = [40, 50, 60] * 5
         (
             row(BEFORE),
             row([55, 70, 500] * 5),
-            "1 rows with 15 or more runs compared with those of then: 0 worse",
+            "1 rows with 15 or more runs compared with the runs of then: 0 worse",
             False,
         ),
         (row(BEFORE), row([500] * 14), "0 rows with 15 or more runs compared", False),

@@ -73,7 +73,7 @@ async def test_a_server_at_the_limit_of_connections_accepts_again_when_one_ends(
     finally:
         for client in clients:
             client.close()
-        protocols.clear()  # the log's record has the server, which has them
+        protocols.clear()  # caplog keeps the log record, which refers to the server, which refers to the protocols
     await until(lambda: loop._open_connections == 0, "the end of all connections")
 
 
@@ -100,8 +100,8 @@ async def test_a_server_that_is_closed_while_it_waits_stays_closed(loop, serve):
     assert not server.is_serving()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="other pollers take files")
-async def test_a_server_that_cannot_go_on_does_not_keep_others_from_it(loop, serve):
+@pytest.mark.skipif(sys.platform != "linux", reason="only epoll refuses regular files")
+async def test_a_server_that_cannot_resume_accepting_does_not_keep_others_from_it(loop, serve):
     reports = []
     loop.set_exception_handler(lambda loop, context: reports.append(context))
     broken = await serve(Echo, HOST, 0)
@@ -112,7 +112,7 @@ async def test_a_server_that_cannot_go_on_does_not_keep_others_from_it(loop, ser
         second.send(b"x")
         await iterations(20)
         assert answer(second) is None
-        with open(__file__) as file:  # epoll takes no files
+        with open(__file__) as file:  # which epoll refuses
             os.dup2(file.fileno(), broken.sockets[0].fileno())
         first.close()
         await until(lambda: answer(second) == b"x", "the echo")
@@ -137,7 +137,7 @@ async def test_create_connection_at_the_limit_is_refused_before_it_connects(loop
     with far:
         with pytest.raises(grapeshot.LimitError):
             await loop.create_connection(asyncio.Protocol, sock=near)
-        assert near.fileno() == -1, "what it took over is closed, as after each failure"
+        assert near.fileno() == -1, "the socket that was passed in is closed, as after each failure"
     transport.abort()
     await until(lambda: loop._open_connections == 0, "both ends")
     transport, _ = await loop.create_connection(asyncio.Protocol, *address_of(server))
@@ -160,7 +160,7 @@ async def test_unix_connections_count(loop, tmp_path):
 async def test_a_dropped_connection_is_not_counted_any_more(loop, quiet):
     near, far = socket.socketpair()
     with far:
-        # It is never started: once the queue is dropped, the loop has no reference to it.
+        # The transport is never started, so the loop refers to it only in its ready queue.
         with near:
             loop.set_limits(connections=1)
             transport, _ = await loop.create_connection(asyncio.Protocol, sock=near)
@@ -179,7 +179,7 @@ async def test_servers_leave_the_descriptors_above_the_limit(loop, serve):
         clients[1].send(b"x")
         await iterations(20)
         assert answer(clients[1]) is None
-        clients[0].close()  # this one's number and the server's end of it
+        clients[0].close()  # frees two descriptors: the client's, and the server's end of the connection
         await until(lambda: answer(clients[1]) == b"x", "the echo")
     finally:
         for client in clients:

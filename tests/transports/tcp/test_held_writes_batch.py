@@ -222,7 +222,7 @@ async def test_a_later_step_that_looks_sends_first(loop, look):
         await finish(transport, protocol)
 
 
-async def test_one_of_those_that_wait_is_aborted_and_one_closed(loop):
+async def test_one_waiting_transport_is_aborted_and_one_closed(loop):
     async with Shared(loop, 4) as shared:
         first, second, third, fourth = shared.transports
 
@@ -257,7 +257,7 @@ async def test_a_transport_that_only_the_list_knows(loop):
         assert protocol.lost_with == [None]
 
 
-async def test_one_of_those_that_wait_fails(loop):
+async def test_one_waiting_transport_fails(loop):
     """The others send, and the failed one reports its error to its own protocol."""
     pairs = [await unix_pair(loop) for _ in range(3)]
     _, failing, peer = pairs[1]

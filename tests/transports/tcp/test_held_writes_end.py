@@ -13,7 +13,9 @@ from transports.tcp.socket_pairs import arrived, finish, unix_pair
 
 
 def run_step(loop, step):
-    """Call step(transport) in a callback of a run. Return what the peer has then, and what the run raised."""
+    """Call step(transport) in a callback of a run. Return the data that the peer has received when the run ends, and
+    the exception that the run raised.
+    """
     transport, protocol, peer = loop.run_until_complete(unix_pair(loop))
     caught = None
     loop.call_soon(step, transport)
@@ -97,7 +99,7 @@ def test_writes_outside_of_a_run_leave_at_once(loop):
 
 @pytest.mark.skip_on(uvloop="its writes leave at the end of the iteration")
 def test_a_loop_that_runs_inside_a_step(loop, new_loop):
-    """The inner run delays nothing: neither what was written before it, nor what it writes."""
+    """The inner run delays neither the data that was written before it nor the data that it writes itself."""
     transport, protocol, peer = loop.run_until_complete(unix_pair(loop))
     inner, seen = new_loop(), []
 
@@ -150,9 +152,9 @@ async def test_a_write_of_another_thread_while_the_loop_waits(loop):
         await finish(transport, protocol)
 
 
-@pytest.mark.skip_on(uvloop="runs signal handlers by callbacks of the loop")
+@pytest.mark.skip_on(uvloop="runs signal handlers as callbacks of the loop")
 async def test_a_write_of_a_signal_handler_while_the_loop_waits(loop):
-    """The handler runs between two steps, and nothing follows that could send for it."""
+    """The handler runs between two steps, so no end of a step follows that could send its data."""
     transport, protocol, peer = await unix_pair(loop)
     done = loop.create_future()
     got = []
@@ -215,7 +217,9 @@ def test_fork(loop_kind, flags):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.skip_on(asyncio="writes leave at once", uvloop="parent and child both send what was written before")
 def test_fork_while_held_writes_leave(loop_kind):
-    """The socket of one transport forks in `fileno()`, before the bytes of the next one leave. They leave once."""
+    """The socket of one transport forks in `fileno()`, before the data of the next transport is sent. Parent and child
+    together must send that data only once.
+    """
     out = run_script(
         loop_kind,
         """

@@ -1,4 +1,4 @@
-"""What the loop avoids: large buffers for small reads, a system call per write, threads, releasing the GIL."""
+"""Costs that the loop avoids: large buffers for small reads, a system call per write, threads, releasing the GIL."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ async def test_a_socket_object_that_fails_does_not_close_the_connection(loop, mo
 
 
 @pytest.mark.skip_on(uvloop="its own class of sockets")
-async def test_the_socket_object_where_the_class_is_no_class_of_sockets(loop, monkeypatch):
+async def test_the_socket_object_where_the_class_is_not_a_socket_class(loop, monkeypatch):
     transport, protocol, peer = await connected(loop, how="server")
     with peer:
         with monkeypatch.context() as patch:

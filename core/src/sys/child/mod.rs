@@ -46,7 +46,7 @@ pub struct ExitWatch {
     pid: libc::pid_t,
 }
 
-/// What [`ExitWatch::reap`] found.
+/// The result of [`ExitWatch::reap`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reaped {
     /// The child is running.

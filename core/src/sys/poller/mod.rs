@@ -123,7 +123,7 @@ impl Interest {
     }
 }
 
-/// What an fd is ready for.
+/// The operations that an fd is ready for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Readiness(u8);
 
@@ -181,6 +181,6 @@ impl Readiness {
 pub struct Event {
     /// The token that the fd was registered with.
     pub token: Token,
-    /// What the fd is ready for. After a hangup this includes directions that are not watched.
+    /// The operations that the fd is ready for. After a hangup this includes directions that are not watched.
     pub readiness: Readiness,
 }

@@ -22,7 +22,7 @@ _RealRLock: Any = _thread.RLock
 
 
 class Holders:
-    """The originals that were found, as texts by module: those that were replaced, and those that are left."""
+    """The originals that were found, as texts by module. They were either replaced, or could not be replaced."""
 
     def __init__(self) -> None:
         self.repaired: dict[str, list[str]] = {}
@@ -49,7 +49,7 @@ def _is_library(module_name: str) -> bool:
 
 
 def repair(news: dict[tuple[str, str], Any]) -> Holders:
-    """Replace originals that modules hold as plain names, and find those that cannot be replaced.
+    """Replace the originals that modules hold as plain names, and find the originals that cannot be replaced.
 
     ``news`` has the names that were patched just now, each with its replacement.
     """

@@ -45,7 +45,7 @@ def _with_real(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def patch() -> None:
-    """Replace the names. The originals would crash the process if they got the id of a coro."""
+    """Replace the functions. The originals would crash the process if they got the id of a coro."""
     _originals.replace("signal", "pthread_kill", _with_real(signal.pthread_kill))
     if hasattr(time, "pthread_getcpuclockid"):
         _originals.replace("time", "pthread_getcpuclockid", _with_real(time.pthread_getcpuclockid))

@@ -1,4 +1,4 @@
-"""How a client reaches a back door, by the path of its socket or by process id, and how it checks who is there.
+"""Connects a client to a back door, by the path of its socket or by process id, after checking who runs the process.
 
 The process at the other end receives what the user types, and its output reaches the user's terminal. So a client
 connects only to processes of root and of its own user, at a path that no one else can have created. If a process id is
@@ -57,7 +57,7 @@ def connect(target: str) -> Reached:
 
 
 def connect_for_command(target: str) -> Reached | None:
-    """Connect for a command of the shell. If that is refused, write the reason to stderr and return None."""
+    """Connect on behalf of a shell command. If that is refused, write the reason to stderr and return None."""
     try:
         return connect(target)
     except RefusedError as exc:
@@ -115,7 +115,7 @@ def _connect_to_process(pid: int) -> Reached:
         raise RefusedError(f"{pid}: this system cannot tell which sockets a process has; give the path of the socket")
     user = None
     try:
-        user = int(_status(pid, "Uid").split()[1])  # the effective one
+        user = int(_status(pid, "Uid").split()[1])  # the effective user id
         path = _path_in(pid)
     except (FileNotFoundError, ProcessLookupError):  # ProcessLookupError if it ends while one of its files is read
         raise RefusedError(f"there is no process {pid}; for a socket of that name, write ./{pid}") from None
@@ -126,7 +126,10 @@ def _connect_to_process(pid: int) -> Reached:
 
 
 def _path_in(pid: int) -> str:
-    """Return the path at which this process can reach the only back door of another one. Raises as :func:`paths_of`."""
+    """Return the path at which this process can reach the only back door of another process.
+
+    Raises the same exceptions as :func:`paths_of`, and RefusedError if there is no back door or more than one.
+    """
     paths = paths_of(pid)
     if not paths:
         raise RefusedError(f"the process {pid} has no back door open. {_remedy(pid)}")

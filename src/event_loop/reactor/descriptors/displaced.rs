@@ -18,7 +18,7 @@ use super::watcher::Direction;
 use super::{Descriptors, FdUse};
 use crate::event_loop::fileno::number_of;
 
-/// The number of objects to remember after another object has taken their number.
+/// How many closed objects to remember whose descriptor number was taken over by another object.
 const MAX_DISPLACED: usize = 64;
 
 /// Weak references to closed file objects whose number now belongs to another object.
@@ -107,8 +107,8 @@ impl Descriptors {
         }
     }
 
-    /// Called when a transport takes over a number: the registration that had the number belongs to closed file
-    /// objects.
+    /// Called when a transport takes over a descriptor number that still has a registration: the file objects of that
+    /// registration must have been closed.
     pub(super) fn note_all_displaced(&self, py: Python<'_>, fd_use: &FdUse) {
         if let FdUse::Watch(watch) = fd_use {
             for target in watch.get().targets(py).into_iter().flatten() {

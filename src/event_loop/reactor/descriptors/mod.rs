@@ -33,7 +33,7 @@ pub(super) use poller::{LoopPoller, SIGNAL_TOKEN, WAKER_TOKEN};
 use watch::{OwnedWatch, WatchRef};
 pub(crate) use watcher::{Direction, Watcher};
 
-/// What a descriptor in the fd table is for. Dropping it may run any code, so an entry is taken out of the table first
+/// The use of a descriptor in the fd table. Dropping it may run any code, so an entry is taken out of the table first
 /// and dropped when the table is not borrowed any more.
 pub(crate) enum FdUse {
     /// It belongs to a native source: a transport or a listener.
@@ -89,7 +89,7 @@ impl Descriptors {
 
     // ---- the table -------------------------------------------------------------------------------------------
 
-    /// What the registration with this token is for; None if it has ended.
+    /// The use of the descriptor that is registered with this token; None if the registration has ended.
     #[inline]
     pub(super) fn get(&self, token: Token) -> Option<Registered> {
         Some(match self.table.borrow().get(token)? {
@@ -119,7 +119,7 @@ impl Descriptors {
             .collect()
     }
 
-    /// Whether a descriptor is ready for which something waits. Asks the kernel, not the loop's poller.
+    /// Whether any descriptor that something waits for is ready. Asks the kernel, not the loop's poller.
     pub(super) fn is_any_ready(&self, py: Python<'_>) -> bool {
         readiness::is_any_ready(self.table.borrow().iter().map(|(fd, fd_use)| {
             let interest = match fd_use {

@@ -44,7 +44,7 @@ impl Pacing {
             || iteration > MAX_UNPOLLED_ITERATIONS
     }
 
-    /// Whether an iteration may skip the poll, as far as its number tells.
+    /// Whether an iteration with this number may skip the poll.
     #[inline]
     pub(crate) fn may_skip(iteration: u32) -> bool {
         iteration <= MAX_UNPOLLED_ITERATIONS

@@ -174,7 +174,8 @@ impl Descriptors {
 
     /// The fast path of `wait_once`, for a socket that knows the stamp of its last wait. Does nothing and returns false
     /// if the stamp is outdated, if something waits in this direction already, or if the poller would have to be
-    /// updated. With `unless_reported`, also if there was an event for reading since the last `note_short_read`.
+    /// updated. With `unless_reported`, the same holds if there was an event for reading since the last
+    /// `note_short_read`.
     #[inline]
     pub(crate) fn wait_again(
         &self,

@@ -143,7 +143,7 @@ impl Drop for Watch {
     }
 }
 
-/// The entry of the fd table, which owns the watch. It is no `Box`, because a `Box` must not move while a pointer to
+/// The entry of the fd table, which owns the watch. It is not a `Box`, because a `Box` must not move while a pointer to
 /// its content is in use, and the table moves its entries when it grows.
 pub(crate) struct OwnedWatch(NonNull<Watch>);
 
