@@ -12,34 +12,15 @@ use super::observer::{self, Kind};
 use crate::binding::{errors, log};
 use crate::event_loop::handle::Handle;
 use crate::event_loop::pyloop::LoopObject;
-use crate::event_loop::reactor::Ready;
+use crate::event_loop::reactor::Reactor;
 use crate::event_loop::source::DeferredCall;
 
-/// Runs an entry that was just taken out of the ready queue.
+/// Runs a handle that was just taken out of the ready queue.
 #[cold]
-pub(crate) fn run_entry(py: Python<'_>, event_loop: &LoopObject, entry: Ready) -> PyResult<()> {
+pub(crate) fn run_handle(event_loop: &LoopObject, handle: Handle<'_>) -> PyResult<()> {
     let reactor = event_loop.reactor();
-    let measuring = reactor.probe.measuring();
-    let ready_ns = measuring.map(|measuring| measuring.take(reactor.ready.len()));
-    match entry {
-        Ready::Handle(handle) => run_handle(event_loop, handle.this(py), ready_ns),
-        Ready::Call(call) => run_deferred(py, event_loop, call, ready_ns),
-    }
-}
-
-/// Runs `run`, in which `source` handles an event.
-#[cold]
-pub(crate) fn run_source(
-    event_loop: &LoopObject,
-    source: &Bound<'_, PyAny>,
-    run: impl FnOnce() -> PyResult<()>,
-) -> PyResult<()> {
-    watch_source(event_loop, source, Some(Kind::Source), None, run)
-}
-
-fn run_handle(event_loop: &LoopObject, handle: Handle<'_>, ready_ns: Option<u64>) -> PyResult<()> {
-    let probe = &event_loop.reactor().probe;
-    probe.counters.callbacks.add(1);
+    let probe = &reactor.probe;
+    let ready_ns = note_taken(reactor);
     if handle.is_cancelled() {
         return Ok(());
     }
@@ -58,16 +39,13 @@ fn run_handle(event_loop: &LoopObject, handle: Handle<'_>, ready_ns: Option<u64>
     }
 }
 
-/// Runs an entry of the ready queue that is not a handle.
-fn run_deferred(
-    py: Python<'_>,
-    event_loop: &LoopObject,
-    call: DeferredCall,
-    ready_ns: Option<u64>,
-) -> PyResult<()> {
+/// Runs a deferred function that was just taken out of the ready queue.
+#[cold]
+pub(crate) fn run_deferred(py: Python<'_>, event_loop: &LoopObject, call: DeferredCall) -> PyResult<()> {
+    let reactor = event_loop.reactor();
+    let ready_ns = note_taken(reactor);
     let is_own = observer::is_own_entry(call.function());
-    let probe = &event_loop.reactor().probe;
-    if is_own && !probe.has(Mode::STEPS - Mode::OBSERVED) {
+    if is_own && !reactor.probe.has(Mode::STEPS - Mode::OBSERVED) {
         return call.call(py);
     }
     let source = call.to_bound(py);
@@ -77,6 +55,22 @@ fn run_deferred(
         drop(call);
         result
     })
+}
+
+/// Runs `run`, in which `source` handles an event.
+#[cold]
+pub(crate) fn run_source(
+    event_loop: &LoopObject,
+    source: &Bound<'_, PyAny>,
+    run: impl FnOnce() -> PyResult<()>,
+) -> PyResult<()> {
+    watch_source(event_loop, source, Some(Kind::Source), None, run)
+}
+
+/// Returns since when the entry was ready that was just taken out of the ready queue; None while measuring is off.
+fn note_taken(reactor: &Reactor) -> Option<u64> {
+    let measuring = reactor.probe.measuring()?;
+    Some(measuring.take(reactor.ready.len()))
 }
 
 /// Runs a step of `what`, for the observer, for measuring and for the step observer. `kind` is None if the step tells

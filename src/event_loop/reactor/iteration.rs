@@ -330,17 +330,19 @@ impl Reactor {
             let Some(entry) = self.ready.pop() else {
                 return Ok(());
             };
+            let is_watched = self.probe.has(Mode::STEPS);
             // The queue's reference is dropped at the end of each arm.
-            let mut result = if self.probe.has(Mode::STEPS) {
-                step::run_entry(py, event_loop, entry)
-            } else {
-                match entry {
-                    Ready::Handle(handle) => {
-                        self.probe.counters.callbacks.add(1);
+            let mut result = match entry {
+                Ready::Handle(handle) => {
+                    self.probe.counters.callbacks.add(1);
+                    if is_watched {
+                        step::run_handle(event_loop, handle.this(py))
+                    } else {
                         handle.this(py).run()
                     }
-                    Ready::Call(call) => call.call(py),
                 }
+                Ready::Call(call) if is_watched => step::run_deferred(py, event_loop, call),
+                Ready::Call(call) => call.call(py),
             };
             self.held.end_step_of_batch(py, &mut result, index + 1 == count);
             // An error ends the run. At its end, the run sends the writes that are still held.
@@ -350,10 +352,10 @@ impl Reactor {
     }
 }
 
-/// Calls a source that has an event. A panic is reported and does not end the run.
+/// Calls a source that has an event, and drops this reference to it. A panic is reported and does not end the run.
 #[inline(always)]
 fn call_source(py: Python<'_>, event_loop: &LoopObject, source: SourceRef, event: Event) -> PyResult<()> {
-    match catch_unwind(AssertUnwindSafe(|| source.ready(py, event.readiness))) {
+    let result = match catch_unwind(AssertUnwindSafe(|| source.ready(py, event.readiness))) {
         Ok(result) => result,
         Err(payload) => {
             let error = errors::panic_error(&*payload);
@@ -364,5 +366,7 @@ fn call_source(py: Python<'_>, event_loop: &LoopObject, source: SourceRef, event
                 &[],
             )
         }
-    }
+    };
+    drop(source);
+    result
 }

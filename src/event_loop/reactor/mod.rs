@@ -42,7 +42,6 @@ mod tracking;
 use access::Access;
 pub(crate) use descriptors::{Descriptors, Direction, FdUse, Watcher};
 pub(crate) use held::{Held, after_fork, flush_running};
-pub(super) use ready::Ready;
 use ready::ReadyWork;
 pub(crate) use receiving::{Received, receive_direct};
 use scratch::Scratch;

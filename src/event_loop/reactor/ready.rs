@@ -22,7 +22,7 @@ use crate::event_loop::handle::HandleRef;
 use crate::event_loop::source::{Deferred, DeferredCall};
 
 /// An entry of the ready queue. Dropping it may run any code.
-pub(crate) enum Ready {
+pub(super) enum Ready {
     Handle(HandleRef),
     Call(DeferredCall),
 }
