@@ -4,7 +4,7 @@
 //! its fields (`v311_offsets.rs` to `v315_offsets.rs`), and a file with the other details of that version. The offsets
 //! are checked against the headers when the crate is built (`build_offsets.rs`), and against the running interpreter
 //! when the module is imported (`self_check`). On a version without such files the crate builds, but importing `coro`
-//! raises ImportError.
+//! raises `ImportError`.
 //!
 //! | field | why it is the coro's |
 //! |---|---|

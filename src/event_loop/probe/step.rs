@@ -67,7 +67,8 @@ pub(crate) fn run_source(
     watch_source(event_loop, source, Some(Kind::Source), None, run)
 }
 
-/// Returns since when the entry was ready that was just taken out of the ready queue; None while measuring is off.
+/// Returns the time at which the entry that was just taken out of the ready queue became ready; None while measuring is
+/// off.
 fn note_taken(reactor: &Reactor) -> Option<u64> {
     let measuring = reactor.probe.measuring()?;
     Some(measuring.take(reactor.ready.len()))
