@@ -102,14 +102,14 @@ impl<'a, 'py> Args<'a, 'py> {
         self.signature.name()
     }
 
-    /// True if the call gives all required parameters by position, and, if the signature has no other parameters,
-    /// nothing else.
+    /// True if the call gives all required parameters by position, and nothing that the signature cannot have.
     #[inline(always)]
     fn fits_signature(&self) -> bool {
         if self.signature.is_fixed() {
             self.positional == self.signature.required() && self.kwnames.is_null()
         } else {
             self.positional >= self.signature.required()
+                && (self.signature.accepts_keywords() || self.kwnames.is_null())
         }
     }
 
@@ -150,7 +150,8 @@ impl<'a, 'py> Args<'a, 'py> {
                 None => break,
             }
         }
-        let is_left_over = self.signature.is_fixed() && (values.len() > required || !others.is_empty());
+        let is_left_over = (self.signature.is_fixed() && values.len() > required)
+            || (!self.signature.accepts_keywords() && !others.is_empty());
         if values.len() < required || is_left_over {
             for (keyword, _) in &others {
                 let keyword = keyword.to_string();

@@ -17,6 +17,8 @@ pub(crate) struct Signature {
     required: usize,
     /// True if all parameters are of this kind: there are no defaults, no keyword-only parameters, no `*args`.
     is_fixed: bool,
+    /// True if a call can give an optional parameter by name, or there is a `**kwargs`.
+    accepts_keywords: bool,
     /// The number of parameters that can be given by position.
     by_position: usize,
 }
@@ -48,13 +50,16 @@ impl Signature {
         let bytes = parameters.as_bytes();
         at = 0;
         let (mut required, mut by_position) = (0, 0);
-        let (mut is_fixed, mut is_by_position) = (true, true);
+        let (mut is_fixed, mut is_by_position, mut accepts_keywords) = (true, true, false);
         while at < bytes.len() {
             let first = bytes[at];
             is_by_position &= first != b'*';
+            accepts_keywords |=
+                !is_by_position && (first != b'*' || (at + 1 < bytes.len() && bytes[at + 1] == b'*'));
             let mut is_optional = first == b'*';
             while at < bytes.len() && bytes[at] != b',' {
                 is_optional |= bytes[at] == b'=';
+                accepts_keywords |= bytes[at] == b'=';
                 at += 1;
             }
             is_fixed &= !is_optional;
@@ -71,6 +76,7 @@ impl Signature {
             parameters,
             required,
             is_fixed,
+            accepts_keywords,
             by_position,
         }
     }
@@ -88,6 +94,11 @@ impl Signature {
     #[inline]
     pub(crate) fn is_fixed(&self) -> bool {
         self.is_fixed
+    }
+
+    #[inline]
+    pub(crate) fn accepts_keywords(&self) -> bool {
+        self.accepts_keywords
     }
 
     #[inline]

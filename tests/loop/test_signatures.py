@@ -138,3 +138,14 @@ async def test_a_transport_takes_arguments_by_name(loop):
         with pytest.raises(TypeError):
             transport.write(b"x", data=b"x")
         transport.close()
+
+
+@pytest.mark.parametrize("method", ["call_soon", "call_soon_threadsafe", "call_later", "add_reader", "add_writer"])
+async def test_an_unknown_keyword_is_refused(loop, method):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        before = {"call_later": [1.0], "add_reader": [ours], "add_writer": [ours]}.get(method, [])
+        with pytest.raises(TypeError):
+            getattr(loop, method)(*before, print, unknown=1)
+        assert loop.remove_reader(ours) is False
+        assert loop.remove_writer(ours) is False

@@ -8,10 +8,11 @@ import asyncio
 import os
 import random
 import socket
+import sys
 import time
 
 import pytest
-from support import blocked_task, connected, iterations, raw_pair, until
+from support import blocked_task, connected, iterations, raw_pair, run_script, until
 
 
 async def cancelled(task, *message):
@@ -459,3 +460,41 @@ def test_an_interrupt_in_another_callback_loses_no_event(loop):
     for ours, theirs in pairs:
         ours.close()
         theirs.close()
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 12), reason="from 3.12 on, no collection runs inside an allocation")
+def test_a_finalizer_that_runs_while_a_wait_begins_may_end_the_wait(monkeypatch):
+    """A collection in the middle of `sock_recv` finds garbage whose finalizer removes the descriptor from the loop."""
+    # Freed memory is overwritten at once, so that using it crashes.
+    monkeypatch.setenv("PYTHONMALLOC", "malloc")
+    monkeypatch.setenv("MALLOC_PERTURB_", "165")
+    code = """
+        import gc, socket
+        import grapeshot
+
+        loop = grapeshot.new_event_loop()
+        removed = []
+
+        class Garbage:
+            def __del__(self):
+                removed.append(loop.remove_reader(ours))
+
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        for allocations in range(1, 60):
+            gc.collect()
+            gc.disable()
+            garbage = Garbage()
+            garbage.itself = garbage
+            del garbage
+            receiving = loop.sock_recv(ours, 1)
+            gc.set_threshold(allocations, 1, 1)
+            gc.enable()
+            receiving.send(None)
+            gc.disable()
+            receiving.close()
+            loop.remove_reader(ours)
+        assert removed
+        loop.close()
+    """
+    run_script(None, code)

@@ -150,8 +150,12 @@ impl Descriptors {
     ) -> io::Result<Token> {
         let (token, stale) = self.table.borrow_mut().insert(fd, fd_use);
         // After `sock_connect`, the poller may already know the socket that a transport now takes over.
+        let mut _last_socket = None;
         let known = match &stale {
-            Some(FdUse::Watch(watch)) if watch.get().is_armed(py) => watch.get().armed(),
+            Some(FdUse::Watch(watch)) => {
+                _last_socket = watch.get().check_armed(py);
+                watch.get().armed()
+            }
             _ => Interest::NONE,
         };
         self.poll_next(interest);

@@ -26,6 +26,7 @@ use std::os::fd::RawFd;
 use grapeshot_core::sys::poller::{Event, Interest};
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::types::PyWeakrefReference;
 
 use super::watch::{OwnedWatch, WatchRef};
 use super::watcher::{Direction, Watcher};
@@ -42,15 +43,20 @@ impl Descriptors {
         }
     }
 
-    fn watch_or_new(&self, fd: RawFd) -> WatchRef {
-        self.watch(fd).unwrap_or_else(|| {
-            let owned = OwnedWatch::new();
-            let watch = owned.get();
-            let (_, earlier) = self.table.borrow_mut().insert(fd, FdUse::Watch(owned));
-            // The callers have refused a number that belongs to a transport.
-            debug_assert!(earlier.is_none());
-            watch
-        })
+    /// Fails with EEXIST if a transport uses `fd`. The callers have checked that, but code that ran since, such as a
+    /// finalizer, may have made a transport.
+    fn watch_or_new(&self, fd: RawFd) -> io::Result<WatchRef> {
+        let mut table = self.table.borrow_mut();
+        match table.get_fd(fd) {
+            Some(FdUse::Watch(watch)) => Ok(watch.get()),
+            Some(FdUse::Source(_)) => Err(io::Error::from_raw_os_error(libc::EEXIST)),
+            None => {
+                let owned = OwnedWatch::new();
+                let watch = owned.get();
+                table.insert(fd, FdUse::Watch(owned));
+                Ok(watch)
+            }
+        }
     }
 
     /// Whether `fd` has a watcher in this direction.
@@ -94,14 +100,13 @@ impl Descriptors {
         if watcher.is_none() && self.watch(fd).is_none() {
             return Ok(None);
         }
-        let watch = self.watch_or_new(fd);
+        let watch = self.watch_or_new(fd)?;
+        let mut _last_socket = None;
         if watch.get().is_idle() {
             // An earlier wait on a socket, which may be closed by now, left this watch. The new watcher gets a new
             // token.
             self.table.borrow_mut().renew(fd);
-            if !watch.is_armed(py) {
-                watch.get().armed.set(Interest::NONE);
-            }
+            _last_socket = watch.check_armed(py);
             watch.get().forget_socket(py);
         }
         // A new handle always updates the poller: the descriptor may have been closed and its number given to another
@@ -148,21 +153,26 @@ impl Descriptors {
     ) -> io::Result<Option<Watcher>> {
         let py = socket.py();
         self.poll_next(direction.interest());
-        let mut watch = self.watch_or_new(fd);
-        let is_of_socket = watch.get().belongs_to(socket);
+        let is_of_socket = self.watch(fd).is_some_and(|watch| watch.get().belongs_to(socket));
         if !is_of_socket {
             self.end_displaced(fd, socket);
-            watch = self.watch_or_new(fd);
         }
         let is_known = !is_anew && is_of_socket;
+        // Made before the watch is looked up: up to CPython 3.11, an allocation may run a garbage collection, whose
+        // finalizers may remove the watch.
+        let reference = if is_known {
+            None
+        } else {
+            PyWeakrefReference::new(socket).ok()
+        };
+        let watch = self.watch_or_new(fd)?;
+        let mut _last_socket = None;
         let before = watch.get().side(direction).replace(Some(Watcher::Once(waiter)));
         if !is_known {
             // This may be another file than the one that the poller watches, so it gets a new token.
             self.table.borrow_mut().renew(fd);
-            if !watch.is_armed(py) {
-                watch.get().armed.set(Interest::NONE);
-            }
-            watch.get().note_socket(socket);
+            _last_socket = watch.check_armed(py);
+            watch.get().note_socket(py, reference);
         }
         self.arm_replaced(fd, watch, direction, before, !is_known)
     }

@@ -85,12 +85,15 @@ impl Watch {
         }
     }
 
-    /// Whether the last wait was on exactly this object.
+    /// Whether the last wait was on exactly this object. If it was not, a finalizer may have run (see `socket_alive`).
     pub(super) fn belongs_to(&self, socket: &Bound<'_, PyAny>) -> bool {
         self.socket_alive(socket.py())
             .is_some_and(|known| known.is(socket))
     }
 
+    /// The socket object of the last `wait_once`, if it still exists. Without a GIL, another thread may drop its reference
+    /// to the object at any time. Then dropping the result runs a finalizer, which may remove the watch. So the caller
+    /// keeps the result until it no longer uses the watch.
     fn socket_alive<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
         self.socket
             .get(py)?
@@ -115,17 +118,17 @@ impl Watch {
         Some(waiter)
     }
 
-    /// Remembers the socket object of a new wait, if it supports weak references.
-    pub(super) fn note_socket(&self, socket: &Bound<'_, PyAny>) {
+    /// Remembers the socket object of a new wait by a weak reference to it; None if it does not support them.
+    pub(super) fn note_socket(&self, py: Python<'_>, socket: Option<Bound<'_, PyWeakrefReference>>) {
         self.read_size.reset();
         self.has_more.set(false);
         self.is_reported.set(false);
-        match PyWeakrefReference::new(socket) {
-            Ok(reference) => {
+        match socket {
+            Some(reference) => {
                 self.socket.set(reference.into_any());
                 self.stamp.set(STAMPS.fetch_add(1, Ordering::Relaxed));
             }
-            Err(_) => self.forget_socket(socket.py()),
+            None => self.forget_socket(py),
         }
     }
 
@@ -221,9 +224,16 @@ impl WatchRef {
         self.get().armed.get()
     }
 
-    /// True if the poller still watches the socket of the last wait, as far as can be told without a system call.
-    pub(super) fn is_armed(self, py: Python<'_>) -> bool {
-        !self.get().armed.get().is_empty() && self.get().socket_alive(py).is_some()
+    /// Notes that the poller watches nothing, if the socket of the last wait is gone. Returns this socket, which the
+    /// caller must keep until it no longer uses the watch (see `socket_alive`).
+    #[must_use]
+    pub(super) fn check_armed(self, py: Python<'_>) -> Option<Bound<'_, PyAny>> {
+        let watch = self.get();
+        let socket = watch.socket_alive(py);
+        if socket.is_none() {
+            watch.armed.set(Interest::NONE);
+        }
+        socket
     }
 
     /// The file objects that the callbacks were registered with, for reading and for writing.
