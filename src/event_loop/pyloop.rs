@@ -170,8 +170,8 @@ impl NativeType for LoopObject {
     fn clear(this: This<'_, Self>) {
         Self::empty_cells(this);
         if this.is_reactor_live.get() {
-            this.reactor.drop_work(this.py());
             this.reactor.probe.forget_observers(this.py());
+            this.reactor.drop_work(this.py());
         }
     }
 }
