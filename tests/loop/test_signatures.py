@@ -147,5 +147,5 @@ async def test_an_unknown_keyword_is_refused(loop, method):
         before = {"call_later": [1.0], "add_reader": [ours], "add_writer": [ours]}.get(method, [])
         with pytest.raises(TypeError):
             getattr(loop, method)(*before, print, unknown=1)
-        assert loop.remove_reader(ours) is False
-        assert loop.remove_writer(ours) is False
+        assert not loop.remove_reader(ours)
+        assert not loop.remove_writer(ours)

@@ -183,7 +183,9 @@ def script(body: str) -> str:
     return run_script(None, IN_A_SCRIPT + body)
 
 
-def test_without_memory_for_more_slots_coros_share_one():
+def test_without_memory_for_more_slots_coros_share_one(monkeypatch):
+    # A thread that starts meanwhile, such as the watchdog, reserves no address space for a heap of its own.
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
     body = """
     def main():
         with open("/proc/self/statm") as file:
