@@ -181,7 +181,7 @@ async def _send_by_system(
                 has_waited = True
             except OSError as exc:
                 if not total:
-                    # Most likely the system cannot map the file. Writing it may work, or raises a clearer error.
+                    # Most likely the system cannot map the file. The fallback may work, or raise a clearer error.
                     raise asyncio.SendfileNotAvailableError("os.sendfile call failed") from exc
                 if exc.errno == errno.ENOTCONN and has_waited:
                     raise ConnectionError("socket is not connected", errno.ENOTCONN) from exc

@@ -142,7 +142,7 @@ def serving_factory(
 
 
 def start_accepting(loop: BaseLoop, transport: asyncio.Transport, waiter: asyncio.Future[None] | None) -> None:
-    """Make the task that represents the accepting of ``transport`` until ``waiter`` is done, as there is in asyncio.
+    """Make a task that represents the accepting of ``transport`` and lasts until ``waiter`` is done, as in asyncio.
 
     A program that cancels all tasks, including the one that serves the connection, also cancels this one. That closes
     the connection.

@@ -182,7 +182,7 @@ def _locked(folder: str, path: str) -> Iterator[None]:
 def _remove_stale(path: str, private: str) -> None:
     """Remove the socket of a dead process. The caller holds the lock on the directory.
 
-    Raises the errors of :class:`SocketFile` if there is something else.
+    Raises the errors of :class:`SocketFile` if there is anything else at the path.
     """
     try:
         status = os.lstat(path)

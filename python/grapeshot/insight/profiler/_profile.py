@@ -116,7 +116,7 @@ def _alike_added_up(owners: Sequence[OwnerRow]) -> list[OwnerRow]:
 
 
 def _top(rows: Sequence[Any], sort: str) -> list[Any]:
-    """Return the rows, sorted with the largest values first. Owners have no ``own_`` times: use the others for them."""
+    """Return the rows, the largest values first. Owners have no ``own_`` times; their full times are used."""
     return sorted(
         rows, key=lambda row: getattr(row, sort, None) or getattr(row, sort.removeprefix("own_")), reverse=True
     )
@@ -233,7 +233,7 @@ class Profile:
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Profile:
-        """Read a file that :meth:`save` has written. ValueError if it is not such a file."""
+        """Read a file that :meth:`save` has written. Raises ValueError if it is not such a file."""
         with open(path, "rb") as file:
             data = file.read()
         if not data.startswith(_MAGIC):
