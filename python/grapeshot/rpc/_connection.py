@@ -9,7 +9,8 @@
                                                                   | no
                                                                 silent()
 
-A connection has one timer, and calls have none. Only the loop's thread may use a connection.
+Each connection has one timer for these checks, and no call has a timer for them. Only the loop's thread may use a
+connection.
 """
 
 from __future__ import annotations

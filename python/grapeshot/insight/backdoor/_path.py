@@ -161,7 +161,7 @@ def _identity(path: str) -> tuple[int, int]:
 def _locked(folder: str, path: str) -> Iterator[None]:
     """Hold a lock so that only one process or thread at a time replaces a socket in the directory.
 
-    Creating a socket where there was none does not need the lock.
+    Creating a socket at a path that is free does not need the lock.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:

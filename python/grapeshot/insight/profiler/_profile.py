@@ -163,7 +163,7 @@ class Profile:
         return [row for row in rows if row.calls or row.wall or row.cpu]
 
     def _called_rows(self, owner: Sequence[OwnerRow] | None) -> list[FunctionRow]:
-        """Return the rows of functions, without those called before the profile that took less than 1 % of its time."""
+        """Return the rows, without functions called before the profile that took less than 1 % of its time."""
         rows = self.function_rows(owner)
         return [row for row in rows if row.calls or 100 * max(row.own_cpu, row.own_wall) >= self.duration_ns]
 
