@@ -11,7 +11,8 @@ Importing the package changes nothing in asyncio; only :func:`install` does, and
 
 Some names are loaded on first use, so that importing the package stays fast:
 
-- ``insight``, which shows what a running program does: coros and tasks, CPU time, descriptors, memory, a profiler;
+- ``insight``, which shows what a running program does (its coros and tasks, CPU time, descriptors and memory), and has
+  a profiler;
 - ``streams``, a module with asyncio's streams in native code;
 - ``EventLoopPolicy``, which exists only on Python versions that have event loop policies, and which causes no
   deprecation warning;
@@ -34,7 +35,7 @@ __all__ = ["LimitError", "Loop", "install", "new_event_loop", "run", "uninstall"
 
 _LAZY_NAMES = ("EventLoopPolicy", "__version__", "insight", "streams")
 
-if not TYPE_CHECKING:  # a type checker sees the names above, and still reports any other name
+if not TYPE_CHECKING:  # hidden from type checkers, so that they report names that do not exist
 
     def __getattr__(name):
         from importlib import import_module

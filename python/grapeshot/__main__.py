@@ -40,7 +40,7 @@ tree     Print its coros and tasks with what they wait for, and its timers, sock
 profile  Show a profile that grapeshot.insight.profiler has saved, or make a page of it.
 """
 
-# The function that gets the arguments of a command, and returns the exit status.
+# For each command, the function that takes its arguments and returns the exit status.
 _COMMANDS = {
     "attach": "insight._attach:main",
     "disable": "_start.site:disable",

@@ -2,7 +2,7 @@
 
 The four functions, and the objects that they return, behave exactly like asyncio's: the same methods, limits and
 errors, and the same behaviour on cancellation. ``isinstance(reader, asyncio.StreamReader)`` holds. Call the functions
-directly, or let :func:`grapeshot.install` replace asyncio's::
+directly, or replace asyncio's functions with ``grapeshot.install(streams=True)``::
 
     reader, writer = await grapeshot.streams.open_connection("localhost", 6379)
 
@@ -64,7 +64,7 @@ class StreamWriter(_core._StreamWriter, asyncio.StreamWriter):
 class StreamReaderProtocol(_core._StreamReaderProtocol, asyncio.StreamReaderProtocol):
     """An :class:`asyncio.StreamReaderProtocol` whose reader is filled by native transports without a Python call."""
 
-    # asyncio's own function, but with our StreamWriter among its globals, so that it makes one of ours.
+    # asyncio's own function with our StreamWriter in its globals, so that it creates a native writer.
     connection_made = types.FunctionType(
         asyncio.StreamReaderProtocol.connection_made.__code__,
         {**vars(_asyncio), "StreamWriter": StreamWriter},

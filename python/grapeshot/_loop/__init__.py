@@ -49,8 +49,9 @@ def _is_debug_mode() -> bool:
 class Loop(BaseLoop):
     """An asyncio event loop with a native core. Make one with :func:`grapeshot.new_event_loop`.
 
-    A loop belongs to the thread that runs it. Other threads may use only :meth:`call_soon_threadsafe` and functions
-    built on it, such as :func:`asyncio.run_coroutine_threadsafe`. Times are in seconds of ``time.monotonic()``.
+    A loop belongs to the thread that runs it. Other threads may call :meth:`call_soon_threadsafe`, functions built on
+    it such as :func:`asyncio.run_coroutine_threadsafe`, and a few methods such as :meth:`time` and :meth:`statistics`.
+    Times are in seconds of ``time.monotonic()``.
     """
 
     def __init__(self) -> None:
@@ -167,5 +168,5 @@ def new_event_loop() -> Loop:
         OSError: the system has no descriptor left for the poller (``EMFILE``, ``ENFILE``).
     """
     if hooks.borrow is not None and (borrowed := hooks.borrow(None)) is not None:
-        return borrowed  # type: ignore[no-any-return]  # in a coro that hides its loop, which this one runs on
+        return borrowed  # type: ignore[no-any-return]  # in a coro that hides its loop, the new loop borrows that one
     return Loop()

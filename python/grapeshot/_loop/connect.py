@@ -348,7 +348,7 @@ async def _connect_one(
 
 
 def _bind_local(sock: socket.socket, family: int, local_infos: list[dns.AddrInfo], errors: list[OSError]) -> None:
-    """Bind to the first local address of the right family that can be bound; raise the last error if none can."""
+    """Bind to the first local address of the right family that can be bound. If all fail, raise the last error."""
     failed = None
     for local_family, _, _, _, local_address in local_infos:
         if local_family != family:

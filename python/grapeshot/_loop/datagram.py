@@ -152,7 +152,7 @@ async def _first_socket(
     reuse_port: bool,
     allow_broadcast: bool,
 ) -> tuple[socket.socket, Any]:
-    """Return the socket of the first candidate that works, and the address it sends to. OSError if none works."""
+    """Return the socket of the first candidate that works, and the address it sends to. Otherwise raise an OSError."""
     errors: list[OSError] = []
     try:
         for (family, proto), (local, remote) in candidates:

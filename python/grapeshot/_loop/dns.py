@@ -36,9 +36,9 @@ async def getaddrinfo(
 ) -> list[Any]:
     """Return what :func:`socket.getaddrinfo` returns, without blocking the loop. ``Loop.getaddrinfo`` calls this.
 
-    IP addresses (``"127.0.0.1"``, ``"::1"``, ``"fe80::1%eth0"``) and ``host=None``, with a numeric port or none, are
-    answered at once. Everything else goes to the default executor. So does an empty host, for which the resolver raises
-    an error.
+    IP addresses (``"127.0.0.1"``, ``"::1"``, ``"fe80::1%eth0"``) and ``host=None``, with a numeric port or no port,
+    are answered at once. Everything else goes to the default executor. So does an empty host, for which the resolver
+    raises an error.
 
     Raises:
         socket.gaierror: the name does not resolve.

@@ -1,7 +1,7 @@
 """Method modules that are imported only when one of their methods is first looked up.
 
-A program that serves TCP needs neither subprocesses nor datagrams, for example. With these modules, importing the
-package would take a third longer.
+A program that serves TCP needs neither subprocesses nor datagrams, for example. If all these modules were imported at
+once, importing the package would take a third longer.
 """
 
 from __future__ import annotations

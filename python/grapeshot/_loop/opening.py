@@ -1,4 +1,4 @@
-"""Helpers for opening transports: over a socket, waiting until one is open, and the files of Unix sockets."""
+"""Helpers that make a transport over a socket, wait until it is open, and handle the files of Unix sockets."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ def site(frame: FrameType | None) -> str | None:
     while frame is not None:
         code = frame.f_code
         if code.co_name == "run_forever" and code.co_filename == _RUNS_LOOPS:
-            return None  # the frames further out called the loop, and did not make the object
+            return None  # the outer frames called the loop; they did not make the object
         found = place(frame)
         if found is not None:
             return found
@@ -105,7 +105,7 @@ def describe_handle(handle: Any) -> str:
 
 
 def complete(context: dict[str, Any]) -> None:
-    """Add origins to the context of an exception handler: where the coro was spawned, or which coro a task is from."""
+    """Add origins to the context of an exception handler: where the coro was spawned, or which coro made a task."""
     co = context.get("coro")
     if co is not None:
         spawned = getattr(co, "_source_traceback", None)

@@ -72,12 +72,12 @@ async def sendfile(
 ) -> int:
     """Send ``count`` bytes of ``file`` from ``offset`` on (None: up to its end); return the number of bytes sent.
 
-    The bytes are sent after all data that was written before. Meanwhile, the transport does not read, and it refuses
-    writes.
+    The bytes are sent after all data that was written before. During the call, the transport does not read. If the
+    system call is used, it also refuses writes.
 
     Raises:
-        RuntimeError: the transport is closing, does not support sendfile, or needs the fallback while ``fallback`` is
-            false.
+        RuntimeError: the transport is closing, does not support sendfile, is already sending a file, or needs the
+            fallback while ``fallback`` is false.
         asyncio.SendfileNotAvailableError: the system call does not work here, and ``fallback`` is false.
         ConnectionError: the connection was lost. ``file.tell()`` is the position behind the last byte sent.
         TypeError, ValueError: like :func:`sock_sendfile`.
@@ -181,7 +181,7 @@ async def _send_by_system(
                 has_waited = True
             except OSError as exc:
                 if not total:
-                    # Most likely the system cannot map the file. Writing it may work, or raises a clearer error.
+                    # Most likely the system cannot map the file. The fallback may work, or raise a clearer error.
                     raise asyncio.SendfileNotAvailableError("os.sendfile call failed") from exc
                 if exc.errno == errno.ENOTCONN and has_waited:
                     raise ConnectionError("socket is not connected", errno.ENOTCONN) from exc

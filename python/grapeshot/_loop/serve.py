@@ -45,7 +45,7 @@ class Server(asyncio.Server):
     Each connection runs in a copy of the context in which the server was created, as in asyncio from Python 3.15 on.
     (Earlier versions use the context of ``start_serving``, which is the same one in most programs.)
 
-    ``isinstance(server, asyncio.Server)`` holds, but none of that class's code is used. As an async context manager,
+    ``isinstance(server, asyncio.Server)`` holds, but the code of that class is not used. As an async context manager,
     the server is closed at the end of the block. It belongs to the loop's thread.
     """
 

@@ -128,13 +128,13 @@ def signals_arrived(loop: BaseLoop, numbers: bytes, is_incomplete: bool) -> None
 
 def _schedule(loop: BaseLoop, sig: int) -> None:
     handler = (loop._signal_handlers or {}).get(sig)
-    if handler is not None:  # None: it was removed after the signal arrived, or signal.signal() has set another one
+    if handler is not None:  # None: it was removed after the signal arrived, or the loop never had one
         callback, args, context = handler
         loop.call_soon(callback, *args, context=context)
 
 
 def _note(noted: set[int], signum: int, frame: object) -> None:
-    """The Python signal handler. The interpreter writes the number to the wake-up descriptor only if one is set."""
+    """The Python signal handler. Without one, the interpreter would not write the number to the wake-up descriptor."""
     noted.add(signum)
 
 
@@ -157,6 +157,6 @@ def _release_if_unused(loop: BaseLoop) -> None:
     try:
         current_fd = signal.set_wakeup_fd(-1)
         if current_fd not in (-1, own_fd):
-            signal.set_wakeup_fd(current_fd)  # another loop has set its own since: restore it
+            signal.set_wakeup_fd(current_fd)  # another loop has set its own, so restore that
     except (ValueError, OSError) as exc:
         logger.info("set_wakeup_fd(-1) failed: %s", exc)

@@ -142,10 +142,10 @@ def serving_factory(
 
 
 def start_accepting(loop: BaseLoop, transport: asyncio.Transport, waiter: asyncio.Future[None] | None) -> None:
-    """Make the task that represents the accepting of ``transport`` until ``waiter`` is done, as there is in asyncio.
+    """Make a task that represents the accepting of ``transport`` and lasts until ``waiter`` is done, as in asyncio.
 
-    A program that cancels all tasks, including the one that serves the connection, also cancels this one. That closes
-    the connection.
+    A program that cancels all tasks, including the task that serves the connection, also cancels this task. That
+    closes the connection.
     """
     task = loop.create_task(_accepted(waiter))
     task.add_done_callback(functools.partial(_close_if_cancelled, transport))

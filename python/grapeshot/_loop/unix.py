@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 # Whether this Python's asyncio removes a server's socket file when the server is closed.
 _CLEANS_UP = sys.version_info >= (3, 13)
 
-# How long to wait between attempts to connect while the server's queue is full. The time doubles up to the longest.
+# How long to wait between attempts to connect while the server's queue is full: first the shortest pause, then twice
+# as long each time, up to the longest.
 _SHORTEST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.05
 
@@ -148,8 +149,8 @@ def _check_unix_socket(sock: socket.socket) -> None:
 async def _connected(path: str | bytes) -> socket.socket:
     """Return a new socket connected to ``path``.
 
-    The system connects a Unix socket at once or not at all. EAGAIN means that the server's queue is full, and there is
-    no event to wait for that tells when it has space again (connect(2)), so the attempt is repeated.
+    The system connects a Unix socket at once or not at all. EAGAIN means that the server's queue is full. No event
+    reports when the queue has space again (connect(2)), so the attempt is repeated.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:

@@ -21,8 +21,8 @@ from grapeshot._loop import Loop
 
 from . import run
 
-# Environment variables that make the commands of servers ask asyncio for a loop. A child process may inherit them but
-# run where grapeshot is not installed. There they select asyncio's own loop, which works, too.
+# Environment variables that make the commands of servers ask asyncio for a loop. A child process that inherits them
+# may run in an environment without grapeshot. There they select asyncio's own loop, which works as well.
 _SETTINGS = {"GRANIAN_LOOP": "asyncio", "SANIC_USE_UVLOOP": "false", "UVICORN_LOOP": "none"}
 
 _OURS = "grapeshot:new_event_loop"
@@ -62,7 +62,7 @@ def configure_uvicorn(arguments: list[str]) -> None:
 
 
 def watch() -> None:
-    """From now on, write a line to stderr for each class of loop that is not grapeshot's, when a first such loop runs.
+    """From now on, write a line to stderr for each class of loop that is not grapeshot's, when its first loop runs.
 
     Every asyncio loop calls ``_set_running_loop`` when it starts and when it stops, so that function is replaced. Loops
     whose modules are imported later use the replacement, too.
@@ -89,7 +89,7 @@ def _report(loop: asyncio.AbstractEventLoop, frame: types.FrameType) -> None:
     starters = _starters(frame, _package(kind.__module__))
     places = ", called from ".join(place for _, place in starters) or f"the thread {threading.current_thread().name!r}"
     names = [name for name, _ in starters]
-    # If uvicorn was started by another package, that package's setting is the one to change.
+    # If another package has started uvicorn, the user has to change that package's setting.
     advisers = reversed(names) if names[:1] == ["uvicorn"] else names[:1]
     advice = next((_ADVICE[name] for name in advisers if name in _ADVICE), _ADVICE_TO_OTHERS)
     try:

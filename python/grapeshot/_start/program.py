@@ -117,7 +117,7 @@ def _run_stdin(names: dict[str, Any]) -> None:
 
 
 def _set_first_path(path: str) -> None:
-    """Replace ``sys.path[0]``, which the interpreter has set for ``-m grapeshot``. In safe-path mode there is none."""
+    """Replace ``sys.path[0]``, which the interpreter has set for ``-m grapeshot``. In safe-path mode it sets none."""
     if not sys.flags.safe_path:
         sys.path[:1] = [path]
 
@@ -185,7 +185,7 @@ def end(outcome: BaseException | None) -> None:
     if isinstance(outcome, SystemExit):
         sys.exit(outcome.code)
     if isinstance(outcome, KeyboardInterrupt):
-        # Raising it makes the interpreter end by the signal, as usual. It was printed already, so print nothing again.
+        # Raising it makes the interpreter end by the signal, as usual. It was printed already, so hide it now.
         sys.excepthook = lambda *_: None
         raise outcome
     if outcome is not None:

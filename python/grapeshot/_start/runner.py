@@ -4,8 +4,8 @@ In asyncio, the first Ctrl-C cancels the main task. That has no effect while a c
 run. So if the coro has still not yielded a little later, this module sends the signal once more and raises
 KeyboardInterrupt in the coro, as in any Python code. A coro that yields in time is not affected.
 
-A runner is used in the main thread. For each Ctrl-C, a helper thread waits and sends the signal. Closing the runner
-ends these threads: on CPython 3.11, a thread that starts while the interpreter exits uses freed memory.
+Only a runner in the main thread handles Ctrl-C. For each Ctrl-C, a helper thread waits and sends the signal. Closing
+the runner ends these threads: on CPython 3.11, a thread that starts while the interpreter exits uses freed memory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _END_S = 5
 
 
 class _InterruptedRun:
-    """The coro that was running when Ctrl-C was pressed, and the number of that run."""
+    """The coro that was running when Ctrl-C was pressed, and the number of its run, which ends when it yields."""
 
     def __init__(self, coro: Any, *, is_cancelled: bool) -> None:
         self.coro = coro
@@ -56,7 +56,7 @@ class _Reminder(HelperThread):
         runner, late = self._runner, self._late
         if runner._late is late and late.coro._status == "running":
             runner._is_reminder = True
-            # It is not sent if the loop's run is over, or if the program has set another handler.
+            # The signal is not sent if the loop's run is over, or if the program has set another handler.
             if not _core._coro_send_signal(self._signum, self._handler):
                 runner._is_reminder = False
 
@@ -118,7 +118,7 @@ def _is_in_finalizer(frame: FrameType | None) -> bool:
 def _interrupt(late: _InterruptedRun) -> None:
     """Raise KeyboardInterrupt in the coro, and withdraw the cancellation by the first Ctrl-C.
 
-    Without that, the first wait in the coro's cleanup would raise CancelledError.
+    If it were not withdrawn, the first wait in the coro's cleanup would raise CancelledError.
     """
     if late.is_cancelled:
         late.coro.uncancel()

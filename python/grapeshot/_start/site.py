@@ -1,7 +1,7 @@
 """``python -m grapeshot enable`` and ``disable``: the file in site-packages that makes GRAPESHOT_INSTALL work.
 
 At each start, the interpreter executes the lines of .pth files that begin with ``import`` (Python 3.18 will not: PEP
-829). Ours is a single line that checks the environment variable and, if it is set, executes the source text of
+829). Our file has a single line, which checks the environment variable and, if it is set, executes the source text of
 ``startup.py``. That text is part of the line, so it causes no error after grapeshot was uninstalled.
 
 Source: the documentation of the module ``site``.

@@ -1,4 +1,4 @@
-"""``insight.accounting()``: who has used CPU time, who has opened which descriptor, and how much memory is in use.
+"""``insight.accounting()``: the owners of CPU time and of open descriptors, and how much memory is in use.
 
 CPU time is counted by ``_charges``, from the call of :meth:`Loop.set_cpu_accounting` on. Everything else is read when
 ``accounting()`` is called, which must happen in the loop's thread.

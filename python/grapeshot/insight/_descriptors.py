@@ -40,8 +40,8 @@ class Descriptor:
     owner: str | None
     """The transport or server of this loop that owns it, or the coro that waits for it."""
     opened_at: str | None
-    """Where the program opened it. Known in debug mode for what the loop opens, and for all sockets and files while
-    tracemalloc is tracing."""
+    """Where the program opened it. Known in debug mode for the loop's transports and servers, and for all sockets and
+    files while tracemalloc is tracing."""
     alike: str = ""
     """Its kind, its server or peer, and the function or protocol that uses it: the same for all that are alike."""
 
@@ -94,7 +94,8 @@ def descriptors(loop: Any, has_owners: bool = True) -> list[Descriptor]:
 def _known_to(loop: Any) -> dict[int, tuple[_tree.Socket | None, str, Any]]:
     """Return what the loop knows about its descriptors.
 
-    That is, for each: the socket's addresses (or None), a description of the owner that all alike share, and the owner.
+    For each descriptor, this is the socket's addresses (or None), a description shared by all owners that are alike,
+    and the owner.
     """
     known: dict[int, tuple[_tree.Socket | None, str, Any]] = {}
     for co, fd in _tree._coros_at_descriptors(loop):
@@ -124,7 +125,7 @@ def _fds_of(thing: Any) -> list[int]:
 
 
 def _socket_kind(sock: _tree.Socket, listening: set[str], local: Counter[str]) -> str:
-    """Describe a socket in words that are the same for all connections of one server, and for all to one peer."""
+    """Describe a socket in words that are the same for all connections of one server, or to one peer."""
     kind = _TRANSPORTS.get(sock.kind, sock.kind)
     if sock.is_listening:
         return f"{kind} server at {sock.local}"
@@ -161,7 +162,7 @@ def _file_kind(words: str) -> str:
 
 
 def _allocation_sites() -> dict[int, str]:
-    """Return where sockets and files were created, as tracemalloc knows it. Empty if it is not tracing."""
+    """Return where sockets and files were created, as recorded by tracemalloc. Empty if tracemalloc is not tracing."""
     tracemalloc = sys.modules.get("tracemalloc")
     if tracemalloc is None or not tracemalloc.is_tracing():
         return {}

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from typing import Any
 
 _RUN = lifecycle.run_forever.__code__
-# The shortest and the longest time between two checks whether a callback is still running.
+# The shortest and the longest time between two checks of whether a callback is still running.
 _CHECK_S = (0.001, 0.05)
 # How long to wait for the end of the thread that checks, in seconds.
 _END_S = 1.0
-# The largest limit for slow callbacks. No callback takes so long, and in nanoseconds it fits the native loop's type.
+# The largest limit for slow callbacks. No callback takes that long, and in nanoseconds it fits the native loop's type.
 _NEVER_S = 1e9
 # The kind to report, where it differs from the subject's kind: a connection was busy because its protocol was called.
 _KINDS = {"connection": "protocol"}
@@ -162,7 +162,7 @@ class _StackRecorder(HelperThread):
         self._loop = weakref.ref(loop)
         self._after_ns = int(after_s * 1e9)
         self._pause_s = min(max(after_s, _CHECK_S[0]), _CHECK_S[1])
-        # Of the callback whose stack was taken last: when it began, how long it had run then, and the stack.
+        # For the callback whose stack was taken last: when it began, how long it had run then, and the stack.
         self._seen: tuple[int, int, tuple[str, ...]] = (0, 0, ())
 
     def stack_of(self, started_ns: int) -> tuple[str, ...]:

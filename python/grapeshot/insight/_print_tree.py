@@ -1,4 +1,4 @@
-"""``python -m grapeshot tree PATH|PID``: print what a running process does, without a prompt inside it."""
+"""``python -m grapeshot tree PATH|PID``: print what a running process is doing, without opening a prompt in it."""
 
 from __future__ import annotations
 

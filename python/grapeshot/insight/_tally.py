@@ -49,8 +49,8 @@ def grown(growth: float | None) -> str:
 def tally(entries: Iterable[tuple[str, str, str | None]], before: Iterable[Tally] | None = None) -> list[Tally]:
     """Count the entries that are alike, and return a row for each such group, the largest first.
 
-    An entry has the description that all alike share, its own description, and its place. ``before`` are the rows of an
-    earlier result. A group that has disappeared since then has a row with the count 0.
+    An entry consists of the description shared by all entries that are alike, its own description, and its place.
+    ``before`` are the rows of an earlier result. A group that has disappeared since then has a row with the count 0.
     """
     rows: dict[tuple[str, str | None], Tally] = {}
     for alike, alone, place in entries:

@@ -351,5 +351,5 @@ def coroutine_frames(steps: Any) -> Iterator[FrameType]:
 
 
 def first_of(steps: Any, *names: str) -> Any:
-    """Return the value of the first of these attributes that is present and not None. None if there is none."""
+    """Return the value of the first of these attributes that is present and not None. Otherwise return None."""
     return next((value for name in names if (value := getattr(steps, name, None)) is not None), None)

@@ -54,8 +54,8 @@ class Client:
         max_packet: the length of the longest answer to accept, in bytes. The default is 1 MiB.
         connect_timeout: how long calls wait for a connection, in seconds, over all attempts.
         stream_window: how many items of a stream the server may send ahead of the reader, at most 1,048,576.
-        keepalive: if the server sends nothing for this many seconds, the client sends it a PING. If it still sends
-            nothing for the same time again, the connection is regarded as lost. None disables this.
+        keepalive: if the server sends nothing for this many seconds, the client sends it a PING. If nothing arrives
+            for the same time again, the connection is regarded as lost. None disables this.
 
     Raises:
         TypeError, ValueError: the address or an option is not valid.
@@ -100,7 +100,7 @@ class Client:
         self._connections: set[ClientConnection] = set()
         self._connecting: asyncio.Task[Exception | None] | None = None
         self._is_closed = False
-        # The loop's time() from which on there was no working connection: none at all, or none that gave an answer.
+        # The loop's time() at which the trouble began: since then there was no connection, or none that gave an answer.
         self._trouble_since: float | None = None
         self._delay_s = _FIRST_DELAY_S
 
@@ -189,7 +189,7 @@ class Client:
             await asyncio.wait([connecting])
             error = None if connecting.cancelled() else connecting.result()
             if error is not None:
-                # not str(error), which would add that the call has not run, as the new exception does, too
+                # not str(error), because both exceptions would then add that the call has not run
                 message = str(error.args[0] if isinstance(error, ConnectionLost) else error) or type(error).__name__
                 raise ConnectionLost(f"cannot connect: {message}", sent=False) from error
         return self._connection
@@ -215,7 +215,7 @@ class Client:
                 except (OSError, ConnectionLost, ProtocolError) as error:
                     if isinstance(error, _FATAL) or loop.time() >= end:
                         self._forget_trouble()
-                        # why the previous attempt failed says more than that the time is over
+                        # the previous attempt's error says more than a timeout
                         return last if last is not None and isinstance(error, TimeoutError) else error
                     last = error.with_traceback(None)  # its traceback would refer to this frame
         finally:

@@ -1,6 +1,6 @@
-"""One connection of a client: it numbers calls, and keeps those that wait for an answer or wait to be sent.
+"""One connection of a client: it numbers calls, and keeps the calls that wait to be sent or wait for an answer.
 
-    start() --- full? ---> queue ---.          full: the transport is, or the server has as many calls as it accepts
+    start() --- full? ---> queue ---.        full: the transport is full, or the server has as many calls as it accepts
         |                           | an answer has come, or the transport has written
         v                           v
     pending[number] <---------------'  ---- RESULT, ERROR, END, loss of the connection ----> the target is done
@@ -55,7 +55,7 @@ class ClientConnection(Connection):
         self._max_call_bytes = 0
         self._pending: dict[int, Target | None] = {}
         self._queue: deque[tuple[Target, Request]] = deque()
-        # How many queued calls were cancelled since cancelled ones were last removed from the queue.
+        # How many queued calls were cancelled since cancelled calls were last removed from the queue.
         self._cancelled = 0
         self._last = 0
         # The last number that was passed to the transport.
@@ -92,7 +92,7 @@ class ClientConnection(Connection):
         elif not number:
             self._cancelled += 1
             if 2 * self._cancelled > len(self._queue):
-                # remove the cancelled ones, which would otherwise stay until the server answers
+                # remove cancelled calls, which would otherwise stay until the server answers
                 self._queue = deque(entry for entry in self._queue if not entry[0].done())
                 self._cancelled = 0
 
@@ -179,7 +179,7 @@ class ClientConnection(Connection):
         self.close()
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self.take_rest()  # there may be answers among it
+        self.take_rest()  # it may contain answers
         super().connection_lost(exc)
         if self._reason is None:
             self._reason = exc

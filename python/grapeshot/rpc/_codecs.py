@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from grapeshot import _core
 
-# Nothing in a shorter packet can take long to decode, so it is not checked.
+# A shorter packet cannot take long to decode, so it is not checked.
 MIN_CHECKED = 1024
 # The name is part of the hello, whose length is limited.
 _MAX_NAME = 100
@@ -30,7 +30,7 @@ class Codec(Protocol):
 
 
 class Msgpack:
-    """msgpack, by means of msgspec.
+    """msgpack, encoded and decoded by msgspec.
 
     Decoding creates only plain objects: None, bool, int, float, str, bytes, list, dict, datetime. Dataclasses,
     msgspec's Structs, tuples, sets, UUID, Decimal and enumerations can be encoded, too, and arrive as plain objects.
@@ -55,7 +55,7 @@ class Msgpack:
         A peer could choose keys with colliding hashes, so that building a dict takes hours. That is why a packet may
         contain at most 3,000 values in tuples that are keys of dicts (the tuples count, too), and at most 20,000 keys
         that are floats or datetimes. Integer keys are refused if they were chosen to collide, or if a dict has more
-        than 1,000 of them together with keys of other types.
+        than 1,000 of them together with more than 1,000 keys of other types.
         """
         if len(packet) < MIN_CHECKED:
             return self.decode_short(packet)

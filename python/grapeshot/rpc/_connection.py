@@ -9,7 +9,8 @@
                                                                   | no
                                                                 silent()
 
-A connection has one timer, and calls have none. Only the loop's thread may use a connection.
+Each connection has one timer for these checks, and no call has a timer for them. Only the loop's thread may use a
+connection.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Connection(PacketStream):
             self.call_bytes -= self._request_sizes.pop(number, 0)
 
     def silent(self, error: TimeoutError) -> None:
-        """Close the connection: the peer has not answered."""
+        """Close the connection, because the peer has not answered."""
         raise NotImplementedError
 
     def start_keepalive(self) -> None:
@@ -94,8 +95,8 @@ class Connection(PacketStream):
     def take_ping(self) -> None:
         """Answer a PING, unless the peer is not reading.
 
-        Such a peer has data to read, which shows it that this end is alive. Besides, its PINGs must not make this end
-        store ever more answers.
+        Such a peer has data to read, which shows it that this end is alive. If this end answered all its PINGs, the
+        unread answers would use more and more memory.
         """
         if self.can_write:
             self.send_packet(self._encode((PONG, 0)))

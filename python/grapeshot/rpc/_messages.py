@@ -1,4 +1,4 @@
-"""The messages of the protocol. docs/rpc.md shows which end sends which of them when.
+"""The messages of the protocol. docs/rpc.md shows when each end sends them.
 
 A message is a sequence: its kind, the number of the call, and the fields of that kind. On a connection, the numbers of
 requests increase. Each request is answered exactly once, by RESULT, ERROR or END, even if it was cancelled. That way
@@ -26,7 +26,7 @@ from ._errors import (
 REQUEST = 1  # method, args[, kwargs, seconds left]
 STREAM = 2  # method, args, kwargs, seconds left, how many items the client takes
 CANCEL = 3
-CREDIT = 4  # how many items more
+CREDIT = 4  # how many more items
 # server to client
 RESULT = 5  # value
 ERROR = 6  # code, type name, message, traceback or None
@@ -34,7 +34,7 @@ ITEM = 7  # value
 END = 8
 GOODBYE = 9  # its number: the last request that the server has accepted; later ones have not run
 # both ways; the number has no meaning
-PING = 10  # answered by PONG, unless its receiver cannot write now because its peer is not reading
+PING = 10  # answered by PONG, unless the answering end cannot write because its peer is not reading
 PONG = 11
 
 # The codes of ERROR.

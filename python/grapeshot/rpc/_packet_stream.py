@@ -26,7 +26,7 @@ _HEADER_BYTES = 4
 _LINGER_S = 5.0
 # In one iteration of the loop, a connection handles packets for about this long.
 _TURN_S = 0.002
-# To find out whether that time is over, it reads the clock after every this many bytes.
+# It reads the clock whenever it has handled this many more bytes, to find out whether that time is over.
 _CHECK_BYTES = 512
 _LENGTH = Struct(">I")
 
@@ -44,7 +44,7 @@ class PacketStream(asyncio.Protocol):
 
     def __init__(self, max_packet: int = MAX_PACKET) -> None:
         self.max_packet = max_packet
-        # The longest packet that the peer accepts. A subclass sets it once it knows it.
+        # The longest packet that the peer accepts. A subclass sets it when the peer has said so.
         self.max_sent_packet = max_packet
         # Whether the transport accepts more: False between pause_writing and resume_writing.
         self.can_write = True

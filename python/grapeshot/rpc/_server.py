@@ -42,8 +42,8 @@ class Server:
         max_packet: the length of the longest request to accept, in bytes. The default is 1 MiB. Decoding a request may
             need a hundred times its length in memory.
         tracebacks: whether to send the text of the handler's traceback to the caller with an error.
-        keepalive: if a client sends nothing for this many seconds, the server sends it a PING. If it still sends
-            nothing for the same time again, its connection is closed, which cancels its calls. None disables this.
+        keepalive: if a client sends nothing for this many seconds, the server sends it a PING. If nothing arrives
+            for the same time again, the connection is closed, which cancels its calls. None disables this.
     """
 
     def __init__(

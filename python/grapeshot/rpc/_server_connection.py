@@ -27,7 +27,7 @@ from ._peer import check_same_user
 
 _logger = logging.getLogger("grapeshot.rpc")
 
-# How long a client may take to send its hello. It has the same time before that for the TLS handshake.
+# How long a client may take to send its hello. The TLS handshake before it may take as long again.
 HELLO_S = 10.0
 _MAX_TEXT = 16 * 1024
 # A stream that does not have to wait yields after this many items or this time, whichever comes first. All streams of a

@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# The client ends after the user has pressed Ctrl-C this often without any answer from the process.
+# The client ends after the user has pressed Ctrl-C this many times without any answer from the process.
 _MAX_UNANSWERED = 3
 
 

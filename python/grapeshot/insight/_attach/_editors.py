@@ -35,7 +35,7 @@ class History:
             with open(fd, "w", encoding="utf-8", errors="replace") as file:
                 file.write(line.rstrip("\n") + "\n")
         except OSError:
-            pass  # the home directory is not writable: there is no history then
+            pass  # the home directory is not writable, so no history is kept
 
 
 class PipeEditor:
@@ -89,7 +89,7 @@ class ReadlineEditor:
         return line
 
     def stop(self) -> None:
-        """The process has closed the connection. A read that has begun cannot be ended: ask the user to press Enter."""
+        """Handle the end of the connection. A read that has begun cannot be ended, so ask the user to press Enter."""
         self._is_over = True
         if self._is_reading:
             sys.stderr.write("\n[the process has closed the connection: press Enter]\n")

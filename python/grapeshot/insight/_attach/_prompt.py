@@ -66,7 +66,7 @@ class PromptEditor:
         return line
 
     def stop(self) -> None:
-        """The process has closed the connection: end the read."""
+        """Handle the end of the connection: end the read."""
         self._is_over = True
         app = self._session.app
         loop = app.loop
@@ -74,7 +74,7 @@ class PromptEditor:
             loop.call_soon_threadsafe(self._exit)
 
     def _begin(self) -> None:
-        """Called when a read begins. End it at once if the connection has ended before."""
+        """Called when a read begins. End it at once if the connection has already ended."""
         if self._is_over:
             self._session.app.exit(exception=EOFError)
 

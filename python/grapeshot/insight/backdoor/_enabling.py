@@ -34,7 +34,7 @@ _of_command: Switch | None = None
 
 
 def _on_run(loop: Any) -> None:
-    """Open the requested back doors, because a loop begins to run. It may have run before and be running once more."""
+    """Open the requested back doors, because a loop begins to run. Some may still be open from an earlier run."""
     for switch in tuple(_asked):
         if switch.server is None or switch.server._loop is not loop:
             loop.call_soon(switch._open)
@@ -136,7 +136,7 @@ class Switch:
 
 
 class _SwitchOfCommand(Switch):
-    """Opens the back door for ``python -m grapeshot``. It writes no warnings and errors to the program's log."""
+    """Opens the back door for ``python -m grapeshot``. It writes no warnings or errors to the program's log."""
 
     def __init__(self, value: str) -> None:
         super().__init__(_path_of(value), None, None, None)

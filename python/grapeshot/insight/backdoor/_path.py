@@ -161,7 +161,7 @@ def _identity(path: str) -> tuple[int, int]:
 def _locked(folder: str, path: str) -> Iterator[None]:
     """Hold a lock so that only one process or thread at a time replaces a socket in the directory.
 
-    Creating a socket where there was none does not need the lock.
+    Creating a socket at a path that is free does not need the lock.
     """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -182,7 +182,7 @@ def _locked(folder: str, path: str) -> Iterator[None]:
 def _remove_stale(path: str, private: str) -> None:
     """Remove the socket of a dead process. The caller holds the lock on the directory.
 
-    Raises the errors of :class:`SocketFile` if there is something else.
+    Raises the errors of :class:`SocketFile` if there is anything else at the path.
     """
     try:
         status = os.lstat(path)

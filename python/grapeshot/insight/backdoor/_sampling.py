@@ -40,7 +40,7 @@ _PATIENCE_S = 30.0
 
 @dataclasses.dataclass
 class Slow:
-    """The slow callbacks that are alike."""
+    """A group of slow callbacks that are alike."""
 
     kind: str
     name: str
@@ -96,7 +96,7 @@ class Sampler:
             "python": sys.version.split()[0],
             "cpu_s": time.process_time(),
             "rss": _accounting._rss(),
-            "descriptor_count": len(_tree._open_fds()) - 1,  # without the one that listed the directory
+            "descriptor_count": len(_tree._open_fds()) - 1,  # without the one used for listing them
             "descriptor_limit": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
             "threads": len(sys._current_frames()),  # without coros that represent threads
             "statistics": self._statistics(),
@@ -185,8 +185,8 @@ def _memory_of(loop: Any) -> dict[str, Any]:
 def _descriptor_parts(loop: Any, parts: Collection[str]) -> dict[str, Any]:
     """Return the parts that list descriptors, and their number.
 
-    All of it comes from one list, because other threads open and close files all the time: the one that records stacks
-    reads source files, for instance.
+    Both come from one list, because other threads open and close files all the time. For instance, the thread that
+    records stacks reads source files.
     """
     has_owners = "each descriptor" in parts
     listed = _descriptors.descriptors(loop, has_owners) if hasattr(loop, "statistics") else []

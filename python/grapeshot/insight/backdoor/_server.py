@@ -1,6 +1,6 @@
 """``serve``: accepts clients at a Unix socket, and gives each of them a prompt in the running loop.
 
-Everything happens in the loop's thread, with ``add_reader`` and ``add_writer``, so that any loop will do. A client is
+Everything happens in the loop's thread, with ``add_reader`` and ``add_writer``, so it works on any loop. A client is
 served by a coro if the program uses coros on a grapeshot loop, otherwise by a task.
 """
 
@@ -186,7 +186,7 @@ class Server:
 
 
 async def _close_with_loop(server: Server) -> AsyncGenerator[None]:
-    """An asynchronous generator that closes the server when it is closed.
+    """An asynchronous generator that closes the server when the generator is closed.
 
     When a program ends, its loop closes the generators that were started on it. So the server is closed, too.
     """

@@ -327,7 +327,7 @@ class Wire:
         self._on_interrupt()
 
     def _end(self) -> None:
-        """Handle the end of the client's input. Its lines are still run, as long as it is there to read the output."""
+        """Handle the end of the client's input. While the client stays connected, lines already received are run."""
         if not self.is_open:
             return
         if self._received and not self._is_framed:

@@ -9,8 +9,8 @@
     print(found.table())
 
 ``python -m grapeshot profile show app.profile`` prints the same table, and ``profile html`` makes a page of it. From
-Python 3.12 on, all threads of the process are profiled. On 3.11, these are the thread that starts the profile and
-threads that are started during the profile. The profiler has no cost when it is not in use.
+Python 3.12 on, all threads of the process are profiled. On 3.11, only the thread that starts the profile and threads
+that are started during the profile are profiled. The profiler has no cost when it is not in use.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _begun: str | None = None
 
 
 class profile:  # noqa: N801  # used like a function
-    """Profile the process during a ``with`` block, which returns the :class:`Profile`. With ``path``, save it there.
+    """Profile the process during a ``with`` block. ``as`` gives the :class:`Profile`. With ``path``, save it there.
 
     The block may be in a coro, in a task or elsewhere, and may wait. Only one profile can be taken at a time. The child
     of a fork is not profiled: its profile is empty and is not saved.
@@ -125,4 +125,4 @@ def run(main: Awaitable[Any] | Callable[[], Any], path: str | os.PathLike[str] |
     finally:
         block.__exit__(None, None, None)
         if path is None:
-            print(found.table(), file=sys.stderr)  # noqa: T201  # what was asked for
+            print(found.table(), file=sys.stderr)  # noqa: T201  # as documented

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _HERE = os.path.dirname(__file__) + os.sep
 _NO_USAGE = (0, 0, 0, 0)
-# Further coros and tasks share a row.
+# The number of owners that have a row of their own. Further coros share a row, and so do further tasks.
 MAX_OWNERS = 5000
 
 _running_coro: Callable[[], Any] = _core._coro_current_or_none
@@ -215,9 +215,9 @@ class Collector:
         state.owner, state.subject = owner, subject
 
     def _end_step(self, state: _State) -> None:
-        """The outermost function of a coro or task was left. Time is charged to the loop from now on.
+        """Charge time to the loop from now on, because the outermost function of a coro or task was left.
 
-        The same coro or task may be the next one to run.
+        ``_charge`` would not notice the switch if the same coro or task runs next.
         """
         owner = state.owner
         owner.suspend(state.wall_ns)

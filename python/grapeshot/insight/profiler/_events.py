@@ -1,6 +1,6 @@
 """The source of the profiler's events: ``sys.monitoring``, or before Python 3.12 ``sys.setprofile``.
 
-They are installed only while a profile is being taken. Neither of them reports events inside its own callbacks.
+The callbacks are installed only while a profile is being taken. No events are reported inside the callbacks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if sys.version_info >= (3, 12):
     THREADS = "all threads"
 
     def install(collector: Collector) -> None:
-        """Send all events of the process to the collector. RuntimeError if another profiler is active."""
+        """Send all events of the process to the collector. Raises RuntimeError if another profiler is active."""
         monitoring = sys.monitoring
         tool = monitoring.PROFILER_ID
         try:
@@ -113,7 +113,10 @@ else:
     THREADS = "this thread and threads started during the profile"
 
     def install(collector: Collector) -> None:
-        """Send the events of this thread, and of threads started from now on. RuntimeError if a profiler is active."""
+        """Send the events of this thread, and of threads started from now on.
+
+        Raises RuntimeError if a profiler is active.
+        """
         other = sys.getprofile() or threading.getprofile()
         if other is not None:
             raise RuntimeError(f"another profiler is already active in sys.setprofile: {other!r}")

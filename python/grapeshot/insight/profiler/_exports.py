@@ -54,7 +54,7 @@ def write_speedscope(profile: Profile, path: str | os.PathLike[str]) -> None:
 
 
 def write_pstats(profile: Profile, path: str | os.PathLike[str]) -> None:
-    """Write a file for ``pstats.Stats(path)``. Times are CPU seconds. The format has no coros, tasks and threads.
+    """Write a file for ``pstats.Stats(path)``. Times are CPU seconds. The format has no coros, tasks or threads.
 
     Source: ``Lib/cProfile.py``, ``create_stats``.
     """

@@ -116,7 +116,7 @@ def _alike_added_up(owners: Sequence[OwnerRow]) -> list[OwnerRow]:
 
 
 def _top(rows: Sequence[Any], sort: str) -> list[Any]:
-    """Return the rows, sorted with the largest values first. Owners have no ``own_`` times: use the others for them."""
+    """Return the rows, the largest values first. Owners have no ``own_`` times; their full times are used."""
     return sorted(
         rows, key=lambda row: getattr(row, sort, None) or getattr(row, sort.removeprefix("own_")), reverse=True
     )
@@ -163,7 +163,7 @@ class Profile:
         return [row for row in rows if row.calls or row.wall or row.cpu]
 
     def _called_rows(self, owner: Sequence[OwnerRow] | None) -> list[FunctionRow]:
-        """Return the rows of functions, without those called before the profile that took less than 1 % of its time."""
+        """Return the rows, without functions called before the profile that took less than 1 % of its time."""
         rows = self.function_rows(owner)
         return [row for row in rows if row.calls or 100 * max(row.own_cpu, row.own_wall) >= self.duration_ns]
 
@@ -233,7 +233,7 @@ class Profile:
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Profile:
-        """Read a file that :meth:`save` has written. ValueError if it is not such a file."""
+        """Read a file that :meth:`save` has written. Raises ValueError if it is not such a file."""
         with open(path, "rb") as file:
             data = file.read()
         if not data.startswith(_MAGIC):

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 class Node:
-    """A function as called on one path. Its times exclude the functions it called."""
+    """A function, reached by one chain of calls. Its times exclude the functions it called."""
 
     __slots__ = ("calls", "children", "cpu_ns", "key", "parent", "wall_ns")
 
@@ -49,14 +49,14 @@ class Owner:
         self.since_ns = 0
 
     def suspend(self, now_ns: int) -> None:
-        """The owner stops running, because it waits or has ended."""
+        """Record that the owner stops running, because it waits or has ended."""
         if self.yielded is not None and self.top is self.root:
             self.waits_in = self.yielded
         self.is_suspended = True
         self.since_ns = now_ns
 
     def resume(self, now_ns: int) -> None:
-        """The owner runs again. Charge the waiting time to the function that waited."""
+        """Record that the owner runs again, and charge the waiting time to the function that waited."""
         if self.is_suspended:
             node = self.waits_in if self.waits_in is not None and self.top is self.root else self.top
             node.wall_ns += now_ns - self.since_ns
