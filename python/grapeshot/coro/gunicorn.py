@@ -299,7 +299,7 @@ class Worker(AsyncWorker):  # type: ignore[misc]  # gunicorn has no types
     # ------------------------------------------------------------------ signal handlers, which interrupt any code
 
     def handle_quit(self, sig: int, frame: Any) -> None:
-        # The base class raises SystemExit here, which would interrupt the coro that is running, perhaps with a request.
+        # The base class raises SystemExit here, which would interrupt the running coro, perhaps within a request.
         if self._loop is None:
             super().handle_quit(sig, frame)
         self._is_quitting = True
