@@ -41,7 +41,7 @@ class Run:
         _ledger_of(host).add(self)
 
     def stop(self) -> None:
-        """Stop the borrowed loop. ``stop()`` of the host calls this if it is called by code of this run."""
+        """Stop the borrowed loop. ``stop()`` of the host does only this if code of this run has called it."""
         stop = self._stop()
         if stop is not None:
             stop()

@@ -214,7 +214,7 @@ def wait_for_future(coro: Any, future: Any) -> BaseException | None:
 
 
 def _message(interruption: BaseException) -> Any:
-    """Return the message for cancelling a future: the one of the cancel() that interrupted the coro, or None."""
+    """Return the message with which to cancel a future: that of the cancel() that interrupted the coro, or None."""
     if type(interruption) is asyncio.CancelledError and interruption.args:
         return interruption.args[0]
     return None

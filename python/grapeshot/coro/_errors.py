@@ -34,7 +34,7 @@ class Shutdown(Interrupted):
 
 
 class CoroCancelled(Exception):  # noqa: N818  # named after the state that it reports
-    """A coro has no result, because it was shut down, interrupted or cancelled. The ``__cause__`` is its own exception.
+    """A coro has no result, because it was shut down, interrupted or cancelled. ``__cause__`` is the coro's exception.
 
     :meth:`Coro.result` raises this in another coro. The caller itself was not cancelled, so this is an ordinary error:
     ``except Exception`` catches it, and it is reported if no code does.

@@ -112,7 +112,7 @@ def report(kind: str, name: str, seconds: float, places: list[tuple[CodeType, in
 
 
 def wait_logged() -> None:
-    """Wait until no thread is logging a record, because the process is about to fork. No other coro runs.
+    """Wait until no thread is logging a record, because the process is about to fork. Other coros do not run.
 
     CPython warns about a fork if the system knows of several threads, so this asks the system. The wait has a limit,
     because a log handler may wait for something that the calling thread holds.

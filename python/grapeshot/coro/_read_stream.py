@@ -157,7 +157,7 @@ def _receiver(source: Any) -> Callable[[int], bytes | None]:
         return source.recv  # type: ignore[no-any-return]
     if isinstance(source, io.TextIOBase) or not hasattr(source, "read"):
         raise TypeError(f"a socket or a binary file is required, not {type(source).__name__}")
-    # A file that belongs to a socket (socket.makefile) lets other coros run by itself, because the socket does.
+    # A file that socket.makefile() has made already lets other coros run, because its socket does.
     if not isinstance(getattr(source, "raw", source), socket.SocketIO):
         try:
             source.fileno()

@@ -43,7 +43,7 @@ _logger = logging.getLogger("asyncio")
 # servers wait as long.
 _RETRY_DELAY_S = 1.0
 _OUT_OF_RESOURCES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
-# Errors that concern only the one connection, which was lost before it was accepted. Source: accept(2).
+# Errors that concern only one connection, which was lost before it was accepted. Source: accept(2).
 _OF_CONNECTION = frozenset(
     getattr(errno, name)
     for name in errno.errorcode.values()
@@ -66,7 +66,7 @@ _OF_CONNECTION = frozenset(
 class Server:
     """Listening sockets, and a coro for each connection that was accepted from them. :func:`serve` makes servers.
 
-    As a context manager it calls :meth:`stop` at the end of the block, also after an exception.
+    As a context manager it calls :meth:`stop` at the end of the block, even after an exception.
     """
 
     def __init__(

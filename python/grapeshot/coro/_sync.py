@@ -12,8 +12,8 @@ Only coros can wait; anywhere else, a call that would have to wait raises YieldF
 can make the calls that do not wait (``release``, ``push``, ``set``, ``wake_*``, ``acquire`` of a free semaphore, ...),
 but only a coro can hold a lock, a mutex or an ``rw_lock``.
 
-An object belongs to one thread. If a loop is running when it is made, this is the thread of the loop. Otherwise it is
-the first thread that uses the object while its loop runs. In other threads the methods raise ScheduleError.
+An object belongs to one thread. If a loop is running in the thread that makes it, it belongs to this thread. Otherwise
+it belongs to the first thread that uses it while a loop runs there. In other threads its methods raise ScheduleError.
 
 Methods that wait take the arguments ``block`` and ``timeout``. With ``block=False``, or a timeout of 0 seconds or
 below, they do not wait. When the timeout is over, a method that returns a bool returns False; others raise

@@ -39,8 +39,8 @@ class watch_file:  # noqa: N801  # Shrapnel's name
       is not reported as ``modified``, only as ``created``.
     - After each change of its entries, the whole directory is read.
     - The directory and each regular file that is watched are kept open, so the file system of the directory cannot be
-      unmounted. ``modified`` is not reported for files that the process may not read, nor for files for which there was
-      no descriptor left; in the second case there is an ``overflow`` event.
+      unmounted. ``modified`` is not reported for files that the process is not allowed to read, or for which no
+      descriptor was left; in the second case there is an ``overflow`` event.
     - A truncation that does not change the length is not seen. If anything but a regular file is moved away, the event
       is ``deleted``.
     - A forked child cannot use the object.

@@ -343,7 +343,7 @@ def _forget_dummy(coro: Any) -> None:
 def _ensure_thread_object() -> None:
     """Before a fork, make threading create a Thread object for the running coro, if it has none.
 
-    Otherwise threading takes the coro for the system's main thread in the child, finds that the idents differ, and
+    Otherwise threading in the child mistakes the coro for the system's main thread, finds that the idents differ, and
     stops with an error before it has dropped the threads of the parent.
     """
     if _current_or_none() is not None:

@@ -7,9 +7,9 @@ Each connection has one parser. It never waits: received bytes are passed to ``f
                        '---- error <----'     handled after the requests before it are answered
 
 llhttp, the parser in httptools, is strict about everything that request smuggling uses: bare LF, folded lines, spaces
-before a colon, Content-Length twice or together with Transfer-Encoding, chunk sizes. This module adds checks
-that llhttp does not make: of sizes, of the method, of the field Host, of repeated fields and of trailers. It also
-refuses RTSP requests, which llhttp accepts.
+before a colon, Content-Length twice or together with Transfer-Encoding, chunk sizes. This module adds checks that
+llhttp does not make: of sizes, of the method, of the field Host, of repeated fields and of trailers. It also refuses
+RTSP requests, which llhttp accepts.
 """
 
 from __future__ import annotations

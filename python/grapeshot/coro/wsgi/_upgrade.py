@@ -86,7 +86,7 @@ class UpgradeSocket:
         return count
 
     def send(self, data: Any, flags: int = 0, /) -> int:
-        """Send all of the data, as libraries expect of a blocking socket. With a timeout, send a part of it."""
+        """Send all of the data, as libraries expect of a blocking socket. If there is a timeout, send what fits."""
         sock = self._take()
         if sock.gettimeout() is None:
             self.sendall(data, flags)
