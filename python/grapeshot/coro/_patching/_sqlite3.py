@@ -79,7 +79,7 @@ def _first_word(sql: Any) -> str:
 
 
 class _Parameters:
-    """The parameters of ``executemany``. Each attempt begins at the first ones again, until one has gone past them."""
+    """The parameters of ``executemany``. Each attempt begins at the first ones. Notes if one went past them."""
 
     def __init__(self, parameters: Any) -> None:
         self._rest = iter(parameters)
@@ -240,7 +240,7 @@ class _Callbacks:
     """Wraps the program's callbacks of a connection, so that they are not called for statements of this module."""
 
     def __init__(self) -> None:
-        # The thread or coro that is executing such a statement now. Others still get callbacks.
+        # The thread or coro that is executing such a statement now. Statements of others still call callbacks.
         self.off_for: int | None = None
 
     def wrap(self, callback: Any, result: Any) -> Any:
