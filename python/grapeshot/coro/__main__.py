@@ -50,7 +50,7 @@ class _Program:
         _take_interrupts()
         _thread.begin_main()
         try:
-            # asyncio sees no running loop in the program, as in a plain one.
+            # asyncio sees no running loop in the program, as in a program without coros.
             coro.call_blocking(self._run_program)
         finally:
             _thread.end_main()
@@ -82,7 +82,7 @@ def main() -> None:
         _program.exit_with_usage(arguments, _USAGE)
     coro.patch()
     _command.open_back_door_if_asked()
-    # Set the handler before the loop runs as well: the runner then does not install a handler of its own.
+    # Also set the handler before the loop runs, so that the runner does not install a handler of its own.
     _take_interrupts()
     program = _Program(run)
     coro.run(program, name="main")

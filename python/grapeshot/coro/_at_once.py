@@ -1,8 +1,8 @@
 """Reads and writes on descriptors that must stay in blocking mode, because other processes may share them.
 
-A read can block even though the descriptor was ready a moment ago: another process may have taken the data. So the
-calls used here are nonblocking for this one call, and are repeated after each wait. A few kinds of files have no such
-call; once they are ready, a real thread reads or writes them.
+A read can block even though the descriptor was ready a moment ago: another process may have taken the data. So each
+call here tells the system not to block in this one call, and is repeated after a wait. For a few kinds of files the
+system has no such call; once they are ready, a real thread reads or writes them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class _ReadCall(_ThreadCall):
         return self._identity == _identity_of(fd) and (self._mark is None or _is_marked(self._mark, fd))
 
     def take(self, length: int | None) -> Any:
-        """Return the result, or its first ``length`` bytes, and keep the rest. None: the result is not bytes."""
+        """Return the first ``length`` bytes of the result, and keep the rest. With None, return the whole result."""
         value = self._value
         self._value = None if length is None else value[length:]
         return value if length is None else value[:length]
@@ -165,7 +165,7 @@ def accept(sock: Any) -> Any:
 
 
 def read(fd: int, length: int, wait: Callable[[], object]) -> bytes:
-    """Read at least 1 and up to ``length`` bytes; empty at the end. ``wait()`` must wait until the file is readable."""
+    """Return 1 to ``length`` bytes, or b"" at the end. ``wait()`` must wait until the file is readable."""
     while not _pending_reads or _pending_read_of(fd) is None:
         try:
             data = _read_now(fd, length)

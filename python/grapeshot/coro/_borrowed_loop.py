@@ -8,7 +8,7 @@ it, the host:
       loop = asyncio.new_event_loop()  ------> a BorrowedLoop, host = the coro's loop
       loop.run_until_complete(main())  ------> main() is a task of the host; the coro waits
                                                get_running_loop() in main() returns the host
-      cancels the tasks left of this run
+      cancels the tasks of this run that are left
       loop.close()                     ------> ends the run; the host runs on
 
 The methods that run, stop and close a loop affect only this run. All others call the host's methods. A BorrowedLoop
@@ -91,7 +91,7 @@ class BorrowedLoop(asyncio.AbstractEventLoop):
     """The loop that ``asyncio.new_event_loop()`` returns in a coro that hides the loop.
 
     ``run_until_complete`` and ``run_forever`` make the coro wait while the loop that runs the coro goes on. ``close``
-    cancels the tasks that are left of this run, and waits for them; it does not close the loop that runs the coro.
+    cancels the tasks of this run that are left, and waits for them; it does not close the loop that runs the coro.
     """
 
     def __init__(self, host: Loop) -> None:
@@ -215,7 +215,7 @@ class BorrowedLoop(asyncio.AbstractEventLoop):
     # ------------------------------------------------------------------ the end
 
     def close(self) -> None:
-        """End this run: cancel the tasks that are left of it, and wait for them if called in a coro of the loop.
+        """End this run: cancel its tasks that are left, and wait for them if called in a coro of the loop.
 
         Raises:
             RuntimeError: the loop is running.
@@ -262,7 +262,7 @@ class BorrowedLoop(asyncio.AbstractEventLoop):
         """Close the asynchronous generators that were first iterated in this run."""
         if self._host._asyncgens is not None:
             self._host._asyncgens -= self._run.asyncgens
-        await lifecycle.shutdown_asyncgens(self)  # type: ignore[arg-type]  # it has what that needs
+        await lifecycle.shutdown_asyncgens(self)  # type: ignore[arg-type]  # it needs only attributes that self has
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         """Wait until the jobs that this run submitted to the default executor have ended. The executor itself goes on.
@@ -342,7 +342,7 @@ def _forward(name: str) -> Callable[..., Any]:
     return method
 
 
-# Inheritance does not reach __getattr__: AbstractEventLoop defines each method, to raise NotImplementedError.
+# __getattr__ is not enough for these: AbstractEventLoop defines each method, which raises NotImplementedError.
 for _name in dir(asyncio.AbstractEventLoop):
     if not _name.startswith("_") and _name not in vars(BorrowedLoop):
         setattr(BorrowedLoop, _name, _forward(_name))

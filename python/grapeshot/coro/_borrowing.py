@@ -41,7 +41,7 @@ class Run:
         _ledger_of(host).add(self)
 
     def stop(self) -> None:
-        """Stop the borrowed loop. This is what ``stop()`` of the host does when code of this run calls it."""
+        """Stop the borrowed loop. ``stop()`` of the host does only this if code of this run has called it."""
         stop = self._stop()
         if stop is not None:
             stop()
@@ -70,7 +70,7 @@ class Run:
         try:
             context.run(_run_of_context.set, self)
         except RuntimeError:
-            pass  # the context is entered already; `Ledger.current` finds the run by the task instead
+            pass  # the context is already entered; `Ledger.current` finds the run by the task instead
         return context
 
     def add(self, task: Any) -> None:
@@ -88,14 +88,14 @@ class Run:
         return {task for task in self._tasks if not task.done() and self.has(task)}
 
     def set_debug(self, host: Loop, enabled: bool) -> None:
-        """Say whether this run wants debug mode. The loop is in debug mode as long as any run wants it."""
+        """Set whether this run wants debug mode. The loop is in debug mode as long as any run wants it."""
         if enabled != self.sets_debug:
             self.sets_debug = enabled
             _ledger_of(host).debug_changed()
 
 
 class Ledger:
-    """The runs that borrow one loop. It is the loop's ``_ledger`` while there are any."""
+    """The runs that borrow one loop. It is the loop's ``_ledger`` while any run borrows the loop."""
 
     def __init__(self, host: Loop) -> None:
         self._host = weakref.ref(host)

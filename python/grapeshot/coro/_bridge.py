@@ -214,7 +214,7 @@ def wait_for_future(coro: Any, future: Any) -> BaseException | None:
 
 
 def _message(interruption: BaseException) -> Any:
-    """Return the message for cancelling a future: the one of the cancel() that interrupted the coro, or None."""
+    """Return the message with which to cancel a future: that of the cancel() that interrupted the coro, or None."""
     if type(interruption) is asyncio.CancelledError and interruption.args:
         return interruption.args[0]
     return None
@@ -299,9 +299,9 @@ def run_in_thread(  # type: ignore[misc]  # correct: an `fn` with an argument `e
 ) -> Any:
     """Run ``fn(*args, **kwargs)`` in a real thread while this coro waits; return its result or raise its exception.
 
-    The thread comes from ``executor``, by default from the loop's default executor, which asyncio uses as well. That
-    has ``min(32, CPUs + 4)`` threads; further calls wait for a free one. The function runs in a copy of the coro's
-    context, unless the executor runs functions in other processes or other interpreters.
+    The thread comes from ``executor``, by default from the loop's default executor, which asyncio uses as well. This
+    executor has ``min(32, CPUs + 4)`` threads; further calls wait for a free one. The function runs in a copy of the
+    coro's context, unless the executor runs functions in other processes or other interpreters.
 
     An interruption of the coro does not stop the thread: a call that is running goes on, and its result is dropped. A
     call that has not begun is cancelled. Source: asyncio.to_thread.

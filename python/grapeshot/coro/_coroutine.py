@@ -128,7 +128,7 @@ class Coro(_core.Coro["_T_co"]):
     def uncancel(self) -> int:
         """Undo one :meth:`cancel`; return the number of :meth:`cancel` calls that are left.
 
-        On Python 3.13 and later, when none are left, this also removes a CancelledError that was not raised yet, as
+        On Python 3.13 and later, when no call is left, this also removes a CancelledError that was not raised yet, as
         :meth:`asyncio.Task.uncancel` does.
         """
         if self._cancel_count:
@@ -301,7 +301,7 @@ def wait_for_end(coro: Coro[Any], timeout_s: float | None = None) -> None:
     try:
         if timeout_s is not None:
             timer = coro._loop.call_later(timeout_s, wakeup)
-        while not wakeup.is_over:  # schedule() may wake the waiter before that
+        while not wakeup.is_over:  # schedule() may wake the waiter earlier
             _core._coro_wait()
     finally:
         wakeup.is_over = True

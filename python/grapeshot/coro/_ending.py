@@ -5,7 +5,7 @@ may wait, for one second in all. After that, or if no loop can run, every furthe
 still does not end is abandoned with a warning: it stays suspended, and the objects on its stack are never freed.
 
 Before that, a runner (``coro.run``, ``asyncio.run``) cancels the coros and tasks that are left, and waits for them.
-Runners leave out coros that stand for daemon threads; only this module ends those. Plain Python does not wait for
+Runners leave out coros that stand for daemon threads; only this module ends them. Plain Python does not wait for
 daemon threads at all, so a daemon that goes on after that second is abandoned after a few more waits, without a
 warning.
 """
@@ -42,7 +42,7 @@ def _coros_of(loop: Loop) -> list[Coro[Any]]:
 
 
 def watch_end(loop: Loop) -> Any:
-    """Start a timer that warns of coros for which a runner still waits then. Called before the runner cancels them."""
+    """Start a timer that warns if a runner then still waits for coros. Called before the runner cancels them."""
     return loop.call_later(_HELD_UP_S, _warn_of_late, loop)
 
 
@@ -172,8 +172,8 @@ class _ThreadEnd:
         _is_finalizing: Callable[[], bool] = sys.is_finalizing,
         _get_ident: Callable[[], int] = threading.get_ident,
     ) -> None:
-        # Two cases in which no coro may run any more: a forked child frees the thread-local data of threads that exist
-        # only in the parent, and an exiting interpreter frees the thread-local data of all threads.
+        # In two cases no coro may run any more: a forked child frees the thread-local data of threads that exist only
+        # in the parent, and an exiting interpreter frees the thread-local data of all threads.
         if _is_finalizing() or _get_ident() != self._thread:
             return
         _end_thread()
@@ -203,7 +203,7 @@ _local = threading.local()
 
 
 def watch_thread() -> None:
-    """Called before the first coro of a thread starts."""
+    """Make the coros of this thread end when the thread ends. Called before its first coro starts."""
     _local.end = _ThreadEnd()
 
 

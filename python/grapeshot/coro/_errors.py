@@ -33,8 +33,8 @@ class Shutdown(Interrupted):
     """Raised in a coro that must end: :meth:`Coro.shutdown` was called, or its loop is being closed."""
 
 
-class CoroCancelled(Exception):  # noqa: N818  # named like what it stands for
-    """A coro has no result, because it was shut down, interrupted or cancelled. Its own exception is the ``__cause__``.
+class CoroCancelled(Exception):  # noqa: N818  # named after the state that it reports
+    """A coro has no result, because it was shut down, interrupted or cancelled. ``__cause__`` is the coro's exception.
 
     :meth:`Coro.result` raises this in another coro. The caller itself was not cancelled, so this is an ordinary error:
     ``except Exception`` catches it, and it is reported if no code does.

@@ -38,7 +38,7 @@ class _Program:
 
 
 class _Own(threading.local):
-    """The program of this thread, from its first coro until it ends."""
+    """The program of this thread, from the first coro that is made until the program ends."""
 
     program: _Program | None = None
 
@@ -54,7 +54,7 @@ def pending_loop() -> Loop:
 
 
 def take_pending_loop() -> Loop | None:
-    """Return the loop of :func:`pending_loop`, which the caller must then run; None if there is none."""
+    """Return the loop of :func:`pending_loop`, which the caller must then run; None if there is no such loop."""
     program, _own.program = _own.program, None
     return None if program is None else program.loop
 
@@ -94,10 +94,10 @@ def set_exit(code: Any = 0) -> None:
 
     Call it from a coro, a callback or a task of the loop, or before the loop runs. A second call before the loop has
     ended replaces the code. A thread that has no coros may call it, too, as long as only one :func:`event_loop` is
-    running in the process: it then ends that one.
+    running in the process: the call then ends that one.
 
     Raises:
-        RuntimeError: no :func:`event_loop` is running, or several are and none of them in this thread.
+        RuntimeError: no :func:`event_loop` is running, or several are running, all of them in other threads.
     """
     program = _own.program
     if program is not None:

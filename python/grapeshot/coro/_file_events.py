@@ -25,7 +25,7 @@ else:
 
     ``kind`` is one of:
 
-    - ``created``: the path is new; also after a move to this path
+    - ``created``: the path is new, or something was moved to this path
     - ``modified``: the contents changed
     - ``deleted``
     - ``moved``: renamed to ``destination``, which is None if the new path is in another directory
@@ -34,7 +34,7 @@ else:
 
 
 class FileWatch:
-    """Watches the directory ``path``, or else the one directory entry that ``path`` names.
+    """Watches the entries of the directory ``path``. If ``path`` is not a directory, watches only this one path.
 
     ``sock`` becomes readable when something has happened. :meth:`receive` then reads it and adds to ``events``. Once
     ``has_ended`` is true, no more events come.

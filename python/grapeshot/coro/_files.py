@@ -1,9 +1,9 @@
 """Pipes, terminals and files for coros: :class:`fd_sock` and :class:`file_sock`.
 
 The kernel reports when a pipe, a FIFO or a terminal is ready, and the coro waits for that. It always reports regular
-files as ready, although reading them can block, so real threads read and write those. They use a position that the
-object keeps, not the file's own, and the object moves it only when the coro gets the result. So a coro that is
-interrupted before that has lost nothing.
+files as ready, although reading them can block, so real threads read and write them. The threads use a position that
+the object keeps, not the file's own. The object moves this position only when the coro gets the result, so a coro that
+is interrupted before that loses no data.
 
     close() --> ClosedError in the coros that wait --> the last user closes the descriptor
 
@@ -81,7 +81,7 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
 
     ``fd_sock(fd, *, closefd=True)``
 
-    With ``closefd`` the object owns the descriptor: it makes it nonblocking, and closes it in the end. Otherwise it
+    With ``closefd`` the object owns the descriptor: it makes it nonblocking, and :meth:`close` closes it. Otherwise it
     does not change the descriptor's mode, because other processes may share it (standard input, for instance). Each
     call is then nonblocking on its own, or a real thread makes it, for the few kinds of files that have no such calls.
 
@@ -140,7 +140,7 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
     def detach(self) -> int:
         """Close the object but not the descriptor, and return the descriptor, which the caller then owns.
 
-        It has the blocking mode that it had before.
+        The descriptor has the same blocking mode again as before this object was made.
         """
         if self.closed:
             raise _errors.ClosedError("the file is closed")
@@ -166,7 +166,7 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
     # ------------------------------------------------------------------ reading and writing
 
     def recv(self, count: int, /) -> bytes:
-        """Return the data that is there, at most ``count`` bytes; wait if there is none. Empty at the end.
+        """Return the data that has arrived, at most ``count`` bytes; wait if there is none. Return b"" at the end.
 
         Raises:
             TimeoutError: no data came before the timeout.
@@ -224,9 +224,9 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
         call: Callable[[int], _T],
         call_at_once: Callable[[int, Callable[[], object]], _T] | None = None,
     ) -> _T:
-        """Repeat ``call`` until it need not wait, with a ``wait`` in between.
+        """Repeat ``call`` until it succeeds, and ``wait`` each time it would block.
 
-        ``call_at_once`` takes its place for a descriptor that stays in blocking mode.
+        For a descriptor that stays in blocking mode, ``call_at_once`` is called instead, and does the same.
         """
         with self._fd as fd:
             _core._coro_act()
@@ -269,7 +269,7 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
                 co._throw(_errors.ClosedError("the descriptor was closed while a coro waited on it"))
             except _errors.DeadCoroutine:
                 pass
-            except _errors.ScheduleError:  # a coro of another thread, which has to do this itself
+            except _errors.ScheduleError:  # the coro belongs to another thread, so do this there
                 co._loop.call_soon_threadsafe(self._end_waits)
                 return
 
@@ -279,8 +279,8 @@ class file_sock(fd_sock):  # noqa: N801
 
     ``file_sock(file, *, closefd=True)``
 
-    ``file`` is a binary file object or a descriptor. With ``closefd`` the object closes it in the end. A file object's
-    write buffer is flushed first. Anything that is not a regular file works as in :class:`fd_sock`; data of a pipe that
+    ``file`` is a binary file object or a descriptor. With ``closefd``, :meth:`close` closes it. The write buffer of a
+    file object is flushed first. Anything that is not a regular file works as in :class:`fd_sock`; data of a pipe that
     the file object has already read into its buffer is not seen.
 
     The object has its own position in a regular file (:meth:`tell`, :meth:`seek`). It starts at the file's position,
@@ -314,7 +314,7 @@ class file_sock(fd_sock):  # noqa: N801
         self._fd = _CountedFd(fd, close if closefd else None)
 
     def recv(self, count: int, /) -> bytes:
-        """Read up to ``count`` bytes. Empty at the end of the file.
+        """Return up to ``count`` bytes, or b"" at the end of the file.
 
         Raises:
             SimultaneousError: another coro is using the file.

@@ -1,4 +1,4 @@
-"""Forks in coros. In the child only the coro that forked continues, as only the thread that forked does in Python.
+"""Forks in coros. Only the coro that forked continues in the child, just as only one thread continues after a fork.
 
 The thread's other coros, and the tasks, callbacks, timers and connections of its loop, belong to the parent. None of
 their code runs in the child, not even ``finally`` blocks, so objects that they refer to are never freed. The loop gets
@@ -73,7 +73,7 @@ def _forget_parent(loop: Loop, kept: object) -> None:
 
 
 def _task_of_run(co: Any) -> Any:
-    """Return what the loop runs until, if that is the coro itself or the task in which ``coro.run()`` awaits it."""
+    """Return the coro, or the task in which ``coro.run()`` awaits it, if the loop runs until its end; else None."""
     awaited = co._loop._awaited
     if awaited is co:
         return co
@@ -86,7 +86,7 @@ def _task_of_run(co: Any) -> Any:
 def end_child(co: Any, leaves_loop: bool) -> bool:
     """Called in the child when the coro that forked has ended: end the process, unless the loop's run ends with it.
 
-    Return True if ``coro.run()`` waits for the coro. (Nothing else in the child can.)
+    Return True if ``coro.run()`` waits for the coro. (No other code in the child can wait for it.)
     """
     is_awaited = _task_of_run(co) is not None
     if is_awaited or leaves_loop:

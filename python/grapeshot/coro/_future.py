@@ -112,7 +112,7 @@ class future(_Generic["_T"]):  # noqa: N801
         """Wait until the future is set; return the value or raise the exception.
 
         Raises:
-            TimeoutError: the future was not set within ``timeout`` seconds, or without ``block``, is not set now.
+            TimeoutError: the future was not set within ``timeout`` seconds, or, without ``block``, it is not set now.
             YieldFromMain: it would have to wait, and was not called in a coro.
         """
         if not self.wait(timeout, block):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def in_parallel(fun_arg_list: Iterable[tuple[Callable[..., _T], Sequence[Any]]]) -> list[_T]:
     """Run ``fn(*args)`` for each ``(fn, args)`` pair in a coro of its own; return the results in the same order.
 
-    It waits until all have ended, also if some raise. If the calling coro is interrupted during the wait, or the
+    It waits until all have ended, even if some raise. If the calling coro is interrupted during the wait, or the
     iterable raises, the coros are shut down.
 
     Raises:
@@ -290,7 +290,7 @@ class Pool:
     def imap(self, fn: Callable[..., Any], /, *iterables: Iterable[Any]) -> Iterator[Any]:
         """Return an iterator over the results, in the order of the items.
 
-        It yields each result as soon as that result and all earlier ones are there. At first it starts as many coros as
+        It yields each result as soon as that call and all earlier ones have ended. At first it starts as many coros as
         the pool has free places, then another one each time a result is taken. If a call raised, ``next`` raises that
         exception in place of the result, and the iterator can go on. If an iterable raises, its exception comes after
         the results of the items before it. Several coros may share the iterator.
@@ -320,7 +320,7 @@ class Pool:
         ) -> Iterator[_T]: ...
 
     def imap_unordered(self, fn: Callable[..., Any], /, *iterables: Iterable[Any]) -> Iterator[Any]:
-        """Like :meth:`imap`, but it yields each result as soon as it is there, in any order."""
+        """Like :meth:`imap`, but it yields the results in the order in which the calls end."""
         return _Results(self, fn, zip(*iterables, strict=False), in_order=False)
 
     def join(self) -> None:
@@ -390,7 +390,7 @@ class _Results:
                 del ended  # the exception's traceback keeps this frame: break the cycle
 
     def _start(self) -> None:
-        """Start coros while the pool has free places, and until as many results are pending as the pool has places."""
+        """Start coros until the pool has no free place, or as many results are pending as the pool has places."""
         while len(self._coros) < self._pool._size:
             if self._next is None and self._error is None:
                 try:
@@ -433,7 +433,7 @@ def _call_later(seconds: float, fn: Callable[..., Any], /, *args: Any, **kwargs:
 def wait_for(coros: Iterable[Any], timeout: float | None = None, count: int | None = None) -> list[Any]:
     """Implements ``wait`` with arguments: wait until all or ``count`` coros have ended, or ``timeout`` is over.
 
-    Native code calls this. ``wait()`` without arguments is all native, so that it needs no Python frame.
+    Native code calls this. ``wait()`` without arguments is only native code, so that it needs no Python frame.
     """
     coros = list(dict.fromkeys(coros))
     if count is not None and count < 0:

@@ -49,7 +49,7 @@ else:
 
 
 def call_blocking(fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
-    """Call code that was written for a thread, in this coro; return its result. asyncio sees no running loop in it.
+    """Call code that was written for a thread, in this coro; return its result. asyncio sees no running loop there.
 
     ``run_blocking`` does the same in a new coro.
 
@@ -106,7 +106,7 @@ def _wrap() -> None:
 
 
 def _hiding_coro() -> Any:
-    """Return the running coro if it hides the loop and is not inside of a loop run of its own; else None."""
+    """Return the running coro if it hides the loop and is not itself running another loop; else None."""
     if _core._coro_is_hidden() and asyncio._get_running_loop() is None:
         return _core._coro_current_or_none()
     return None

@@ -1,10 +1,10 @@
 """``watch_file`` on Linux, with inotify. Two kinds of watches report different events:
 
     the watch of the directory  the name was created, deleted or moved
-    the watch of the file       the contents were modified; made anew when the name gets another file
+    the watch of the file       the contents were modified; made again when the name refers to another file
 
 So a file is still watched after an editor has replaced it (by renaming a new file to the old name). The same holds for
-the target of a symbolic link, also after the link was replaced.
+the target of a symbolic link, even after the link was replaced.
 
 Source: ``inotify(7)``.
 """
@@ -138,7 +138,7 @@ def _parse(data: bytes) -> Iterator[tuple[int, int, int, str]]:
 
 
 class _Inotify:
-    """The system calls of inotify, by ctypes, because Python does not offer them."""
+    """The system calls of inotify, called with ctypes because Python does not offer them."""
 
     def __init__(self) -> None:
         import ctypes
@@ -155,7 +155,7 @@ class _Inotify:
         return self._check(self._libc.inotify_add_watch(fd, os.fsencode(path), self._ctypes.c_uint32(mask)), path)
 
     def remove(self, fd: int, watch: int) -> None:
-        # Errors are ignored: the watch ends by itself when its file is deleted.
+        # Errors are ignored: the system removes the watch itself when the file is deleted.
         self._libc.inotify_rm_watch(fd, watch)
 
     def _check(self, result: int, path: str | None) -> int:

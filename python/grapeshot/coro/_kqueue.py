@@ -174,7 +174,7 @@ class KqueueWatch(FileWatch):
         """Return a new entry, and watch its contents if it is a regular file that the process may read.
 
         Raises:
-            OSError: there is no descriptor or memory left.
+            OSError: no descriptor or memory is left.
         """
         entry = _Entry(inode)
         follow = not self._is_directory

@@ -25,7 +25,7 @@ _logger = logging.getLogger("asyncio")
 _shows_stack = False
 # The threads that log records. Threads that have ended are removed.
 _threads: list[threading.Thread] = []
-# How long a fork waits for them, and the pause between two checks, in seconds.
+# How long a fork waits for these threads, and the pause between two checks, in seconds.
 _GRACE_S, _PAUSE_S = 1.0, 0.0005
 # The original, before a program patches it.
 _sleep = time.sleep
@@ -98,10 +98,10 @@ def apply_variable() -> None:
 
 
 def report(kind: str, name: str, seconds: float, places: list[tuple[CodeType, int]]) -> None:
-    """Log where the code is that blocks the loop. The watchdog calls this; ``places`` has the innermost function first.
+    """Log which code blocks the loop, and where. The watchdog calls this; ``places`` has the innermost function first.
 
     A new thread does the logging, because handlers of the program may block, and because logging in a thread that
-    threading has not started would leave an entry there.
+    threading has not started would leave a Thread object behind.
     """
     thread = threading.Thread(target=_log, args=(kind, name, seconds, places), name="coro-latency", daemon=True)
     try:
@@ -112,7 +112,7 @@ def report(kind: str, name: str, seconds: float, places: list[tuple[CodeType, in
 
 
 def wait_logged() -> None:
-    """Wait until no thread is logging a record, because the process is about to fork. No other coro runs meanwhile.
+    """Wait until no thread is logging a record, because the process is about to fork. Other coros do not run.
 
     CPython warns about a fork if the system knows of several threads, so this asks the system. The wait has a limit,
     because a log handler may wait for something that the calling thread holds.

@@ -1,7 +1,7 @@
-"""Refuses to work together with gevent or eventlet, which also patch the standard library: only one package can.
+"""Refuses to work together with gevent or eventlet: only one package can patch the standard library.
 
-With two patchers, one part of the program would wait in gevent's hub and another in grapeshot's loop, and each blocks
-the thread while it waits, so the program would hang. Instead, importing ``grapeshot.coro`` after another patcher has
+With two patchers, one part of the program would wait in gevent's hub and another in grapeshot's loop. Each blocks the
+thread while it waits, so the program would hang. Instead, importing ``grapeshot.coro`` after another patcher has
 patched raises an error at once, and so does another patcher's call after ``coro.patch()``.
 
 The package imports this module before all others.
@@ -27,7 +27,7 @@ _ADVICE = "Use only one of the two in a process, and run code that needs the oth
 
 
 def check(what: str, kind: type[Exception]) -> None:
-    """Raise ``kind``, with a text that ``what`` cannot work, if another patcher has patched the standard library."""
+    """Raise ``kind``, saying that ``what`` cannot work, if another patcher has patched the standard library."""
     for name, note in _NOTES.items():
         if getattr(sys.modules.get(name), note, None):
             raise kind(

@@ -4,9 +4,9 @@
     BSD, macOS                     a kqueue with one EVFILT_PROC
     Linux before 5.3, sandboxes    a pipe that a thread closes; the thread waits for the end with ``waitid(WNOWAIT)``
 
-None of them fetches the status, so an interrupted wait takes nothing from the child, and the next wait finds it. No
-descriptor can report "any child" (``pid`` -1, 0 or below), or stopped and continued children. For these, the kernel is
-polled with pauses.
+These descriptors do not fetch the child's status. So if a wait is interrupted, the status is still there for the next
+one. No descriptor can report "any child" (``pid`` -1, 0 or below), or stopped and continued children. For these, the
+kernel is polled with pauses.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def waitpid(pid: int, options: int = 0, /, timeout: float | None = None) -> tupl
     """Wait until a child process has ended; return its process id and its status, like :func:`os.waitpid`.
 
     :func:`os.waitstatus_to_exitcode` turns the status into an exit code. An interrupted wait does not fetch the status,
-    so a later one gets it. A ``pid`` of -1 means any child; 0, or a number below -1, means any child of a process
+    so a later call gets it. A ``pid`` of -1 means any child; 0, or a number below -1, means any child of a process
     group. With ``os.WNOHANG`` it does not wait, and returns ``(0, 0)`` if the child is still running.
 
     Raises:
@@ -52,7 +52,8 @@ def waitpid(pid: int, options: int = 0, /, timeout: float | None = None) -> tupl
     while True:
         watch = _Watch(pid)
         try:
-            # If the child has ended in between, another process may have got its number by now: so ask again first.
+            # If other code has fetched the status in between, another process may have this number by now. In that case
+            # this call raises ChildProcessError.
             found = _waitpid(pid, os.WNOHANG)
             if not found[0]:
                 wait_for_read(watch.fd, left_s())

@@ -51,7 +51,7 @@ class read_stream:  # noqa: N801  # Shrapnel's name
         return len(self._unread)
 
     def recv(self, count: int, /) -> bytes:
-        """Return the data that is there, at most ``count`` bytes; wait if there is none. Empty at the end."""
+        """Return the data that has arrived, at most ``count`` bytes; wait if there is none. Return b"" at the end."""
         if count > 0 and not self._unread:
             return self._read(count)
         return self._take(min(count, len(self._unread)))
@@ -80,7 +80,7 @@ class read_stream:  # noqa: N801  # Shrapnel's name
         return self._take(end)
 
     def read_line(self, limit: int | None = None) -> bytes:
-        r"""Return the next line with its ``\n``, which the last line may lack. Empty at the end of the stream.
+        r"""Return the next line with its ``\n``, which the last line may lack. Return b"" at the end of the stream.
 
         Raises:
             asyncio.LimitOverrunError: the line is longer than ``limit`` (None: the limit of the stream). The data read
@@ -111,7 +111,7 @@ class read_stream:  # noqa: N801  # Shrapnel's name
         return line
 
     def _find(self, delimiter: bytes, limit: int | None) -> int | None:
-        """Read until the delimiter has come. Return the position after it, or None if the stream ends before."""
+        """Read until the delimiter has come. Return the position after it, or None if the stream ends earlier."""
         if not delimiter:
             raise ValueError("the delimiter must not be empty")
         if limit is None:
@@ -157,7 +157,7 @@ def _receiver(source: Any) -> Callable[[int], bytes | None]:
         return source.recv  # type: ignore[no-any-return]
     if isinstance(source, io.TextIOBase) or not hasattr(source, "read"):
         raise TypeError(f"a socket or a binary file is required, not {type(source).__name__}")
-    # A file that belongs to a socket (socket.makefile) lets other coros run by itself, because the socket does.
+    # A file that socket.makefile() has made already lets other coros run, because its socket does.
     if not isinstance(getattr(source, "raw", source), socket.SocketIO):
         try:
             source.fileno()

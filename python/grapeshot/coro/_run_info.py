@@ -4,7 +4,8 @@ Programs pay nothing for this while they run, because nothing is recorded. Every
 
 - the frames of a suspended coro tell which coros it joins
 - the fd table tells on which descriptor it waits
-- a coro that waits for a lock, queue or event is in a list that is part of this object; the list's address tells which
+- a coro that waits for a lock, queue or event is in a list that is part of this object; the list's address identifies
+  the object
 """
 
 from __future__ import annotations
@@ -48,10 +49,10 @@ _DIRECTIONS = {"read": "to read descriptor", "write": "to write to descriptor"}
 def print_run_info(file: TextIO | None = None) -> None:
     """Print the coros and asyncio tasks of the running loop, with their stacks, to ``sys.stderr`` or ``file``.
 
-    Below each coro or task come those that it waits for: the coro that it joins, the holder of a lock, the task that
-    it awaits. For other waits the text names the descriptor, queue, lock or event. If some wait for each other in a
-    circle, the text says so. The only code of the program that this runs is the ``repr`` of objects that are waited
-    for. It may be called anywhere, even in a signal handler.
+    Below each coro or task are the coros and tasks that it waits for: the coro that it joins, the holder of a lock, the
+    task that it awaits. For other waits the text names the descriptor, queue, lock or event. If coros wait for each
+    other in a circle, the text says so. The only code of the program that this runs is the ``repr`` of objects that
+    coros wait for. It may be called anywhere, even in a signal handler.
     """
     waits = _waits.Waits(bridge.find_running_loop())
     print("\n".join([waits.heading(), *waits.lines()]), file=file or sys.stderr)

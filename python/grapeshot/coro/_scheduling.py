@@ -71,5 +71,5 @@ def all_threads() -> dict[int, Coro[Any]]:
 
 
 def get_thread_by_id(ident: int) -> Coro[Any]:
-    """Return the live coro of this thread with that id. Raises KeyError if there is none."""
+    """Return the live coro of this thread with that id. Raises KeyError if there is no such coro."""
     return all_threads()[ident]

@@ -43,7 +43,7 @@ _logger = logging.getLogger("asyncio")
 # servers wait as long.
 _RETRY_DELAY_S = 1.0
 _OUT_OF_RESOURCES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
-# Errors that concern only the one connection, which was lost before it was accepted. Source: accept(2).
+# Errors that concern only one connection, which was lost before it was accepted. Source: accept(2).
 _OF_CONNECTION = frozenset(
     getattr(errno, name)
     for name in errno.errorcode.values()
@@ -66,7 +66,7 @@ _OF_CONNECTION = frozenset(
 class Server:
     """Listening sockets, and a coro for each connection that was accepted from them. :func:`serve` makes servers.
 
-    As a context manager it calls :meth:`stop` at the end of the block, also after an exception.
+    As a context manager it calls :meth:`stop` at the end of the block, even after an exception.
     """
 
     def __init__(
@@ -147,8 +147,8 @@ class Server:
     def stop(self, timeout: float | None = 10.0) -> None:
         """Close the server, and give its connections ``timeout`` seconds to end before they are shut down.
 
-        It returns when all connections have ended. With None, it never shuts them down. If the calling coro is
-        interrupted during the wait, the connections are shut down at once.
+        It returns when all connections have ended. If ``timeout`` is None, it never shuts them down. If the calling
+        coro is interrupted during the wait, the connections are shut down at once.
 
         Raises the same exceptions as :meth:`wait_closed`.
         """
@@ -209,7 +209,7 @@ class Server:
                         return
 
     def _accept(self, listener: Sock) -> None:
-        """Take a place, then accept one connection; or if there is none to accept, wait until there is."""
+        """Take a place, then accept one connection. If no client is waiting, wait for one without holding a place."""
         places = self._places
         if places is not None:
             places.acquire()
@@ -227,7 +227,10 @@ class Server:
             raise
 
     def _wait_for_place(self, exc: LimitError) -> None:
-        """Wait until a connection has ended, at most _RETRY_DELAY_S: connections of other servers count as well."""
+        """Wait until a connection of this server has ended, but at most _RETRY_DELAY_S.
+
+        The loop's limit counts the connections of all servers, so the end of another server's connection also helps.
+        """
         if not self._is_pause_logged:
             self._is_pause_logged = True
             _logger.warning("%r has paused accepting: %s", self, exc)
@@ -293,7 +296,7 @@ class Server:
 
 
 def _send_close_notify(secure: Any) -> None:
-    """Send the peer TLS's close_notify, without waiting for its answer."""
+    """Send TLS's close_notify to the peer, without waiting for its answer."""
     if secure.fileno() < 0:
         return
     try:

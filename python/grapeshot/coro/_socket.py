@@ -173,6 +173,6 @@ def socketpair(
             sock(far.family, far.type, far.proto, fileno=far.detach()),
         )
     finally:
-        # This has an effect only if one of them was not detached, because making a sock raised.
+        # This has an effect only if making a sock raised, so that a socket was not detached.
         near.close()
         far.close()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         def _wait(self, direction: int, timeout: float | None = None, /) -> None: ...
         def _note_unread(self, flag: bool, /) -> None: ...
 else:
-    # A subclass of the original socket.socket, whichever class programs put in its place later.
+    # A subclass of the original socket.socket, even if a program replaces socket.socket later.
     _Native = _core._coro_socket_type(socket.socket)
 
 # The values of _wait's argument `direction`.

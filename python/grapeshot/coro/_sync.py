@@ -12,8 +12,8 @@ Only coros can wait; anywhere else, a call that would have to wait raises YieldF
 can make the calls that do not wait (``release``, ``push``, ``set``, ``wake_*``, ``acquire`` of a free semaphore, ...),
 but only a coro can hold a lock, a mutex or an ``rw_lock``.
 
-An object belongs to one thread: the one whose running loop it is made in, or if no loop is running then, the first one
-that uses it while its loop runs. In other threads its methods raise ScheduleError.
+An object belongs to one thread. If a loop is running in the thread that makes it, it belongs to this thread. Otherwise
+it belongs to the first thread that uses it while a loop runs there. In other threads its methods raise ScheduleError.
 
 Methods that wait take the arguments ``block`` and ``timeout``. With ``block=False``, or a timeout of 0 seconds or
 below, they do not wait. When the timeout is over, a method that returns a bool returns False; others raise
@@ -95,8 +95,8 @@ class rw_lock:  # noqa: N801
 
     So readers that come after a waiting writer wait until it is done. The lock is recursive: a coro that holds it for
     reading may acquire it for reading again, even while a writer waits; a coro that holds it for writing may acquire it
-    again in both ways. A coro that holds it only for reading and tries to write gets LockError, because it would wait
-    for itself. A coro must release the lock as often as it has acquired it.
+    again for writing or for reading. A coro that holds it only for reading and tries to write gets LockError, because
+    it would wait for itself. A coro must release the lock as often as it has acquired it.
     """
 
     def __init__(self) -> None:
@@ -242,7 +242,7 @@ class event:  # noqa: N801
 
 
 class ThreadLocal:
-    """An object whose attributes each coro has for itself. Outside of coros, each thread has its own.
+    """An object that has separate attributes for each coro, and for each thread outside of coros.
 
     ``__dict__`` has the attributes of the running coro. ``__init__`` of a subclass runs once, not once per coro.
     """

@@ -1,8 +1,8 @@
 """Timeouts for coros: ``with_timeout`` and ``timeout``.
 
 When the time is over, the coro is interrupted with an exception that carries the ``timeout`` object (Shrapnel's
-timebomb). Only the block of this object turns the exception into TimeoutError, so timeouts can be nested, and no block
-takes another one's timeout for its own.
+timebomb). Only the block of this object turns the exception into TimeoutError. So timeouts can be nested, and no block
+mistakes another block's timeout for its own.
 """
 
 from __future__ import annotations

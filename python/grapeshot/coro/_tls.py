@@ -29,7 +29,7 @@ class TlsSocket(ssl.SSLSocket, CoroSocket):
     _accepted_class = CoroSocket
 
     def _repeat(self, call: Callable[..., _T], *args: Any) -> _T:
-        """Repeat the call until OpenSSL need not wait any more, with a wait in between."""
+        """Repeat the call until it succeeds, and wait each time OpenSSL needs the descriptor to be ready."""
         if self.gettimeout() == 0:
             return call(*args)
         _core._coro_act()  # yields now and then, so that a peer that sends all the time does not starve other coros
@@ -45,7 +45,7 @@ class TlsSocket(ssl.SSLSocket, CoroSocket):
 
     def read(self, len: int = 1024, buffer: Any = None) -> Any:  # noqa: A002
         if getattr(self, "_unread", b""):
-            # Data that a server had received already before it handed the connection over to other code.
+            # Data that a server had received before it handed the connection over to other code.
             if buffer is None:
                 return self._take_unread(len)
             with memoryview(buffer) as view:

@@ -25,21 +25,22 @@ class watch_file:  # noqa: N801  # Shrapnel's name
                 if event.kind in {"created", "modified"}:
                     reload()
 
-    It watches from the moment it is made. When a program replaces the file, the event is ``created``. The iteration
+    The watch begins when the object is made. When a program replaces the file, the event is ``created``. The iteration
     ends when the object is closed, or after the event which says that the watched directory (for a file: its directory)
     was deleted or moved. An interrupted wait loses no event. Changes through ``mmap``, and changes that other machines
     make to a shared file system, are not seen.
 
     On Linux (inotify) the system reports each event, in order. On macOS and the BSDs (kqueue) it only reports that
-    something has happened, and ``watch_file`` looks at the directory and the file to find out what. So there:
+    something has happened. ``watch_file`` then checks the directory and the files to find out what has changed. So on
+    these systems:
 
-    - Changes between two looks are seen as one. A file that is created and deleted in between is not reported. If a
-      file in the directory is replaced, the event is ``created``. Data that is written to a new file before the look is
-      not reported as ``modified``, only as ``created``.
-    - Each change of entries makes it read the whole directory.
+    - All changes between two checks are seen as one. A file that is created and deleted in between is not reported. If
+      a file in the directory is replaced, the event is ``created``. Data that is written to a new file before the check
+      is not reported as ``modified``, only as ``created``.
+    - After each change of its entries, the whole directory is read.
     - The directory and each regular file that is watched are kept open, so the file system of the directory cannot be
-      unmounted. ``modified`` is not reported for files that the process may not read, nor for files for which there was
-      no descriptor left; in the second case there is an ``overflow`` event.
+      unmounted. ``modified`` is not reported for files that the process is not allowed to read, or for which no
+      descriptor was left; in the second case there is an ``overflow`` event.
     - A truncation that does not change the length is not seen. If anything but a regular file is moved away, the event
       is ``deleted``.
     - A forked child cannot use the object.

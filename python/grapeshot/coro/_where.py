@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def where(co: Coro[Any]) -> str:
     """Return where a coro is suspended, as ``file:line function|file:line function``, the outermost frame first.
 
-    For a coro that is not suspended, return its state: ``new``, ``ready`` (to begin), ``running`` or ``done``. The coro
-    may belong to another thread. No references to its frames are kept.
+    For a coro that is not suspended, return its state: ``new``, ``ready`` (not begun), ``running`` or ``done``. The
+    coro may belong to another thread. No references to its frames are kept.
     """
     frame: FrameType | None = co.get_frame()
     if frame is None:

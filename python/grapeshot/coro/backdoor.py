@@ -45,7 +45,7 @@ def serve(
     text, so ``welcome_message`` and ``client_class`` are not supported either.
 
     Raises:
-        ValueError: no path is given, or an argument that is not supported.
+        ValueError: no path is given, or an argument is not supported.
     """
     given = {"ip": ip, "welcome_message": welcome_message, "client_class": client_class}
     for name, value in given.items():

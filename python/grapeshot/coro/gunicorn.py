@@ -167,7 +167,7 @@ _date_s = 0
 
 
 def _http_date(timestamp: float | None = None) -> str:
-    """Replaces gunicorn's function, which makes the text anew for each response: cache it for one second."""
+    """Replaces gunicorn's function, which makes a new text for each response. This one caches it for one second."""
     global _date, _date_s
     if timestamp is not None:
         return _make_date(timestamp)
@@ -180,7 +180,7 @@ def _http_date(timestamp: float | None = None) -> str:
 def _put_back(unreader: Any, sock: Any) -> None:
     """Give the bytes that gunicorn has received after a request back to the socket.
 
-    The application may take over the socket, and has to see them.
+    The application may take over the socket, and must then receive them.
     """
     if rest := unreader.buf.getvalue():
         unreader.buf = io.BytesIO()
@@ -201,7 +201,7 @@ class Worker(AsyncWorker):  # type: ignore[misc]  # gunicorn has no types
     def alive(self) -> bool:
         """Whether the worker goes on.
 
-        gunicorn sets it to False, in a signal handler, in a thread (reload) or in a request (max_requests).
+        gunicorn sets this to False in a signal handler, in a thread (reload) or in a request (max_requests).
         """
         return self._is_alive
 
@@ -292,14 +292,14 @@ class Worker(AsyncWorker):  # type: ignore[misc]  # gunicorn has no types
             sock.end_answer()
 
     def handle_error(self, req: Any, client: Any, addr: Any, exc: BaseException) -> None:
-        # If the worker shuts the connection down when it ends, that is not an error of the request.
+        # When the worker ends, it shuts the remaining connections down. That is not an error of the request.
         if not isinstance(exc, coro.Interrupted):
             super().handle_error(req, client, addr, exc)
 
     # ------------------------------------------------------------------ signal handlers, which interrupt any code
 
     def handle_quit(self, sig: int, frame: Any) -> None:
-        # The base class raises SystemExit here, which would interrupt the coro of some request.
+        # The base class raises SystemExit here, which would interrupt the running coro, perhaps within a request.
         if self._loop is None:
             super().handle_quit(sig, frame)
         self._is_quitting = True

@@ -41,7 +41,7 @@ def go(fun: Callable[..., _T], *args: Any, profile_filename: str | os.PathLike[s
     finally:
         found = stop(profile_filename)
         if profile_filename is None:
-            print(found.table(), file=sys.stdout)  # noqa: T201  # what was asked for
+            print(found.table(), file=sys.stdout)  # noqa: T201  # the caller asked for the table
 
 
 def start() -> None:

@@ -95,7 +95,7 @@ class Client:
         return Stream(self._client.stream(method, *args, timeout=timeout, **kwargs))
 
     def connect(self) -> None:
-        """Open the connection now, instead of with the first call. Raises ConnectionLost if that fails, like a call."""
+        """Open the connection now, not at the first call. Raises ConnectionLost if that fails, like a call."""
         await_(self._client.connect())
 
     def close(self) -> None:
@@ -115,8 +115,8 @@ class Client:
 class Stream(Iterator[Any]):
     """The results of a call, as an iterator. :meth:`Client.stream` makes streams.
 
-    If the loop over it is left before its end, the handler is cancelled once the stream is freed. Use the stream in a
-    ``with`` block to cancel the handler as soon as the block ends.
+    If a ``for`` loop over the stream is left early, the handler is cancelled once the stream is freed. Use the stream
+    in a ``with`` block to cancel the handler as soon as the block ends.
     """
 
     def __init__(self, stream: _rpc.Stream) -> None:

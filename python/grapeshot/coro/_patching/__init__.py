@@ -54,7 +54,7 @@ _NEEDS = {
     "sqlite3": ("time",),
     "futures": ("thread", "queue"),
 }
-# The modules that are not called as their part is.
+# The parts whose module has another name.
 _MODULES = {"sqlite3": "_c_waits"}
 
 _patched: set[str] = set()
@@ -104,8 +104,8 @@ def patch(*parts: str, **switches: bool) -> None:
 
     Raises:
         ValueError: a name is not the name of a part.
-        RuntimeError: gevent or eventlet has already patched the standard library. Only one of them can do so: after
-            ``patch()``, their patching functions raise RuntimeError, too.
+        RuntimeError: gevent or eventlet has already patched the standard library. Only one package can patch it: after
+            ``patch()``, the patching functions of gevent and eventlet raise RuntimeError, too.
     """
     chosen = [part for part in _choose(parts, switches) if part not in _patched]
     if not chosen:

@@ -1,7 +1,7 @@
 """Changes libraries that wait in C code so that they wait in Python code instead, with a patched function.
 
-A library is changed when it is imported, or at once if it was imported before. psycopg has a Python function of its own
-for that; for sqlite3, it is in ``_sqlite3``.
+A library is changed when it is imported, or at once if it was imported before. psycopg itself has a wait function in
+Python. For sqlite3, the Python code is in ``_sqlite3``.
 """
 
 from __future__ import annotations

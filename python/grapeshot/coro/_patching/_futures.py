@@ -60,7 +60,7 @@ def patch() -> None:
     """Replace the class. asyncio, grapeshot and InterpreterPoolExecutor keep the original, with real threads."""
     with contextlib.suppress(ImportError):
         # Import it (Python 3.14 and later) before the replacement, so that its class derives from the original: a call
-        # of another interpreter blocks the thread, so it needs a real one.
+        # in another interpreter blocks its thread, so that must be a real one.
         importlib.import_module("concurrent.futures.interpreter")
     kind = _make_class()
     concurrent.futures.ThreadPoolExecutor  # noqa: B018  # the package sets this name when it is first looked up

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 HAS_HANDLES = sys.version_info >= (3, 13)
-# The attribute of Thread that has its handle.
+# The attribute of Thread that holds its handle.
 HANDLE_NAME = "_os_thread_handle" if sys.version_info >= (3, 14) else "_handle"
 
 _Lock = _core.thread_lock
@@ -29,7 +29,7 @@ _start_real = _thread.start_new_thread
 
 
 def let_others_run() -> None:
-    """Called when code has asked whether a thread has ended, and it has not.
+    """Called when code asks whether a thread has ended, and the thread is still running.
 
     Code for threads may ask again and again in a loop. After some calls, this lets other coros run.
     """
@@ -71,7 +71,7 @@ def check_can_join(coro: Any, thread: int) -> None:
 
 
 def run_in_real_thread(call: Callable[[], object]) -> None:
-    """Run ``call`` in a new real thread, and wait for it as a coro. It is for calls that wait for real locks."""
+    """Run ``call``, for example a wait for a real lock, in a new real thread while the coro waits."""
     finished = _Lock()
     finished.acquire()
 
@@ -142,7 +142,7 @@ class Sentinel:
 def wait_for_tstate_lock(self: Any, block: bool = True, timeout: float = -1) -> None:
     """Replaces ``Thread._wait_for_tstate_lock``, up to Python 3.12.
 
-    The original takes the thread for ended when an exception interrupts the wait. This one does not.
+    The original treats the thread as ended when an exception interrupts the wait. This one does not.
     """
     lock = self._tstate_lock
     if lock is not None and lock.acquire(block, timeout):

@@ -107,7 +107,7 @@ def _new_lock(lock: Any) -> Any:
 
 
 def _repair_lock(holders: Holders, module_name: str, name: str) -> None:
-    """Replace a lock that is not held, and to which nothing refers but the module's dict."""
+    """Replace a lock if it is free and only the module's dict refers to it; else note it as left."""
     names = vars(sys.modules[module_name])
     lock = names[name]
     # 3 references: the dict, `lock`, and the argument of getrefcount.

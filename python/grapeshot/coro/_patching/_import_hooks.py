@@ -1,4 +1,4 @@
-"""Calls a function after each import of a module, and patches modules again that are imported a second time.
+"""Calls a function after each import of a module, and patches a module again if it is imported a second time.
 
 ``importlib.reload`` runs a module's code again, and so does an import after the module was removed from
 ``sys.modules``. This puts the originals back, so each import of a patched module is followed by patching it again.
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-# module -> the function to call after each import, once its names were replaced
+# module -> the function to call after each import, after its names were replaced
 _calls: dict[str, Callable[[Any], None]] = {}
 # The modules that _Finder is looking for now. It ignores these, so that the other finders find them.
 _finding: set[str] = set()

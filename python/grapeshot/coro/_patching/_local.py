@@ -50,7 +50,7 @@ def _note_use(coro: Any, spaces: _Spaces) -> None:
 
 
 class local:  # noqa: N801
-    """An object whose attributes each coro and each real thread has for itself."""
+    """An object that has separate attributes for each coro and each real thread."""
 
     __slots__ = ("__weakref__", "_grapeshot_spaces")
 
@@ -59,8 +59,8 @@ class local:  # noqa: N801
             raise TypeError("Initialization arguments are not supported")
         self = object.__new__(cls)
         _set_spaces(self, _Spaces(args, kwargs))
-        # Make the dict of the caller now, so that _attributes() does not call __init__ for it: the call of the class
-        # is about to do that.
+        # Make the dict of the calling coro or thread now, so that _attributes() does not call __init__ for it: Python
+        # calls __init__ when __new__ returns.
         _make(self, _get_spaces(self), _current_or_none())
         return self
 

@@ -104,7 +104,7 @@ def _exit(self: Any, *_: Any) -> None:
 
 
 def patch() -> None:
-    """Replace the methods that block. Locks that exist already keep the originals."""
+    """Replace the methods that block. Existing locks keep the originals."""
     for function, replacement in ((_Connection._send, os.write), (_Connection._recv, os.read)):
         # The methods have the functions of `os` as default values of an argument.
         function.__defaults__ = (replacement,)
@@ -114,7 +114,7 @@ def patch() -> None:
     # This class derives from the original threading.local. Proxies of managers keep their connections in it.
     names = {**vars(_util), _originals.get_original("threading", "local").__name__: threading.local}
     _originals.replace("multiprocessing.util", "ForkAwareLocal", _originals.clone_class(_ForkAwareLocal, names))
-    # The threads of ProcessPoolExecutor stay real, but its locks must work between coros, too, which hold them while
-    # they use a connection.
+    # The threads of ProcessPoolExecutor stay real, but its locks must also work between coros, because coros hold them
+    # while they use a connection.
     _process.threading = _originals.other_view("threading", Lock=_core.thread_lock)  # type: ignore[attr-defined]
     _module.RLock._make_methods = _make_rlock_methods  # type: ignore[attr-defined]

@@ -31,7 +31,7 @@ _KEEPERS += ["concurrent.futures.thread", "concurrent.futures.process"]
 # Modules that are patched themselves. The originals that they hold from each other are left alone.
 _PATCHED = {"threading", "_thread", "queue", "_queue", "time", "socket", "_socket", "select", "ssl", "os", "posix"}
 _PATCHED |= {"selectors", "signal", "_signal", "concurrent.futures"}
-# Modules of which no keeper uses a replaced name. A view would only cost time, because loops read the clock often.
+# Modules whose replaced names no keeper uses. A view would only cost time, because loops read the clock often.
 _NOT_VIEWED = {"time", "builtins"}
 
 
@@ -65,7 +65,7 @@ def _name_as(new: Any, original: Any, module_name: str) -> None:
         new.__module__ = module_name
     elif callable(new) and isinstance(new, type) == isinstance(original, type):
         for name in ("__module__", "__name__", "__qualname__"):
-            # Native functions do not let their name be changed.
+            # The names of native functions cannot be changed.
             with contextlib.suppress(AttributeError, TypeError):
                 setattr(new, name, getattr(original, name))
 
@@ -76,7 +76,7 @@ def replacements(module_name: str) -> list[tuple[str, Any]]:
 
 
 def get_original(module: str, name: str) -> Any:
-    """Return what ``module.name`` was before :func:`patch` replaced it, or what it is now if it was not replaced.
+    """Return the original of ``module.name``, or its present value if :func:`patch` has not replaced it.
 
     For example, ``get_original("time", "sleep")`` is the function that blocks the whole thread.
     """
@@ -87,7 +87,7 @@ def get_original(module: str, name: str) -> Any:
 
 
 def view(module_name: str) -> types.ModuleType:
-    """Return the view of an imported module. There is one per module, to which each replaced name is added."""
+    """Return the view of an imported module. Each module has one view, to which its replaced names are added."""
     found = _views.get(module_name)
     if found is None:
         found = _views[module_name] = _View(sys.modules[module_name])

@@ -43,7 +43,7 @@ def _number(fd: Any) -> int:
 
 
 def _until_possible(call: Callable[..., Any], fd: int, mask: int, *args: Any) -> Any:
-    """Call the original, and wait in between if the descriptor is nonblocking only because its socket is patched.
+    """Call the original. If the descriptor is nonblocking only because its socket is patched, wait and repeat the call.
 
     This is for calls outside of coros, so the wait blocks the thread.
     """
@@ -184,7 +184,7 @@ def _wait_for_child(kind: int, ident: int, options: int) -> None:
         try:
             pidfd = os.pidfd_open(ident)
         except OSError:
-            # The kernel is too old, or there is no such child any more.
+            # The kernel is too old, or the child does not exist any more.
             pass
         else:
             try:
@@ -194,7 +194,7 @@ def _wait_for_child(kind: int, ident: int, options: int) -> None:
             return
 
     def wait() -> None:
-        # WNOWAIT leaves the status to be fetched. Errors are ignored: the caller's next call gets them, too.
+        # WNOWAIT does not fetch the status. Errors are ignored: the caller's next call gets them, too.
         try:
             _waitid(kind, ident, states | _WNOWAIT)
         except OSError:

@@ -1,6 +1,6 @@
 """The part ``signal`` of :func:`grapeshot.coro.patch`.
 
-As always, signal handlers run in the main thread between two instructions, whichever coro or part of the loop is
+As always, signal handlers run in the main thread between two instructions, no matter which coro or part of the loop is
 running there. Plain programs expect an exception that a handler raises to interrupt whatever the program is waiting
 for. So if another coro is running, the exception is raised in the coro that set the handler, where it waits.
 
@@ -54,7 +54,7 @@ def _deliver(number: int, frame: Any) -> None:
 def signal(signalnum: Any, handler: Any, /) -> Any:
     """Set the action for the given signal.
 
-    If the handler raises an exception, that is raised in the coro that has called this function, where it waits.
+    If the handler raises an exception, it is raised in the coro that has called this function, where the coro waits.
     """
     if not callable(handler) or handler in (_module.SIG_IGN, _module.SIG_DFL):
         before = _signal(signalnum, handler)

@@ -61,7 +61,7 @@ def is_blocking(number: int) -> bool:
 
 
 def lend(file: Any) -> None:
-    """Put a socket without a timeout into blocking mode, before a child process inherits it and expects that.
+    """Put a socket without a timeout into blocking mode, because the child that will inherit it expects this mode.
 
     Parent and child share the mode. The calls of a patched socket in the parent still work, because each call tells the
     system not to wait. ``accept`` cannot do so, so listening sockets stay nonblocking.

@@ -2,7 +2,7 @@
 
 SQLite itself waits in C code, for up to the connection's timeout. Here SQLite gets a timeout of one millisecond, and
 the coro repeats the call, with pauses, until the connection's own timeout is over. A call may only be repeated if it
-has changed nothing when it finds the database locked. This is so in these cases:
+has changed nothing when it finds the database locked. These calls can be repeated, or continued:
 
 - In a transaction, or if it begins one, a statement takes its locks before it does anything. So it can be repeated.
 - Outside of a transaction, a statement also commits. If the commit fails, SQLite undoes the statement, so it can be
@@ -11,13 +11,13 @@ has changed nothing when it finds the database locked. This is so in these cases
   that was not executed.
 - A commit that finds the database locked leaves the transaction open, so it can be repeated.
 
-It is not so if a statement outside of a transaction calls functions of the program or returns rows (``RETURNING``): a
-repetition would call or return them a second time. In this case the coro waits until it can lock the database, unlocks
-it, and executes the statement at once, with the connection's own timeout.
+A statement outside of a transaction cannot be repeated if it calls functions of the program or returns rows
+(``RETURNING``): a repetition would call or return them a second time. In this case the coro waits until it can lock the
+database, unlocks it, and executes the statement at once, with the connection's own timeout.
 
-If waiting would be a deadlock, SQLite does not wait. (A transaction that has read wants to write, while another one
-waits for all readers to end.) Such a call takes less than the millisecond, and its error is raised at once, as without
-patching.
+If waiting would be a deadlock, SQLite does not wait. (For example, a transaction that has read wants to write, while
+another one waits for all readers to end.) Such a call takes less than the millisecond, and its error is raised at once,
+as without patching.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _first_word(sql: Any) -> str:
 
 
 class _Parameters:
-    """The parameters of ``executemany``. Each attempt begins with the first ones again; it notes if more were used."""
+    """The parameters of ``executemany``. Each attempt begins at the first ones. Notes if one went past them."""
 
     def __init__(self, parameters: Any) -> None:
         self._rest = iter(parameters)
@@ -97,7 +97,7 @@ class _Parameters:
 class Cursor(sqlite3.Cursor):
     """A cursor whose calls let other coros run while the database is locked."""
 
-    # For executemany() outside of a transaction: the number of rows changed before the last parameters.
+    # For executemany() outside of a transaction: how many rows were changed with all parameters but the last ones.
     _changed = 0
 
     @property
@@ -240,7 +240,7 @@ class _Callbacks:
     """Wraps the program's callbacks of a connection, so that they are not called for statements of this module."""
 
     def __init__(self) -> None:
-        # The thread or coro that is executing such a statement now. Callbacks are called for statements of others.
+        # The thread or coro that is executing such a statement now. Statements of others still call callbacks.
         self.off_for: int | None = None
 
     def wrap(self, callback: Any, result: Any) -> Any:
@@ -260,7 +260,7 @@ class Connection(sqlite3.Connection):
     # The timeout that the program has set, and the one that SQLite has now.
     _limit_ms = 0
     _now_ms = 0
-    # True once calls may commit in a way that cannot be repeated: SQLite then waits for locks itself.
+    # True once SQLite itself has to wait for locks, because calls of this connection cannot be repeated safely.
     _blocks = False
     _has_functions = False
     _callbacks: _Callbacks | None = None
@@ -419,7 +419,7 @@ class Connection(sqlite3.Connection):
         return made
 
     # These use Connection.cursor(self), not self.cursor(): the originals do not call an overridden `cursor` either, and
-    # one may call these methods.
+    # an overridden `cursor` may call these methods.
 
     def execute(self, *args: Any) -> Any:
         return Connection.cursor(self).execute(*args)

@@ -22,7 +22,7 @@ class SSLSocket(TlsSocket, socket):
     _accepted_class = socket
 
     def accept(self) -> tuple[ssl.SSLSocket, Any]:  # type: ignore[override]
-        """Accept a connection, and do the TLS handshake with its client, unless the program is to do that."""
+        """Accept a connection, and do the TLS handshake with its client, unless the program itself does that."""
         plain, address = socket.accept(self)
         secure = self.context.wrap_socket(
             plain,

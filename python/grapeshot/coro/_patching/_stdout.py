@@ -34,7 +34,8 @@ _is_among_coros = _core._coro_begins_thread
 def _hold_in_thread(lock: Any) -> Iterator[None]:
     """Hold the lock in code outside of coros.
 
-    A callback or task cannot wait for a coro of its own thread, so if one has the lock, it goes on without it.
+    A callback or task cannot wait for a coro of its own thread. If such a coro has the lock, the callback or task goes
+    on without the lock.
     """
     # While the interpreter exits, a thread that was stopped may have the lock: do not wait for it then.
     taken = lock.acquire(False) or (not sys.is_finalizing() and not _is_among_coros() and lock.acquire())
@@ -56,7 +57,7 @@ class _Outlet:
         self._writer: Any = None
         self._is_full = False
         # Data that interrupted writes have left. It is kept here, because text streams drop data once they have passed
-        # it to a write.
+        # it on to the buffer.
         self._left: list[bytes] = []
         changed: Any = buffer
         changed.write, changed.flush = self.write, self.flush

@@ -71,7 +71,7 @@ def join_all() -> None:
 
 
 def begin_main() -> None:
-    """Make the running coro, the first one of a program, the main thread to ``threading`` from now on.
+    """Make ``threading`` treat the running coro, the first one of a program, as the main thread from now on.
 
     Threads that it starts are then not daemons by default.
     """
@@ -98,7 +98,8 @@ def end_main() -> None:
 def enumerate_threads() -> list[threading.Thread]:
     """Return all Thread objects that are alive.
 
-    While a coro stands for the main thread, that has two idents: the coro's, and its real one for code of the loop.
+    While a coro stands for the main thread, the main thread has two idents: the coro's id, and the real one for code of
+    the loop.
     """
     module: Any = threading
     with module._active_limbo_lock:
@@ -144,7 +145,7 @@ def _run(function: Callable[..., object], args: Any, kwargs: Any, running: Runni
 
 
 def _spawn(function: Callable[..., object], args: Any, kwargs: Any, running: Running, *, is_daemon: bool = True) -> Any:
-    """Start a thread that is a coro. ``is_daemon`` is used if there is no Thread object, which would know it itself."""
+    """Start a thread that is a coro. ``is_daemon`` is ignored if there is a Thread object, which has its own flag."""
     thread = getattr(function, "__self__", None)
     name = getattr(thread, "name", None) if isinstance(thread, threading.Thread) else None
     # Like a thread, it begins with an empty context (from Python 3.14 on, threading itself sets one), and asyncio sees
@@ -153,11 +154,11 @@ def _spawn(function: Callable[..., object], args: Any, kwargs: Any, running: Run
     if thread.daemon if isinstance(thread, threading.Thread) else is_daemon:
         coro._make_daemon()
     _running.add(coro)
-    # If the loop is closed before the coro has run, _run() is never called: its end is noted here.
+    # If the loop is closed before the coro has run, _run() is never called, so note the end of the thread here, too.
     coro.add_done_callback(lambda _: _note_end(coro, running), context=contextvars.Context())
     if isinstance(thread, threading.Thread) and _current_or_none() is None:
         # Thread.start() waits until the new thread is running. A coro cannot run before this task or callback returns,
-        # so say now that it is.
+        # so mark it as running now.
         thread._ident = coro.id  # type: ignore[attr-defined]
         thread._started.set()  # type: ignore[attr-defined]
     return coro
@@ -267,7 +268,7 @@ def excepthook(args: Any, /) -> None:
         _interrupted[coro] = args.exc_value or args.exc_type()
         return
     if coro is not None and args.thread is None:
-        # Without a thread, the original would print the name of the real one.
+        # Without a thread in `args`, the original would print the name of the real thread.
         thread = types.SimpleNamespace(name=str(coro.id))
         args = threading.ExceptHookArgs((args.exc_type, args.exc_value, args.exc_traceback, thread))
     _excepthook(args)
@@ -342,7 +343,7 @@ def _forget_dummy(coro: Any) -> None:
 def _ensure_thread_object() -> None:
     """Before a fork, make threading create a Thread object for the running coro, if it has none.
 
-    Otherwise threading takes the coro for the system's main thread in the child, finds that the idents differ, and
+    Otherwise threading in the child mistakes the coro for the system's main thread, finds that the idents differ, and
     stops with an error before it has dropped the threads of the parent.
     """
     if _current_or_none() is not None:
@@ -378,14 +379,14 @@ def _yield_after_failure(kind: Any, name: str) -> None:
 def _patch_polls(module: Any) -> None:
     """Let other coros run when code polls in a loop. This covers events and barriers too, which use conditions.
 
-    Only methods that wait are patched, because callers of these expect that the coro can be interrupted in them.
+    Only methods that wait are patched, because their callers expect to be interrupted there.
     """
     _yield_after_failure(module.Condition, "wait")
     _yield_after_failure(module.Semaphore, "acquire")
 
 
 class _AllocateLock:
-    """``_thread.allocate_lock`` up to 3.12. pickle refers to it by name. As a class attribute it is not a method."""
+    """``_thread.allocate_lock`` up to 3.12. pickle refers to it by name. It does not become a method of a class."""
 
     __module__ = "_thread"
     __name__ = "allocate_lock"

@@ -1,9 +1,9 @@
 """Lets several coros wait on the same descriptor.
 
 In the fd table of the loop, a descriptor has only one entry per direction. Blocking code has no such limit: two threads
-may read from one pipe, or one may select a socket from which another one receives. So a wait here registers its
-descriptors with an epoll object of its own, and waits on that. Afterwards the caller repeats its own system call, so
-the events that it reports are level-triggered.
+may read from one pipe, or one may call ``select`` for a socket from which another one receives. So a wait here
+registers its descriptors with an epoll object of its own, and waits on that. Afterwards the caller repeats its own
+system call, so the events that it reports are level-triggered.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _USED_UP = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC))
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
 
 READABLE, WRITABLE = select.POLLIN, select.POLLOUT
-# A sleep without a limit is made of sleeps of this length, in seconds: a day.
+# A sleep without a limit consists of sleeps of this length, one day in seconds.
 _LONGEST_S = 86400.0
 
 
@@ -172,9 +172,9 @@ def wait_to_write(fd: int) -> Callable[[], object]:
 
 
 def may_block(fd: int) -> bool:
-    """Whether calls on this descriptor can block: it is a pipe, socket or terminal, in blocking mode to the program.
+    """Whether calls on this descriptor can block: it is a pipe, socket or terminal, and blocking for the program.
 
-    A patched socket without a timeout is in blocking mode to the program, although its descriptor is nonblocking.
+    A patched socket without a timeout is blocking for the program, although its descriptor is nonblocking.
     """
     try:
         mode = _fstat(fd).st_mode

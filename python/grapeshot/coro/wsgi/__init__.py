@@ -83,7 +83,7 @@ class Server:
     def stop(self, timeout: float | None = 30.0) -> None:
         """Close the server, and give requests in progress ``timeout`` seconds to end before they are shut down.
 
-        With None, it waits as long as they take. Raises the same exceptions as :meth:`wait_closed`.
+        If ``timeout`` is None, it waits as long as they take. Raises the same exceptions as :meth:`wait_closed`.
         """
         self.close()
         self._server.stop(timeout)

@@ -27,7 +27,7 @@ class _UsageError(Exception):
 
 @contextlib.contextmanager
 def _naming(what: str) -> Iterator[None]:
-    """Turn errors of this block into _UsageError. Errors of the system get ``what`` in front, to say what failed."""
+    """Turn errors of this block into _UsageError. For an error of the system, the text begins with ``what``."""
     try:
         yield
     except (OSError, OverflowError) as error:

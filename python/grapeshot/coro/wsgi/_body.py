@@ -43,7 +43,7 @@ class Body:
         return self._length - self.received
 
     def read(self, size: int | None = -1) -> bytes:
-        """Return ``size`` bytes, or fewer at the end of the body. If it is negative or None, return all the rest."""
+        """Return ``size`` bytes, or fewer at the end of the body. If ``size`` is negative or None, return the rest."""
         if size is None or size < 0:
             while not self.is_complete:
                 self._pull(self)

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 _monotonic = _core._coro_monotonic
 _READ_LEN = 64 * 1024
 # Data of a request that the application has not read must be drained. To keep the connection, up to _MAX_UNREAD bytes
-# are drained. Before it is closed, up to _MAX_LINGERING bytes, for at most _LINGERING_S seconds: closing a socket with
-# unread data resets the connection, and the client might lose the response.
+# are drained. Before it is closed, up to _MAX_LINGERING bytes are drained for at most _LINGERING_S seconds: closing a
+# socket with unread data resets the connection, and the client might lose the response.
 _MAX_UNREAD = 64 * 1024
 _MAX_LINGERING = 1024 * 1024
 _LINGERING_S = 2.0
@@ -59,13 +59,13 @@ class Connection:
         self._peer = address[0] if isinstance(address, tuple) else ""
         self._parser = RequestParser(_template(sock, address, is_secure), settings, self._pull)
         self._timeout_s = settings.keepalive_timeout_s
-        # The connection waits for a request of which nothing has arrived yet.
+        # True while the connection waits for a request of which nothing has arrived yet.
         self.is_idle = False
-        # No further request is served. A response that begins now says so (Connection: close).
+        # True if no further request is served. A response that begins then says so (Connection: close).
         self.is_ending = False
-        # A part of the response was not sent, so nothing may be sent after it.
+        # True if a part of the response was not sent, so that nothing may be sent after it.
         self.is_cut = False
-        # The application has taken over the socket.
+        # True once the application has taken over the socket.
         self.is_taken = False
         sock.settimeout(self._timeout_s)
 
@@ -348,7 +348,7 @@ class Connection:
     # ------------------------------------------------------------------ the end of a request
 
     def _skip_body(self, request: Request, keep_alive: bool) -> bool:
-        """Drain the rest of a body that the application has not read, if it is short. Return whether that was done."""
+        """Drain the rest of a body that the application has not read, if it is short. Return whether it was drained."""
         body = request.body
         if body is None or not keep_alive or body.expects_continue or self._parser.error is not None:
             self._end_sending()
@@ -366,7 +366,7 @@ class Connection:
         return body.is_complete
 
     def _end_sending(self) -> None:
-        """End the connection, but drain unread data first: else closing would reset it, and lose the response."""
+        """Stop sending, and drain unread data. Otherwise closing would reset the connection, and lose the response."""
         sock, skipped = self._sock, 0
         if self._is_secure:
             return  # coro.serve ends the TLS stream when the handler returns

@@ -7,8 +7,9 @@ Each connection has one parser. It never waits: received bytes are passed to ``f
                        '---- error <----'     handled after the requests before it are answered
 
 llhttp, the parser in httptools, is strict about everything that request smuggling uses: bare LF, folded lines, spaces
-before a colon, Content-Length twice or together with Transfer-Encoding, chunk sizes. This module adds two checks that
-llhttp does not make: it limits sizes, and it refuses RTSP requests, which llhttp also accepts.
+before a colon, Content-Length twice or together with Transfer-Encoding, chunk sizes. This module adds checks that
+llhttp does not make: of sizes, of the method, of the field Host, of repeated fields and of trailers. It also refuses
+RTSP requests, which llhttp accepts.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 # Methods that llhttp knows but that do not belong to HTTP: the methods of RTSP, and SOURCE of Icecast.
 _NOT_HTTP = {"ANNOUNCE", "DESCRIBE", "FLUSH", "GET_PARAMETER", "PAUSE", "PLAY", "RECORD", "REDIRECT", "SET_PARAMETER"}
 _NOT_HTTP |= {"SETUP", "SOURCE", "TEARDOWN"}
-# Fields that may appear only once. With a second one, a proxy might use the one and the application the other.
+# Fields that may appear only once. If one appears twice, a proxy might use one value and the application the other.
 _SINGLE = {"HTTP_HOST", "CONTENT_TYPE", "CONTENT_LENGTH", "HTTP_TRANSFER_ENCODING"}
 # Fields that must not be trailers, because they change how the message is read, or say who sent it.
 _NO_TRAILERS = {b"authorization", b"content-length", b"host", b"te", b"trailer", b"transfer-encoding"}
@@ -98,7 +99,7 @@ class RequestParser:
         self._environ: dict[str, Any] = {}
         self._url = b""
         self._current: Request | None = None
-        # A message has begun, but its head is not complete yet.
+        # True while a message has begun, but its head is not complete yet.
         self.is_in_head = False
         self._is_replaying = False
         self._fields = 0
@@ -108,7 +109,7 @@ class RequestParser:
         self._max_fed_len = settings.max_target_size + settings.max_head_size + 4 * settings.max_headers
         # The beginning of a request line that is not complete yet; else None.
         self._line: bytearray | None = None
-        # How many of its bytes may belong to the body before it.
+        # How many bytes of the line may belong to the body before it.
         self._glued_len = 0
         self._checked_host: str | None = None
 
@@ -261,14 +262,14 @@ class RequestParser:
     def _refused(self, error: BaseException) -> BaseException:
         """Note an exception that a callback is about to raise, and return it.
 
-        httptools raises its own error for it. Its ``__context__`` is not always this exception: not while another one
-        is being handled.
+        httptools then raises an error of its own. Its ``__context__`` is this exception only if no other exception is
+        being handled.
         """
         self._raised = error
         return error
 
     def _refuse(self, error: Exception) -> None:
-        """Store the reason for which a request is refused in ``error``."""
+        """Set ``error`` to the reason why a request is refused."""
         raised, self._raised = self._raised, None
         if isinstance(raised, Exception) and not isinstance(raised, RequestError):
             refusal = RequestError("400 Bad Request", f"{type(raised).__name__}: {raised}")
@@ -372,7 +373,7 @@ class RequestParser:
     def on_message_complete(self) -> None:
         request = self._current
         if request is None or (request.body is not None and self._parser.should_upgrade()):
-            return  # llhttp takes the body that follows for the other protocol; see _ignore_upgrade()
+            return  # llhttp treats the body that follows as the other protocol; see _ignore_upgrade()
         if request.body is not None:
             request.body.is_complete = True
             self._fed_len = 0
@@ -441,9 +442,9 @@ class RequestParser:
     def _ignore_upgrade(self) -> None:
         """Go on parsing HTTP after a request that asks for an upgrade, which a server may ignore (RFC 9110, 7.8).
 
-        llhttp takes the bytes that follow for the other protocol. But if the request has a body, they are this body,
-        and a proxy in front of this server may read them so, too. So a new parser takes over. It is first fed a head
-        with the same framing, but without Upgrade.
+        llhttp treats the bytes that follow as the other protocol. But if the request has a body, they are this body,
+        and a proxy in front of this server may also read them as the body. So a new parser takes over. It is first fed
+        a head with the same framing, but without Upgrade.
         """
         request = self._current
         self._parser = httptools.HttpRequestParser(self)
@@ -498,7 +499,7 @@ def _too_large() -> RequestError:
 
 
 def _refusal(error: Exception) -> RequestError:
-    """Return the error response for an error of llhttp. The words of its text tell what is wrong."""
+    """Return the error response for an error of llhttp, chosen by the class and the text of the error."""
     words = str(error)
     if isinstance(error, httptools.HttpParserInvalidMethodError):
         return RequestError("501 Not Implemented", words)

@@ -153,7 +153,7 @@ class Response:
 
     @property
     def ends_with_connection(self) -> bool:
-        """Whether the body is not complete yet, and the client finds its end only by the end of the connection."""
+        """Whether the body is not complete yet, and only the end of the connection will show the client its end."""
         return self._has_body and not self._is_chunked and self._left < 0 and not self._is_finished
 
     @property
@@ -251,7 +251,7 @@ class Response:
             fields += self._length_field
         elif self._left < 0:
             if length >= 0:
-                # An application may omit the body in its response to HEAD, so 0 may not be the real length.
+                # An application may omit the body in its response to HEAD, so 0 is perhaps not the real length.
                 if length or self._has_body:
                     self._left = length
                     fields += b"Content-Length: %d\r\n" % length

@@ -1,8 +1,8 @@
 """The socket of a connection, for applications that switch to another protocol on it, such as WebSocket.
 
-If a request asks for an upgrade, its environ has such a socket, under the key that libraries expect. With its first use
-the application takes over the connection. The server then neither reads nor sends anything, and closes the connection
-when the application returns.
+If a request asks for an upgrade, its environ has such a socket, under the key that libraries expect. By using this
+socket, the application takes over the connection. The server then neither reads nor sends anything, and closes the
+connection when the application returns.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# The key of Werkzeug's own server. simple-websocket looks for it, which flask-sock and Flask-SocketIO use.
+# The key of Werkzeug's own server. simple-websocket, which flask-sock and Flask-SocketIO use, looks for it.
 KEY = "werkzeug.socket"
 
 
 class UpgradeSocket:
     """Behaves like the blocking socket of a server with threads.
 
-    Calls that only ask for something, such as ``getpeername``, do not take over the connection. Bytes that the client
+    Calls that only query the socket, such as ``getpeername``, do not take over the connection. Bytes that the client
     has sent directly after its request are received first; ``select`` does not see them. Several coros or threads may
     send at the same time: the bytes of one call stay together.
     """
@@ -86,7 +86,7 @@ class UpgradeSocket:
         return count
 
     def send(self, data: Any, flags: int = 0, /) -> int:
-        """Send all of the data, as libraries expect of a blocking socket. With a timeout, send a part of it."""
+        """Send all of the data, as libraries expect of a blocking socket. If there is a timeout, send what fits."""
         sock = self._take()
         if sock.gettimeout() is None:
             self.sendall(data, flags)
