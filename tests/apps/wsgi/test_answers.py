@@ -73,7 +73,7 @@ def test_an_answer_of_http_1_0_that_is_whole_ends_without_a_reset() -> None:
             yield from (b"one", b"two")
 
         def close(self) -> None:
-            raise ZeroDivisionError  # too late to spoil anything
+            raise ZeroDivisionError  # too late to change the answer
 
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Parts:
         start_response("200 OK", TEXT)
