@@ -190,7 +190,7 @@ async def test_a_stream_that_the_program_replaces_stays(loop, path, monkeypatch)
 
 
 async def test_a_client_that_does_not_read(loop, path):
-    """Its pending output is bounded, and the loop goes on. When the client reads again, it learns how much it missed."""
+    """Its pending output is bounded, and the loop goes on. When the client reads again, it learns what it missed."""
     from grapeshot.insight.backdoor import _wire
 
     with backdoor.serve(path) as server, await call(path) as caller:

@@ -198,7 +198,7 @@ def test_a_fifo_is_not_opened(folder):
         with coro.watch_file(folder) as all_events, coro.watch_file(folder / "fifo") as events:
             with pytest.raises(OSError) as caught:
                 os.open(folder / "fifo", os.O_WRONLY | os.O_NONBLOCK)
-            assert caught.value.errno == errno.ENXIO  # nobody reads
+            assert caught.value.errno == errno.ENXIO  # the FIFO has no reader
             (folder / "fifo").unlink()
             assert told(all_events) == told(events) == [("deleted", "fifo", None)]
 
