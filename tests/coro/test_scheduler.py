@@ -238,7 +238,7 @@ def test_loops_do_not_nest():
 
 
 def test_a_loop_that_is_made_to_run_inside_a_coro_does_not_touch_the_stacks():
-    """Without its running loop asyncio cannot detect this. The coros of the inner loop wait until theirs runs again."""
+    """asyncio cannot refuse this, because the test hides the running loop. Coros of the inner loop do not run."""
     reported = []
 
     def main():

@@ -189,7 +189,7 @@ class Place:
         return reader.join()
 
     def close_behind(self, near, far, mark, reader):
-        """The number is closed, and another file takes it at once. The next wait on that number ends the reader's wait."""
+        """Close the number and give it to another file at once. The next wait on it ends the reader's wait."""
         number = near.fileno()
         mine, another = socket.socketpair()
         os.close(number)
