@@ -77,7 +77,7 @@ coro.run(main)
 
 
 def test_a_fork_waits_for_a_record_of_the_latency_warning():
-    """A thread logs the record. CPython 3.12 and later warn about a fork beside another thread, which fails the test."""
+    """A thread logs the record. From 3.12 on CPython warns about a fork beside another thread, which fails the test."""
     lines = run(
         """
 import logging, threading, time

@@ -74,7 +74,7 @@ def test_set_exit_before_event_loop_ends_it_at_once():
     coro.spawn(stay)
     coro.set_exit(3)
     assert coro.event_loop() == 3
-    # It may or may not have begun before the end.
+    # The coro may or may not have begun before the loop ended.
     assert log in (["unwound"], [])
 
 

@@ -182,7 +182,7 @@ def test_thousands_of_short_sleeps_beside_tasks():
 
 
 def test_sleeps_that_were_cut_short_keep_nothing_alive():
-    """Their timers are due in an hour and no longer refer to anything."""
+    """The timers of the interrupted sleeps are due in an hour, but no longer refer to anything."""
 
     def sleeper():
         with pytest.raises(coro.Interrupted):

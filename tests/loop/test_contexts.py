@@ -20,7 +20,7 @@ class Value:
 
 
 def run_all(loop):
-    """Run the callbacks that are scheduled now, and those that they schedule."""
+    """Run the callbacks that are scheduled now, and the callbacks that these schedule."""
 
     def end():
         loop.call_soon(loop.call_soon, loop.stop)

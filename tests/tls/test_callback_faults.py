@@ -1,4 +1,4 @@
-"""Exceptions in a protocol's callbacks over TLS are reported and close the connection, also those that are not an
+"""Exceptions in a protocol's callbacks over TLS are reported and close the connection, even if they are not an
 `Exception`.
 """
 

@@ -1,4 +1,4 @@
-"""Which late runs are reported (those that delay something), the text of a report, and how to switch reports off."""
+"""Which late runs are reported (the runs that delay something), the text of a report, and how to switch reports off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tracing, profiling, monitoring and coverage of interleaved coros. Trace functions belong to the thread, as always."""
+"""Tracing, profiling, monitoring and coverage of interleaved coros. Trace functions belong to the thread."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def folder(tmp_path):
 
 
 def told(events):
-    """Return the pending events, except those of the directory."""
+    """Return the pending events, except the directory's."""
     return [
         event and tuple(os.path.basename(each) if each else each for each in event)
         for event in vnode_events.events_of(events)

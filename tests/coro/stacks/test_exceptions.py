@@ -1,5 +1,5 @@
-"""Each coro keeps the exception that it is handling across yields. Tracebacks and frames are right, including those of
-suspended coros.
+"""Each coro keeps the exception that it is handling across yields. Tracebacks and frames are right, also for suspended
+coros.
 """
 
 from __future__ import annotations

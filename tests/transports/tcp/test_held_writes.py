@@ -259,7 +259,7 @@ async def test_calls_that_could_reveal_held_data_send_it_first(loop, loop_kind, 
 
 @pytest.mark.skip_on(uvloop="its writes leave at the end of the iteration")
 async def test_is_closing_does_not_look(loop, loop_kind):
-    """Servers call it after each reply. Only code that waits for the peer's answer must know that the data was sent."""
+    """is_closing() does not send held data, because servers call it after each reply."""
     transport, protocol, peer = await unix_pair(loop)
     with peer:
         transport.write(b"held")

@@ -87,7 +87,7 @@ async def test_the_next_iteration_finds_the_data(loop):
 
 
 async def test_a_chain_of_callbacks_that_never_ends(loop):
-    """Each iteration ends with a send, although none of them polls."""
+    """Each iteration ends with a send, although no iteration polls."""
     async with Shared(loop, 1) as shared:
         found, [transport] = [], shared.transports
         done = loop.create_future()
