@@ -46,7 +46,7 @@ def test_the_fastapi_example(redis_server: RedisAddress) -> None:
         assert request(f"{base}/box0?seconds=0.01") == {"text": None}
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=CAP_S)
-        assert (process.returncode, out, err) == (-signal.SIGTERM, "", "")  # uvicorn raises it again at its end
+        assert (process.returncode, out, err) == (-signal.SIGTERM, "", "")  # uvicorn raises the signal again
     finally:
         if process.poll() is None:
             process.kill()

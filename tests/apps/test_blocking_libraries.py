@@ -144,7 +144,7 @@ print(psycopg.pq.__impl__, psycopg.waiting.wait is psycopg.waiting.{expected})""
 
 # ---------------------------------------------------------------- trouble
 
-# The library, and what it raises if the connection is refused, is reset, or stays silent.
+# The exceptions that a library raises if the connection is refused, is reset, or stays silent.
 ERRORS: dict[str, tuple[str, ...]] = {
     "requests": (
         "requests.exceptions.ConnectionError",

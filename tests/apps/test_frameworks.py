@@ -47,7 +47,7 @@ def test_a_server_of_the_pages(block: Block, python: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("block", PRINTING, ids=names(PRINTING))
 def test_a_program_of_the_pages(block: Block, python: Path, tmp_path: Path) -> None:
-    """The output contains the lines one after the other; line ends are ignored."""
+    """The output contains the expected text, in which spaces stand for line ends."""
     output: list[str] = []
     for line in block.text.splitlines() if block.language == "bash" else [block.text]:
         words = shlex.split(line, comments=True) if block.language == "bash" else None

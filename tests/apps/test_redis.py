@@ -23,7 +23,7 @@ Run = Callable[[Coroutine[Any, Any, Any]], Any]
 Connect = Callable[..., Any]
 BLOB = random.Random(7).randbytes(8 * 1024 * 1024)
 _prefixes = itertools.count()
-# Each has a connection of its own, and redis-py loads the certificates of the system for each connection over TLS.
+# Each request has a connection of its own, and for each TLS connection redis-py loads the system's certificates.
 REQUESTS = 40
 
 

@@ -45,7 +45,7 @@ def resolve(subject: str) -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 class Substitution:
-    """Replaces asyncio's loops with those of one factory, and records which loops were built."""
+    """Replaces asyncio's loops with the loops of one factory, and records which loops were built."""
 
     def __init__(self, subject: str) -> None:
         self._factory = resolve(subject)

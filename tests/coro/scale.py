@@ -34,7 +34,7 @@ def mappings() -> int:
 
 
 def sleepers(count: int) -> dict[str, Any]:
-    """All coros start, sleep at the same time three calls deep, wake and end."""
+    """All coros start, sleep at the same time in a function three calls deep, wake and end."""
     woken_early = 0
     asleep: list[int] = []
 

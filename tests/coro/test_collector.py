@@ -41,7 +41,7 @@ def collecting_always():
 
 
 def dead(references):
-    """Return whether all of them have been freed after a collection."""
+    """Return whether the objects of all references are freed after a collection."""
     gc.collect()
     return [reference() for reference in references] == [None] * len(references)
 

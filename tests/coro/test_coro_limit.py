@@ -95,7 +95,7 @@ class Clients:
         return sum(map(is_answered, self.all))
 
     def close_answered(self):
-        """Closes the first that has an answer."""
+        """Close the first client that has an answer."""
         answered = next(client for client in self.all if is_answered(client))
         self.all.remove(answered)
         answered.close()
@@ -126,7 +126,7 @@ def test_a_server_of_coros_waits_for_a_place(limit, caplog):
             clients = Clients(server, 4)
             try:
                 if limit == "coros":
-                    loop.set_limits(coros=4)  # this one, the one that accepts, and two connections
+                    loop.set_limits(coros=4)  # this coro, the one that accepts, and two connections
                 else:
                     loop.set_limits(descriptors=lowest_free_descriptor() + 2)
                 until_in_coro(lambda: clients.answers() >= 2)
@@ -147,7 +147,7 @@ def test_a_server_of_coros_waits_for_a_place(limit, caplog):
 
 
 def test_the_child_of_a_fork_does_not_go_on_with_servers_that_waited():
-    """One of the parent's clients waits at the limit. The child has a place, and its own server at the limit."""
+    """A client of the parent waits at the limit. The child has no connections, so its own server accepts one."""
     said = run_script(
         None,
         """

@@ -101,7 +101,7 @@ say(coro.get_live_coros())
 
 @pytest.mark.parametrize("way", ["run", "grapeshot.run"])
 def test_another_coro_computes(way):
-    """That coro gets the KeyboardInterrupt; the first coro is cancelled."""
+    """The coro that computes gets the KeyboardInterrupt; the first coro is cancelled."""
     lines = run(
         f"""
 begun = []
@@ -202,7 +202,7 @@ outcome(coro.run, main)
 
 
 def test_a_coro_that_yields_in_time_is_cancelled_only():
-    """Its cleanup may take longer than the time that a coro may run without a yield."""
+    """The coro's cleanup may take longer than a coro may otherwise run without a yield."""
     lines = run(
         """
 def main():
@@ -224,7 +224,7 @@ outcome(coro.run, main)
 
 
 def test_the_exception_may_be_caught():
-    """Then the next Ctrl-C is raised at once, as in asyncio."""
+    """After the coro has caught the exception, the next Ctrl-C is raised at once, as in asyncio."""
     lines = run(
         """
 begun = []
@@ -310,7 +310,7 @@ coro.run(main)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
     assert out == "finally\n"
-    # The watchdog's record of the coro may come before, after or in between.
+    # The watchdog's record of the coro may come before, after or between these lines.
     assert "\nKeyboardInterrupt" in err
     assert "in compute\n" in err
     assert process.returncode == -signal.SIGINT

@@ -31,7 +31,7 @@ def loop():
 
 @pytest.fixture
 def no_grace(monkeypatch):
-    """Interrupt coros that wait during their cleanup at once."""
+    """Coros that wait during their cleanup are interrupted at once, instead of after the usual grace period."""
     monkeypatch.setattr(_ending, "_GRACE_S", 0.01)
 
 
@@ -113,7 +113,7 @@ def test_a_coro_that_waits_on_in_its_cleanup_is_interrupted_again(loop, no_grace
 
 
 def test_a_coro_that_refuses_to_end_is_given_up_with_a_warning(no_grace):
-    """It stays suspended while everything else continues. The end of its thread tries again."""
+    """The coro stays suspended while everything else continues. When its thread ends, it is interrupted again."""
 
     def program():
         loop = grapeshot.new_event_loop()
@@ -138,7 +138,7 @@ def test_a_coro_that_refuses_to_end_is_given_up_with_a_warning(no_grace):
         for act in (stubborn.shutdown, stubborn.interrupt, stubborn.cancel, lambda: coro.schedule(stubborn)):
             with pytest.raises(RuntimeError, match="closed"):
                 act()
-        # Others use its stack slot in the meantime. Its stack is restored when it continues.
+        # Other coros use its stack slot in the meantime. Its stack is restored when it continues.
         assert coro.run(lambda: [coro.spawn(sorted, [3, 1, 2]).join() for _ in range(3)]) == [[1, 2, 3]] * 3
         gc.collect()
         is_stubborn[0] = False
@@ -423,8 +423,8 @@ def test_a_pending_loop_ends_with_its_thread():
     assert len(messages) == 2
     assert messages[0].startswith("coros never ran: ")
     assert messages[1].startswith("unclosed event loop")
-    # The record of the warning keeps the loop. From 3.15 on the collector clears weak references after the finalizers,
-    # not before them, so one to an object that its finalizer revives stays.
+    # The record of the warning refers to the loop. From 3.15 on the collector clears weak references after it has
+    # called the finalizers, so a weak reference to an object that its finalizer revives stays valid.
     caught.clear()
     gc.collect()
     assert ref() is None
@@ -513,7 +513,7 @@ def test_coros_that_never_ran_and_coros_that_refuse_to_end_at_exit():
     "work", ["coro.yield_slice()", "pass", "coro.await_(asyncio.sleep(0))", "sorted([1, 2], key=key)"]
 )
 def test_daemon_threads_with_coros_at_the_exit(work):
-    """They run until the interpreter stops them at some point."""
+    """Daemon threads run coros until the interpreter stops them at some point."""
     status, out, err = run_to_exit(f"""
         ready = threading.Event()
         def key(number):

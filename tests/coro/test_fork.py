@@ -212,7 +212,7 @@ coro.run(main)
 
 
 def test_threading_forgets_the_threads_of_the_parent():
-    """The coro that forks is not a Thread, and has not asked for the Thread object that represents it."""
+    """The coro that forks was not started as a Thread, and no code has asked for its Thread object."""
     lines = run(
         """
 coro.patch()

@@ -16,7 +16,7 @@ from support import coro_is_available
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 PUBLIC, MEMBERS = [], []
-# Shrapnel's names, and ours for the same things.
+# Shrapnel's names, and our names for the same objects.
 ALIASES = {"install_thread_emulation": "patch", "make_socket": "sock"}
 if coro_is_available():
     from grapeshot import _core, coro
@@ -27,7 +27,7 @@ if coro_is_available():
         for kind in PUBLIC
         if isinstance(getattr(coro, kind), type) and not issubclass(getattr(coro, kind), BaseException)
         for name in dir(getattr(coro, kind))
-        # Functions that a sock inherits are Python's own.
+        # Leave out functions that a sock inherits from Python's socket.
         if not name.startswith("_")
         and inspect.getattr_static(getattr(coro, kind), name) is not inspect.getattr_static(socket.socket, name, None)
     ]
@@ -89,7 +89,7 @@ def test_every_member_has_help_and_a_signature(kind, name):
     value = inspect.getattr_static(owner, name)
     assert (value.__doc__ or "").strip(), f"{kind}.{name} has no help"
     if callable(value) and not isinstance(value, property):
-        # Shrapnel's second names (rw_lock.read_lock) show the first.
+        # Shrapnel's second names (rw_lock.read_lock) show the first name.
         assert inspect.getattr_static(owner, value.__name__) is value
         inspect.signature(value)
 
@@ -121,7 +121,7 @@ def test_help_of_spawn_explains_its_options():
 
 
 def test_completion_shows_the_public_names_only():
-    # Besides these, there are the modules with Shrapnel's names, which are imported on demand.
+    # The modules with Shrapnel's names, which are imported on demand, are shown in addition.
     assert dir(coro) == sorted([*coro.__all__, "backdoor", "profiler"])
     assert {"gc", "os", "sys", "asyncio", "annotations", "TYPE_CHECKING"}.isdisjoint(dir(coro))
     # All offered names exist, and help() of the module shows them.

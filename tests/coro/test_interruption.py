@@ -214,7 +214,7 @@ WAYS = ["shutdown", "raise_exception", "interrupt"]
 
 
 def interrupt(co, way):
-    """Interrupts the coro. Returns the exception that the coro sees."""
+    """Interrupt the coro. Return the exception that the coro sees."""
     if way == "shutdown":
         co.shutdown()
         return coro.Shutdown
@@ -366,7 +366,7 @@ def test_a_timeout_does_not_undo_a_shutdown():
         thread = coro.spawn(work)
         coro.yield_slice()
         loop = asyncio.get_running_loop()
-        # Both before the coro runs, in either order.
+        # The timeout and the shutdown are both due before the coro runs, in either order.
         loop.call_at(loop.time() + 0.002, thread.shutdown)
         coro.sleep_relative(0)
         end = loop.time() + 0.003
@@ -597,7 +597,7 @@ def test_several_failures_in_a_group_interrupt_its_block_once():
             assert caught.value.args == (0,)
             coro.yield_slice()
             coro.yield_slice()
-        # A block that does not wait is not interrupted after its end either.
+        # A block that does not wait is not interrupted after its end.
         with pytest.raises(LookupError), coro.Group() as group:
             group.spawn(fail, 1)
         coro.yield_slice()

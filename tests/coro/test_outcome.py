@@ -23,7 +23,7 @@ WAYS = {
 
 
 def ended(way):
-    """Return a coro that waited and was ended in that way."""
+    """Return a coro that was ended in the given way while it waited."""
     co = coro.spawn(coro.wait, name="victim")
     coro.yield_slice()
     WAYS[way](co)

@@ -77,7 +77,7 @@ coro.run(main)
 
 
 def test_a_fork_waits_for_a_record_of_the_latency_warning():
-    """A thread logs it. CPython 3.12 and later warn about a fork beside another thread; warnings are errors here."""
+    """A thread logs the record. From 3.12 on CPython warns about a fork beside another thread, which fails the test."""
     lines = run(
         """
 import logging, threading, time
@@ -135,7 +135,7 @@ def main():
             refused(coro.yield_slice)
             refused(coro.sleep_relative, 0.001)
             refused(coro.wait)
-            say(other.done(), other.join())  # as a thread, which does not exist in the child
+            say(other.done(), other.join())  # like a thread that does not exist in the child
             refused(coro.await_, asyncio.sleep(0))
             refused(coro.spawn, print)
             say(grapeshot.run(task()))
@@ -146,7 +146,7 @@ def main():
 
 say(coro.run(main))
 """,
-        flags=("-X", "faulthandler"),  # the coroutine that is never awaited
+        flags=("-X", "faulthandler"),  # the child warns of a coroutine that is never awaited
     )
     refused = ["YieldFromMain"] * 3 + ["True None", "YieldFromMain", "RuntimeError"]
     assert lines == [*refused, "YieldFromMain", "RuntimeError", "ran", "status 0", "end 0 parent", "0"]

@@ -74,7 +74,7 @@ def test_set_exit_before_event_loop_ends_it_at_once():
     coro.spawn(stay)
     coro.set_exit(3)
     assert coro.event_loop() == 3
-    # It may or may not have begun before the end.
+    # The coro may or may not have begun before the loop ended.
     assert log in (["unwound"], [])
 
 
@@ -238,7 +238,7 @@ def test_loops_do_not_nest():
 
 
 def test_a_loop_that_is_made_to_run_inside_a_coro_does_not_touch_the_stacks():
-    """Without its running loop asyncio cannot detect this. The coros of the inner loop wait until theirs runs again."""
+    """asyncio cannot refuse this, because the test hides the running loop. Coros of the inner loop do not run."""
     reported = []
 
     def main():

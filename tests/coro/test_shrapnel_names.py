@@ -49,7 +49,7 @@ def ask(path):
 
 
 def test_serve_as_in_shrapnel(tmp_path):
-    """The coro stays inside, and the door is closed with it."""
+    """The coro stays inside `serve`, and the back door is closed when the coro ends."""
     path = tmp_path / "door"
 
     def main():

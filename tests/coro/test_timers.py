@@ -36,7 +36,7 @@ def test_long_sleeps_that_end_soon_after_one_another_share_a_wakeup():
 
 
 def test_a_timer_that_is_due_does_not_end_a_later_wait():
-    """The sleeper is interrupted while its timer is due. The timer follows it in the ready queue."""
+    """The sleeper is interrupted while its timer is due, so its timer follows the sleeper in the ready queue."""
 
     def sleeper(due):
         with pytest.raises(coro.Interrupted):
@@ -182,7 +182,7 @@ def test_thousands_of_short_sleeps_beside_tasks():
 
 
 def test_sleeps_that_were_cut_short_keep_nothing_alive():
-    """Their timers are due in an hour and no longer refer to anything."""
+    """The timers of the interrupted sleeps are due in an hour, but no longer refer to anything."""
 
     def sleeper():
         with pytest.raises(coro.Interrupted):

@@ -13,8 +13,8 @@ from typing import Any
 
 from support import CAP_S, wait_blocked
 
-# Escape sequences that move the cursor or set colours and modes, and the one that asks a terminal for the cursor's
-# place.
+# Escape sequences that move the cursor or set colours and modes, and the sequence that asks a terminal for the
+# cursor's place.
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\r")
 ASKS_PLACE = b"\x1b[6n"
 
@@ -58,7 +58,7 @@ class Terminal:
         return bool(data)
 
     def wait_for(self, text: str) -> None:
-        """Wait until the program shows a text, after the one that was last waited for."""
+        """Wait until the program shows this text after the text that was last waited for."""
         give_up = time.monotonic() + CAP_S
         while text not in self.shown:
             assert time.monotonic() < give_up, f"waited for {text!r}, and it shows {self.shown!r}"

@@ -190,7 +190,7 @@ async def test_a_stream_that_the_program_replaces_stays(loop, path, monkeypatch)
 
 
 async def test_a_client_that_does_not_read(loop, path):
-    """Its output is bounded, and the loop goes on. Once it reads again, it learns how much it has missed."""
+    """Its pending output is bounded, and the loop goes on. When the client reads again, it learns what it missed."""
     from grapeshot.insight.backdoor import _wire
 
     with backdoor.serve(path) as server, await call(path) as caller:
@@ -266,7 +266,7 @@ async def test_empty_lines_count_as_input_that_waits(loop, path, monkeypatch):
     ],
 )
 async def test_wrong_frames_are_an_error_of_the_client(loop, path, frames, monkeypatch):
-    """At worst they end their own connection, and the loop has no error to report."""
+    """A wrong frame can only end its own connection, and the loop has no error to report."""
     from grapeshot.insight.backdoor import _wire
 
     monkeypatch.setattr(_wire, "_CHECK_S", 0.001)
@@ -357,7 +357,7 @@ async def test_a_client_that_vanishes_ends_its_command(loop, path):
 
 
 async def test_a_client_that_vanishes_after_its_last_line(loop, path, monkeypatch):
-    """It has ended its side of the stream, so nothing more is read; then it closes."""
+    """The client ends its side of the stream, so that the server reads nothing more; then it closes."""
     from grapeshot.insight.backdoor import _wire
 
     monkeypatch.setattr(_wire, "_CHECK_S", 0.1)

@@ -87,7 +87,7 @@ async def test_errors_are_logged(loop, path, caplog, monkeypatch):
 
 
 def test_called_before_a_loop_runs(path, monkeypatch):
-    """It opens with the next grapeshot loop, and again with the one after that."""
+    """The back door opens with the next grapeshot loop, and again with the loop after that."""
 
     async def main():
         await until(path.exists, "the back door to open")

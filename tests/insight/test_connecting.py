@@ -52,7 +52,7 @@ def program(*paths, more=""):
 
 
 def listen(path, mode=0o600):
-    """Listen there as anybody could, without being a back door."""
+    """Listen at the path as any program could, without being a back door."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(os.fspath(path))
     os.chmod(path, mode)
@@ -91,8 +91,8 @@ def silent(listener):
 
 @needs_root
 def test_a_name_that_a_stranger_has_taken_first(path):
-    """In a directory like /tmp any user can do that. He could read the input, and his escape sequences would reach
-    the terminal.
+    """In a directory like /tmp any user can bind the name. That user could read the input, and send escape sequences
+    to the terminal.
     """
     path.parent.chmod(0o1777)
     with listen(path) as listener:
@@ -104,7 +104,7 @@ def test_a_name_that_a_stranger_has_taken_first(path):
 
 
 def test_a_listener_of_another_user(path, monkeypatch):
-    """Whatever the file claims, the kernel knows who listens."""
+    """The kernel knows which user listens, no matter which user the file belongs to."""
     monkeypatch.setattr(peer, "peer_uid", lambda sock: os.geteuid() + 1)
     with listen(path) as listener:
         assert f"a process of the user {os.geteuid() + 1} is listening there; nothing was sent to it" in refusal(path)
@@ -307,7 +307,7 @@ def test_a_malformed_sample_ends_top(path, sample, words):
 
 
 def client_ends(path, answer, command, words):
-    """Run a client against a listener that answers so, and check that it ends with these words."""
+    """Run a client against a listener that sends `answer`, and check that the client ends with these words."""
     if command == "top":
         pytest.importorskip("rich")
         pytest.importorskip("pyte")

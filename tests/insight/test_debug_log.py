@@ -142,7 +142,7 @@ def test_latency_of_coros():
 
 
 def test_tls(tmp_path):
-    assert server_context() is not None  # the certificate below is that of the other tests
+    assert server_context() is not None  # the program below uses the certificate of these tests
     code = """
     import asyncio, sys
     sys.path[:0] = TESTS

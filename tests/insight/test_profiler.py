@@ -37,7 +37,7 @@ class Clocks:
 
     @contextlib.contextmanager
     def profiled(self):
-        """As `profile()`, with these clocks."""
+        """Like `profile()`, but with these clocks."""
         collector = _collector.Collector(
             wall=lambda: self.wall_ns,
             cpu=lambda: self.cpu_ns,
@@ -198,7 +198,7 @@ async def test_tasks_are_charged_for_their_functions(loop, clocks):
         await asyncio.gather(*tasks)
     assert [(owner(found, f"work {units}").cpu) for units in (1, 10)] == [3, 30]
     first = owner(found, "work 1")
-    # Its wait: what ran between its two steps is charged to the function that awaited.
+    # The time between the task's two steps is charged as a wait to the function that awaited.
     assert (first.kind, first.wall) == ("task", 3 + 10 + 1000)
     assert function(found, "deep", first).wait == 1010
     assert function(found, "deep").calls == 2

@@ -243,7 +243,7 @@ async def test_timers(loop):
 
 
 def test_wakeups_by_other_threads(loop):
-    """The loop blocks, which the other thread notices by the time spent in polls, and is woken, repeatedly."""
+    """The loop blocks repeatedly. Another thread notices this by the time spent in polls, and wakes the loop."""
     rounds, woken = 5, threading.Semaphore(1)
 
     def other():
@@ -286,7 +286,7 @@ def test_times(loop):
 
 
 def test_another_thread_reads_while_the_loop_runs(loop):
-    gauges = grapeshot.insight.Statistics.GAUGES - {"most_ready"}  # a maximum goes up, too
+    gauges = grapeshot.insight.Statistics.GAUGES - {"most_ready"}  # a maximum never goes down
     seen = []
     is_over = threading.Event()
 
@@ -353,7 +353,7 @@ async def test_coros(loop):
         for _ in range(5):
             coro.yield_slice()
 
-    # Each coro needs the stack place of the others.
+    # There are more coros than stack slots, so they evict each other.
     coros = [coro.spawn(yields) for _ in range(40)] + [coro.spawn(yields, stack="own") for _ in range(2)]
     assert (counted.coros, counted.pinned_coros, counted.coros_started) == (42, 2, 42)
     await until(lambda: all(co.done() for co in coros))

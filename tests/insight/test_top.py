@@ -356,7 +356,7 @@ async def test_slow_tasks_are_one_row_for_a_function(loop):
 
 
 async def test_unread_output_is_shown(loop, serve):
-    """The first screen shows it: memory that grows although no coro or task waits for it."""
+    """The first screen shows unread output, whose memory grows although no coro or task waits for it."""
 
     class Talker(asyncio.Protocol):
         def connection_made(self, transport):

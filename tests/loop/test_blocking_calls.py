@@ -131,7 +131,7 @@ async def test_a_subprocess(loop, watched, how):
 
 @pytest.mark.leaks_on(asyncio="the socket that was made for an invalid path")
 async def test_errors_of_paths(loop, tmp_path):
-    """A native call raises the same as the standard library's function."""
+    """A native call raises the same error as the standard library's function."""
     path = str(tmp_path / "none" / "socket")
     for name in (path, path.encode()):
         with pytest.raises(FileNotFoundError):

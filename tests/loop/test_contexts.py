@@ -1,4 +1,4 @@
-"""A callback that is scheduled without a context runs in a copy of the current one, which is its own."""
+"""A callback that is scheduled without a context runs in its own copy of the current one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Value:
 
 
 def run_all(loop):
-    """Run the callbacks that are scheduled now, and those that they schedule."""
+    """Run the callbacks that are scheduled now, and the callbacks that these schedule."""
 
     def end():
         loop.call_soon(loop.call_soon, loop.stop)
@@ -169,7 +169,7 @@ def test_an_exception_handler_runs_in_the_callbacks_context(loop, fresh):
 
 @pytest.mark.skip_on(uvloop="timers that are due run before what was scheduled earlier")
 def test_values_live_as_long_as_on_asyncio(loop):
-    """Neither a sleeping loop nor a stopped one keeps them alive."""
+    """The loop keeps no value of a context variable alive while it sleeps or after it has stopped."""
     value = Value()
     seen, known = [], weakref.ref(value)
     token = variable.set(value)

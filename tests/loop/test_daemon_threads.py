@@ -32,7 +32,7 @@ class Stays:
     __del__ = stay
 
 class Last:
-    # It is deleted when the interpreter has begun to end threads, and gives them the time to get there.
+    # The interpreter deletes it after it has begun to end threads. The delay gives the daemon thread time to end.
     def __del__(self, sleep=time.sleep):
         sleep(0.05)
 
@@ -60,7 +60,7 @@ def exits(kind, code):
 
 
 def exits_in(kind, *lines):
-    """Like `exits`, with the body of `scene`; then the loop runs."""
+    """Like `exits`, but takes only the lines of `scene`, which runs the loop after them."""
     exits(kind, "def scene(loop):\n" + "".join(f"    {line}\n" for line in (*lines, "loop.run_forever()")))
 
 

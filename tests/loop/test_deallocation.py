@@ -126,8 +126,8 @@ def work(count):
 
 @pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 @pytest.mark.parametrize("stack", ["shared", "own"])
-def test_coros_that_wait_in_the_middle_of_it(stack):
-    """Each stack has its own count, so objects of other stacks are not deferred in the meantime."""
+def test_coros_that_wait_in_the_middle_of_a_deallocation(stack):
+    """Each stack counts its own nested deallocations, so a coro that waits in one does not defer objects of others."""
     script = f"""
 import grapeshot
 from grapeshot import coro

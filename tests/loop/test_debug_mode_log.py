@@ -48,7 +48,7 @@ def asyncio_log():
 
 @pytest.fixture
 def debug_log(loop, asyncio_log):
-    """As `asyncio_log`, with the loop in debug mode."""
+    """Like `asyncio_log`, with the loop in debug mode."""
     loop.set_debug(True)
     asyncio_log.clear()
     return asyncio_log
@@ -363,7 +363,7 @@ async def test_closing_a_transport_on_another_thread(loop, loop_kind):
         transport, protocol, peer = await connected(loop)
         assert "Non-thread-safe operation" in error_in_thread(getattr(transport, name))
         if loop_kind == "asyncio":
-            # it has marked the connection as closed before it raised, and will not call connection_lost
+            # asyncio marks the connection as closed before it raises, and will not call connection_lost
             transport._call_connection_lost(None)
         else:
             assert not transport.is_closing()

@@ -190,7 +190,7 @@ def test_interrupt_in_a_tight_loop(loop_kind, busy):
         loop.stop()
         loop.run_forever()
         for task in asyncio.all_tasks(loop):
-            task._log_destroy_pending = False  # the interrupted step of one may be lost
+            task._log_destroy_pending = False  # the interrupt may have ended a step of a task
         loop.close()
         """,
     ) as script:
@@ -370,7 +370,7 @@ def test_fork_inside_a_running_loop(loop_kind):
         import asyncio, os, sys
         loop = new_event_loop()
         def child():
-            # the parent's loop counts as running in a copy of its thread; a fresh thread state is what fork users have
+            # the child is a copy of the thread, in which the parent's loop counts as running
             asyncio.events._set_running_loop(None)
             own = new_event_loop()
             print("child", own.run_until_complete(asyncio.sleep(0.001, "works")))

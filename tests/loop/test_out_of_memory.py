@@ -75,7 +75,7 @@ async def main():
     sweep("call_at", lambda: loop.call_at(60, nothing), cancel)
     sweep("call_soon_threadsafe", lambda: loop.call_soon_threadsafe(nothing), cancel)
     sweep("create_future", loop.create_future)
-    loop.set_exception_handler(lambda loop, context: None)  # of tasks that were lost
+    loop.set_exception_handler(lambda loop, context: None)  # ignore reports of tasks that were lost
     for options in ({}, {"name": "x"}, {"context": context}, {"name": "x", "context": context}):
         sweep("create_task", lambda: loop.create_task(coroutine(), **options), cancel)
     near, far = socket.socketpair()

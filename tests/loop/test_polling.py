@@ -74,7 +74,7 @@ async def test_a_callback(loop, chain, method):
 
 
 async def test_a_callback_that_is_added_later(loop, chain):
-    """A registered descriptor gets its other direction, too."""
+    """The other direction of a descriptor that is already registered is added."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         loop.add_reader(ours, print)
@@ -177,7 +177,7 @@ async def test_a_stream_whose_buffer_is_full(loop, chain):
 
 @pytest.mark.parametrize("short_steps", [0, 1, 5, 30, 63])
 async def test_long_callbacks_one_after_the_other(loop, short_steps):
-    """Only a few of them run between two polls, also if the callbacks before them were short."""
+    """Only a few long callbacks run between two polls, even if the callbacks before them were short."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         events = []

@@ -404,7 +404,7 @@ _ENDS_IN_A_THREAD = """
 @pytest.mark.skip_on(uvloop="the same, if it is collected")
 @pytest.mark.parametrize("end", ["close", "collect"])
 def test_a_loop_that_ends_in_another_thread(loop_kind, end):
-    """The interpreter's wakeup fd is never the number of a closed descriptor, which another file could have by then."""
+    """The interpreter's wakeup fd is never the number of a closed descriptor, because another file may get it."""
     run_script(
         loop_kind,
         _ENDS_IN_A_THREAD
@@ -480,7 +480,7 @@ def test_others_keep_their_wakeup_fd_when_a_loop_ends_in_another_thread(loop_kin
 
 
 def test_a_loop_that_ends_in_another_thread_while_the_interpreter_does(loop_kind):
-    """The main thread runs no more bytecode."""
+    """The loop is closed in an exit handler, after which the main thread runs no more bytecode."""
     run_script(
         loop_kind,
         _ENDS_IN_A_THREAD

@@ -95,7 +95,7 @@ async def test_create_task_of_something_else(loop):
 
 
 def any_task(loop, coro, **kwargs):
-    """A task factory for all versions."""
+    """A task factory that works on all versions of Python."""
     return asyncio.Task(coro, loop=loop, **kwargs)
 
 

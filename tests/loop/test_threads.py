@@ -407,7 +407,7 @@ def test_a_run_while_another_thread_is_in_a_method(loop, loop_kind):
 
 @pytest.mark.xfail_on(uvloop="remove_reader() does not find a reader that was added by an object")
 def test_a_run_inside_of_a_method(loop):
-    """The inner run is in the same thread."""
+    """`fileno()`, which add_reader calls, runs the same loop in the same thread."""
     reader, writer = socket.socketpair()
 
     class File:

@@ -154,7 +154,7 @@ async def test_a_timer_is_never_early(loop):
 
 
 def test_long_timers_that_are_due_soon_after_one_another_share_a_wakeup():
-    """200 within 40 ms, each of which may run up to a millisecond late."""
+    """200 timers are due within 40 ms. Each may run up to a millisecond late."""
     loop = grapeshot.new_event_loop()
     try:
         seen = []
@@ -165,7 +165,7 @@ def test_long_timers_that_are_due_soon_after_one_another_share_a_wakeup():
             seen.append((number, loop.time() - handles[number].when()))
 
         handles = {number: loop.call_later(1 + number * 0.0002, fired, number) for number in numbers}
-        # The last timer has a deadline of its own, and the test does not wait for it any longer than that.
+        # Another timer ends the run shortly after the last deadline.
         loop.call_at(max(handle.when() for handle in handles.values()) + 0.0001, loop.stop)
         polls = loop.statistics().polls
         loop.run_forever()

@@ -228,7 +228,7 @@ async def test_the_other_direction_of_a_closed_object(loop):
 async def test_a_closed_object_that_was_never_added(loop, method):
     ours, theirs = socket.socketpair()
     with theirs:
-        getattr(loop, method.replace("remove", "add"))(ours.fileno(), print)  # a number is not an object
+        getattr(loop, method.replace("remove", "add"))(ours.fileno(), print)  # adds the number, not the object
         number = ours.fileno()
         ours.close()
         with pytest.raises(ValueError, match="Invalid file descriptor: -1"):
@@ -237,7 +237,7 @@ async def test_a_closed_object_that_was_never_added(loop, method):
 
 
 async def test_a_closed_object_that_is_added_again(loop):
-    """It can have no events, and the kernel may have given its number to another file."""
+    """A closed object can have no events, and the kernel may have given its number to another file."""
     ours, theirs = socket.socketpair()
     loop.add_reader(ours, print)
     ours.close()

@@ -63,8 +63,8 @@ def note_other_children() -> None:
 
 
 def children() -> set[int]:
-    """Return the children of this process whose status was not fetched, whether they have ended or not, except those
-    that were noted before.
+    """Return the children of this process whose status was not fetched, whether they have ended or not, except the
+    children of `_others`.
     """
     return {child.pid for child in psutil.Process().children()} - _others
 

@@ -195,7 +195,7 @@ async def test_signals_race_with_the_end(loop):
 
 @pytest.mark.skip_on(when=sys.version_info < (3, 14, 7), asyncio="older versions do send one")
 async def test_no_signal_to_a_number_that_is_free_again(loop, monkeypatch):
-    """Nothing may run between the fetching of the status and its publication."""
+    """Nothing may run between fetching the status and publishing it, or a signal could reach another process."""
     killed = []
     process = await asyncio.create_subprocess_exec(*sh("exit"))
     monkeypatch.setattr(os, "kill", lambda pid, number: killed.append((pid, has_children())))
@@ -406,7 +406,7 @@ async def test_cancelled_while_starting(loop, steps):
 @pytest.mark.skip_on(uvloop="its methods cannot be replaced")
 @pytest.mark.skip_on(when=sys.version_info < (3, 14, 7), asyncio="older versions wait forever")
 async def test_a_pipe_that_cannot_be_connected(loop):
-    """The loop ends the child and frees everything of it."""
+    """The loop ends the child and frees everything that belongs to it."""
 
     async def fail(factory, pipe):
         raise ConnectionError("no transport")
@@ -441,7 +441,7 @@ def test_an_unclosed_transport_warns_and_ends_its_process(loop_kind):
         try:
             print(os.waitpid(pid, 0)[1] == signal.SIGKILL)
         except ChildProcessError:
-            print(True)  # fetched when the Popen object went
+            print(True)  # the status was fetched when the Popen object was freed
         """,
         flags=("-W", "ignore"),
     )
@@ -539,7 +539,7 @@ only_with_pidfds = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="no 
 @only_with_pidfds
 @pytest.mark.skip_on(asyncio="it waits forever", uvloop="it has none")
 def test_the_number_of_a_watch_that_another_file_got(loop_kind):
-    """The loop notices this and watches the child again."""
+    """Another file gets the number of the child's pidfd. The loop notices this and watches the child again."""
     out = run_script(
         loop_kind,
         CLOSED_WATCH

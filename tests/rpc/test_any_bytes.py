@@ -46,7 +46,7 @@ PACKETS = st.lists(st.one_of(st.binary(max_size=40), MESSAGES), max_size=8)
 
 @contextlib.asynccontextmanager
 async def coro_ends(**options):
-    """As `ends`, with a server of coros."""
+    """Like `ends`, with a server of coros."""
     from grapeshot import coro
     from grapeshot.coro import rpc as coro_rpc
 

@@ -157,7 +157,7 @@ async def test_a_handler_that_runs_long_keeps_its_connection(loop):
 
 
 async def test_a_busy_loop_does_not_drop_its_peer(loop):
-    """When the time is over, the answer has not passed the proxy, because nothing ran in the meantime."""
+    """The time for the answer passes while the loop is busy, so the proxy has not passed the answer on by then."""
     async with ends(keepalive=None) as both, proxied(both.port) as (_, port):
         client = rpc.Client(HOST, port, keepalive=0.2)
         call = asyncio.create_task(client.call("hold", "busy"))

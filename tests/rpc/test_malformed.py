@@ -244,7 +244,7 @@ async def test_a_wrong_hello_is_quoted_and_cut(loop, caplog, change):
     async with ends() as both, raw_client(both.port) as raw:
         raw.say_hello(**change)
         await raw.packet()
-        if change == {"max_packet": 10**3000}:  # more than any length, and no harm
+        if change == {"max_packet": 10**3000}:  # larger than any packet, but harmless
             raw.send_message(1, 1, "add", [1])
             assert await raw.message() == [5, 1, 2]
             return
@@ -327,7 +327,7 @@ async def test_a_wrong_answer_ends_the_call(loop, answer):
         def data_received(self, data):
             if b"add" in data:
                 data = struct.pack(">I", len(answer)) + answer
-                self.transport.write(data * 17)  # one more than a window has
+                self.transport.write(data * 17)  # one more than the window allows
 
     server = await loop.create_server(Wrong, HOST, 0)
     client = rpc.Client(*server.sockets[0].getsockname())

@@ -249,8 +249,8 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a
 
 @needs_root
 async def test_pickle_is_refused_to_a_client_of_another_user(loop, folder, caplog):
-    """Both ends refuse: the client on its own account, and the server any client that connects anyway, before reading a
-    byte.
+    """Both ends refuse. The client refuses the server, and the server refuses a client that connects anyway, before it
+    reads a byte.
     """
     folder.chmod(0o777)
     async with new_server(codec=rpc.Pickle()) as server:

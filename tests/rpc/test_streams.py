@@ -59,7 +59,7 @@ async def test_a_stream_of_large_items_waits_for_the_transport(loop):
             for _ in range(100):
                 await asyncio.sleep(0)
                 assert connection.pending_bytes() < 3_000_000
-            assert both.methods.begun[-1] < 100  # what the system's buffers take, and not the 1,000 of the window
+            assert both.methods.begun[-1] < 100  # as many as the system's buffers take, not the window's 1,000
             client._connection._transport.resume_reading()
             for _ in range(20):
                 await anext(stream)

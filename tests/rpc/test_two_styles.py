@@ -139,7 +139,7 @@ def test_interrupting_the_caller_cancels_the_handler(how):
 
 def test_deadlines():
     def test(client, methods, server):
-        client.call("add", 1)  # it is connected
+        client.call("add", 1)  # the first call connects
         with pytest.raises(rpc.DeadlineExceeded):
             client.call("hold", 1, timeout=0.3)
         wait_for(lambda: methods.ended == [1])
@@ -160,7 +160,7 @@ def test_streams():
                 if number == 5:
                     break
         wait_for(lambda: methods.ended == ["count", "count"])
-        assert len(methods.begun) < 40  # the window, and no more
+        assert len(methods.begun) < 40  # not more than the window
         for _ in client.stream("count", 1000):
             break
         gc.collect()

@@ -92,7 +92,7 @@ async def test_paths_may_be_bytes(loop, tmp_path):
 
 @pytest.mark.parametrize("_round", range(3))
 async def test_without_a_connection_the_error_says_why(loop, _round):
-    """The last attempt usually ends because the time is over, which explains nothing."""
+    """The error names the cause of an earlier attempt: the last one usually ends because the time is over."""
     client = rpc.Client(HOST, free_port(), connect_timeout=0.5)
     with pytest.raises(rpc.ConnectionLost, match=r"cannot connect: .*refused|Connect call failed") as caught:
         await client.call("add", 1)

@@ -142,7 +142,7 @@ def test_one_that_is_never_awaited_is_collected_in_another_thread(loop, pair, qu
 
 
 def test_one_that_is_never_awaited_warns_at_the_end_of_the_interpreter(loop_kind):
-    """Nothing can be imported then."""
+    """The interpreter can no longer import anything then."""
     error = run_script(
         loop_kind,
         """
@@ -384,7 +384,7 @@ class Holder:
 
 
 def test_an_abandoned_wait_is_collected(new_loop, pair):
-    """The cycle goes through the loop, the wait, the task and the coroutine."""
+    """The wait is in a reference cycle with the loop, the task and the coroutine."""
     loop = new_loop()
     holder = Holder()
     reference = weakref.ref(holder)
@@ -399,7 +399,7 @@ def test_an_abandoned_wait_is_collected(new_loop, pair):
     del loop, holder, task, wait
     for _ in range(3):
         gc.collect()
-    # a fixture keeps the loop
+    # a fixture still refers to the loop
     assert reference() is None
 
 
@@ -468,7 +468,7 @@ async def test_strange_sizes(loop, pair, size):
     except Exception as error:
         found = type(error)
     if expected is MemoryError and isinstance(found, bytes):
-        return  # no object of that size is allocated only to be shrunk
+        return  # sock_recv does not allocate the whole size, so there is no MemoryError
     assert found == expected
 
 

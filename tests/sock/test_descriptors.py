@@ -261,7 +261,7 @@ async def test_a_closed_socket(loop, pair):
 
 @pytest.mark.skip_on(uvloop="libuv aborts the process when a descriptor is reused")
 async def test_closing_the_socket_under_an_operation(loop):
-    """No event arrives after that, the operation can be cancelled, and the next file with its number is safe."""
+    """No event arrives after the close, the operation can be cancelled, and the next file with that number is safe."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     number = ours.fileno()

@@ -135,7 +135,7 @@ async def test_it_is_sent_between_writes(loop, file, is_native):
         data += await peer.read_to_end()
         assert data == before + CONTENT + after
         assert transport.get_write_buffer_size() == 0
-        # pauses and resumes alternate, whichever protocol got the calls
+        # pauses and resumes alternate, no matter which protocol got the calls
         flow = [event for event in protocol.events if event in ("pause", "resume")]
         assert flow[::2] == ["pause"] * len(flow[::2])
         assert flow[1::2] == ["resume"] * len(flow[1::2])

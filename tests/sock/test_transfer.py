@@ -188,7 +188,7 @@ async def test_sendall_keeps_a_bytearray_from_being_resized_while_it_waits(loop,
 
 
 async def test_sendall_gives_way_to_others(loop):
-    """A receiver in a thread takes parts all the time. The loop still runs other callbacks."""
+    """A receiver in a thread takes data all the time, so the socket is always writable. Other callbacks still run."""
     ours, theirs = raw_pair()
     with ours, theirs:
         ours.setblocking(False)
@@ -356,8 +356,8 @@ async def test_a_refused_connection(loop):
             await loop.sock_connect(client, address)
 
 
-async def test_connecting_anew_after_a_refusal(loop):
-    """The end of the first attempt does not end the second one."""
+async def test_connecting_again_after_a_refusal(loop):
+    """The failure of the first attempt does not end the second one."""
     with socket.socket() as client:
         client.setblocking(False)
         with listening() as listener:

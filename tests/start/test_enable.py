@@ -59,7 +59,7 @@ def test_the_variable_counts_between_enable_and_disable(environment):
     assert environment.output("-c", LOOP) == OURS
     for off in (None, "", "0"):
         assert environment.output("-c", LOOP, value=off) == PLAIN
-    assert environment.grapeshot("enable")  # once more, which must do no harm
+    assert environment.grapeshot("enable")  # enabling twice does no harm
     assert environment.output("-c", LOOP) == OURS
     assert environment.grapeshot("disable") == f"{environment.file}: removed"
     assert environment.output("-c", LOOP) == PLAIN

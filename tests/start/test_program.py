@@ -1,7 +1,7 @@
 """`python -m grapeshot` runs a program like plain `python`, but on grapeshot's loop.
 
-`python -m grapeshot.coro` starts programs with the same code, so most tests of files run it, too. tests/coro tests what
-it does to a program.
+`python -m grapeshot.coro` starts programs with the same code, so most tests here run it, too. tests/coro tests what
+else it changes in a program.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from support import Peer, iterations
 
 
 class PlainReader(asyncio.StreamReader):
-    """A subclass without changes. Because it is a subclass, Python code feeds it on every loop."""
+    """A subclass that changes nothing. Python code feeds it on every loop, because it is a subclass."""
 
 
 class Stream:

@@ -1,4 +1,4 @@
-"""Readers and writers of TCP connections, with asyncio's streams and with those of grapeshot.streams."""
+"""Readers and writers of TCP connections, with asyncio's streams and with grapeshot.streams."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support import HOST, Peer, iterations, listening, until
 
 
 class Streams:
-    """A server that yields its own reader and writer, and those of the client."""
+    """Run a server; yield its reader and writer of one connection, and the client's reader and writer."""
 
     def __init__(self, api, loop):
         self.api = api

@@ -46,7 +46,7 @@ class Traffic:
     async def run(self, loop):
         self.loop = loop
         self.stream = await open_stream(loop, self.limit, self.reader_type, self.module.StreamReaderProtocol)
-        # It closes the transport when it is dropped, so it is kept until the end.
+        # A StreamWriter closes its transport when it is freed, so it is kept until the end.
         self.writer = self.module.StreamWriter(self.stream.transport, self.stream.protocol, self.stream.reader, loop)
         for _ in range(self.rng.randrange(5, 40)):
             step = self.rng.choices(*zip(*self.steps(), strict=True))[0]

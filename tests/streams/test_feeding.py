@@ -447,7 +447,7 @@ class Waiter:
 
 @pytest.mark.parametrize("is_cancelled", [False, True])
 async def test_any_object_may_wait(loop, is_cancelled):
-    """Its methods are called in asyncio's order, in the context of the connection."""
+    """The methods of the waiting object are called in asyncio's order, in the context of the connection."""
     Waiter.tag.set("of the connection")
     stream = await open_stream(loop)
     Waiter.tag.set("of the test")

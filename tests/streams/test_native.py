@@ -34,7 +34,7 @@ each_whole_line = pytest.mark.parametrize("read", WHOLE_LINE.values(), ids=WHOLE
 
 
 async def waiting(loop, awaitable):
-    """A task that waits for it."""
+    """Return a task that waits for `awaitable`."""
 
     async def main():
         return await awaitable
@@ -490,7 +490,7 @@ async def test_drain_calls_a_drain_helper_of_the_protocol(api, loop):
 
 
 async def test_a_stop_iteration_is_not_a_result(api, loop):
-    """PEP 479: otherwise it would end the drain as if it had returned."""
+    """PEP 479: otherwise the StopIteration would end the drain as if it had returned."""
 
     class Stops:
         def is_closing(self):

@@ -139,7 +139,7 @@ async def test_writes_arrive_in_order(loop, pieces, where):
 async def test_data_may_change_after_write(loop):
     """Buffered data is a copy, so the owner of the bytearray may change it."""
     transport, protocol, peer = await connected(loop, small=True)
-    transport.write(bytes(2_000_000))  # so that what follows has to wait
+    transport.write(bytes(2_000_000))  # so that the next writes have to wait
     data = bytearray(b"x" * 10_000)
     transport.write(data)
     transport.write(memoryview(data)[:5])

@@ -19,7 +19,7 @@ async def finish(transport, protocol, peer):
 
 
 async def quiet(loop, factory=Recorder):
-    """Like `connected`, but the peer has also sent something, so that its messages after the handshake are over."""
+    """Like `connected`, but data of the peer has arrived, and therefore all its messages after the handshake, too."""
     transport, protocol, peer = await connected(loop, factory)
     await peer.write(b"x")
     await until(lambda: protocol.data == b"x", "the data")

@@ -141,7 +141,7 @@ async def test_session_reuse_by_clients(loop, serve, version):
     for _ in range(3):
         with await client_of(server, context, session=session) as peer:
             await peer.write(b"ping")
-            assert await peer.read_exactly(4) == b"ping"  # the tickets of TLS 1.3 have arrived before
+            assert await peer.read_exactly(4) == b"ping"  # the tickets of TLS 1.3 arrive before this
             session = peer.object.session
             reused.append(peer.object.session_reused)
             await peer.unwrap()
@@ -220,7 +220,7 @@ class Views(BufferedRecorder):
 @pytest.mark.parametrize("kind", [Recorder, Views])
 @pytest.mark.parametrize("count", [1, 3, 20])
 async def test_records_that_hold_more_than_their_length(loop, kind, count):
-    """TLS 1.2 records with compression may do so. Few builds of OpenSSL support it."""
+    """A record of TLS 1.2 with compression may hold more data than its length. Few builds of OpenSSL support it."""
 
     class Expanding(ssl.SSLObject):
         rest = b""

@@ -118,7 +118,7 @@ async def test_close_while_encrypting(loop, size):
     with WhileWriting() as writing:
         transport, protocol, peer = await connected(loop, ours=writing.context, small=True)
         with peer:
-            # The test reads what TLS 1.3 sends after the handshake, so that no message wakes the transport.
+            # This data arrives after the last messages of TLS 1.3's handshake, so none of them wakes the transport.
             await peer.write(b"x")
             await until(lambda: protocol.data == b"x", "the data")
             writing.action = transport.close

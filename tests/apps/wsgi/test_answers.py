@@ -73,7 +73,7 @@ def test_an_answer_of_http_1_0_that_is_whole_ends_without_a_reset() -> None:
             yield from (b"one", b"two")
 
         def close(self) -> None:
-            raise ZeroDivisionError  # too late to spoil anything
+            raise ZeroDivisionError  # too late to change the answer
 
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Parts:
         start_response("200 OK", TEXT)
@@ -93,7 +93,7 @@ def test_an_answer_of_http_1_0_that_is_whole_ends_without_a_reset() -> None:
 
 
 class Lying(str):
-    """A string that pretends to be another one whenever Python code asks."""
+    """A string whose methods return different characters than it contains."""
 
     EVIL = "a\r\nX-Evil: 1"
 
@@ -123,7 +123,7 @@ class Lying(str):
 
 
 class Posing(Lying):
-    """A string that a dictionary mistakes for another one, which was checked."""
+    """A string that a dictionary takes for "Content-Type", a name that was checked before."""
 
     def __hash__(self) -> int:
         return hash("Content-Type")

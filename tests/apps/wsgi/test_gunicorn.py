@@ -331,7 +331,7 @@ def test_a_worker_that_hangs_is_replaced(start: Start) -> None:
         wait_until(hangs)
         bad = server.wait_line("hanging in").rpartition(" ")[2]
         server.wait_line("WORKER TIMEOUT", bad)
-        server.wait_line("in hang")  # the log says where
+        server.wait_line("in hang")  # the log says where it hangs
         server.wait_line("Booting worker", count=3)
         server.make("late")
         assert waiting.reply().text == "there"
@@ -456,7 +456,7 @@ def test_hooks_patches_and_a_quick_end(start: Start) -> None:
 
 @pytest.mark.parametrize("config", ["", "from grapeshot import coro\ncoro.patch()\n"], ids=["late", "first"])
 def test_preload(start: Start, config: str) -> None:
-    """The application is imported by the master, with `from time import sleep`."""
+    """The master imports the application, which contains `from time import sleep`."""
     server = start("coros", "--preload", config=config)
     with Wire(server.port) as waiting:
         waiting.send(head("GET", "/until/go"))

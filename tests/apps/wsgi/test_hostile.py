@@ -333,7 +333,7 @@ def test_mutated_streams_do_not_disturb_other_clients(seed: int) -> None:
 
 
 def test_a_tls_client_that_never_pauses_leaves_time_for_others(certificates: Certificates) -> None:
-    """Its data is there before the application reads it, so no read ever waits."""
+    """The client's data is there before the application reads it, so no read ever waits."""
     length = 100_000  # the buffers of the system hold it
     sent = threading.Event()
     turns = [0]

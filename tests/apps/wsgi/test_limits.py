@@ -124,7 +124,7 @@ def test_limit_of_connections() -> None:
 def test_a_connection_without_a_request_ends_silently(data: bytes) -> None:
     with Served(echo, keepalive_timeout=0.05, timeout=0.05) as served:
         assert talk(served.port, data, half_close=False) == b""
-        assert statuses(talk(served.port, GET, half_close=False)) == [200]  # and the end after it
+        assert statuses(talk(served.port, GET, half_close=False)) == [200]  # and then the connection ends
 
 
 @pytest.mark.parametrize("data", [b"G", b"GET / HTTP/1.1\r\nHost: a\r\n"])
@@ -137,7 +137,7 @@ def test_a_head_byte_by_byte_has_one_limit() -> None:
     with Served(echo, timeout=0.2) as served, connect(served.port) as sock:
         sock.sendall(b"GET / HTTP/1.1\r\nX: ")
         try:
-            while True:  # this would go on forever
+            while True:  # without a limit this would never end
                 sock.sendall(b"a")
                 sock.settimeout(0.01)
                 try:
@@ -211,7 +211,7 @@ def test_a_graceful_end_with_tls(certificates: Certificates) -> None:
     with Served(echo, ssl=certificates.for_server()) as served, Wire(served.port, certificates.for_client()) as wire:
         assert wire.get("/").status == 200
         served.begin_stop()
-        assert wire.is_at_end()  # and not an error: TLS was ended
+        assert wire.is_at_end()  # not an error, because the server has ended TLS properly
         served.join()
 
 

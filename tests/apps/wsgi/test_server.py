@@ -160,7 +160,7 @@ def test_answers_without_a_body(status: str, method: str) -> None:
         assert data.count(b"body") == 2
     else:
         assert b"body" not in data
-        assert data.count(status.encode()) == 2  # nothing stands between the two
+        assert data.count(status.encode()) == 2  # the second answer follows directly
         assert b"chunked" not in data
 
 

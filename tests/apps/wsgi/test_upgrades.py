@@ -241,7 +241,7 @@ def test_two_coros_of_the_application_send_and_receive() -> None:
 
 
 def test_an_application_that_returns_while_somebody_still_reads() -> None:
-    """The thread of simple-websocket still reads, for example. It sees that the socket is closed."""
+    """For example, a thread of simple-websocket still reads. It sees that the socket is closed."""
     ended = threading.Event()
 
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

@@ -165,7 +165,7 @@ def test_the_notifier_gets_exceptions_of_the_coro(notified, reported):
     del co, other
     notified.clear()
     gc.collect()
-    assert reported == []  # it was reported once, before
+    assert reported == []  # it was reported only once, earlier
 
 
 def test_the_notifier_does_not_hear_of_interruptions_and_exits(notified):
@@ -266,7 +266,7 @@ def test_without_a_notifier_an_unretrieved_exception_is_reported_once(reported):
 
 
 def acts_until_a_yield(act, most=100):
-    """The number of consecutive acts of a coro until it yields."""
+    """Return the number of consecutive acts of a coro until it yields."""
     other_ran = []
     coro.yield_slice()
     coro.spawn(other_ran.append, 1)

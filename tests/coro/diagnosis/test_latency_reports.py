@@ -1,4 +1,4 @@
-"""Which late runs are reported (those that delay something), the text of a report, and how to switch reports off."""
+"""Which late runs are reported (the runs that delay something), the text of a report, and how to switch reports off."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Records(logging.Handler):
             self.texts.append(text)
 
     def spin_until_reported(self):
-        """Keep busy until there is a record. The second record comes at the end."""
+        """Keep busy until there is a record. The second record comes when the run ends."""
         end = time.monotonic() + CAP_S
         while not self.texts:
             assert time.monotonic() < end
@@ -265,7 +265,7 @@ def test_a_stack_has_no_lines_of_the_import_system(records, tmp_path, monkeypatc
     (tmp_path / "slow_part_of_a_test.py").write_text("from builtins import spin_in_test\nspin_in_test()")
     monkeypatch.setattr("builtins.spin_in_test", records.spin_until_reported, raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    coro.set_latency_warning(0.5, always=True, stack=True)  # not while the import system looks for the modules
+    coro.set_latency_warning(0.5, always=True, stack=True)  # longer than the import system needs to find the modules
     try:
         coro.run(in_the_way, importlib.import_module, "slow_module_of_a_test")
     finally:
@@ -300,7 +300,7 @@ end = time.monotonic() + 0.7
 while time.monotonic() < end:
     pass
 """
-# Keep busy until the first record, or for a long time. The second record comes at the end.
+# Keep busy until the first record, or for a long time. The second record comes when the run ends.
 UNTIL_REPORTED = """
 import logging, time
 

@@ -98,7 +98,7 @@ def test_a_coro_that_does_not_yield_is_seen_while_it_runs(warned):
     assert float(text.split(" has run for ")[1].split(" ")[0]) >= 0.001
     record, *_ = [record for record in warned.records if record.getMessage().replace(HINT, "") == text]
     assert (record.levelno, record.name, record.threadName) == (logging.WARNING, "asyncio", "coro-latency")
-    # The thread that noticed it leaves nothing in the module.
+    # The thread that noticed it leaves no thread object in `threading`.
     assert not [thread.name for thread in threading.enumerate() if "Dummy" in thread.name]
 
 
@@ -136,7 +136,7 @@ def test_a_call_of_c_code_is_named_by_its_line(warned):
         logger.removeHandler(handler)
     [text] = texts(warned, "slow one", "has run")
     assert f"line {work.__code__.co_firstlineno + 1}, in work\n    assert seen.wait(CAP_S)" in text
-    # Without any Python function around it.
+    # The same with no Python function around the call.
     seen.clear()
     logger.addHandler(handler)
     try:
@@ -182,7 +182,7 @@ def test_a_run_within_the_limit_is_not_late_because_the_clock_ticks(warned, limi
 
     coro.run(lambda: coro.spawn(work, name="quick").join())
     times.append(time.monotonic())
-    if max(after - before for before, after in itertools.pairwise(times)) < limit:  # in which the machine had time
+    if max(after - before for before, after in itertools.pairwise(times)) < limit:  # the machine was fast enough
         assert texts(warned, "quick", "") == []
 
 
@@ -480,7 +480,7 @@ def test_no_further_thread_can_be_had():
         + """
 import resource
 coro.set_latency_warning(0)
-coro.run(lambda: coro.spawn(time.sleep, 0).join())  # its stack is there
+coro.run(lambda: coro.spawn(time.sleep, 0).join())  # creates the stack
 with open("/proc/self/statm", encoding="ascii") as file:
     now = int(file.read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (now + (6 << 20), resource.RLIM_INFINITY))

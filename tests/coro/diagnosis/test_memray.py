@@ -220,7 +220,7 @@ def begin():
 
 
 def everywhere(function, *args):
-    # Called by the loop, by a coro, or by another thread while the loop runs.
+    # Run the function in the loop, in a coro, or in another thread while the loop runs.
     if PLACE_OF_TRACKER == "coro":
         return function(*args)
     if PLACE_OF_TRACKER == "thread":
@@ -269,7 +269,7 @@ check(complete=False, at_least=20)
 
 
 def test_waits_inside_a_trace_function(tmp_path):
-    """memray gets no events from inside a trace function. Its only effect: stacks may lack functions."""
+    """memray gets no events from inside a trace function, so its stacks may lack functions. Nothing else is wrong."""
     run(
         WORK
         + """

@@ -1,4 +1,4 @@
-"""Tracing, profiling, monitoring and coverage of interleaved coros. Trace functions belong to the thread, as always."""
+"""Tracing, profiling, monitoring and coverage of interleaved coros. Trace functions belong to the thread."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Tracer:
 
 
 def alone(function, *args):
-    """The events of one call, without other coros."""
+    """Return the events of one call, without other coros."""
     with Tracer(function) as tracer:
         coro.run(function, *args)
     (events,) = tracer.of(function)
@@ -199,7 +199,7 @@ def test_a_trace_function_that_raises():
 
 
 def test_profile_functions():
-    """Each call event has its return event, also for C functions, in the order of the coro."""
+    """Each call event of a coro, also of a C function, is followed by its return event, whatever other coros do."""
     events = collections.defaultdict(list)
     frames = []
 
@@ -297,7 +297,8 @@ def test_monitoring(is_global):
     assert counts == {key: number * COUNT for key, number in once[2].items()}
 
 
-# A tool is switched on while frames are not in any thread state. Each function here has never been instrumented before.
+# A tool is switched on while the frames of waiting coros are not in any thread state. It has never instrumented these
+# functions before.
 WATCH = """
     import sys
     import grapeshot
@@ -318,8 +319,8 @@ WATCH = """
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring came with 3.12")
 @pytest.mark.parametrize("stack", ["shared", "own"])
 def test_monitoring_that_begins_while_coros_wait(stack):
-    """The functions in which they waited raise and return. From 3.15 on all of that is reported, before that no
-    returns.
+    """The functions in which they waited then raise and return. From 3.15 on all of that is reported; before 3.15
+    returns are not.
     """
     output = run_script(
         None,
@@ -355,7 +356,7 @@ def test_monitoring_that_begins_while_coros_wait(stack):
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring came with 3.12")
 @pytest.mark.parametrize("way", ["watch()", "sys.settrace(lambda *_: None)"])
 def test_a_tool_that_a_coro_switches_on_sees_the_frames_below_the_loop(way):
-    """They are on the thread's own stack. The exception leaves the loop through them."""
+    """These frames are on the thread's own stack. The exception passes through them when it leaves the loop."""
     output = run_script(
         None,
         WATCH
@@ -489,7 +490,7 @@ for module in (one, two):
 @pytest.mark.skipif(importlib.util.find_spec("coverage") is None, reason="coverage is not installed")
 @pytest.mark.parametrize("core", ["ctrace", "pytrace", *(["sysmon"] if sys.version_info >= (3, 12) else [])])
 def test_coverage(core, tmp_path):
-    """With sys.monitoring the lines are right. Trace functions record a line for the file that was entered last."""
+    """With sys.monitoring the lines are right. Trace functions may assign a line to the file that was entered last."""
     for name, text in (("one.py", ONE), ("two.py", TWO), ("program.py", PROGRAM)):
         (tmp_path / name).write_text(textwrap.dedent(text))
     done = subprocess.run(

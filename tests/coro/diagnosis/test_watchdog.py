@@ -46,7 +46,7 @@ class Records(logging.Handler):
         end = time.monotonic() + CAP_S
         while not self.about(what):
             if time.monotonic() > end:
-                raise SystemExit(f"{what} is not in {self.texts}")  # out of the loop
+                raise SystemExit(f"{what} is not in {self.texts}")  # SystemExit leaves the loop
 
     @contextlib.contextmanager
     def lock_until_named(self, what):
@@ -77,7 +77,7 @@ def records():
 
 
 def run(main):
-    """Runs a coroutine without any coro."""
+    """Run a coroutine in a loop without coros."""
     return grapeshot.run(main)
 
 
@@ -218,7 +218,7 @@ def test_c_code_that_releases_the_gil(records):
     with records.lock_until_named("task 'blocked'") as lock:
         run(main(lock))
     assert code_lines(records.about("task 'blocked'")[0]) == [("work", "lock.acquire()")]
-    # A function of C that the loop calls itself.
+    # A C function that the loop calls directly.
     loop = grapeshot.new_event_loop()
     with records.lock_until_named("callback 'lock.acquire'") as lock:
         loop.call_soon(lock.acquire)

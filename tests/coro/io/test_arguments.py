@@ -24,7 +24,7 @@ def fill(sock):
 
 
 def spawn_waiting(world, function, *args):
-    """Spawn a function. A coro waits when this returns; a thread may still be on its way, or never need to wait."""
+    """Spawn a function. When this returns, a coro waits; a thread may not wait yet, or may never need to."""
     made = world.spawn(function, *args)
     if world.kind == "coros":
         until_waiting(made)
@@ -56,7 +56,7 @@ class Listing:
 
 
 @pytest.mark.parametrize("once", [lambda *items: iter(items), Listing, lambda *items: (x for x in items)])
-def test_sendmsg_with_iterables_that_have_their_items_once(world, once):
+def test_sendmsg_with_iterables_that_yield_their_items_only_once(world, once):
     def main():
         near, far = world.pair()
         reader, writer = os.pipe()

@@ -32,7 +32,7 @@ def test_two_coros_that_wait_for_the_same():
             ):
                 with pytest.raises(coro.SimultaneousError, match=f"descriptor {far.fileno()}"):
                     call()
-            # The other direction is not in use.
+            # No coro waits for the other direction.
             far.sendall(b"there")
             coro.wait_for_write(far.fileno())
             near.sendall(b"x")
@@ -98,7 +98,7 @@ def test_closing_by_another_thread():
 
 
 def test_a_file_that_keeps_the_socket_open():
-    """As for plain sockets: the descriptor stays open while a file uses it."""
+    """As with plain sockets, the descriptor stays open while a file uses it."""
 
     def main():
         near, far = coro.socketpair()

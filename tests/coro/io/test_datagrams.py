@@ -33,7 +33,7 @@ def test_questions_and_answers(world):
 
 
 def test_a_datagram_is_one_read(world):
-    """The part that does not fit is lost, and the next read gets the next datagram."""
+    """The part of a datagram that does not fit is lost, and the next read gets the next datagram."""
 
     def main():
         near, far = world.pair(socket.SOCK_DGRAM)

@@ -311,7 +311,7 @@ def test_a_file_is_read_and_written(tmp_path, run):
 
 
 def test_the_loop_goes_on_while_a_thread_reads(tmp_path, monkeypatch):
-    """The read is blocked until a coro has run."""
+    """The thread's read is blocked until another coro has run."""
     path = tmp_path / "file"
     path.write_bytes(b"content")
     has_run = threading.Event()
@@ -545,7 +545,7 @@ def test_interrupts_at_random_points_of_a_stream():
 
 
 def shared_ends(kind):
-    """Two ends in blocking mode: one to read from, one to write to."""
+    """Return two ends in blocking mode: one to read from, one to write to."""
     if kind == "pipe":
         return os.pipe()
     near, far = pty.openpty()

@@ -212,7 +212,7 @@ def test_no_more_connections_than_the_limit():
 
 
 def test_the_limit_concerns_all_sockets_of_a_server():
-    """A socket that waits for a connection takes no place from the others."""
+    """A listening socket that only waits for a connection takes up no place in the limit."""
 
     def main(reports):
         with coro.serve(echo, [HOST, "127.0.0.2"], 0, limit=1) as server:
@@ -247,7 +247,7 @@ def test_an_error_ends_only_its_connection():
             assert repr(context["exception"]) == "ValueError('told to')"
             assert context["coro"].done()
             assert ask(server, b"work") == b"work"
-            # A notifier is told instead.
+            # With a notifier, only the notifier gets the exception.
             told = []
             before = coro.set_exception_notifier(lambda co, exc: told.append(str(exc)))
             try:
@@ -284,7 +284,7 @@ def test_an_error_is_reported_once():
 
 
 def test_out_of_descriptors(monkeypatch):
-    """It is reported, and the server accepts again after a while."""
+    """The lack of descriptors is reported, and the server accepts again after a while."""
     from grapeshot.coro import _serve
 
     monkeypatch.setattr(_serve, "_RETRY_DELAY_S", 0.01)
@@ -534,7 +534,7 @@ def test_a_handshake_has_a_time_limit():
 
 
 def test_the_end_of_a_tls_stream_is_told():
-    """Python's own client does not mistake it for a broken connection."""
+    """The server announces the end of the stream, so that Python's own client does not report a broken connection."""
 
     def main(reports):
         def handler(sock, address):

@@ -138,7 +138,7 @@ def test_an_object_that_was_never_opened():
 
 
 def test_asyncio_uses_them():
-    """With a timeout of 0, asyncio treats them as ordinary sockets."""
+    """With a timeout of 0, asyncio treats sockets of coros as ordinary sockets."""
 
     async def main():
         loop = asyncio.get_running_loop()

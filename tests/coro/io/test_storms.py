@@ -101,7 +101,7 @@ class Stream:
         if kind == 1:
             buffers = [bytearray(3), bytearray(size)]
             count = self.far.readv(buffers)
-            # The first buffer gets only what recv_exact() has left over.
+            # The first buffer gets only the data that recv_exact() has left over.
             return b"".join(buffers)[:count]
         if kind == 2 and left:
             return self.far.recv_exact(min(size, left))
@@ -189,7 +189,7 @@ class Place:
         return reader.join()
 
     def close_behind(self, near, far, mark, reader):
-        """The number is closed, and another file takes it at once; the next wait on that number ends this one."""
+        """Close the number and give it to another file at once. The next wait on it ends the reader's wait."""
         number = near.fileno()
         mine, another = socket.socketpair()
         os.close(number)
@@ -239,7 +239,7 @@ def test_descriptors_are_closed_and_reused_under_waiters(chance):
 
 
 class Echo:
-    """An echo server that counts."""
+    """An echo server that counts its connections."""
 
     def __init__(self):
         self.served = 0

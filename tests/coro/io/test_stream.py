@@ -490,7 +490,7 @@ def test_urgent_data_does_not_stop_the_stream(world):
 
 
 def test_errors_are_the_same_as_with_plain_sockets(world):
-    """Each call, on a closed socket and with wrong arguments."""
+    """Each call is made on a closed socket and with wrong arguments."""
 
     def outcome(call):
         try:

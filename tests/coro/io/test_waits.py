@@ -20,7 +20,7 @@ if coro_is_available():
 
 
 def test_an_interrupted_recv_has_taken_nothing():
-    """No data is lost, even if the interruption arrives after the event."""
+    """An interrupted recv loses no data, even if the interruption arrives after the event."""
 
     def main():
         near, far = coro.socketpair()

@@ -34,7 +34,7 @@ def folder(tmp_path):
 
 
 def told(events):
-    """Return the pending events, except those of the directory."""
+    """Return the pending events, except the directory's."""
     return [
         event and tuple(os.path.basename(each) if each else each for each in event)
         for event in vnode_events.events_of(events)
@@ -198,7 +198,7 @@ def test_a_fifo_is_not_opened(folder):
         with coro.watch_file(folder) as all_events, coro.watch_file(folder / "fifo") as events:
             with pytest.raises(OSError) as caught:
                 os.open(folder / "fifo", os.O_WRONLY | os.O_NONBLOCK)
-            assert caught.value.errno == errno.ENXIO  # nobody reads
+            assert caught.value.errno == errno.ENXIO  # the FIFO has no reader
             (folder / "fifo").unlink()
             assert told(all_events) == told(events) == [("deleted", "fifo", None)]
 

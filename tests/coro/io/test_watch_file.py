@@ -24,7 +24,7 @@ if coro_is_available():
 
 @pytest.fixture(params=["inotify", "kqueue"], autouse=True)
 def system(request, monkeypatch):
-    """The system's calls; on Linux, stand-ins for the calls of other systems."""
+    """Watch by the system's calls and, on Linux, also by stand-ins for the calls of other systems."""
     if request.param == "kqueue":
         monkeypatch.setattr(_kqueue, "_select", vnode_events)
         monkeypatch.setattr(_watch_file, "select", vnode_events)
@@ -127,7 +127,7 @@ def test_a_file_that_others_keep_open_after_its_end(tmp_path):
 
 
 def test_links(tmp_path):
-    """The target of a symbolic link is watched, and so is the link; also changes under another name."""
+    """The target of a symbolic link is watched, and so is the link. Changes that are made under another name count."""
     first, second, link = tmp_path / "first", tmp_path / "second", tmp_path / "link"
     first.touch()
     second.touch()
@@ -252,7 +252,7 @@ def test_overflow(tmp_path):
 
 
 def test_a_timeout_while_other_files_change(tmp_path, monkeypatch):
-    """Each time it wakes there are events, but none about the file."""
+    """Events keep waking the coro, but not one is about the file."""
     end = time.monotonic() + 10
 
     def main():

@@ -69,8 +69,8 @@ class kqueue:
     def __init__(self) -> None:
         self._fd = _checked(_libc.inotify_init1(os.O_CLOEXEC))
         self._vnodes: dict[int, _Vnode] = {}
-        # Keyed by inotify's watches, of which each inode has one: the descriptors of the file, or of the directories
-        # below.
+        # The keys are inotify's watches, one per inode. `_watches` holds the descriptors of that file, `_parents` the
+        # descriptors of its subdirectories.
         self._watches: defaultdict[int, set[int]] = defaultdict(set)
         self._parents: defaultdict[int, set[int]] = defaultdict(set)
 

@@ -33,7 +33,7 @@ class LeftOut(NamedTuple):
     """The reason why a test does not pass patched."""
 
     reason: str
-    # False: the test would not end.
+    # False for a test that would not end.
     is_run: bool = True
 
 

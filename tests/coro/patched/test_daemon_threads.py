@@ -79,7 +79,7 @@ def run_together(*scripts):
 
 
 def test_a_daemon_that_swallows_its_end_does_not_keep_the_program():
-    """It is interrupted only a few times, because it may log each exception. No warning mentions it."""
+    """The daemon is interrupted only a few times, because it may log each exception. No warning mentions it."""
     check = "import atexit; atexit.register(lambda: print(len(caught) < 10, sorted(set(caught))))"
     outputs = run_together(*(check + HEAD + code for code in WAYS.values()))
     assert dict(zip(WAYS, outputs, strict=True)) == dict.fromkeys(WAYS, "True ['Shutdown']\n")
@@ -115,7 +115,7 @@ coro.run(main)
 
 
 def test_the_others_are_awaited_first():
-    """Daemons serve them up to their end, as threads do. asyncio does not count daemons among its tasks."""
+    """Daemons serve the other threads until these end, as in plain Python. asyncio does not count daemons as tasks."""
     run = """
 import queue
 jobs, answers = queue.Queue(), queue.Queue()

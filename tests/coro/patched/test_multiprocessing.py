@@ -103,7 +103,7 @@ if __name__ == "__main__":
         release.set()
         print(waiting())
         process.join()
-    # A thread that holds it blocks the other threads of its process, and the other processes.
+    # A thread that holds an RLock blocks the other threads of its process, and the other processes.
     lock, results = context.RLock(), context.SimpleQueue()
     with lock, lock:
         print(beside(lock.acquire, False)(), beside(lock.acquire, True, 0.01)(), end=" ")

@@ -283,7 +283,7 @@ SCRIPTS = {
                 for waiter in waiters: waiter.start()
                 far.send(b"x")
                 for waiter in waiters: waiter.join()
-                # Level-triggered: the data was not read yet.
+                # The events are level-triggered, and the data was not read yet.
                 print(both, wait(near, 0), wait(near, None), near.recv(5), wait(near, 0))
                 far.close()
                 print(wait(near, None), near.recv(5))

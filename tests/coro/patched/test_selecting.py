@@ -75,7 +75,7 @@ SCRIPTS = {
         right.close()
         started = time.process_time()
         print(select.select([], [], [left], 1.0))
-        # It really waits, instead of polling all the time.
+        # `select` really waits, instead of polling all the time.
         print(time.process_time() - started < 0.5)
         reads, writes = os.pipe()
         poll = select.poll()

@@ -12,8 +12,8 @@ from tests.coro.patched.same_output import check_same_output
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 
-# The next byte is written once the byte before has arrived in one of the two processes. So a read that blocks the loop,
-# because the other process was faster, blocks it forever.
+# Each byte is written only after one of the two processes has received the previous byte. So if the other process was
+# faster, a read that blocks the loop blocks it forever.
 TWO_READERS = """
 import os, pty, socket, subprocess, sys, threading, tty
 
@@ -324,7 +324,7 @@ from grapeshot import coro
 coro.patch()
 from grapeshot.coro._patching import _socket_numbers
 
-NUMBER = 900  # not the socket's, as if the socket had been closed
+NUMBER = 900  # not the number of `sock`, as if that were closed
 
 def use():
     try:

@@ -61,7 +61,7 @@ def describe(data):
 """
 SCRIPTS = {
     "readers of Popen.stdout": """
-        # Threads may split lines, because a read begins without the lock; so only coros run in larger numbers.
+        # Threads may split lines, because a read begins without the lock. So three coros read, but only one thread.
         for text in (False, True):
             with subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE, text=text) as process:
                 print(text, read_all(process.stdout, 3 if "grapeshot.coro" in sys.modules else 1))
@@ -76,7 +76,7 @@ SCRIPTS = {
                     if not any(size):
                         break
                     sizes.extend(size)
-            # Threads lose some: a read of a BufferedReader begins without the lock.
+            # Threads lose some data, because a read of a BufferedReader begins without the lock.
             print(in_threads(read, range(3)), sum(sizes) == 242500 or "grapeshot.coro" not in sys.modules)
     """,
     "writers of Popen.stdin": """
@@ -345,7 +345,7 @@ BODIES = {
         assert file.readline() == b"e two\\n"
         assert next(file) == b"three\\n"
         interrupted(file.readline)
-        # One waits for the other to finish, and both are interrupted.
+        # Each thread waits until the one before it has finished, and all are interrupted.
         def read():
             interrupted(file.readline)
         threads = [threading.Thread(target=read) for _ in range(3)]

@@ -296,7 +296,7 @@ def main():
     second = sqlite3.connect("data.db", timeout=60)
     waiting = coro.spawn(second.execute, "insert into t values (2)")
     coro.sleep_relative(0.02)
-    # It waits, and the loop runs. The exception that ends the wait leaves the connection unchanged.
+    # The statement waits, and the loop runs. The exception that ends the wait leaves the connection unchanged.
     assert not waiting.done()
     waiting.shutdown()
     coro.sleep_relative(0.02)

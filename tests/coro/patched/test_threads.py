@@ -372,7 +372,7 @@ def test_uncaught_exceptions():
 
 
 def test_threads_that_are_left_at_the_end():
-    """The loop ends them with Shutdown, without a report, and a thread that joins them does not wait forever."""
+    """The loop ends the remaining threads with Shutdown, without a report, and joining them does not wait forever."""
     assert run(
         """
         def work():

@@ -85,8 +85,8 @@ def sends(world: World) -> None:
             check(channel.receive() == number, "channel: not in order")
         producer.join()
     finally:
-        # On a stack of its own, even the call of `shutdown` may collect garbage whose finalizer waits, so that other
-        # coros run.
+        # In a coro on its own stack, even the call of `shutdown` may collect garbage whose finalizer waits. Then other
+        # coros run, and the producer may end.
         with contextlib.suppress(coro.DeadCoroutine):
             producer.shutdown()
 

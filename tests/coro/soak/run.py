@@ -239,7 +239,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
-    warnings.simplefilter("ignore")  # killed coros leave coroutines that are never awaited
+    warnings.simplefilter("ignore")  # killed coros leave unawaited coroutines
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # in development mode it warns of slow callbacks
     faulthandler.enable()
     sys.setswitchinterval(0.0005)

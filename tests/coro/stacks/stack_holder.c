@@ -1,5 +1,5 @@
-/* C functions that keep something on the C stack, or in the processor, while a Python function that they call yields.
-   Compiled by test_stacks.py and called through ctypes.PyDLL, so with the GIL held and errors checked. */
+/* C functions that keep data on the C stack, or state in the processor, while a Python function that they call yields.
+   Compiled by test_stacks.py and called through ctypes.PyDLL, which holds the GIL and checks for exceptions. */
 
 #include <fenv.h>
 #include <stddef.h>
@@ -16,7 +16,7 @@ static unsigned char byte_at(uint32_t seed, size_t index)
     return (unsigned char)(x >> 13 ^ x);
 }
 
-/* Calls back; -1 with an exception set if that raises. */
+/* Call the callback. Return -1 with an exception set if it raises. */
 static long call(PyObject *callback)
 {
     PyObject *result = PyObject_CallNoArgs(callback);
@@ -27,7 +27,8 @@ static long call(PyObject *callback)
     return 0;
 }
 
-/* `len` known bytes on the stack across `times` calls. How many were wrong, or lay elsewhere, afterwards; -1 on an error. */
+/* Keep `len` known bytes on the stack during `times` calls. Return how many were wrong or had moved afterwards, or -1
+   on an error. */
 long hold(PyObject *callback, size_t len, uint32_t seed, long times)
 {
     volatile unsigned char local[len];
@@ -48,7 +49,7 @@ long hold(PyObject *callback, size_t len, uint32_t seed, long times)
     return wrong;
 }
 
-/* The same once in each of `depth` nested C frames: the innermost calls back. */
+/* The same in each of `depth` nested C frames, the innermost of which calls back once. */
 long hold_nested(PyObject *callback, size_t len, uint32_t seed, long depth)
 {
     volatile unsigned char local[len];
@@ -68,7 +69,7 @@ long hold_nested(PyObject *callback, size_t len, uint32_t seed, long depth)
 
 static const int modes[4] = {FE_TONEAREST, FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
 
-/* 0 to 3: how this stack rounds. -1 if it is in none of the four modes. */
+/* Return the current rounding mode as an index of `modes`, or -1 if it is not one of them. */
 long rounding(void)
 {
     for (int mode = 0; mode < 4; mode++) {
@@ -99,8 +100,9 @@ static void set_control(uint32_t mxcsr, uint16_t x87)
 }
 #endif
 
-/* Rounds by `mode` (and, on x86-64, flushes denormals and computes in an x87 precision, by its lowest bits) while it calls
-   back `times` times. How often that was different afterwards; -1 on an error. The caller's state comes back. */
+/* Set the rounding mode (and, on x86-64, flush denormals and set the x87 precision, by the lowest bits of `mode`), and
+   call back `times` times. Return how often the settings were different after a call, or -1 on an error. The caller's
+   state is restored. */
 long hold_rounding(PyObject *callback, int mode, long times)
 {
     const int before = fegetround();
@@ -139,8 +141,8 @@ long hold_rounding(PyObject *callback, int mode, long times)
 }
 
 #if defined(__x86_64__)
-/* Known values in all callee-saved registers across `PyObject_CallNoArgs(callback)`. rdi = callback, rsi = seed,
-   rdx = where the result goes. Returns how many registers were wrong. */
+/* Hold known values in all callee-saved registers during `PyObject_CallNoArgs(callback)`. rdi = callback, rsi = seed,
+   rdx = where to store the result. Return how many registers were wrong. */
 long held_call(PyObject *callback, uint64_t seed, PyObject **result);
 __asm__(
     ".text\n"
@@ -202,7 +204,7 @@ __asm__(
     "    ret\n"
     ".size held_call, . - held_call\n");
 
-/* How many callee-saved registers were wrong after `times` calls; -1 on an error, -2 where this is not written. */
+/* Return how many callee-saved registers were wrong after `times` calls, -1 on an error, or -2 on other processors. */
 long hold_registers(PyObject *callback, uint64_t seed, long times)
 {
     long wrong = 0;

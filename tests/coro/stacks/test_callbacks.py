@@ -297,7 +297,8 @@ def test_modules_whose_bodies_yield(tmp_path, monkeypatch):
         return importlib.import_module(f"slow_module_{number}").after
 
     def main():
-        # Each module imports the previous one. Import locks belong to threads, so coros do not wait for each other's.
+        # Each module imports the previous one. Import locks belong to threads, so coros do not wait for each other's
+        # imports.
         assert [coro.spawn(work, number).join() for number in (1, 3)] == [True, True]
         return True
 

@@ -16,7 +16,7 @@ DEPTHS, CALLS = 40, 500
 
 @pytest.mark.parametrize("stack", ["shared", "own"])
 def test_calls_at_the_end_of_a_chunk_map_no_memory(stack):
-    """CPython maps a chunk for the first frame that does not fit into the last one, and unmaps it when that returns."""
+    """CPython maps a new chunk for a frame that does not fit into the last one, and unmaps it after the frame."""
 
     def leaf():
         pass

@@ -1,5 +1,5 @@
-"""Each coro keeps the exception that it is handling across yields. Tracebacks and frames are right, including those of
-suspended coros.
+"""Each coro keeps the exception that it is handling across yields. Tracebacks and frames are right, also for suspended
+coros.
 """
 
 from __future__ import annotations
@@ -427,7 +427,7 @@ def test_locals_of_a_suspended_frame_are_written():
 
 
 def test_faulthandler_shows_the_running_coro():
-    """In a direct call, and in the watchdog's thread (which does not take the GIL) while a coro is stuck."""
+    """faulthandler is called directly, and in its watchdog thread (without the GIL) while a coro is stuck."""
     out = run_script(
         None,
         """

@@ -131,7 +131,7 @@ def test_collections_while_coros_are_suspended_in_c_functions():
 
 @pytest.mark.parametrize("how", ["in_parallel", "group"])
 def test_a_collection_lets_coros_end_while_they_are_shut_down(how, monkeypatch):
-    """On a stack of its own, a finalizer of the collector may let other coros run anywhere."""
+    """In a coro on its own stack, a finalizer that the collector calls may let other coros run at any point."""
     goes_on = coro.event()
     shutdown = coro.Shutdown
 

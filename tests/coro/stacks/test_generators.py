@@ -193,8 +193,8 @@ def test_the_frames_of_a_running_generator():
 
 
 def test_a_generator_is_collected_while_it_was_suspended():
-    """Its `finally` block yields where the last reference is dropped. That is allowed when reference counting frees the
-    generator, but not in the collector.
+    """The generator's `finally` block yields when the generator is freed. That is allowed if reference counting frees
+    it, but not if the collector does.
     """
 
     def generate(log, number):

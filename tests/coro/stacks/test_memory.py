@@ -91,7 +91,7 @@ def test_a_new_coro_without_memory_ends_with_the_error():
             _core._coro_fail_evictions(0)
             later.append(coro.spawn(work, 8))
 
-        # In the next iteration, only the first entry gets memory.
+        # In the next iteration, only the first coro in the queue gets memory.
         asyncio.get_running_loop().call_soon(feed)
         starve()
         failures = []
@@ -260,14 +260,15 @@ AT_THE_LIMIT = """
         fifo, threads = coro.fifo(), []
         assert spawn_up_to(10, threads, fifo) is None
         coro.yield_slice()
-        # The marks take so few mappings that only the reserve is left; the other kind leaves room for some stacks.
+        # Guards that are marks take few mappings, so only the reserve is left. For the other kind, leave room for some
+        # stacks.
         room = 0 if GUARDS == "marks" else 4000
         filler = Filler(LIMIT - mappings() - LIMIT // 32 - room)
         text = spawn_up_to(10_000, threads, fifo)
         assert "vm.max_map_count" in text, text
         refused = len(threads)
         assert coro.stack_info()["live"] == refused + 1
-        # The reserve is left foreverything else: other coros, and other mappings.
+        # The reserve is left for everything else: other coros, and other mappings.
         others = [coro.spawn(work, fifo) for _ in range(100)]
         more = [mmap.mmap(-1, 2**20) for _ in range(100)]
         coro.yield_slice()

@@ -122,7 +122,7 @@ def test_calls_end_in_any_order(folder):
 
 
 def test_a_loop_inside_a_call(folder):
-    """Each switch restores the list of calls of the thread itself."""
+    """Each switch from a coro to the thread's own stack restores the list of calls that were made on that stack."""
     run(
         folder,
         """

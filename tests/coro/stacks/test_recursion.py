@@ -149,7 +149,7 @@ def test_the_alternate_stack_goes_with_its_thread():
         print(mappings() - before)
     """)
     assert done.returncode == 0, done.stderr
-    # The C library maps some for itself, more or less at random.
+    # The C library makes a varying number of mappings for itself.
     assert int(done.stdout) < 60
 
 
@@ -327,7 +327,7 @@ def test_deep_recursion_leaves_coro_and_loop_alive():
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
     assert len(lines) >= 24
-    # 3.13 grants the thread's own stack more C levels than a coro's stack holds for certain.
+    # 3.13 allows more nested C calls on the thread's own stack than a coro's stack is sure to hold.
     assert [line for line in lines if line[1] != line[2] and line[1] != "done"] == []
     assert {line[0]: line[2] for line in lines}["through_python"] == "RecursionError"
     assert {line[0]: line[2] for line in lines}["json_of_lists"] == "RecursionError"

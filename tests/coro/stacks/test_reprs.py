@@ -22,7 +22,7 @@ if coro_is_available():
 
 
 class Item:
-    """An object whose `repr` calls a function, which may wait, at most once."""
+    """An object whose first `repr` calls a function, which may wait."""
 
     def __init__(self, wait=None):
         self.wait = wait
@@ -65,7 +65,7 @@ def test_a_second_coro_sees_all(kind):
 
 
 def test_real_threads_see_the_same():
-    """The control: the same in threads."""
+    """The control: the test above in threads."""
     inside, gate = threading.Event(), threading.Event()
     shared = [Item(lambda: inside.set() or gate.wait(20))]
     texts = []
@@ -93,7 +93,7 @@ def test_a_container_of_itself_still_ends_in_each_coro():
 
 
 def test_the_thread_and_its_coros():
-    """The `__repr__` of an item runs a loop on the thread's own stack."""
+    """The `__repr__` of an item runs a loop on the thread's own stack, and coros in it print the same container."""
     seen = []
 
     def wait():

@@ -43,7 +43,7 @@ def waiting(count: int) -> list[Any]:
 
 
 def end(threads: list[Any]) -> None:
-    """End them in a different order from that of their start."""
+    """End the coros in the reverse order of their start."""
     for thread in reversed(threads):
         coro.schedule(thread, 21)
     assert [thread.join() for thread in threads] == [42] * len(threads)
@@ -52,7 +52,7 @@ def end(threads: list[Any]) -> None:
 def test_the_first_coros_have_a_slot_each_and_the_others_share_one(eviction):
     def main() -> None:
         before = coro.stack_info()["evictions"]
-        few = waiting(SINGLES - 1)  # the running coro is the first one
+        few = waiting(SINGLES - 1)  # the running coro has the other slot
         assert not shares(coro.current())
         assert not any(map(shares, few))
         if eviction == "lazy":

@@ -1,4 +1,4 @@
-"""Which parts of the interpreter's state belong to a coro. Where its layout is unknown, coros are refused."""
+"""Which parts of the interpreter's state belong to a coro. Coros are refused on interpreters with an unknown layout."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_nested_deallocation_across_yields():
 
 @needs_coros
 def test_context_variables_are_looked_up_again_after_a_switch():
-    """The interpreter caches a variable's value by a version of the context."""
+    """The interpreter caches a variable's value together with a version number of the context."""
     variable = contextvars.ContextVar("variable")
 
     def look(number):
@@ -292,7 +292,7 @@ def leave_generator(log):
 def leave_weak_reference(log):
     cycle = [set()]
     cycle.append(cycle)
-    # The reference is not part of the garbage, so that its callback is called.
+    # The weak reference is not part of the garbage, so that its callback is called.
     return weakref.ref(cycle[0], lambda _: try_to_wait(log))
 
 
@@ -394,7 +394,7 @@ def test_a_finalizer_that_reference_counting_calls_may_wait():
 
 @needs_coros
 def test_the_users_callbacks_of_the_collector():
-    """They run on the collector's stack, too. A callback that tries to wait gets an error, like a finalizer."""
+    """Functions in `gc.callbacks` run on the collector's stack, too. If one tries to wait, it gets an error."""
     log = []
 
     def callback(phase, _info):

@@ -219,7 +219,7 @@ def test_a_value_on_its_way_stays_for_the_next_that_comes(way):
         with pytest.raises(INTERRUPTIONS):
             receiver.join()
             receiver.result()
-        # Its sender has continued, and a receiver gets the value without waiting.
+        # The sender has continued, and the next receiver gets the value without waiting.
         assert channel.balance == 1
         later = spawn_blocked(channel.send, "later")
         assert channel.balance == 2
@@ -245,10 +245,8 @@ def test_a_sender_that_was_interrupted_too_late_has_sent(way):
 
 
 @in_coro
-def test_a_receiver_that_passes_by_takes_the_oldest_value():
-    """One receiver is woken for a value, and another one receives before it runs. Both get their values in the order of
-    sending.
-    """
+def test_values_are_received_in_the_order_of_sending_though_a_woken_receiver_runs_late():
+    """One receiver is woken for a value, and another one receives before the first one runs."""
     channel = coro.channel()
     order = []
 

@@ -189,7 +189,7 @@ def test_a_primitive_made_by_a_task_belongs_to_its_thread():
 
 def test_coros_made_before_any_loop_belong_to_the_first_thread_with_a_loop():
     one = coro.fifo()
-    one.push("early")  # called by the thread that made it
+    one.push("early")  # the thread that made it may do so
     refused = raised_in_thread(lambda: one.push(0))
     assert "belongs to the thread of the loop" in str(refused)
 

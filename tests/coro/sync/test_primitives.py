@@ -251,7 +251,7 @@ def test_a_holder_that_would_wait_for_itself():
         assert not lock.has_lock()
         holder = coro.spawn(lock.acquire)
         holder.join()
-        # It ended with the lock, which is never released, as with a thread.
+        # The holder ended without releasing the lock, which therefore stays locked, as with a thread.
         assert lock.has_lock(holder)
         with pytest.raises(coro.TimeoutError):
             coro.with_timeout(0.001, lock.acquire)
@@ -262,11 +262,11 @@ def test_a_holder_that_would_wait_for_itself():
 def test_the_names_of_a_mutex():
     def main():
         mutex = coro.mutex()
-        assert mutex.lock() is False  # it did not wait
+        assert mutex.lock() is False  # False: it did not wait
         assert mutex.lock() is False
         waiter = spawn_blocked(lambda: (mutex.lock(), mutex.unlock()))
-        assert mutex.unlock() is False  # it is still held
-        assert mutex.unlock() is True  # another coro holds it now
+        assert mutex.unlock() is False  # False: it is still held
+        assert mutex.unlock() is True  # True: another coro holds it now
         assert waiter.join() == (True, False)
         with pytest.raises(coro.LockError):
             mutex.unlock()
@@ -280,7 +280,7 @@ def test_an_rw_lock_is_recursive():
         lock.read_lock()
         writer = spawn_blocked(lambda: (lock.write_lock(), lock.write_unlock()))
         reader = spawn_blocked(lambda: (lock.read_lock(), lock.read_unlock()))
-        # The writer waits, and so does the reader after it. A coro that reads already may read again.
+        # The writer waits, and so does the reader after it. A coro that already reads may read again.
         lock.read_lock()
         assert not coro.spawn(lock.try_acquire_read).join()
         with pytest.raises(coro.LockError, match="itself"):
@@ -299,7 +299,7 @@ def test_an_rw_lock_is_recursive():
         lock.write_unlock()
         waiters = [spawn_blocked(lambda: (lock.read_lock(), yield_slices(2), lock.read_unlock())) for _ in range(2)]
         assert not any(waiter.done() for waiter in waiters)
-        # The coro that wrote and reads continues to read, with the others.
+        # The coro has ended its write and continues to read, together with the others.
         lock.write_unlock()
         for waiter in waiters:
             waiter.join(10)
@@ -322,7 +322,7 @@ def test_readers_behind_a_writer_that_is_interrupted_go_on():
         writer.interrupt()
         for reader in readers:
             reader.join(10)
-        # The waiter is granted the lock and interrupted: the next waiter gets the lock.
+        # If a waiter is interrupted after it was granted the lock, the next waiter gets the lock.
         lock.release_read()
         other = coro.rw_lock()
         other.acquire_write()
@@ -460,7 +460,7 @@ def test_interruptions_leak_no_permit(kind, seed):
                     release()
 
         threads = [coro.spawn(work) for _ in range(6)]
-        yield_slices(1)  # a coro that is interrupted before it begins would end
+        yield_slices(1)  # all begin, because a coro that is interrupted before that would end
         while not all(thread.done() for thread in threads):
             victim = rng.choice(threads)
             if not victim.done() and rng.random() < 0.5:

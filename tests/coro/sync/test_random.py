@@ -87,7 +87,7 @@ class Bench:
         self.is_over = False
         # The number of interruptions of workers that had been granted something but had not run yet.
         self.hits_in_flight = 0
-        # The number of waits that reached their own limit, and of timeout blocks that did.
+        # The number of waits and of timeout blocks that reached their time limit.
         self.timeouts = 0
         self.set_up()
         self.workers = [Worker(self, number) for number in range(WORKERS)]
@@ -151,7 +151,7 @@ class Bench:
         """Let the workers run until each of them waits."""
         for iteration in range(1000):
             coro.yield_slice()
-            # Grants of workers in this iteration have not reached their receivers yet.
+            # Workers that were granted something in this iteration have not run since.
             if iteration < 10 and self.granted() and self.rng.random() < 0.4:
                 self.interrupt()
             for worker in self.workers:
@@ -367,7 +367,7 @@ class Fifo(Bench):
 
 
 class BoundedFifo(Bench):
-    """A fifo on which push waits, too. If a push raises, nothing was pushed; if it returns, the value was."""
+    """A fifo whose push waits, too. If a push raises, nothing was pushed; if it returns, the value was pushed."""
 
     def set_up(self):
         self.fifo = coro.fifo(2)

@@ -124,7 +124,7 @@ def test_a_value_that_arrives_in_time_is_returned():
         semaphore.release()
         assert acquirer.join() is True
         event = coro.event()
-        waiter = spawn_blocked(event.wait, 60)  # a timeout as its argument, like threading.Event
+        waiter = spawn_blocked(event.wait, 60)  # the timeout is the first argument, as in threading.Event
         event.set()
         assert waiter.join() is True
         assert event.wait(block=False)
@@ -152,7 +152,7 @@ def test_a_grant_in_time_is_kept_though_the_coro_runs_late():
 
 
 def test_timers_leave_nothing_behind():
-    """The timer of a finished wait must not end a later one."""
+    """The timer of a finished wait must not end a later wait."""
 
     def main():
         fifo = coro.fifo()

@@ -21,7 +21,7 @@ def make(kind):
 
 
 class Cycle:
-    """Garbage for the collector, whose finalizer calls a function."""
+    """A reference cycle whose finalizer calls a function when the collector frees it."""
 
     def __init__(self, function):
         self.myself = self

@@ -26,7 +26,7 @@ def make(kind):
 
 
 def real(name):
-    """Return the original that `name` replaces: the control."""
+    """Return a lock of the original type that `name` replaces, as the control."""
     return {"thread_lock": _thread.allocate_lock, "thread_rlock": _thread.RLock}[name]()
 
 
@@ -307,7 +307,7 @@ def test_interrupted_waiter_leaves_nothing(is_granted):
         first = spawn_blocked(lock.acquire)
         second = spawn_blocked(lock.acquire)
         if is_granted:
-            lock.release()  # hands it to the first waiter, which has not run yet
+            lock.release()  # the first waiter gets the lock, and has not run yet
         first.shutdown()
         first.join()
         assert waiting_count(lock) == (0 if is_granted else 1)

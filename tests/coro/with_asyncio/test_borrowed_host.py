@@ -246,7 +246,7 @@ except KeyboardInterrupt:
 
 
 def test_ctrl_c_where_only_the_run_handles_it():
-    """As in the main thread: asyncio.run() in the coro installs the handler, and raises KeyboardInterrupt there."""
+    """asyncio.run() in the coro installs the handler and raises KeyboardInterrupt, as it does in the main thread."""
 
     async def main():
         os.kill(os.getpid(), signal.SIGINT)

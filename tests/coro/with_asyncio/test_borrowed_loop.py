@@ -23,7 +23,7 @@ variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", defau
 
 @pytest.fixture(params=[in_thread, in_coro])
 def run(request):
-    """The control is an ordinary thread."""
+    """Run a function in a coro that hides the loop or, as the control, in an ordinary thread."""
     return request.param
 
 

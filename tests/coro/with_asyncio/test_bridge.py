@@ -577,7 +577,7 @@ def test_a_future_that_will_not_be_cancelled():
         await sleep_zero(2)
         waiter.interrupt()
         assert await waiter == "finished"
-        # and a coro that was shut down while it waits for that
+        # The same for a coro that is shut down while it waits.
         task = asyncio.create_task(stubborn())
         waiter = coro.spawn(coro.await_, task)
         await sleep_zero(2)

@@ -83,7 +83,7 @@ def test_greenlets_in_a_task_beside_coros():
 
 
 def test_greenlets_within_one_coro():
-    """They start, switch and end in the same coro, which yields between switches, outside of them."""
+    """Greenlets start, switch and end in the same coro, which yields between the switches, outside of the greenlets."""
     need("greenlet")
     import greenlet
 
@@ -141,7 +141,7 @@ def test_a_coro_cannot_wait_in_a_greenlet(stack):
 
 
 def test_coros_wait_deep_in_python_without_being_taken_for_greenlets():
-    """A coro also owns the frames beyond its first chunk of frame memory."""
+    """A coro whose frames do not fit into its first chunk of frame memory is still recognized as a coro."""
 
     def deep(level):
         if level:
@@ -263,7 +263,7 @@ def test_greenback_in_tasks_beside_coros():
 
 
 def test_greenback_in_a_coro_wants_await_instead():
-    """A coro is not an asyncio.Task, so greenback refuses a portal. with_portal_run needs none and works."""
+    """A coro is not an asyncio.Task, so greenback refuses it a portal. with_portal_run needs no portal, and works."""
     need("greenback")
     import greenback
 

@@ -25,7 +25,7 @@ def in_coro(fn, *args):
 
 @pytest.fixture(params=[in_thread, in_coro])
 def run(request):
-    """The control is an ordinary thread."""
+    """Run a function in a coro that hides the loop or, as the control, in an ordinary thread."""
     return request.param
 
 
@@ -194,7 +194,7 @@ def test_own_functions_find_the_loop():
         called = []
         future.add_done_callback(called.append)
         future.set(5)
-        assert not called  # the loop calls it later
+        assert not called  # the loop calls the callback later
         coro.yield_slice()
         coro.yield_slice()
         assert called == [future]
@@ -285,7 +285,7 @@ def test_call_blocking_hides_the_loop_for_the_call():
 
 
 def test_call_blocking_gives_the_current_task_back():
-    """An eager task runs its first step on the stack of the coro, as the current task."""
+    """An eager task runs its first step on the coro's stack, and is the current task before and after the call."""
     if sys.version_info < (3, 12):
         pytest.skip("eager tasks")
 

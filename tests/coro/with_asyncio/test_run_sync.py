@@ -108,7 +108,7 @@ def test_a_cancellation_passes_in_both_directions():
         with pytest.raises(asyncio.CancelledError):
             await task
         assert "never" not in log
-        # the other direction: a coro that ends itself by shutdown() cancels the task that waits for it
+        # In the other direction, a coro that ends itself by shutdown() cancels the task that waits for it.
         task = asyncio.create_task(coro.run_sync(lambda: coro.current().shutdown()))
         with pytest.raises(asyncio.CancelledError):
             await task

@@ -117,4 +117,4 @@ async def test_a_raw_file_that_was_taken_out_of_its_buffer_lives_on(loop, report
         ends.close_other()
         await until(lambda: protocol.is_lost)
         ends.file = raw
-    assert reported.messages == ["Exception in callback pipe.close()"]  # the buffer no longer has a file to close
+    assert reported.messages == ["Exception in callback pipe.close()"]  # `pipe` has no raw file left

@@ -1,4 +1,4 @@
-"""`accept` fails for one connection, as Linux and firewalls make it: the server goes on with the next one."""
+"""`accept` fails for one connection, as it does on Linux and behind firewalls: the server accepts the next one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.skipif(COMPILER is None, reason="NOT TESTED: a C compiler is missing"),
 ]
 
-# Comes before the C library's function: takes the first connection off the queue and reports an error in its place.
+# Replaces the C library's function: takes the first connection off the queue and returns an error instead of it.
 SHIM = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -58,7 +58,7 @@ class Hello(asyncio.Protocol):
 
 async def main():
     loop = asyncio.get_running_loop()
-    loop.set_exception_handler(lambda loop, context: None)  # asyncio reports the first one
+    loop.set_exception_handler(lambda loop, context: None)  # asyncio reports the first error
     server = await loop.create_server(Hello, HOST, 0)
     port = server.sockets[0].getsockname()[1]
     print(*[await loop.run_in_executor(None, talk, port) for _ in range(2)], server.is_serving())

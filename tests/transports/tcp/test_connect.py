@@ -108,7 +108,7 @@ async def test_sock(loop):
 
 @pytest.mark.xfail_on(uvloop="it makes the socket nonblocking", when=False)
 async def test_a_blocking_sock_in_debug_mode(loop):
-    """asyncio checks for blocking sockets in sock_* only. A transport works with either."""
+    """asyncio refuses blocking sockets only in sock_*. A transport accepts blocking and nonblocking sockets."""
     client, other = raw_pair()
     with other:
         client.setblocking(False)

@@ -112,7 +112,7 @@ async def test_a_server_that_cannot_resume_accepting_does_not_keep_others_from_i
         second.send(b"x")
         await iterations(20)
         assert answer(second) is None
-        with open(__file__) as file:  # which epoll refuses
+        with open(__file__) as file:  # epoll refuses regular files
             os.dup2(file.fileno(), broken.sockets[0].fileno())
         first.close()
         await until(lambda: answer(second) == b"x", "the echo")

@@ -1,4 +1,4 @@
-"""When writes are sent: small writes of one step go together, at the end of the step or before they could be missed."""
+"""When writes are sent: small writes of one step are sent together, at its end or before a call could miss them."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ async def test_large_writes_leave_at_once(loop):
         assert arrived(peer) == b"y" * 30_000 + b"z" * 20_000
         for _ in range(100):
             transport.write(b"w" * 1000)
-        assert len(arrived(peer)) > 50_000  # what one step writes does not pile up
+        assert len(arrived(peer)) > 50_000  # the writes of one step do not pile up
         await finish(transport, protocol)
 
 
@@ -244,7 +244,7 @@ async def test_calls_that_could_reveal_held_data_send_it_first(loop, loop_kind, 
     transport, protocol, peer = await unix_pair(loop)
     with peer:
         if look is LOOKS["socket"]:
-            look(transport)  # the second call gets what is kept
+            look(transport)  # the first call makes the object, and the second one gets the same object
         transport.write(b"held, ")
         transport.write(b"both")
         assert peer.is_silent() == (loop_kind == "grapeshot")
@@ -259,7 +259,7 @@ async def test_calls_that_could_reveal_held_data_send_it_first(loop, loop_kind, 
 
 @pytest.mark.skip_on(uvloop="its writes leave at the end of the iteration")
 async def test_is_closing_does_not_look(loop, loop_kind):
-    """Servers call it after each reply. Only code that waits for the peer's answer must know that the data was sent."""
+    """is_closing() does not send held data, because servers call it after each reply."""
     transport, protocol, peer = await unix_pair(loop)
     with peer:
         transport.write(b"held")
@@ -307,7 +307,7 @@ async def test_sendfile_sends_held_writes_first(loop, tmp_path):
 
 @pytest.mark.parametrize("how", ["write", "writelines"])
 async def test_a_failed_write_is_seen_in_the_same_step(loop, how):
-    """The same as if the data had been sent at once."""
+    """The error has the same effect as if the data had been sent at once."""
     transport, protocol, peer = await unix_pair(loop)
     transport.pause_reading()
     peer.close()

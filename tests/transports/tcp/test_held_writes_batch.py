@@ -87,7 +87,7 @@ async def test_the_next_iteration_finds_the_data(loop):
 
 
 async def test_a_chain_of_callbacks_that_never_ends(loop):
-    """Each iteration ends with a send, although none of them polls."""
+    """Each iteration ends with a send, although no iteration polls."""
     async with Shared(loop, 1) as shared:
         found, [transport] = [], shared.transports
         done = loop.create_future()
@@ -165,7 +165,7 @@ async def test_a_long_step_ends_with_a_send(loop, who):
 
 
 async def test_everything_leaves_before_the_loop_blocks(loop):
-    """The peers answer only after that; otherwise the loop would wait forever."""
+    """The peers answer only when the data has arrived; if it were held, the loop would wait forever."""
     pairs = [await unix_pair(loop) for _ in range(5)]
     got = []
 
@@ -239,7 +239,7 @@ async def test_one_waiting_transport_is_aborted_and_one_closed(loop):
         assert sorted(arrived(shared.peer)) == sorted(b"1234")
 
 
-async def test_a_transport_that_only_the_list_knows(loop):
+async def test_a_transport_that_only_the_list_of_held_writes_refers_to(loop):
     transport, protocol, peer = await unix_pair(loop)
     pair = [transport]
     del transport
@@ -288,7 +288,7 @@ async def test_another_protocol_while_data_waits(loop):
 
 
 def test_loops_in_two_threads(new_loop):
-    """Each sends for itself."""
+    """Each loop sends the writes of its own transports."""
 
     async def work():
         loop = asyncio.get_running_loop()

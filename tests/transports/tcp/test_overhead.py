@@ -113,7 +113,7 @@ async def test_no_thread_is_started(loop, serve):
     uvloop="the same",
 )
 async def test_the_gil_is_kept_while_work_is_ready(loop):
-    """Another thread gets the GIL after the switch interval, not between two callbacks."""
+    """Another thread gets the GIL only after the switch interval, not between any two callbacks."""
     rounds, seen, rounds_done = 2000, [], asyncio.Event()
     counter, stopped = [0], threading.Event()
 

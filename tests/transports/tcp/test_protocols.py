@@ -320,7 +320,7 @@ async def test_write_eof_inside_data_received(loop):
 
 
 async def test_order_of_writes_in_and_outside_of_callbacks(loop):
-    """Writes keep their order, inside and outside of callbacks."""
+    """Writes from inside and outside of callbacks keep their order."""
     expected = bytearray()
     rng = random.Random(11)
 

@@ -16,7 +16,7 @@ def descriptors() -> set[str]:
 
 
 class Interrupted(socket.socket):
-    """Raises when the object already has its descriptor, as Ctrl-C may."""
+    """Raises when the object already has its descriptor, as Ctrl-C may do."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -29,7 +29,7 @@ class Refusing(socket.socket):
 
 
 class Nothing:
-    """A program has replaced the class with this one."""
+    """Stands in for `socket.socket` where a program has replaced it by something else."""
 
     def __init__(self, *args, **kwargs):
         raise AssertionError("nobody can make one")
@@ -43,7 +43,7 @@ async def test_a_socket_object_that_fails_does_not_close_the_connection(loop, mo
         with monkeypatch.context() as patch:
             patch.setattr(socket, "socket", kind)
             try:
-                transport.get_extra_info("socket")  # asyncio has it from the beginning
+                transport.get_extra_info("socket")  # asyncio's transports have the object from the beginning
             except (KeyboardInterrupt, OSError) as error:
                 kept = error  # its traceback keeps the object alive
         del kept
@@ -106,7 +106,7 @@ async def test_an_interrupted_sock_accept_closes_its_descriptor_once(loop, monke
 
 @pytest.mark.skip_on(uvloop="no such attribute")
 async def test_a_connection_that_is_closed_while_another_thread_looks_for_its_socket(loop, monkeypatch):
-    """The new object must not close another file that has the number by then."""
+    """The new object must not close another file that may have the descriptor's number by then."""
     transport, protocol, peer = await connected(loop, how="server")
     begun, closed = threading.Event(), threading.Event()
 
@@ -148,7 +148,7 @@ async def test_a_connection_that_is_closed_while_another_thread_looks_for_its_so
 
 
 async def test_the_text_of_a_new_connection_in_debug_mode(loop, serve, monkeypatch, caplog):
-    """Debug mode makes an object only to log it."""
+    """Debug mode makes a socket object only to log it."""
     loop.set_debug(True)
     made = []
 

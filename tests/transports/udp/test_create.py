@@ -107,7 +107,7 @@ async def test_only_a_family(loop):
     with raw_socket() as peer:
         transport.sendto(b"hello", peer.getsockname())
         assert await received_by(peer) == [b"hello"]
-    assert transport.get_extra_info("sockname") == address  # of the moment when the endpoint was made
+    assert transport.get_extra_info("sockname") == address  # the address that the endpoint had when it was made
     await finish(protocol)
 
 
@@ -355,7 +355,7 @@ async def test_a_stale_socket_file_is_removed(loop, tmp_path, monkeypatch):
     for _ in range(2):
         _, protocol, _ = await endpoint(loop, local_addr="stale", family=socket.AF_UNIX)
         await finish(protocol)
-        assert stat.S_ISSOCK(os.stat("stale").st_mode)  # closing leaves it
+        assert stat.S_ISSOCK(os.stat("stale").st_mode)  # closing does not remove the file
     pathlib.Path("file").touch()
     with pytest.raises(OSError, match="Address already in use"):
         await loop.create_datagram_endpoint(Datagrams, local_addr="file", family=socket.AF_UNIX)

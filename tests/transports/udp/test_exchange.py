@@ -64,7 +64,7 @@ async def test_empty_datagrams_are_sent_as_the_version_does(loop, is_connected):
 
 
 async def test_order_is_kept_over_many(loop):
-    """More than one batch, from several senders whose datagrams are interleaved."""
+    """The datagrams fill more than one batch, and come interleaved from several senders."""
     _, server, address = await endpoint(loop, EchoDatagrams)
     with raw_socket() as left, raw_socket() as right:
         sent = []

@@ -183,7 +183,7 @@ async def test_pending_datagrams_are_counted_and_sent_in_order(loop, tmp_path, m
         assert transport.get_write_buffer_size() == 21 * (6 + HEADER_LEN)
         assert protocol.events == ["made"]
         assert await received_by(peer, count + 20) == [b"%06d" % number for number in range(count + 20)]
-        if sys.version_info[:2] != (3, 13):  # asyncio drops the headers that it has counted
+        if sys.version_info[:2] != (3, 13):  # 3.13's asyncio never subtracts the headers that it has counted
             await until(lambda: transport.get_write_buffer_size() == 0)
         await finish(protocol)
 
@@ -219,7 +219,7 @@ async def test_limits(loop, tmp_path, monkeypatch):
         transport.set_write_buffer_limits(low=100)
         assert transport.get_write_buffer_limits() == (100, 400)
         assert protocol.events == ["made"]
-        transport.set_write_buffer_limits(high=0)  # above it already
+        transport.set_write_buffer_limits(high=0)  # the buffer is already above the new mark
         assert protocol.events == ["made", "pause"]
         transport.abort()
         await until(lambda: protocol.is_lost)
