@@ -1,4 +1,4 @@
-"""Arbitrary arguments forevery native function lead to an exception or a result, never to a crash, a hang or a leak.
+"""Arbitrary arguments for every native function lead to an exception or a result, never to a crash, a hang or a leak.
 
 hypothesis generates the text of calls, and another process evaluates them (native.py). Each example runs in a child of
 that process, so that a crash is just a failure, which hypothesis reduces to the shortest calls that cause it.

@@ -561,7 +561,7 @@ loop.close()
 
 @only_with_pidfds
 @pytest.mark.skip_on(uvloop="it has none")
-@pytest.mark.skip_on(when=sys.version_info < (3, 12), asyncio="its watcher is not of the loop")
+@pytest.mark.skip_on(when=sys.version_info < (3, 12), asyncio="its child watcher does not belong to the loop")
 def test_a_file_that_has_the_number_of_a_watch_stays_open(loop_kind):
     out = run_script(
         loop_kind,

@@ -331,7 +331,7 @@ def use():
         for _ in range(20_000):
             _socket_numbers.note(sock, NUMBER)
             if _socket_numbers.is_blocking(NUMBER):
-                print("it is not its number")
+                print("the number belongs to another file")
     except BaseException as error:
         print(repr(error))
 

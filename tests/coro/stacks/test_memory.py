@@ -127,7 +127,7 @@ def test_the_joiner_of_a_coro_without_memory_gets_the_error():
         return await coro.run_sync(main)
 
     if coro.stack_info()["evicts_always"]:
-        pytest.skip("the stack of the coro that waits is evicted first, and that failure is passed over")
+        pytest.skip("the stack of the coro that waits is evicted first, and that failure is ignored")
     assert run_with_reports(beside) == ("alive", [])
 
 

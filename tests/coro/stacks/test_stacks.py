@@ -205,7 +205,7 @@ def test_the_floating_point_state_is_the_coros(holder, slots):
 @pytest.mark.parametrize("slots", SLOTS)
 def test_callee_saved_registers_are_the_coros(holder, slots):
     if holder.hold_registers(lambda: None, 1, 1) == -2:
-        pytest.skip("not written for this processor; the switch's own tests are")
+        pytest.skip("the program is not written for this processor; the tests of the switch itself are")
     count = count_of(slots)
     work = [(coro.yield_slice, seed, 20) for seed in range(count)]
     assert in_slots(slots, holder.hold_registers, work) == [0] * count

@@ -261,7 +261,7 @@ async def test_a_callback_with_the_same_number(loop):
             loop.remove_reader(fd)
 
 
-@pytest.mark.skip_on(when=sys.version_info < (3, 12), asyncio="it takes the socket, since 3.12 it refuses")
+@pytest.mark.skip_on(when=sys.version_info < (3, 12), asyncio="it accepts the socket; from 3.12 on it refuses it")
 async def test_a_transport_is_not_displaced_by_another_one_of_its_socket(loop):
     transport, protocol, peer = await connected(loop)
     with peer:

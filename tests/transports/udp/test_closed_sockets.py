@@ -87,7 +87,7 @@ async def test_a_new_endpoint_with_the_same_number(loop):
         await until(lambda: new_protocol.is_lost)
 
 
-@pytest.mark.skip_on(when=sys.version_info < (3, 12), asyncio="it takes the socket, since 3.12 it refuses")
+@pytest.mark.skip_on(when=sys.version_info < (3, 12), asyncio="it accepts the socket; from 3.12 on it refuses it")
 async def test_a_socket_that_another_endpoint_uses(loop):
     transport, protocol, _ = await endpoint(loop)
     with pytest.raises(RuntimeError, match=r"File descriptor .* is used by transport"):

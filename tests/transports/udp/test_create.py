@@ -184,7 +184,7 @@ async def test_a_connected_socket_ignores_the_address_of_sendto(loop):
         await finish(protocol)
 
 
-@pytest.mark.xfail_on(asyncio="it takes a peer without a name for none")
+@pytest.mark.xfail_on(asyncio="it treats a peer without a name like no peer")
 async def test_a_socket_pair(loop):
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with right:
