@@ -112,7 +112,7 @@ pub(crate) unsafe fn free_memory(slf: *mut ffi::PyObject) {
 /// As for `deallocate`.
 #[inline(never)]
 unsafe fn bounded(slf: *mut ffi::PyObject, free: ffi::destructor) {
-    // SAFETY: by the contract; each waiting object is as unreferenced as when it was put aside.
+    // SAFETY: by the contract. Nothing can reach an object that was put aside, so it is still unreferenced.
     unsafe {
         let depth = depth();
         if depth.get() >= MAX_DEPTH && put_aside(slf, free) {

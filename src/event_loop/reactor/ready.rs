@@ -27,7 +27,7 @@ pub(super) enum Ready {
     Call(DeferredCall),
 }
 
-// The tag takes no room: a pointer of the other variant is null in its place.
+// The tag takes no space: a null in the place of one of `Call`'s pointers marks a `Handle`.
 const _: () = assert!(size_of::<Ready>() == 2 * size_of::<usize>());
 
 impl Ready {

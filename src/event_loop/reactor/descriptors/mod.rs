@@ -1,5 +1,5 @@
 //! The descriptors that the loop watches: the fd table, which says what each of them is for, and the poller, which must
-//! know of every change.
+//! be told of every change.
 //!
 //! The table has an entry for each source (a transport, a listener) and for each watch (`add_reader`, the socket
 //! operations, coros). It owns a reference to everything in it. An event of the poller is looked up by its token, which
