@@ -215,7 +215,7 @@ unsafe extern "C" fn get<T: NativeType>(
     function: *mut c_void,
 ) -> *mut ffi::PyObject {
     // SAFETY: CPython calls getters attached, with a live object of the type that got the row, and with the row's
-    // closure, which `getter` has made from such a function.
+    // closure, which is a `Getter<T>` (see `getter_row`).
     unsafe { call_getter(object, std::mem::transmute::<*mut c_void, Getter<T>>(function)) }
 }
 

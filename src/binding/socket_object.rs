@@ -232,7 +232,7 @@ pub(crate) fn native_address(family: i32, object: &Bound<'_, PyAny>) -> Option<A
             if let Ok(name) = object.cast_exact::<PyBytes>() {
                 return Address::unix(name.as_bytes());
             }
-            // A path that is not ASCII goes through the file system's encoding.
+            // A path that is not ASCII needs the file system's encoding, which the socket module applies.
             let path = object.cast_exact::<PyString>().ok()?.to_str().ok()?;
             path.is_ascii().then(|| Address::unix(path.as_bytes())).flatten()
         }

@@ -133,8 +133,8 @@ fn make_handle(
     Ok(handle)
 }
 
-/// Queues the handle, with a new reference. It goes straight into the ready queue. In a free-threaded build, it goes
-/// through the inbox if another thread runs the loop; such a call of `call_soon` is an error only in debug mode.
+/// Puts a new reference to the handle into the ready queue. In a free-threaded build, the handle goes through the inbox
+/// if another thread runs the loop; such a call of `call_soon` is an error only in debug mode.
 #[inline(always)]
 fn push(this: This<'_, LoopObject>, handle: &HandleRef) {
     let (py, reactor) = (this.py(), this.reactor());

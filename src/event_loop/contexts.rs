@@ -77,7 +77,7 @@ fn copy_current(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
 
 /// A new copy of a context.
 pub(super) fn copy<'py>(context: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-    // SAFETY: attached; the argument is checked to be a context.
+    // SAFETY: attached; the call itself checks that the argument is a context.
     unsafe { Bound::from_owned_ptr_or_err(context.py(), ffi::PyContext_Copy(context.as_ptr())) }
 }
 

@@ -35,7 +35,7 @@ struct ChildObject {
     callback: ObjectCell,
     /// The context that the callback runs in.
     context: ObjectCell,
-    /// None once the child's end has been noticed.
+    /// None once the child's end has been noticed, and between `on_displaced` and `watch_again`.
     exit: Cell<Option<Box<ExitWatch>>>,
     pid: Cell<libc::pid_t>,
     /// Identifies the entry in the fd table.

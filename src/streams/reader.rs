@@ -90,7 +90,8 @@ impl ReaderObject {
 /// The number of bytes that the reader holds.
 #[inline]
 pub(super) fn len_bytes(this: Reader<'_>) -> usize {
-    // SAFETY: the cells hold objects of these types; neither call runs other code.
+    // SAFETY: the cells hold objects of these types, because the callers have checked that the reader is not
+    // customized. Neither call runs other code.
     unsafe {
         if this.chunk.is_set() {
             return ffi::PyBytes_Size(this.chunk.as_ptr()) as usize - this.consumed.get();
@@ -167,7 +168,7 @@ fn push(this: Reader<'_>, data: &Bound<'_, PyBytes>) -> PyResult<()> {
 #[inline]
 fn is_buffer_unused(this: Reader<'_>) -> bool {
     let buffer = this.buffer.as_ptr();
-    // SAFETY: the cell holds a bytearray.
+    // SAFETY: the cell holds a bytearray, because the callers have checked that the reader is not customized.
     buffer.is_null() || unsafe { ffi::PyByteArray_Size(buffer) == 0 && ffi::Py_REFCNT(buffer) == 1 }
 }
 

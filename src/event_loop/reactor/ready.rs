@@ -63,7 +63,7 @@ impl ReadyWork {
 
     // ---- the queue -------------------------------------------------------------------------------------------
 
-    /// The number of queued entries. Only running the queue removes entries.
+    /// The number of queued entries. While the loop runs, only running the queue removes entries.
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.queue.borrow().len()

@@ -61,7 +61,7 @@ impl Signals {
         self.is_prepared.set(false);
     }
 
-    /// Called when any thread closes the loop.
+    /// Called when the loop is closed, in any thread.
     pub(super) fn close(&self, py: Python<'_>) {
         let Some(pipe) = self.pipe.take() else { return };
         // The loop may be collected while an exception is set, which must not be lost.

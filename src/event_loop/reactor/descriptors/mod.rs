@@ -36,7 +36,7 @@ pub(crate) use watcher::{Direction, Watcher};
 /// The use of a descriptor in the fd table. Dropping it may run any code, so an entry is taken out of the table first
 /// and dropped when the table is not borrowed any more.
 pub(crate) enum FdUse {
-    /// It belongs to a native source: a transport or a listener.
+    /// It belongs to a native source, such as a transport or a listener.
     Source(SourceRef),
     /// The program owns it and the loop only watches it: for `add_reader`, `add_writer` or a socket operation.
     Watch(OwnedWatch),
