@@ -77,7 +77,7 @@ pub(super) unsafe extern "C" fn drop_and_free<T: NativeType>(slf: *mut ffi::PyOb
     }
 }
 
-/// Drops what an unreferenced, untracked object refers to, and all of its fields.
+/// Drops everything that an unreferenced, untracked object refers to, and all of its fields.
 ///
 /// # Safety
 /// Attached. The object is a valid `T`, and its fields are not used any more.

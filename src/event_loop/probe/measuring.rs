@@ -1,5 +1,5 @@
-//! Measures how long the loop's steps take and how long they had to wait before. This needs readings of the clock, so
-//! it happens only when a program asks for it.
+//! Measures how long the loop's steps take, and how long they waited before. This needs readings of the clock, so it
+//! happens only when a program asks for it.
 //!
 //! A step is one call that the loop makes (see `reactor::flush_policy`). Its waiting time begins when it became ready:
 //!

@@ -155,7 +155,7 @@ fn watch_source(
     result
 }
 
-/// Passes every exception to `sys.unraisablehook`, with `context`, except those that must leave the loop.
+/// Passes an exception to `sys.unraisablehook`, with `context`, unless it must leave the loop.
 fn only_exits(result: PyResult<Bound<'_, PyAny>>, context: &Bound<'_, PyAny>) -> PyResult<()> {
     let py = context.py();
     match result {
