@@ -132,7 +132,8 @@ unsafe extern "C" fn get_shown<T: HasInstanceDict>(
     slf: *mut ffi::PyObject,
     closure: *mut c_void,
 ) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls getters attached, with an object of the type and the closure of the row, which is never freed.
+    // SAFETY: CPython calls getters attached, with an object of the type and the closure of the row, which is never
+    // freed.
     unsafe {
         let py = Python::assume_attached();
         let shown = &*closure.cast::<Shown<T>>();

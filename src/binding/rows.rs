@@ -253,7 +253,8 @@ pub(crate) fn leak_table<R>(rows: Vec<R>, end: R) -> *mut c_void {
     Box::leak(rows.into_boxed_slice()).as_mut_ptr().cast()
 }
 
-/// A member of a type: a field of its objects, `offset` bytes from their start, that Python code can use as an attribute.
+/// A member of a type: a field of its objects, `offset` bytes from their start, that Python code can use as an
+/// attribute.
 pub(crate) fn member(name: &'static CStr, type_code: c_int, offset: usize, flags: c_int) -> ffi::PyMemberDef {
     ffi::PyMemberDef {
         name: name.as_ptr(),

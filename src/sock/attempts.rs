@@ -67,7 +67,8 @@ impl OperationKind {
     }
 }
 
-/// The outcome of a native attempt. None means that the socket's own method must be called, which raises its own errors.
+/// The outcome of a native attempt. None means that the socket's own method must be called, which raises its own
+/// errors.
 type Answer<'py> = PyResult<Option<Attempt<'py>>>;
 
 #[inline]

@@ -246,7 +246,7 @@ pub(super) fn fixed_text(this: This<'_, HandleObject>) -> PyResult<Option<Bound<
     Ok(read(this, Slot::Repr)?.filter(|found| !found.is_none()))
 }
 
-// ---- setting and deleting --------------------------------------------------------------------------------------------
+// ---- setting and deleting ------------------------------------------------------------------------------------------
 
 /// Converts the value for storage. Raises TypeError for values that the loop could not work with.
 fn converted(slot: Slot, value: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> {

@@ -47,8 +47,8 @@ impl Drop for Claimed<'_> {
 }
 
 impl Reactor {
-    /// Runs iterations until `stop()`, in the thread that has called `Access::claim`. After an error, the remaining work
-    /// stays queued for the next run.
+    /// Runs iterations until `stop()`, in the thread that has called `Access::claim`. After an error, the remaining
+    /// work stays queued for the next run.
     pub(crate) fn run(&self, py: Python<'_>, event_loop: &LoopObject) -> PyResult<()> {
         let _claimed = Claimed(self);
         self.descriptors.pacing.poll_next();

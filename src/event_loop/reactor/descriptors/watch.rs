@@ -91,9 +91,9 @@ impl Watch {
             .is_some_and(|known| known.is(socket))
     }
 
-    /// The socket object of the last `wait_once`, if it still exists. Without a GIL, another thread may drop its reference
-    /// to the object at any time. Then dropping the result runs a finalizer, which may remove the watch. So the caller
-    /// keeps the result until it no longer uses the watch.
+    /// The socket object of the last `wait_once`, if it still exists. Without a GIL, another thread may drop its
+    /// reference to the object at any time. Then dropping the result runs a finalizer, which may remove the watch. So
+    /// the caller keeps the result until it no longer uses the watch.
     fn socket_alive<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
         self.socket
             .get(py)?
