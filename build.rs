@@ -1,4 +1,4 @@
-//! Exposes pyo3's version and build flags (`Py_3_12`, `Py_GIL_DISABLED`, ...) to this crate's `cfg`. It also has the C
+//! Exposes pyo3's version and build flags (`Py_3_12`, `Py_GIL_DISABLED`, ...) to this crate's `cfg`. It also lets the C
 //! compiler compare the offsets in `src/coro/pystate` with the headers of the interpreter that this build is for, and
 //! passes the signatures in `_core.pyi` to `row!`.
 

@@ -1,11 +1,11 @@
 //! Has a C compiler check the offsets in the interpreter's structures against the interpreter's headers.
 //!
-//! The tables of offsets in `src/coro/pystate` are modules of this script, too. Each of their rows (`pystate/mod.rs` says
-//! how they are written) becomes static assertions about the offset and the type of a field, or about the size of a
-//! structure. Where there are no headers or no compiler, and when the build is for another machine, a warning says so,
-//! and the check at import (`pystate/check.rs`) remains.
+//! The tables of offsets in `src/coro/pystate` are modules of this script, too. Each row (`pystate/mod.rs` explains the
+//! notation) becomes static assertions about the offset and the type of a field, or about the size of a structure. If
+//! there are no headers or no compiler, or if the build is for another machine, the build prints a warning, and the
+//! offsets are checked only at import (`pystate/check.rs`).
 //!
-//! The compiler is called directly: it only has to read one file, which needs no crate.
+//! This script calls the compiler directly, because checking a single file does not need a crate such as `cc`.
 
 use std::env;
 use std::fs;
@@ -83,7 +83,7 @@ print(sysconfig.get_path('platinclude'))
 print(sysconfig.get_config_var('CC') or '')
 ";
 
-/// Err if a number is wrong, with one line per field.
+/// Err if an offset or a size is wrong, with one line for each.
 pub fn check() -> Result<(), String> {
     println!("cargo::rerun-if-changed=build_offsets.rs");
     println!("cargo::rerun-if-changed={FOLDER}");
@@ -124,7 +124,8 @@ pub fn check() -> Result<(), String> {
     }
 }
 
-/// The static assertions of a row. Err if it has a value but does not say of what, or the other way round.
+/// The static assertions of a row. Err if the row has a value but names neither a field nor a structure, or the other
+/// way round.
 fn assertions(row: &Row) -> Result<String, String> {
     let name = row.name;
     match (row.value, &row.place) {
@@ -175,7 +176,7 @@ impl Compiler {
         })
     }
 
-    /// Has `text` read and nothing generated. Err with what is wrong, one line each.
+    /// Lets the compiler check `text` without generating code. Err with the compiler's errors, one per line.
     fn read(&self, text: &str) -> Result<(), String> {
         fs::write(&self.file, text).map_err(|error| error.to_string())?;
         let mut command = Command::new(&self.command[0]);

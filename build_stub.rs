@@ -4,10 +4,10 @@
 //! For the method `call_at` of the class `Loop`, the environment variable `_core.Loop.call_at` has the text
 //! `call_at(when, callback, *args, context=None)`: without `self` and types, with defaults as `repr()` shows them. The
 //! macro `row!` reads it (`src/binding/rows.rs`). If the stub declares a function once per Python version, the last
-//! declaration counts, the one for older versions.
+//! declaration is used, which is for the oldest versions.
 //!
-//! The code below reads only as much of Python as the stub consists of. It refuses everything else, and says in which
-//! line. A crate that parses all of Python would make every clean build longer.
+//! The code below understands only the parts of Python's syntax that the stub uses. Anything else is an error that
+//! names the line. A crate that parses all of Python would make every clean build longer.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -39,7 +39,7 @@ pub fn pass_to_compiler() -> Result<(), String> {
     Ok(())
 }
 
-/// An error is the number of the line, and what is wrong there.
+/// An error is the line number and a description of the problem.
 fn statements(source: &str) -> Result<Vec<Statement<'_>>, (usize, String)> {
     let mut statements: Vec<Statement> = Vec::new();
     let (mut at, mut line, mut line_start) = (0, 1, 0);

@@ -1,10 +1,9 @@
 //! `loop.getaddrinfo` for an address literal with a numeric port: answered without a resolver and without a thread.
 //!
 //! For a literal, only the address field of `socket.getaddrinfo`'s answer depends on the literal itself. So the C
-//! library is called once for each combination of family, type, protocol and flags, and its answer becomes the pattern
-//! for every other literal: it lists the socket kinds in order and holds the `socket` module's own objects. Anything
-//! that is not an ordinary literal (it has a zone or a service name, or flags that change more than the question) is
-//! resolved like a host name.
+//! library is called once for each combination of family, type, protocol and flags. Its answer, which lists the kinds
+//! of sockets in order, as enum members of the `socket` module, becomes the pattern for all other literals. Unusual
+//! requests (with a zone, a service name, or flags that could change the answer) are resolved like host names.
 
 use std::ffi::c_int;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -129,8 +128,8 @@ fn keywords(args: &Args<'_, '_>) -> Option<[c_int; 4]> {
     Some(values)
 }
 
-/// The pattern for a question; the first time, `socket.getaddrinfo` is called to obtain it. None if that call raises:
-/// the caller then resolves the ordinary way, which raises the error again.
+/// The pattern for a question. The first time, this calls `socket.getaddrinfo` to obtain it. None if that call raises:
+/// the caller then resolves the request the ordinary way, which raises the error again.
 fn pattern<'py>(
     py: Python<'py>,
     question: Question,
@@ -207,7 +206,7 @@ fn answer<'py>(this: This<'py, LoopObject>, args: &Args<'_, 'py>) -> PyResult<Op
     let Some(resolver) = resolver.filter(|known| known.as_ptr() == names(py).resolver.as_ptr()) else {
         return Ok(None);
     };
-    // Debug mode logs each request, which the ordinary way does.
+    // In debug mode each request must be logged, and only the ordinary way does that.
     if !fits || flags & !HARMLESS_FLAGS != 0 || this.reactor().probe.is_debug() {
         return Ok(None);
     }

@@ -1,4 +1,5 @@
-//! The arguments of a native call, as CPython passes them (`METH_FASTCALL|METH_KEYWORDS`), and their fit to a signature.
+//! The arguments of a native call, as CPython passes them (`METH_FASTCALL|METH_KEYWORDS`), and the check whether they
+//! fit the function's signature.
 
 use std::marker::PhantomData;
 use std::ptr;
@@ -56,8 +57,8 @@ impl<'a, 'py> Args<'a, 'py> {
         if len == 0 {
             return &[];
         }
-        // SAFETY: the array holds at least `len` values by the calling convention, and lives until the call returns, so
-        // for `'a` (contract of `new`).
+        // SAFETY: the array holds at least `len` values by the calling convention. It lives until the call returns,
+        // which is at least as long as `'a` (contract of `new`).
         unsafe { std::slice::from_raw_parts(self.values, len) }
     }
 
@@ -102,7 +103,9 @@ impl<'a, 'py> Args<'a, 'py> {
         self.signature.name()
     }
 
-    /// True if the call gives all required parameters by position, and nothing that the signature cannot have.
+    /// True if the call gives all required parameters by position, no more than these if the signature has no others,
+    /// and no keywords if it accepts none. Functions with other parameters check those themselves (with `bind`, for
+    /// example).
     #[inline(always)]
     fn fits_signature(&self) -> bool {
         if self.signature.is_fixed() {
@@ -130,9 +133,8 @@ impl<'a, 'py> Args<'a, 'py> {
         }
     }
 
-    /// Calls `body` for arguments that do not fit (see `fits_signature`): required parameters that are given by name
-    /// move to their positions. Raises TypeError if a required one is missing, or if the call gives one that the
-    /// signature does not have.
+    /// Handles arguments that do not fit (see `fits_signature`): moves the required parameters that are given by name
+    /// to their positions, and calls `body`. Raises TypeError if the arguments do not fit even then.
     #[cold]
     #[inline(never)]
     fn rearrange<R>(self, body: impl FnOnce(Args<'_, 'py>) -> PyResult<R>) -> PyResult<R> {

@@ -74,7 +74,7 @@ impl InstanceDict {
     /// For `tp_traverse`.
     ///
     /// # Safety
-    /// `visit` and `arg` are those that the collector passed to `tp_traverse`.
+    /// `visit` and `arg` are the arguments that the collector passed to `tp_traverse`.
     pub(crate) unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         let dict = self.0.load(Ordering::Acquire);
         if dict.is_null() {
@@ -132,7 +132,8 @@ unsafe extern "C" fn get_shown<T: HasInstanceDict>(
     slf: *mut ffi::PyObject,
     closure: *mut c_void,
 ) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls getters attached, with an object of the type and the closure of the row, which is never freed.
+    // SAFETY: CPython calls getters attached, with an object of the type and the closure of the row, which is never
+    // freed.
     unsafe {
         let py = Python::assume_attached();
         let shown = &*closure.cast::<Shown<T>>();
@@ -175,7 +176,8 @@ unsafe extern "C" fn set_shown<T: HasInstanceDict>(
     }
 }
 
-/// The body of a setter whose attribute cannot be deleted: that raises `AttributeError` with the text `on_deletion`.
+/// The body of a setter whose attribute cannot be deleted: deletion raises `AttributeError` with the text
+/// `on_deletion`.
 ///
 /// # Safety
 /// CPython has called a setter of a type with the layout `T` with these arguments.
@@ -197,7 +199,8 @@ pub(crate) unsafe fn set_value<T>(
     }
 }
 
-/// The version tag of a type; 0 if it has none now. The tag changes with every change of the type or its bases.
+/// The version tag of a type; 0 if it has no tag at the moment. The tag changes with every change of the type or its
+/// bases.
 ///
 /// # Safety
 /// `kind` is a live type object.
@@ -243,8 +246,8 @@ impl OwnMethods {
         Ok(())
     }
 
-    /// True if a direct call does the same as a call through Python. That is so if no attribute was ever set on the
-    /// object, and its type still has its own methods.
+    /// True if a direct call does the same as a call through Python. This is the case if no attribute was ever set on
+    /// the object, and its type still has its own methods.
     #[inline]
     pub(crate) fn are_in_force(&self, object: &Bound<'_, PyAny>, dict: &InstanceDict) -> bool {
         dict.is_unused() && self.are_those_of_type(object)

@@ -22,7 +22,8 @@ static PROTOCOL: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 /// Whether the first field of a socket object is known to be its file descriptor.
 static FIRST_IS_DESCRIPTOR: AtomicBool = AtomicBool::new(false);
 
-/// Whether `fill` has found the methods and attributes that it expected. If not, nothing else here may be called.
+/// Whether `fill` has found the methods and attributes that it expected. If not, the functions here that read a socket
+/// must not be called.
 pub(crate) fn is_known() -> bool {
     !PROTOCOL.load(Ordering::Acquire).is_null()
 }

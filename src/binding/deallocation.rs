@@ -77,7 +77,7 @@ pub(super) unsafe extern "C" fn drop_and_free<T: NativeType>(slf: *mut ffi::PyOb
     }
 }
 
-/// Drops what an unreferenced, untracked object refers to, and all of its fields.
+/// Drops everything that an unreferenced, untracked object refers to, and all of its fields.
 ///
 /// # Safety
 /// Attached. The object is a valid `T`, and its fields are not used any more.
@@ -112,7 +112,7 @@ pub(crate) unsafe fn free_memory(slf: *mut ffi::PyObject) {
 /// As for `deallocate`.
 #[inline(never)]
 unsafe fn bounded(slf: *mut ffi::PyObject, free: ffi::destructor) {
-    // SAFETY: by the contract; each waiting object is as unreferenced as when it was put aside.
+    // SAFETY: by the contract. Nothing can reach an object that was put aside, so it is still unreferenced.
     unsafe {
         let depth = depth();
         if depth.get() >= MAX_DEPTH && put_aside(slf, free) {

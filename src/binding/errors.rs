@@ -65,7 +65,8 @@ pub(crate) fn caught<R>(body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| Err(panic_error(&*payload)))
 }
 
-/// Makes `error` the current exception. If there is no memory for it, that is `MemoryError` instead.
+/// Makes `error` the current exception. If there is no memory for that, `MemoryError` becomes the current exception
+/// instead.
 ///
 /// The restoring happens inside `try_attach`. A reference that is dropped while pyo3 has not counted the thread as
 /// attached is released only when pyo3 attaches the next time. So the exception's value would stay alive for longer
@@ -101,7 +102,8 @@ fn panic_text(payload: &(dyn Any + Send)) -> Option<&str> {
     text.or_else(|| payload.downcast_ref::<String>().map(String::as_str))
 }
 
-/// The exception for a Rust panic: `MemoryError` if pyo3 panicked because of it, `RuntimeError` for every other panic.
+/// The exception for a Rust panic: `MemoryError` if pyo3 panicked because there was no memory, `RuntimeError` for every
+/// other panic.
 #[cold]
 pub(crate) fn panic_error(payload: &(dyn Any + Send)) -> PyErr {
     match panic_text(payload) {

@@ -1,5 +1,5 @@
-//! The flags of a native object. They are in a cell, because a call into Python may re-enter any method of the object
-//! and so nothing may hold a borrow of them.
+//! The flags of a native object. They are in a cell, because a call into Python may run any method of the object. So no
+//! code may hold a borrow of the flags during such a call.
 
 use std::cell::Cell;
 

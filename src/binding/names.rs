@@ -36,13 +36,13 @@ impl Kept {
 
 macro_rules! kept {
     (strings { $($string:ident)* } objects { $($object:ident = $path:literal . $attribute:literal)* }) => {
-        #[allow(non_snake_case)] // fields are named as the strings they hold
+        #[allow(non_snake_case)] // each field has the name of the string that it holds
         pub(crate) struct Names {
             $(pub(crate) $string: Kept,)*
             $(pub(crate) $object: Kept,)*
             /// `asyncio.events._ThreadSafeHandle`, which exists from 3.14 on.
             pub(crate) threadsafe_handle_type: Option<Kept>,
-            /// `_asyncio._get_running_loop`, from 3.14 on. In earlier versions, each call of it makes a system call
+            /// `_asyncio._get_running_loop`, from 3.14 on. In earlier versions, each call makes a system call
             /// (`getpid`).
             pub(crate) get_running_loop: Option<Kept>,
             /// `"type"`. A keyword of Rust, so it cannot be the name of a field.

@@ -79,7 +79,7 @@ impl ObjectCell {
     /// For `tp_traverse`: reports the reference to the collector.
     ///
     /// # Safety
-    /// `visit` and `arg` are those that the collector passed to `tp_traverse`.
+    /// `visit` and `arg` are the arguments that the collector passed to `tp_traverse`.
     pub(crate) unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         let object = self.0.get();
         if object.is_null() {

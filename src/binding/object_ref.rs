@@ -1,10 +1,12 @@
 //! `ObjectRef`: an owned reference to a Python object, for queues and tables outside of native objects' cells.
 //!
-//! Dropping it releases the reference. `Py` does the same, but asks at each drop whether pyo3 has attached the thread,
-//! which pyo3 does not know of functions that CPython calls directly. An `ObjectRef` costs no more than the pointer.
+//! Dropping it releases the reference. A `Py` checks at each drop whether pyo3 has attached the thread, and otherwise
+//! releases the reference later. pyo3 does not know that the thread is attached in functions that CPython calls
+//! directly. An `ObjectRef` makes no check: it costs no more than the pointer, and always releases the reference at
+//! once.
 //!
-//! It is neither `Send` nor `Sync`, so it cannot get into `Python::detach`: a thread that has one is attached. Only the
-//! loop's inbox carries references to another thread, and that thread is attached when it takes them out.
+//! It is neither `Send` nor `Sync`, so it cannot be used inside `Python::detach`: a thread that has one is attached.
+//! Only the loop's inbox carries references to another thread, and that thread is attached when it takes them out.
 //!
 //! Releasing a reference may run any code, because it may be the last one. So take the value out of its queue or table
 //! first, and drop it when nothing is borrowed any more.
@@ -66,7 +68,7 @@ impl ObjectRef {
 impl Drop for ObjectRef {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: the reference is this value's own, and it is used no more. A thread that has one is attached.
+        // SAFETY: the reference is this value's own, and is not used again. A thread that has one is attached.
         unsafe { ffi::Py_DECREF(self.0.as_ptr()) };
     }
 }

@@ -31,18 +31,19 @@ use super::object_result::ObjectResult;
 /// - `threadsafe_method`: the same, for a method that any thread may call at any time. Its function may touch only
 ///   atomics, the inbox and values that never change.
 /// - `function`: the function is a `fn(Python, Args) -> ObjectResult`, and the row is for a module.
-/// - `method(call)`, `function(call)`: the row calls `call(object, Args, function)`, which calls the function in a way
-///   of its own. Functions that wait are called like this.
+/// - `method(call)`, `function(call)`: the row calls `call(object, Args, function)`, which decides how to call the
+///   function. This is for functions that wait.
 ///
-/// The declaration gives the row its name and its signature, so a row does not compile unless the stub has it. `as` is
-/// for a function that has another name in the stub than in `help()`. A text is the signature of a method whose type
-/// the module does not export, so that the stub does not have it. If several types share a row, it names the method of
-/// one of them; stubtest compares the signatures of all of them with the stub.
+/// The declaration gives the row its name and its signature, so a row does not compile unless the stub has the
+/// declaration. `as` is for a function that has another name in the stub than in `help()`. A string literal is the
+/// signature itself, for a method whose type the module does not export, because the stub cannot declare such a method.
+/// A row that several types share names the method of one of them; stubtest compares the signatures of all of them with
+/// the stub.
 ///
-/// All required arguments are there when the function runs (`Args::pass_to`).
+/// When the function runs, all required arguments are given, and by position (`Args::pass_to`).
 ///
-/// Inside a generic function, the row names the generic parameter again: it contains a function for CPython, and a
-/// function inside another one does not have the other one's generic parameters.
+/// Inside a generic function, the row must declare the generic parameter again. The macro puts the function that
+/// CPython calls into the generic function, and an inner function cannot use the generic parameters of the outer one.
 macro_rules! row {
     (method, $($row:tt)+) => {
         $crate::binding::rows::row!(@ Object, $crate::binding::rows::call_method, $($row)+)
@@ -214,7 +215,7 @@ unsafe extern "C" fn get<T: NativeType>(
     function: *mut c_void,
 ) -> *mut ffi::PyObject {
     // SAFETY: CPython calls getters attached, with a live object of the type that got the row, and with the row's
-    // closure, which `getter` has made from such a function.
+    // closure, which is a `Getter<T>` (see `getter_row`).
     unsafe { call_getter(object, std::mem::transmute::<*mut c_void, Getter<T>>(function)) }
 }
 
@@ -252,7 +253,8 @@ pub(crate) fn leak_table<R>(rows: Vec<R>, end: R) -> *mut c_void {
     Box::leak(rows.into_boxed_slice()).as_mut_ptr().cast()
 }
 
-/// A member of a type: a field of its objects, `offset` bytes from their start, that Python code can use as an attribute.
+/// A member of a type: a field of its objects, `offset` bytes from their start, that Python code can use as an
+/// attribute.
 pub(crate) fn member(name: &'static CStr, type_code: c_int, offset: usize, flags: c_int) -> ffi::PyMemberDef {
     ffi::PyMemberDef {
         name: name.as_ptr(),

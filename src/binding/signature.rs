@@ -15,7 +15,7 @@ pub(crate) struct Signature {
     parameters: &'static str,
     /// The number of parameters that a call must give, and can give by position.
     required: usize,
-    /// True if all parameters are of this kind: there are no defaults, no keyword-only parameters, no `*args`.
+    /// True if there are no other parameters: no defaults, no keyword-only parameters, no `*args`.
     is_fixed: bool,
     /// True if a call can give an optional parameter by name, or there is a `**kwargs`.
     accepts_keywords: bool,
@@ -81,7 +81,7 @@ impl Signature {
         }
     }
 
-    /// The same parameters, for a function that shows itself to programs under another name.
+    /// The same parameters, for a function whose name in Python is not its name in the stub.
     pub(crate) const fn shown_as(self, name: &'static str) -> Self {
         Self { name, ..self }
     }

@@ -84,8 +84,9 @@ pub(crate) fn take_over<'py>(
                 Ok(detached >= 0 || !was_opened)
             });
             if !matches!(taken_back, Ok(true)) {
-                // The constructor of a subclass has closed the descriptor, and its number may belong to another file by
-                // now. Or there was no memory to find that out; then the object keeps the descriptor.
+                // Either the constructor of a subclass has closed the descriptor, whose number may belong to another
+                // file by now, or there was no memory to find that out, and the object keeps the descriptor. So `owner`
+                // must not close it.
                 let _ = owner.map(IntoRawFd::into_raw_fd);
             }
             Err(error)
@@ -123,7 +124,7 @@ pub(crate) fn describe(py: Python<'_>, fd: RawFd) -> PyResult<Bound<'_, PyString
     text
 }
 
-/// The result of `get_extra_info("socket")`: asyncio's wrapper, which has only those methods of the socket that do not
+/// The result of `get_extra_info("socket")`: asyncio's wrapper, which has only the methods of the socket that do not
 /// read, write or close it.
 pub(crate) fn guarded<'py>(socket: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let module = new_objects::module(socket.py(), "asyncio.trsock")?;
@@ -231,7 +232,7 @@ pub(crate) fn native_address(family: i32, object: &Bound<'_, PyAny>) -> Option<A
             if let Ok(name) = object.cast_exact::<PyBytes>() {
                 return Address::unix(name.as_bytes());
             }
-            // A path that is not ASCII goes through the file system's encoding.
+            // A path that is not ASCII needs the file system's encoding, which the socket module applies.
             let path = object.cast_exact::<PyString>().ok()?.to_str().ok()?;
             path.is_ascii().then(|| Address::unix(path.as_bytes())).flatten()
         }

@@ -34,12 +34,12 @@ pub(super) fn context_keyword(args: &Args<'_, '_>) -> PyResult<*mut ffi::PyObjec
 }
 
 /// The tuple `("context",)` that CPython's own tasks and futures pass, kept forever once it is first seen; null before.
-/// The string in it is not the interned one, so its address is not known. The address of the tuple makes a cheap
-/// comparison.
+/// The string in it is not the interned one, so it cannot be recognized by its own address. Comparing the address of
+/// the tuple is just as cheap.
 static ASYNCIO_KWNAMES: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 
-/// Keeps the tuple of keyword names of a call whose only keyword is `context`, as a string that is not the interned
-/// one.
+/// Called with the keyword names of a call that has the keyword `context`, as a string that is not the interned one.
+/// Keeps the tuple if this is the only keyword and no tuple is kept yet.
 #[cold]
 fn keep_kwnames(kwnames: *mut ffi::PyObject) {
     // SAFETY: the live tuple of the running call.
@@ -133,8 +133,8 @@ fn make_handle(
     Ok(handle)
 }
 
-/// Queues the handle, with a new reference. It goes straight into the ready queue. In a free-threaded build, it goes
-/// through the inbox if another thread runs the loop; such a call of `call_soon` is an error only in debug mode.
+/// Puts a new reference to the handle into the ready queue. In a free-threaded build, the handle goes through the inbox
+/// if another thread runs the loop; such a call of `call_soon` is an error only in debug mode.
 #[inline(always)]
 fn push(this: This<'_, LoopObject>, handle: &HandleRef) {
     let (py, reactor) = (this.py(), this.reactor());

@@ -20,9 +20,9 @@
 //! its own (`HandleObject::own_context`).
 //!
 //! The values of a context are an immutable mapping. If two contexts have the same mapping object, their values are the
-//! same. The C API has no function for the mapping, nor for the current context, so `find_fields` finds the offsets of
-//! both fields by observing which words change. If it does not find them, and in free-threaded builds, each handle has
-//! a context of its own, as in asyncio.
+//! same. The C API has no function that returns the mapping or the current context, so `find_fields` finds the offsets
+//! of both fields by observing which words change. If it does not find them, and in free-threaded builds, each handle
+//! has a context of its own, as in asyncio.
 //!
 //! Before it sleeps, the loop drops both contexts if either of them has values, so that they do not keep the values
 //! alive. Any thread that schedules something touches the contexts, while it holds the GIL.
@@ -45,7 +45,8 @@ static VALUES: AtomicUsize = AtomicUsize::new(0);
 /// The mapping of a context without values, which lives forever.
 static NO_VALUES: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 
-/// The number of words of a thread state that are searched. In every version of CPython it is larger than that.
+/// The number of words of a thread state that are searched. The structure is larger than this in every version of
+/// CPython.
 const THREAD_WORDS: usize = 32;
 
 /// The pointer at offset `place` (in pointers) of the structure at `start`.
@@ -76,7 +77,7 @@ fn copy_current(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
 
 /// A new copy of a context.
 pub(super) fn copy<'py>(context: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-    // SAFETY: attached; the argument is checked to be a context.
+    // SAFETY: attached; the call itself checks that the argument is a context.
     unsafe { Bound::from_owned_ptr_or_err(context.py(), ffi::PyContext_Copy(context.as_ptr())) }
 }
 
@@ -192,7 +193,7 @@ impl Contexts {
     /// For `tp_traverse`.
     ///
     /// # Safety
-    /// `visit` and `arg` are those that the collector passed to `tp_traverse`.
+    /// `visit` and `arg` are the arguments that the collector passed to `tp_traverse`.
     pub(super) unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         // SAFETY: by the contract.
         unsafe {

@@ -20,9 +20,8 @@ use crate::binding::{errors, log};
 const RETRY_DELAY_S: f64 = 1.0;
 
 impl LoopObject {
-    /// Remembers `listener`, which has stopped accepting because of the limit `reached`: the caller has taken it out of
-    /// the poller. When a connection ends, when the limits change, or after `RETRY_DELAY_S`, `listener._resume()` is
-    /// called.
+    /// Remembers `listener`, which the caller has taken out of the poller because of the limit `reached`. Its
+    /// `_resume()` is called when a connection ends, when the limits change, or after `RETRY_DELAY_S`.
     #[cold]
     pub(crate) fn pause_listener(&self, listener: &Bound<'_, PyAny>, reached: Reached) -> PyResult<()> {
         let py = listener.py();

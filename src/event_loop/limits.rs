@@ -21,7 +21,7 @@ pub(crate) struct Limits {
     max_coros: Cell<usize>,
     /// The number of connections that this loop's stream transports have.
     connections: AtomicUsize,
-    /// Whether the log has said that accepting is paused, since the limits were set.
+    /// Whether a pause in accepting was logged since the limits were set.
     is_pause_logged: Cell<bool>,
     /// Whether a timer is set that resumes the paused listeners.
     is_retry_set: Cell<bool>,
@@ -121,8 +121,8 @@ impl Limits {
     }
 
     /// The limit of descriptors, if one more descriptor would exceed it. `lowest_free` returns the number that the next
-    /// descriptor would get. If it returns None, the process has no free number, and the system call that opens the
-    /// descriptor fails by itself.
+    /// descriptor would get. If it returns None, the process has no free number, and no limit is needed: the system
+    /// call that opens the descriptor fails anyway.
     #[inline]
     pub(super) fn descriptors_reached(&self, lowest_free: impl FnOnce() -> Option<RawFd>) -> Option<Reached> {
         let limit = self.max_descriptors.get();
@@ -144,17 +144,17 @@ impl Limits {
         (count >= limit).then_some(Reached::Coros(count))
     }
 
-    /// Returns whether the caller must set a timer that resumes the paused listeners: there is none yet.
+    /// Returns true if the caller must set the timer that resumes the paused listeners, because it is not set yet.
     pub(super) fn begin_retry(&self) -> bool {
         !self.is_retry_set.replace(true)
     }
 
-    /// The timer that `begin_retry` has asked for runs.
+    /// Called when the timer that `begin_retry` has asked for runs.
     pub(super) fn end_retry(&self) {
         self.is_retry_set.set(false);
     }
 
-    /// Returns whether the caller must log that accepting is paused: the log has not said it yet.
+    /// Returns true if the caller must log that accepting is paused, because that was not logged yet.
     pub(super) fn begin_pause(&self) -> bool {
         !self.is_pause_logged.replace(true)
     }

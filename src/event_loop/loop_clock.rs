@@ -2,9 +2,9 @@
 //!
 //! Deadlines, due timers and the length of a poll follow `loop.time()`, as in asyncio. A program may replace it on one
 //! loop, in a subclass, or temporarily on the class. As long as it has not, native code reads the clock itself instead
-//! of calling the method. Whether `time` is still the native method is checked with one comparison of the type's
-//! version tag. `Loop.__setattr__` reports when a program sets the attribute on the loop itself. If a program puts it
-//! into the loop's `__dict__` in another way, that takes effect when the next run begins.
+//! of calling the method. A comparison of the type's version tag is enough to check that `time` is still the native
+//! method. `Loop.__setattr__` reports when a program sets the attribute on the loop itself. If a program puts it into
+//! the loop's `__dict__` in another way, that takes effect when the next run begins.
 //!
 //! The same holds for `call_at`, because asyncio's `call_later` calls it.
 
@@ -101,9 +101,9 @@ impl<'a> LoopClock<'a> {
             .cast_into::<PyString>()
             .map_err(PyErr::from)
             .and_then(|name| self.to_bound(py).getattr(name));
-        // The error is ignored here. It comes again when the attribute is used.
+        // The error is ignored here. It is raised again when the attribute is used.
         let Ok(found) = found else { return false };
-        // SAFETY: the object is alive, and it is a built-in method wherever its parts are read.
+        // SAFETY: the object is alive, and its parts are read only after the check that it is a built-in method.
         unsafe {
             ffi::PyCFunction_CheckExact(found.as_ptr()) != 0
                 && ffi::PyCFunction_GetSelf(found.as_ptr()) == self.event_loop

@@ -1,8 +1,8 @@
 //! The methods and attributes of `grapeshot._core.Loop`.
 //!
-//! The methods that run once per callback, per descriptor and per task are in `call_methods`, `watching` and `tasks`,
-//! those of the probe are in `probe::methods`, and the rooms above add their own. This module has the other methods and
-//! the whole table. Code that runs only once per loop or per connection is Python, in the package.
+//! The methods that run once per callback, per descriptor and per task are in `call_methods`, `watching` and `tasks`.
+//! The methods of the probe are in `probe::methods`, and the rooms above add their own. This module has the other
+//! methods and the whole table. Code that runs only once per loop or per connection is Python, in the package.
 
 use std::ffi::{c_int, c_void};
 
@@ -66,7 +66,8 @@ fn run<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> ObjectResult<'py> 
         return Err(PyRuntimeError::new_err("This event loop is already running"));
     }
     // pyo3 drops an owned error at once only if pyo3 itself has attached the thread. Otherwise the drop waits for the
-    // next such attachment, so the errors of a whole run would stay alive. Hence this nested attachment.
+    // next such attachment, so the errors of a whole run would stay alive. That is why pyo3 attaches the thread here
+    // once more.
     Python::attach(|py| this.reactor.run(py, &this))?;
     Ok(none(this.py()))
 }

@@ -1,4 +1,5 @@
-//! `Source`: the loop's view of a native object that waits for its descriptor (a transport, a listener).
+//! `Source`: the loop's view of a native object that waits for its descriptor (a transport, a listener, the watch on a
+//! child process).
 //!
 //! Sources belong to the loop's thread. The loop holds a reference to each registered source in the fd table. It calls
 //! `on_ready` directly from the poller's event, without a handle or a queue.
@@ -25,9 +26,9 @@ pub(crate) trait Source: Sized {
     /// False if other code has closed the source's descriptor.
     fn has_descriptor(this: This<'_, Self>) -> bool;
 
-    /// Called after other code has closed the descriptor. The number now belongs to another registration, which has
-    /// replaced this one, so the source must not touch the descriptor again. It queues its further work and calls
-    /// nothing itself.
+    /// Called after other code has closed the descriptor, and this registration was removed or replaced. The number may
+    /// belong to another file now, so the source must not touch it again. It queues its further work and calls nothing
+    /// itself.
     fn on_displaced(this: This<'_, Self>);
 }
 

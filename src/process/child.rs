@@ -26,7 +26,7 @@ use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::{FdUse, Reactor};
 use crate::event_loop::source::{Source, SourceRef};
 
-/// An object of zero bytes is a valid one: a watch that is over.
+/// An object whose bytes are all zero is valid: it is a watch that is over.
 #[repr(C)]
 struct ChildObject {
     base: ffi::PyObject,
@@ -35,7 +35,7 @@ struct ChildObject {
     callback: ObjectCell,
     /// The context that the callback runs in.
     context: ObjectCell,
-    /// None once the child's end has been noticed.
+    /// None once the child's end has been noticed, and between `on_displaced` and `watch_again`.
     exit: Cell<Option<Box<ExitWatch>>>,
     pid: Cell<libc::pid_t>,
     /// Identifies the entry in the fd table.
@@ -70,7 +70,7 @@ impl Source for ChildObject {
         is_open
     }
 
-    /// Other code has closed the descriptor of the watch.
+    /// Called after other code has closed the descriptor of the watch.
     fn on_displaced(this: This<'_, Self>) {
         drop(this.exit.take());
         if let Some(event_loop) = this.event_loop.get(this.py()) {
@@ -82,8 +82,8 @@ impl Source for ChildObject {
     }
 }
 
-/// Watches the child again with a new descriptor. The process number still belongs to the child, because no code
-/// has fetched its status.
+/// Watches the child again with a new descriptor. The process number still belongs to the child as long as its status
+/// was not fetched. If other code has fetched it, the system reports ESRCH.
 unsafe fn watch_again(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: queued by `on_displaced` with a watch, to which the queue holds a reference.
     let this: This<'_, ChildObject> = unsafe { This::new(py, object) };

@@ -1,9 +1,9 @@
 //! The attempts of socket operations. Each attempt either ends the operation or says what to wait for.
 //!
-//! Plain sockets (`plain_socket`) are used by their descriptor, all others through their methods, which raise
-//! `BlockingIOError` where a system call would block. If a system call on a plain socket would block, the operation
-//! waits only if the socket is non-blocking. For a socket with a timeout the socket's method is called, since asyncio
-//! would call it too.
+//! Plain sockets (`plain_socket`) are used by their descriptor, except for `sendto` and `recvfrom_into`. All others are
+//! used through their methods, which raise `BlockingIOError` where a system call would block. If a system call on a
+//! plain socket would block, the operation waits only if the socket is non-blocking. For a socket with a timeout the
+//! socket's method is called, since asyncio would call it too.
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -67,7 +67,8 @@ impl OperationKind {
     }
 }
 
-/// The outcome of a native attempt. None means that the socket's own method must be called, which raises its own errors.
+/// The outcome of a native attempt. None means that the socket's own method must be called, which raises its own
+/// errors.
 type Answer<'py> = PyResult<Option<Attempt<'py>>>;
 
 #[inline]
@@ -219,7 +220,7 @@ fn recv_into<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'p
 
 fn accept<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> Answer<'py> {
     let is_known = socket_object::is_known_family(base_socket::family(socket)?);
-    // A blocking socket cannot be accepted from without blocking.
+    // On a blocking socket, the system call could block.
     if !is_known || !base_socket::is_nonblocking(socket)? {
         return Ok(None);
     }

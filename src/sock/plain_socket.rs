@@ -61,7 +61,7 @@ fn is_unpatched(socket: &Bound<'_, PyAny>) -> PyResult<bool> {
 
 pub(super) fn register(py: Python<'_>) -> PyResult<()> {
     if !base_socket::is_known() {
-        // Then no socket counts as plain.
+        // `SOCKET_TYPE` stays null, so no socket counts as plain.
         return Ok(());
     }
     let kind = py.import("socket")?.getattr("socket")?;

@@ -212,8 +212,8 @@ fn take(reader: Reader<'_>, len: usize) -> Answer<'_> {
 #[inline]
 fn wait<'py>(this: Operation<'py>, reader: Reader<'py>, len: usize) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = this.py();
-    // asyncio's code must do it if another coroutine already waits, which is an error, or if the reader has paused the
-    // transport, which a wait must resume.
+    // asyncio's code must do this if the loop is not one of ours, if another coroutine already waits, which is an
+    // error, or if the reader has paused the transport, because a wait must resume it.
     let Some(event_loop) = reader.event_loop.get(py) else {
         return Ok(None);
     };

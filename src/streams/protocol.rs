@@ -60,7 +60,7 @@ fn reader_object(this: Protocol<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
     }
 }
 
-/// True if the protocol gives a drain nothing to wait for and nothing to raise.
+/// True if a drain has no reason to wait or to raise an exception, as far as this protocol knows.
 #[inline]
 pub(super) fn is_drained(object: &Bound<'_, PyAny>) -> bool {
     protocol_of(object).is_some_and(|this| {

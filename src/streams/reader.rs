@@ -90,7 +90,8 @@ impl ReaderObject {
 /// The number of bytes that the reader holds.
 #[inline]
 pub(super) fn len_bytes(this: Reader<'_>) -> usize {
-    // SAFETY: the cells hold objects of these types; neither call runs other code.
+    // SAFETY: the cells hold objects of these types, because the callers have checked that the reader is not
+    // customized. Neither call runs other code.
     unsafe {
         if this.chunk.is_set() {
             return ffi::PyBytes_Size(this.chunk.as_ptr()) as usize - this.consumed.get();
@@ -120,9 +121,9 @@ pub(super) fn with_bytes<R>(this: Reader<'_>, body: impl FnOnce(&[u8]) -> R) -> 
 
 // ---- data gets in ------------------------------------------------------------------------------------------------
 
-/// Does what `feed_data` does, without Python code. Returns false, with nothing changed, if asyncio's own function must
-/// do it: for data after the end, for so much data that the transport must be paused, and if a Future waits instead of
-/// a native waiter.
+/// Does the work of `feed_data` without Python code. Returns false, with nothing changed, if asyncio's own function
+/// must do it: for data after the end, for so much data that the transport must be paused, and if a Future waits
+/// instead of a native waiter.
 #[inline]
 pub(super) fn feed(this: Reader<'_>, data: &Bound<'_, PyBytes>) -> PyResult<bool> {
     let added = data.as_bytes().len();
@@ -167,7 +168,7 @@ fn push(this: Reader<'_>, data: &Bound<'_, PyBytes>) -> PyResult<()> {
 #[inline]
 fn is_buffer_unused(this: Reader<'_>) -> bool {
     let buffer = this.buffer.as_ptr();
-    // SAFETY: the cell holds a bytearray.
+    // SAFETY: the cell holds a bytearray, because the callers have checked that the reader is not customized.
     buffer.is_null() || unsafe { ffi::PyByteArray_Size(buffer) == 0 && ffi::Py_REFCNT(buffer) == 1 }
 }
 

@@ -1,4 +1,4 @@
-//! Coroutines written in native code. A room that offers coroutines implements `Steps` for each type of them.
+//! Coroutines written in native code. A room that offers coroutines implements `Steps` for each type of coroutine.
 //!
 //! - `object`: the object and its states, from its creation to its deallocation
 //! - `protocol`: steps, `send`, `throw` and `close`

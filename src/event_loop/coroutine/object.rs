@@ -45,9 +45,9 @@ pub(super) enum CoroutineState {
     Closed,
 }
 
-/// The offset of `frame_state` matters: `python -m asyncio ps` reads a task's coroutine from outside of the process,
-/// and assumes that every coroutine is one of Python code, which has the state of its frame in this byte. So the byte
-/// must say "cleared": otherwise the tool would try to read a frame, which does not exist here.
+/// The offset of `frame_state` matters: `python -m asyncio ps` reads a task's coroutine from outside the process. It
+/// assumes that every coroutine belongs to Python code and has the state of its frame in this byte. So the byte must
+/// say "cleared": otherwise the tool would try to read a frame, and there is none here.
 #[repr(C)]
 pub(crate) struct CoroutineObject<S: Steps> {
     base: ffi::PyObject,
@@ -60,8 +60,8 @@ pub(crate) struct CoroutineObject<S: Steps> {
     pub(crate) second: ObjectCell,
     /// The waiter that was yielded last, while the coroutine is suspended.
     pub(super) waiter: ObjectCell,
-    /// Where the coroutine was created, if the interpreter tracks that. Any thread may read the cell, because it does
-    /// not change while anything refers to the coroutine.
+    /// Where the coroutine was created, in debug mode and if the interpreter tracks that. Any thread may read the cell,
+    /// because it does not change while anything refers to the coroutine.
     pub(super) origin: ObjectCell,
     /// Never changes, so any thread may read it.
     pub(crate) kind: Cell<S::Kind>,
@@ -75,13 +75,12 @@ pub(crate) struct CoroutineObject<S: Steps> {
 
 pub(crate) type Coroutine<'py, S> = This<'py, CoroutineObject<S>>;
 
-/// `FRAME_CLEARED` of the running version (`Include/internal/pycore_frame.h`), which the tools outside of the process
-/// know.
+/// `FRAME_CLEARED` in the running version of CPython (`Include/internal/pycore_frame.h`).
 pub(super) fn cleared_frame(py: Python<'_>) -> u8 {
     if py.version_info() >= (3, 15) { 5 } else { 4 }
 }
 
-/// The result of `cleared_frame`.
+/// The result of `cleared_frame`, stored once.
 pub(super) static CLEARED_FRAME: AtomicU8 = AtomicU8::new(0);
 
 /// A new coroutine, on which no step has been taken yet.
@@ -249,8 +248,8 @@ impl<S: Steps> NativeType for CoroutineObject<S> {
     }
 }
 
-/// Warns as CPython does for a coroutine of Python code. While the interpreter shuts down, nothing can be imported; the
-/// warning then does not show where the coroutine was created.
+/// Gives the warning that CPython gives for a coroutine of Python code. While the interpreter shuts down, nothing can
+/// be imported, and the warning does not show where the coroutine was created.
 fn warn_never_awaited<S: Steps>(this: Coroutine<'_, S>) -> PyResult<()> {
     let py = this.py();
     match py.import("warnings") {
@@ -265,10 +264,10 @@ fn warn_never_awaited<S: Steps>(this: Coroutine<'_, S>) -> PyResult<()> {
     }
 }
 
-/// Warns about a coroutine that was never awaited, as CPython does for coroutines of Python code.
+/// `tp_finalize`: warns about a coroutine that was never awaited.
 pub(super) unsafe extern "C" fn finalize<S: Steps>(slf: *mut ffi::PyObject) {
-    // SAFETY: CPython calls tp_finalize attached with an object of this type; the current exception is kept aside as
-    // PEP 442 asks.
+    // SAFETY: CPython calls tp_finalize attached with an object of this type. The current exception is saved and
+    // restored, as PEP 442 requires.
     unsafe {
         let py = Python::assume_attached();
         let this: Coroutine<'_, S> = This::new(py, slf);

@@ -41,8 +41,8 @@ impl<'py> CoroutineStep<'py> {
         match self {
             Progress::MustWait(yielded) => Ok(yielded.into_ptr()),
             Progress::Done(value) if value.is_none() => Ok(ptr::null_mut()),
-            // `PyErr_SetObject` would unpack a tuple into the arguments, and would take an exception for the
-            // `StopIteration` itself.
+            // `PyErr_SetObject` would use the items of a tuple as the arguments of the `StopIteration`, and could use
+            // an exception as the `StopIteration` itself.
             Progress::Done(value)
                 if value.is_instance_of::<PyTuple>() || value.is_instance_of::<PyBaseException>() =>
             {
@@ -100,7 +100,8 @@ fn raised(py: Python<'_>, error: PyErr) -> PyErr {
     instead
 }
 
-/// Yields a waiter from `Steps::attempt`. The next step needs the waiter to be over, and raises its exception.
+/// Yields a waiter from `Steps::attempt`. The next step checks that the wait is over, and raises the waiter's exception
+/// if it has one (`resume`).
 #[inline]
 pub(crate) fn yield_waiter<'py, S: Steps>(
     this: Coroutine<'py, S>,

@@ -4,11 +4,11 @@
 //! handles go to a freelist, because `call_soon` is the loop's hottest path. A handle belongs to the thread of its
 //! loop, but any thread may call its methods (`with_critical_section`, `waiting`).
 //!
-//! The garbage collector does not track handles that run once. If it did, a program with 10,000 pending handles would
-//! spend half of its time on that. No cycle is missed: a handle that has run or was cancelled refers to nothing, and
-//! while the loop runs, every pending handle is reachable from the running loop anyway. While the loop does not run,
-//! the handles that other code keeps are tracked (`reactor::tracking`), and the loop visits the referents of all other
-//! handles as if they were its own.
+//! With a GIL, the garbage collector does not track handles that run once. If it did, a program with 10,000 pending
+//! handles would spend half of its time on that. No cycle is missed: a handle that has run or was cancelled refers to
+//! nothing, and while the loop runs, every pending handle is reachable from the running loop anyway. While the loop
+//! does not run, the handles that other code keeps are tracked (`reactor::tracking`), and the loop visits the referents
+//! of all other handles as if they were its own.
 //!
 //! `isinstance(handle, asyncio.Handle)` is true because of `__class__`, as with the objects of `unittest.mock`.
 //! Inheriting from asyncio's class would add 64 bytes of unused slots to every handle.

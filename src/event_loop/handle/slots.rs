@@ -246,7 +246,7 @@ pub(super) fn fixed_text(this: This<'_, HandleObject>) -> PyResult<Option<Bound<
     Ok(read(this, Slot::Repr)?.filter(|found| !found.is_none()))
 }
 
-// ---- setting and deleting --------------------------------------------------------------------------------------------
+// ---- setting and deleting ------------------------------------------------------------------------------------------
 
 /// Converts the value for storage. Raises TypeError for values that the loop could not work with.
 fn converted(slot: Slot, value: Bound<'_, PyAny>) -> PyResult<Bound<'_, PyAny>> {
@@ -337,8 +337,8 @@ fn keep_text(this: This<'_, HandleObject>) -> PyResult<()> {
     }
 }
 
-/// Deletes an attribute. A handle without its callback or context fails when it runs, because the deleted one is None
-/// then, and the failure is reported.
+/// Deletes an attribute. If the callback or the context is deleted, it becomes None, so the handle's run fails, and the
+/// failure is reported.
 fn delete(this: This<'_, HandleObject>, slot: Slot, name: &CStr) -> PyResult<()> {
     let py = this.py();
     if read(this, slot)?.is_none() {

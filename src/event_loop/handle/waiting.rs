@@ -60,7 +60,7 @@ impl Handle<'_> {
     #[cold]
     fn wait(self) -> PyResult<()> {
         if self.when_or_runner.load(Ordering::Relaxed) == current_thread() {
-            // The callback itself asks, so waiting would never end.
+            // The callback itself has called `cancel()` or `cancelled()`, so this wait would never end.
             return Ok(());
         }
         let (py, flags) = (self.py(), &self.flags);

@@ -1,8 +1,8 @@
 //! The loop's counters, which are always on. `loop.statistics()` reads them.
 //!
-//! Only the thread that has access to the loop's cells counts, so an addition is a plain load and store. The counters
-//! that any thread may increase say so. Any thread may read all counters at any time: each value is exact, but two
-//! values that are read one after the other may belong to different moments.
+//! Only the thread that has access to the loop's cells increases a counter, so an addition is a plain load and store.
+//! The exceptions, which any thread may increase, are marked as such. Any thread may read all counters at any time:
+//! each value is exact, but two values that are read one after the other may belong to different moments.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -93,7 +93,7 @@ counters! {
     /// Calls of `write` and `writelines` whose data was kept, to be sent together with other data.
     corked_writes,
     connections_accepted,
-    /// Calls of `accept` that failed for another reason than that no connection was waiting.
+    /// Calls of `accept` that failed, except because no connection was waiting.
     accept_errors,
     coros_started,
     coros_ended,
@@ -161,8 +161,8 @@ pub(crate) struct RunClock {
     /// When the current run began; 0 outside of a run.
     since_ns: Counter,
     since_ticks: Counter,
-    /// The largest durations that `durations_ns` has returned. Each call computes the length of a tick anew, so a
-    /// result could otherwise be smaller than an earlier one.
+    /// The largest durations that `durations_ns` has returned. Each call computes the length of a tick again, so
+    /// without this a result could be smaller than an earlier one.
     reported_ns: [AtomicU64; 2],
 }
 

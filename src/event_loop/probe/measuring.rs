@@ -1,12 +1,13 @@
-//! Measures how long the loop's steps take and how long they had to wait before. This needs readings of the clock, so
-//! it happens only when a program asks for it.
+//! Measures how long the loop's steps take, and how long they waited before. This needs readings of the clock, so it
+//! happens only when a program asks for it.
 //!
 //! A step is one call that the loop makes (see `reactor::flush_policy`). Its waiting time begins when it became ready:
 //!
 //! ```text
 //!   a step that was scheduled                           became ready
 //!   by another step                                     when that step ended
-//!   by an event or another thread                       when the last poll returned
+//!   by an event or another thread                       when the last poll returned or the last step ended,
+//!                                                       whichever was later
 //!   as a timer                                          at its deadline
 //!   as a timer with slack, and the loop slept past it   when that sleep ended
 //! ```
@@ -22,8 +23,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use grapeshot_core::queue::histogram::Histogram;
 use grapeshot_core::sys::clock;
 
-/// The entries of the ready queue before number `end` have been ready since `since_ns`, as far as no earlier mark
-/// covers them. Entries are numbered from the start of measuring.
+/// The entries of the ready queue before number `end` have been ready since `since_ns`, except those that an earlier
+/// mark covers. Entries are numbered from the start of measuring.
 struct Mark {
     end: u64,
     since_ns: u64,
@@ -107,8 +108,8 @@ impl Measuring {
         since_ns
     }
 
-    /// Begins to measure a step that became ready at `ready_ns`; None means when the last poll returned. Returns when
-    /// the step began.
+    /// Begins to measure a step that became ready at `ready_ns`; None stands for the time when the last poll returned.
+    /// Returns when the step began.
     pub(super) fn begin(&self, ready_ns: Option<u64>) -> u64 {
         let started_ns = clock::now_ns();
         let ready_ns = ready_ns.unwrap_or_else(|| self.polled_ns.get());

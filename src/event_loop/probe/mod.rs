@@ -1,7 +1,7 @@
 //! The probe: everything that watches a loop while it runs.
 //!
-//! What can be switched on and off has a bit in the probe's mode. Code that runs often tests only the mode, once, for
-//! all bits that concern it. What the bits ask for is behind that test:
+//! Each feature that can be switched on and off has a bit in the probe's mode. Code that runs often makes one test for
+//! all the bits that concern it, and only if one of them is set does it do the work for that bit:
 //!
 //! ```text
 //!   bit        set by                                    while it is set                                   code

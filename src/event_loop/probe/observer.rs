@@ -1,7 +1,7 @@
 //! Tells the observer when the loop starts to run something and when it has finished. The observer is the watchdog of
 //! the coro mode.
 //!
-//! At the start of a run, a loop asks whether its thread is observed, and sets or clears `Mode::OBSERVED`. Loops in
+//! At the start of a run, a loop checks whether its thread is observed, and sets or clears `Mode::OBSERVED`. Loops in
 //! threads that are not observed pay nothing, because one test covers this bit and the other bits of `Mode::STEPS`.
 //!
 //! Everything except `install` belongs to the loop's thread. The observer is a table of functions, because its code
@@ -32,7 +32,7 @@ pub(crate) struct Observer {
     pub(crate) end: fn(&Bound<'_, PyAny>, Kind) -> PyResult<()>,
     /// Called when the loop stops running in this thread.
     pub(crate) leave: fn(),
-    /// The function of queue entries that tell the observer themselves, which are the coros.
+    /// The function of the queue entries that tell the observer themselves. These are the coros.
     pub(crate) own_entry: Deferred,
 }
 

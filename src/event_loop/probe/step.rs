@@ -2,7 +2,8 @@
 //! asyncio and on the same logger. The observer learns when a step begins and ends. Measuring records how long steps
 //! take and wait. The step observer gets the wall and CPU time of each step.
 //!
-//! A bit may be set or cleared during a step. The end of a step deals with those bits that were set when it began.
+//! A bit may be set or cleared during a step. The end of a step does the work for the bits that were set when the step
+//! began.
 
 use grapeshot_core::sys::clock;
 use pyo3::prelude::*;
@@ -74,9 +75,9 @@ fn note_taken(reactor: &Reactor) -> Option<u64> {
     Some(measuring.take(reactor.ready.len()))
 }
 
-/// Runs a step of `what`, for the observer, for measuring and for the step observer. `kind` is None if the step tells
-/// the observer itself. `ready_ns` is the time at which the step became ready; None means at the last poll. Returns the
-/// result of the step, or an exception that must leave the loop.
+/// Runs a step of `what` and tells the observer, measuring and the step observer about it. `kind` is None if the step
+/// tells the observer itself. `ready_ns` is the time at which the step became ready; None stands for the time when the
+/// last poll returned. Returns the result of the step, or an exception that must leave the loop.
 fn watch(
     event_loop: &LoopObject,
     what: &Bound<'_, PyAny>,
@@ -154,7 +155,7 @@ fn watch_source(
     result
 }
 
-/// Passes every exception to `sys.unraisablehook`, with `context`, except those that must leave the loop.
+/// Passes an exception to `sys.unraisablehook`, with `context`, unless it must leave the loop.
 fn only_exits(result: PyResult<Bound<'_, PyAny>>, context: &Bound<'_, PyAny>) -> PyResult<()> {
     let py = context.py();
     match result {

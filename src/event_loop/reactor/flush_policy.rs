@@ -10,15 +10,15 @@
 //!      | no                                                              batch, and before that if there is too much
 //!   sent now                                                             of it or the step takes long
 //! ```
-//! Data that the kernel or the transport below does not take is not a matter of this policy. It waits until there is
+//! This policy does not concern data that the kernel or the transport below has refused. Such data waits until there is
 //! room, and all later writes wait behind it.
 //!
 //! A step is one call that the loop makes: a handle (and with it a task's step or a timer), the run of a coro, or the
-//! event of a source. The ready handles and coros of one iteration form a batch. The data that a source's event has
-//! held is sent when the source returns. The data that the steps of a batch have held is sent after the last step of
-//! the batch, or after an earlier step at whose end it is due. The reason for not sending it after each step is the
-//! cost of waking a peer on the same machine: the send that wakes a sleeping process takes longer, and the sender pays
-//! for it. If sends follow each other closely, only the first one finds the peer asleep.
+//! event of a source. The ready handles and coros of one iteration form a batch. Data that is held during a source's
+//! event is sent when the source returns. Data that is held during the steps of a batch is sent after the last step, or
+//! after an earlier one if it is due by then (`is_due`). It is not sent after each step because of peers on the same
+//! machine: a send that has to wake a sleeping process takes longer. If sends follow each other closely, only the first
+//! one finds the peer asleep.
 //!
 //! A held write must not be noticeable. So the calls that would reveal it send it first (`send_held`), and so does a
 //! fork. The list of the transports that hold data is in `held`.
@@ -136,9 +136,9 @@ pub(crate) fn may_wait<T: Flushable>(this: This<'_, T>, new_len: usize) -> bool 
     clock::coarse_ns().saturating_sub(held.since_ns()) < LATE_NS
 }
 
-/// Whether a write of `new_len` bytes, after which `len_bytes` are unsent, is small enough to be held. Above the high
-/// watermark it is not: whether it calls for `pause_writing` depends on how much of it the kernel takes, so it must be
-/// sent at once.
+/// Whether a write of `new_len` bytes, after which `len_bytes` are unsent, is small enough to be held. A write above
+/// the high watermark is not: it must be sent at once, because the amount that the kernel takes decides whether
+/// `pause_writing` is called.
 #[inline]
 fn is_small<T: Flushable>(this: This<'_, T>, new_len: usize, len_bytes: usize) -> bool {
     new_len <= HELD_WRITE_LEN && len_bytes <= T::HELD_LEN && len_bytes <= this.high_watermark()
@@ -188,7 +188,7 @@ impl Held {
 }
 
 /// Whether the held data must be sent although more steps of the batch follow: many transports hold data, or they hold
-/// much, or they have held it for long.
+/// a lot of it, or they have held it for a long time.
 #[inline(never)]
 fn is_due(held: &Held) -> bool {
     held.len() >= BATCH_LEN

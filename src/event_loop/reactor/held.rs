@@ -48,8 +48,8 @@ pub(crate) fn flush_running(py: Python<'_>) -> PyResult<()> {
 /// The number of forks between the first process and this one.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// Called in the child of a fork. The step continues in the child, but no loop may follow that sends held writes, so
-/// nothing is held from now on.
+/// Called in the child of a fork. The step continues in the child, but perhaps no loop will run there to send held
+/// writes, so nothing is held from now on.
 pub(crate) fn after_fork() {
     FORKS.fetch_add(1, Ordering::Relaxed);
     with_running(|held| held.thread.set(0));
@@ -109,7 +109,7 @@ impl Held {
         self.len.get() == 0
     }
 
-    /// Whether a write may be held now. That is so if the loop runs in this thread and is not sending the held data.
+    /// Whether a write may be held now: the loop runs in this thread, is not paused, and is not sending the held data.
     #[inline]
     pub(super) fn is_accepting(&self) -> bool {
         self.thread.get() == current_thread()
@@ -207,7 +207,7 @@ impl Held {
 }
 
 /// While this exists, the writes in the steps of one loop are held. If another loop is running in the same thread,
-/// because one of its steps runs this loop, that outer loop sends its writes at once for as long.
+/// because one of its steps runs this loop, that outer loop sends its writes at once during this time.
 pub(super) struct Holding<'a> {
     held: &'a Held,
     /// The list of the outer loop; null if there is none.

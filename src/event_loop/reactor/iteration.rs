@@ -1,8 +1,8 @@
 //! Running the loop: one iteration after another until `stop()`.
 //!
 //! An iteration has four parts: poll for events, call the sources that have an event, queue the timers that are due,
-//! run exactly the handles that are ready at that moment. The poll detaches the thread from the interpreter only if it
-//! is going to block. While work is ready, the loop skips the poll for a while (`Pacing`).
+//! and run exactly the handles that are ready at that moment. The poll detaches the thread from the interpreter only if
+//! it is going to block. While work is ready, the loop skips the poll for a while (`Pacing`).
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -47,8 +47,8 @@ impl Drop for Claimed<'_> {
 }
 
 impl Reactor {
-    /// Runs iterations until `stop()`, in the thread that has called `Access::claim`. After an error, the remaining work
-    /// stays queued for the next run.
+    /// Runs iterations until `stop()`, in the thread that has called `Access::claim`. After an error, the remaining
+    /// work stays queued for the next run.
     pub(crate) fn run(&self, py: Python<'_>, event_loop: &LoopObject) -> PyResult<()> {
         let _claimed = Claimed(self);
         self.descriptors.pacing.poll_next();
@@ -172,7 +172,7 @@ impl Reactor {
 
     /// Finishes an iteration whose poll found events while handles were ready. The handles that were ready before the
     /// poll run first. Then the sources with an event are called, and then the handles of the other events and of the
-    /// due timers run. It is as if the events had been queued behind the handles.
+    /// due timers run. So the order is the same as if the events had been queued behind the handles.
     fn finish_iteration(
         &self,
         py: Python<'_>,
@@ -194,8 +194,9 @@ impl Reactor {
         self.run_ready(py, event_loop, total - ready_before)
     }
 
-    /// Waits for events and returns their number. Blocks (detached) unless `timeout_ns` is `Some(0)`. The timeout
-    /// counts from `now_ns`. It was computed when the counter `timers_set` had the given value.
+    /// Waits for events and returns their number. Blocks (detached) unless `timeout_ns` is `Some(0)` or there is other
+    /// work by now. The timeout counts from `now_ns`, and was computed when the counter `timers_set` had the given
+    /// value.
     fn poll(&self, py: Python<'_>, timeout_ns: Option<u64>, now_ns: u64, timers_set: u64) -> PyResult<usize> {
         if timeout_ns != Some(0) {
             self.signals.prepare(py, &self.descriptors.poller)?;

@@ -27,7 +27,7 @@ pub(super) enum Ready {
     Call(DeferredCall),
 }
 
-// The tag takes no room: a pointer of the other variant is null in its place.
+// The tag takes no space: a null in the place of one of `Call`'s pointers marks a `Handle`.
 const _: () = assert!(size_of::<Ready>() == 2 * size_of::<usize>());
 
 impl Ready {
@@ -63,7 +63,7 @@ impl ReadyWork {
 
     // ---- the queue -------------------------------------------------------------------------------------------
 
-    /// The number of queued entries. Only running the queue removes entries.
+    /// The number of queued entries. While the loop runs, only running the queue removes entries.
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.queue.borrow().len()

@@ -55,13 +55,13 @@ impl Signals {
     }
 
     /// Called in the child of a fork. The interpreter does not write to the pipe there: asyncio has reset the
-    /// descriptor, or before Python 3.12 `grapeshot._loop.signals`.
+    /// descriptor (before Python 3.12, `grapeshot._loop.signals` has).
     pub(super) fn forget(&self) {
         drop(self.pipe.take());
         self.is_prepared.set(false);
     }
 
-    /// Called when any thread closes the loop.
+    /// Called when the loop is closed, in any thread.
     pub(super) fn close(&self, py: Python<'_>) {
         let Some(pipe) = self.pipe.take() else { return };
         // The loop may be collected while an exception is set, which must not be lost.
@@ -162,7 +162,7 @@ fn abandoned() -> impl std::ops::DerefMut<Target = Vec<SignalPipe>> {
 }
 
 /// Stops the interpreter from writing to the pipes of closed loops, and then closes the pipes. Returns false in a
-/// thread that may not do that.
+/// thread that is not allowed to do that.
 fn close_abandoned(py: Python<'_>) -> bool {
     let Ok(current) = set_wakeup_fd(py, -1) else {
         return false;
@@ -219,7 +219,7 @@ fn has_handlers(event_loop: &Bound<'_, PyAny>) -> bool {
 }
 
 /// Runs Python's handlers for signals that have arrived. A loop over a long batch of native work calls this with each
-/// index, and every 64th call does something.
+/// index; only every 64th call checks for signals.
 #[inline]
 pub(super) fn check_signals_at(py: Python<'_>, index: usize) -> PyResult<()> {
     const EVERY: usize = 64;

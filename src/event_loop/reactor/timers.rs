@@ -15,14 +15,14 @@ use crate::event_loop::loop_clock::LoopClock;
 /// Cancelled timers are removed once there are this many and they are at least half of the heap.
 const MIN_SWEPT_TIMERS: usize = 64;
 
-/// If many timers are due together, taking them out of the heap one by one is slow, so the rest of them is sorted. That
-/// is done once this many due timers were taken out, and at least this fraction (1/16) of the timers that are left.
+/// If many timers are due together, taking them out of the heap one by one is slow, so the loop sorts the rest. It does
+/// so once it has taken out this many due timers, and at least this fraction (1/16) of the number that is left.
 const FEW_DUE: usize = 16;
 
 /// How many places before its turn a due timer's handle is prefetched. Thousands of handles do not fit into the cache.
 const PREFETCH_AHEAD: usize = 8;
 
-/// How late a timer with slack may run. asyncio rounds timeouts up to this, a millisecond.
+/// How late a timer with slack may run: one millisecond. asyncio, too, rounds timeouts up to a millisecond.
 const SLACK_NS: u64 = 1_000_000;
 
 /// asyncio's `_clock_resolution`: timers that are due within this time count as due.
@@ -138,9 +138,9 @@ impl Timers {
 
     // ---- deadlines -------------------------------------------------------------------------------------------
 
-    /// Takes out the timers that are due, the earliest first, and passes those that are not cancelled to `run`, with
-    /// the key for `lateness_ns`. `now_ns` is the time of the native clock. Err is an
-    /// exception from the program's own `time()`, if it has replaced the loop's.
+    /// Takes out the timers that are due, the earliest first, and passes the ones that are not cancelled to `run`, with
+    /// the key for `lateness_ns`. `now_ns` is the time of the native clock. Err is an exception from the program's own
+    /// `time()`, if it has replaced the loop's.
     #[inline]
     pub(super) fn expire(
         &self,
@@ -197,7 +197,7 @@ impl Timers {
         }
     }
 
-    /// A cancelled timer has been taken out of the heap.
+    /// Called when a cancelled timer has been taken out of the heap.
     fn uncount_cancelled(&self) {
         self.cancelled.set(self.cancelled.get().saturating_sub(1));
     }

@@ -4,7 +4,7 @@
 //! child, or any code that called `dup`, may keep the open file alive, and `epoll_ctl` cannot remove it, because it
 //! needs the descriptor that was closed. The events of such a ghost never stop. They carry the token of an outdated
 //! registration, so they reach no watcher, but each of them wakes the loop. After many such events, a new poller
-//! replaces the old one. It watches only those entries of the fd table whose number still belongs to the file that was
+//! replaces the old one. It watches only the entries of the fd table whose number still belongs to the file that was
 //! registered.
 
 use grapeshot_core::sys::poller::Poller;

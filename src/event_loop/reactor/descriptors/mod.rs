@@ -1,5 +1,5 @@
 //! The descriptors that the loop watches: the fd table, which says what each of them is for, and the poller, which must
-//! know of every change.
+//! be told of every change.
 //!
 //! The table has an entry for each source (a transport, a listener) and for each watch (`add_reader`, the socket
 //! operations, coros). It owns a reference to everything in it. An event of the poller is looked up by its token, which
@@ -36,7 +36,7 @@ pub(crate) use watcher::{Direction, Watcher};
 /// The use of a descriptor in the fd table. Dropping it may run any code, so an entry is taken out of the table first
 /// and dropped when the table is not borrowed any more.
 pub(crate) enum FdUse {
-    /// It belongs to a native source: a transport or a listener.
+    /// It belongs to a native source, such as a transport or a listener.
     Source(SourceRef),
     /// The program owns it and the loop only watches it: for `add_reader`, `add_writer` or a socket operation.
     Watch(OwnedWatch),

@@ -59,7 +59,7 @@ impl Pacing {
         }
     }
 
-    /// Whether the last poll is so long ago that the next iteration must poll.
+    /// Whether the last poll was so long ago that the iteration that begins now must poll.
     #[inline]
     pub(crate) fn is_overdue(&self, now_ns: u64) -> bool {
         now_ns - self.polled_ns.get() >= MAX_UNPOLLED_NS

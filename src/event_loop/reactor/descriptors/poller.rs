@@ -43,7 +43,7 @@ impl LoopPoller {
     }
 
     /// Calls `wait` with the poller and the list that it fills; None if the loop is closed. The cells are borrowed
-    /// during the whole call, so `wait` may give up the GIL: other threads cannot change them meanwhile.
+    /// during the whole call, so `wait` may give up the GIL without another thread changing them.
     #[inline]
     pub(crate) fn with_events<R>(&self, wait: impl FnOnce(&Poller, &mut Events) -> R) -> Option<R> {
         let poller = self.poller.borrow();
@@ -57,7 +57,7 @@ impl LoopPoller {
         self.events.borrow().get(index)
     }
 
-    /// Changes what is watched on a descriptor from `old` to `new`. Each of them may be NONE.
+    /// Changes what is watched on a descriptor from `old` to `new`. Either of them may be NONE.
     pub(super) fn change(&self, fd: RawFd, token: Token, old: Interest, new: Interest) -> io::Result<()> {
         self.with(|poller| match (old.is_empty(), new.is_empty()) {
             (true, true) => Ok(()),
@@ -91,8 +91,8 @@ impl LoopPoller {
         file::lowest_free(fd).ok()
     }
 
-    /// Puts a new poller in the place of the current one. It watches the loop's own descriptors, and those of `entries`
-    /// that the current poller watches. Does nothing if the loop is closed.
+    /// Puts a new poller in the place of the current one. It watches the loop's own descriptors, and the descriptors in
+    /// `entries` that the current poller watches. Does nothing if the loop is closed.
     pub(super) fn replace(&self, entries: impl Iterator<Item = (RawFd, Token, Interest)>) -> io::Result<()> {
         let new = {
             let old = self.poller.borrow();

@@ -140,9 +140,9 @@ impl Descriptors {
     /// Wakes `waiter` at the next event of `socket`, whose descriptor is `fd`. Returns the watcher that it replaces.
     /// After an error, `waiter` is dropped.
     ///
-    /// If `is_anew` is true, the descriptor is registered with the poller anew. An event that the last poll has already
-    /// returned then does not end this wait, and the poller reports the descriptor if it is ready now, even without a
-    /// change.
+    /// If `is_anew` is true, the descriptor is registered with the poller again, even if the poller watches it already.
+    /// Then an event that the last poll has returned does not end this wait, and the poller reports the descriptor if
+    /// it is ready now, even without a change.
     pub(crate) fn wait_once(
         &self,
         socket: &Bound<'_, PyAny>,

@@ -91,9 +91,9 @@ impl Watch {
             .is_some_and(|known| known.is(socket))
     }
 
-    /// The socket object of the last `wait_once`, if it still exists. Without a GIL, another thread may drop its reference
-    /// to the object at any time. Then dropping the result runs a finalizer, which may remove the watch. So the caller
-    /// keeps the result until it no longer uses the watch.
+    /// The socket object of the last `wait_once`, if it still exists. Without a GIL, another thread may drop its
+    /// reference to the object at any time. Then dropping the result runs a finalizer, which may remove the watch. So
+    /// the caller keeps the result until it no longer uses the watch.
     fn socket_alive<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
         self.socket
             .get(py)?
@@ -165,7 +165,7 @@ impl OwnedWatch {
         Self(NonNull::from(Box::leak(Box::new(watch))))
     }
 
-    /// The watch, for code that runs no other code while it uses the result.
+    /// The watch. The caller runs no other code while it uses the result.
     #[inline]
     pub(super) fn get(&self) -> WatchRef {
         WatchRef(self.0)
@@ -224,8 +224,8 @@ impl WatchRef {
         self.get().armed.get()
     }
 
-    /// Notes that the poller watches nothing, if the socket of the last wait is gone. Returns this socket, which the
-    /// caller must keep until it no longer uses the watch (see `socket_alive`).
+    /// If the socket object of the last wait no longer exists, notes that the poller watches nothing. Otherwise returns
+    /// this object, which the caller must keep until it no longer uses the watch (see `socket_alive`).
     #[must_use]
     pub(super) fn check_armed(self, py: Python<'_>) -> Option<Bound<'_, PyAny>> {
         let watch = self.get();
