@@ -135,7 +135,7 @@ fn assertions(row: &Row) -> Result<String, String> {
         )),
         (Some(value), Some(Place::Field(c_type, owner, path))) => Ok(format!(
             "_Static_assert(offsetof({owner}, {path}) == {value}, \"{name}: {owner}.{path} is not at {value}\");\n\
-             _Static_assert(sizeof((({owner} *)0)->{path}) == sizeof({c_type}), \"{name}: {owner}.{path} is no {c_type}\");\n"
+             _Static_assert(sizeof((({owner} *)0)->{path}) == sizeof({c_type}), \"{name}: {owner}.{path} is not a {c_type}\");\n"
         )),
         _ => Err(format!("{name} needs both a value and a field, or neither")),
     }
