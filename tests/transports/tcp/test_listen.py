@@ -250,9 +250,7 @@ async def test_family(loop, serve):
     await shut(server)
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="the default is the same everywhere, but this check needs Linux"
-)
+@pytest.mark.skipif(sys.platform != "linux", reason="the default is the same everywhere, but this check needs Linux")
 async def test_reuse_address_is_the_default(loop, serve):
     server = await serve(Echo, HOST, 0)
     assert server.sockets[0].getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR) == 1
