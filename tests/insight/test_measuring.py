@@ -438,6 +438,22 @@ async def test_coros(loop):
     assert long_ones(loop.statistics().callback_durations) == 3
 
 
+@needs_coros
+@pytest.mark.parametrize("way", ["histogram", "observer"])
+async def test_each_turn_of_a_coro_that_has_the_loop_for_itself_is_measured(loop, way):
+    from grapeshot import coro
+
+    turns = []
+    if way == "histogram":
+        loop.measure_callbacks()
+    else:
+        loop._set_step_observer(lambda what, *_: turns.append(what))
+    await coro.spawn(lambda: [coro.yield_slice() for _ in range(10)])
+    count = loop.statistics().callback_durations.count if way == "histogram" else len(turns)
+    loop._set_step_observer(None)
+    assert 11 <= count <= 15  # a few are of this task
+
+
 async def test_an_echo_server_works_while_callbacks_are_measured(loop):
     loop.measure_callbacks()
 

@@ -195,6 +195,26 @@ def test_the_callback_that_ends_a_run_is_a_plain_function(loop, caplog):
     caplog.clear()
 
 
+@pytest.mark.only_on("grapeshot")  # on asyncio's loop, the error leaves run_forever()
+def test_an_error_while_a_slow_callback_is_logged(loop, monkeypatch):
+    class Slow:
+        def __call__(self):
+            time.sleep(0.02)
+
+        def __repr__(self):
+            raise ValueError("no name")
+
+    seen = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda args: seen.append((args.object, repr(args.exc_value))))
+    loop.set_debug(True)
+    loop.slow_callback_duration = 0.01
+    loop.call_soon(Slow())
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    assert seen == [(loop, "ValueError('no name')")]
+    seen.clear()
+
+
 def test_slow_callback_duration_default(loop):
     assert loop.slow_callback_duration == 0.1
     loop.slow_callback_duration = 2

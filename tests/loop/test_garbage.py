@@ -121,18 +121,21 @@ def test_an_open_loop_is_collected(loop_kind):
     out = run_script(
         loop_kind,
         """
-        import gc, os, weakref
+        import gc, os, socket, weakref
         class Holder:
             def method(self): pass
         def fds():
             return len(os.listdir("/dev/fd"))
         new_event_loop().close()
+        watched = [end for _ in range(2) for end in socket.socketpair()]
         before = fds()
         for _ in range(3):
             loop, holder = new_event_loop(), Holder()
             holder.loop = loop
             loop.call_soon(holder.method)
             loop.call_later(1000, holder.method)
+            for sock in watched:
+                loop.add_reader(sock, holder.method)
             reference = weakref.ref(holder)
             del loop, holder
             gc.collect()

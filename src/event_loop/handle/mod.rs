@@ -282,12 +282,10 @@ impl<'py> Handle<'py> {
         unsafe { ffi::Py_REFCNT(self.as_ptr()) > 1 }
     }
 
-    /// Tracks the handle if it has more than `own` references; otherwise untracks it.
-    pub(crate) fn track_if_kept(self, own: ffi::Py_ssize_t) {
+    /// Stops the collector from tracking the handle, unless it has more than `own` references.
+    pub(crate) fn untrack_unless_kept(self, own: ffi::Py_ssize_t) {
         // SAFETY: the object is alive.
-        if unsafe { ffi::Py_REFCNT(self.as_ptr()) } > own {
-            self.track();
-        } else {
+        if unsafe { ffi::Py_REFCNT(self.as_ptr()) } <= own {
             self.untrack();
         }
     }

@@ -26,7 +26,7 @@ impl NewestHandle {
         handle.track();
         if let Some(last) = self.0.replace(Some(HandleRef::of(handle))) {
             // 2: the references of the queue and of this function.
-            last.this(handle.py()).track_if_kept(2);
+            last.this(handle.py()).untrack_unless_kept(2);
         }
     }
 

@@ -8,13 +8,15 @@ import asyncio
 import contextlib
 import functools
 import logging
+import re
 import socket
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
-from support import coro_is_available
+from support import coro_is_available, wait_until
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 if coro_is_available():
@@ -341,6 +343,43 @@ def test_the_limit_can_be_set_while_the_loop_runs(records):
     loop.call_soon(callback)
     loop.run_forever()
     loop.close()
+
+
+def sleeps_of_the_watchdog():
+    """Return how often the watchdog's thread has slept, or 0 if it does not wait without a time limit now."""
+    for thread in Path("/proc/self/task").iterdir():
+        if (thread / "comm").read_text() == "coro-watchdog\n":
+            call = (thread / "syscall").read_text().split()
+            is_asleep = len(call) > 4 and int(call[4], 16) == 0  # the timeout of futex(2)
+            count = re.search(r"^voluntary_ctxt_switches:\s*(\d+)", (thread / "status").read_text(), re.MULTILINE)
+            return int(count[1]) if is_asleep else 0
+    return 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/syscall").exists(), reason="system calls cannot be seen on this system")
+def test_a_new_limit_in_a_long_run_wakes_the_watchdog(records):
+    """The watchdog sleeps while a run goes on that it has reported. After the new limit it also sees later runs."""
+
+    def long():
+        records.spin_until_named(f"callback {long.__qualname__!r}")
+        wait_until(sleeps_of_the_watchdog, "the watchdog to sleep")
+        before = sleeps_of_the_watchdog()
+        coro.set_latency_warning(0.002)
+        wait_until(lambda: sleeps_of_the_watchdog() > before, "the watchdog to sleep again")
+
+    def later():
+        records.spin_until_named(f"callback {later.__qualname__!r}")
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        ended = loop.create_future()
+        loop.call_soon(long)
+        loop.call_soon(later)
+        loop.call_soon(ended.set_result, None)
+        await ended
+
+    run(main())
+    assert records.about(f"callback {later.__qualname__!r}")
 
 
 def test_threads_are_watched_if_they_have_coros_or_a_limit(records):

@@ -189,6 +189,8 @@ SCRIPTS = {
         print(file.peek(1)[:4], file.readinto(buffer), buffer, file.readline(), next(file), file.readline(2))
         print(isinstance(file, io.BufferedReader), isinstance(out, io.BufferedWriter), file.readable(), file.seekable())
         for each in (file, out):
+            kind = type(each)
+            print(isinstance(each, getattr(sys.modules[kind.__module__], kind.__qualname__)))
             try:
                 pickle.dumps(each)
             except TypeError:

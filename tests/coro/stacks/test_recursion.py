@@ -126,6 +126,20 @@ def test_other_faults_end_the_process_as_usual(fault, faulthandler):
     assert ("Fatal Python error" in done.stderr) == bool(faulthandler)
 
 
+@pytest.mark.parametrize("name", ["SIGSEGV", "SIGBUS"])
+def test_each_signal_goes_to_the_handler_that_it_had_before(name):
+    """The other one of the two signals has the default action."""
+    done = run(f"""
+        import os, signal
+        from grapeshot import coro
+        signal.signal(signal.{name}, lambda number, _: print(signal.Signals(number).name))
+        coro.run(int)
+        coro.run(lambda: os.kill(os.getpid(), signal.{name}))
+        print("alive")
+    """)
+    assert (done.returncode, done.stdout) == (0, f"{name}\nalive\n"), done.stderr
+
+
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no list of mappings on this system")
 def test_the_alternate_stack_goes_with_its_thread():
     done = run("""

@@ -227,3 +227,20 @@ def test_the_child_of_a_coro_that_forks():
     print("child" if is_child else "parent", flush=True)
     """
     assert script(body) == "child\nparent\n"
+
+
+@pytest.mark.parametrize("setting", ["always", "lazy", None])
+def test_the_environment_variable_that_evicts_every_stack(setting, monkeypatch):
+    if setting is None:
+        monkeypatch.delenv("GRAPESHOT_CORO_EVICT", raising=False)
+    else:
+        monkeypatch.setenv("GRAPESHOT_CORO_EVICT", setting)
+    body = """
+    def main():
+        few = waiting(3)
+        print({thread.stack_info()["where"] for thread in few}, coro.stack_info()["evicts_always"])
+        end(few)
+
+    coro.run(main)
+    """
+    assert script(body) == ("{'evicted'} True\n" if setting == "always" else "{'in place'} False\n")

@@ -50,6 +50,12 @@ WAKES = {
     "event": lambda one: one.set(),
     "inverted_semaphore": lambda one: one.release(),
 }
+# Methods that change a primitive, and neither wait nor wake.
+CHANGES = {
+    "semaphore": lambda one: one.try_acquire(),
+    "event": lambda one: one.clear(),
+    "inverted_semaphore": lambda one: one.acquire(),
+}
 
 
 def make(kind):
@@ -129,6 +135,8 @@ def test_another_thread_is_refused_and_changes_nothing(kind):
                 outcomes.append("nothing")
 
         attempt(WAKES[kind])
+        if kind in CHANGES:
+            attempt(CHANGES[kind])
         # Also in a coro of another loop.
         coro.run(attempt, WAITS[kind])
         return outcomes

@@ -185,6 +185,8 @@ async def test_pending_datagrams_are_counted_and_sent_in_order(loop, tmp_path, m
         assert await received_by(peer, count + 20) == [b"%06d" % number for number in range(count + 20)]
         if sys.version_info[:2] != (3, 13):  # 3.13's asyncio never subtracts the headers that it has counted
             await until(lambda: transport.get_write_buffer_size() == 0)
+        transport.sendto(b"direct")  # nothing is pending any more, so it is sent at once
+        assert peer.recv(100) == b"direct"
         await finish(protocol)
 
 
