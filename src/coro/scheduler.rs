@@ -7,8 +7,8 @@
 //!   next entry <-- interpreter state, bookkeeping <---------- switch back <--- leave() on the coro's stack
 //! ```
 //!
-//! Everything except `make_ready` and `start` runs on the thread's own stack. No borrow is held across a call into
-//! Python or a stack switch. The coro's side of the switch, `leave`, is in `suspension`.
+//! `resume` and everything that it calls run on the thread's own stack; the other functions run on any stack. No borrow
+//! is held across a call into Python or a stack switch. The coro's side of the switch, `leave`, is in `suspension`.
 
 use std::ptr;
 use std::rc::Rc;

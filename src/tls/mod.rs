@@ -65,7 +65,7 @@ bitflags::bitflags! {
         const INNER_EOF = 1 << 4;
         /// A callback of the application's own protocol is running: writes are encrypted when it returns.
         const CORKED = 1 << 5;
-        /// Plaintext is being encrypted. A write from within goes to the end of the backlog.
+        /// Plaintext is being encrypted. A write in the meantime goes to the end of the backlog.
         const ENCRYPTING = 1 << 6;
         /// An accepted connection: no caller waits for the handshake, so debug mode reports its failure.
         const ACCEPTED = 1 << 7;
@@ -76,7 +76,7 @@ bitflags::bitflags! {
         const UNCOUNTED = 1 << 9;
         /// `start_tls` is complete, but its waiter has not run yet. No data is delivered before it has.
         const STARTED = 1 << 10;
-        /// The connection was closed from within the encryption. The closing continues after it.
+        /// `close()` was called while plaintext was being encrypted. It continues after the encryption.
         const CLOSE_HELD = 1 << 11;
         /// The transport is on the loop's list: writes are encrypted at the end of the running step.
         const HELD = 1 << 12;

@@ -3,8 +3,8 @@
 //!
 //! This applies only to an exact `asyncio.StreamReaderProtocol` over an exact `asyncio.StreamReader`, and only while
 //! asyncio's own methods are in place, on both classes and on both objects. Each delivery checks that (the classes by
-//! their version tags). Whatever does not qualify goes through the Python methods, and the decision is made before
-//! anything is changed. The native code takes asyncio's steps in asyncio's order, so every exception and every
+//! their version tags). All other data goes through the Python methods, and the decision is made before anything
+//! is changed. The native code takes asyncio's steps in asyncio's order, so every exception and every
 //! intermediate state is the same.
 //!
 //! Used on the loop's thread only.

@@ -148,8 +148,8 @@ impl BaseCall {
         }
     }
 
-    /// Whether the call asked for urgent data when there was none, and one of Python's sockets would wait in this case:
-    /// a socket that has a timeout and nothing to read.
+    /// Whether the call asked for urgent data, found none, and one of Python's sockets would wait: it waits if it has a
+    /// timeout and there is nothing to read.
     #[cold]
     fn finds_no_urgent_data(&self, socket: &Socket<'_>, error: &PyErr) -> bool {
         let py = socket.py();

@@ -53,8 +53,8 @@ impl PipeEnd for Reading {
         if is_reading(&this) {
             return on_readable(this);
         }
-        // Reading was paused, but the poller still waits for data. Changing it costs a system call, which only pays off
-        // now that data has come.
+        // Reading was paused, but the poller still waits for data. Changing that costs a system call, which only pays
+        // off now that data has come.
         sync_interest(this)
     }
 
@@ -114,7 +114,7 @@ fn on_readable(this: Pipe<'_, Reading>) -> PyResult<()> {
         Ok(Some(Ok(data))) => {
             let delivered = match this.calls.receiver() {
                 Receiver::Data => this.calls.data_received(py, &data),
-                // As in asyncio, a pipe calls no other method, so that a BufferedProtocol needs `data_received` too.
+                // As in asyncio, a pipe calls no other method, so a BufferedProtocol needs `data_received` too.
                 _ => this.calls.call(py, names(py).data_received, &[&data]).map(drop),
             };
             match delivered {

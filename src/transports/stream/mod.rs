@@ -145,8 +145,8 @@ impl Source for StreamObject {
             if this.wanted_interest().has_read() {
                 reading::on_readable(this)?;
             } else {
-                // Reading was paused, but the poller still waits for data. Changing it costs a system call, which only
-                // pays off now that data has come.
+                // Reading was paused, but the poller still waits for data. Changing that costs a system call, which
+                // only pays off now that data has come.
                 sync_interest(this)?;
             }
         }
@@ -378,7 +378,7 @@ fn keep_local_address(py: Python<'_>, body: &StreamBody) {
     }
 }
 
-/// Makes `socket` the owner of the descriptor: from now on any code that holds the socket object may close it.
+/// Makes `socket` the owner of the descriptor: from now on any code that holds the socket may close the descriptor.
 fn set_socket(body: &StreamBody, socket: Bound<'_, PyAny>) {
     keep_local_address(socket.py(), body);
     body.registration.set_owner(&socket);
@@ -397,7 +397,7 @@ fn socket_of(this: Stream<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
     }
     let socket = socket_object::adopt(py, fd)?;
     if this.fd() != fd || this.socket.is_set() {
-        // Other code has run in `adopt`, and it has closed the descriptor or has made the object itself.
+        // Other code has run in `adopt`, and has closed the descriptor or made the socket object itself.
         socket_object::disown(socket)?;
         return Ok(this.socket.get(py));
     }
