@@ -15,7 +15,7 @@ use pyo3::types::PyList;
 use super::coroutine::Coro;
 use super::errors::{ErrorClass, is_exactly};
 
-/// Adds an exception after those that are already pending.
+/// Adds an exception after the ones that are already pending.
 #[cold]
 pub(super) fn push(coro: Coro<'_>, exception: Bound<'_, PyAny>) -> PyResult<()> {
     let py = coro.py();

@@ -53,7 +53,8 @@ use inner::Inner;
 bitflags::bitflags! {
     #[derive(Clone, Copy)]
     struct Flags: u16 {
-        /// The application has called `close()` or `abort()`, or the connection is gone.
+        /// The application has called `close()` or `abort()`, the peer has sent `close_notify`, or the connection is
+        /// gone.
         const CLOSED = 1;
         /// The application has called `pause_reading()` and not yet `resume_reading()`.
         const APP_PAUSED = 1 << 1;
@@ -160,8 +161,7 @@ fn is_tls(transport: &Bound<'_, PyAny>) -> bool {
 }
 
 /// Whether native code may write to the transport and end it without calling its Python methods, because no method has
-/// been replaced.
-/// Requires that `is_tls` has returned true for the object.
+/// been replaced. Requires that `is_tls` has returned true for the object.
 #[inline]
 fn has_own_methods(transport: &Bound<'_, PyAny>) -> bool {
     OWN_METHODS.are_in_force(transport, &tls_of(transport).dict)

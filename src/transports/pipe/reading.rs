@@ -152,7 +152,7 @@ fn read(this: Pipe<'_, Reading>) -> io::Result<Option<PyResult<Bound<'_, PyAny>>
     })
 }
 
-/// The last writer has closed the pipe. The transport closes too, whatever `eof_received` returns.
+/// The last writer has closed the pipe. The transport closes too, no matter what `eof_received` returns.
 fn on_eof(this: Pipe<'_, Reading>) -> PyResult<()> {
     lifecycle::log_closed_by_peer(this)?;
     // This comes first, so that callbacks that eof_received schedules run after connection_lost.
