@@ -320,7 +320,7 @@ unsafe fn lose_queued(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()
         .get_item(intern!(py, "_lost_with"))?
         .unwrap_or_else(|| py.None().into_bound(py));
     extra.del_item(intern!(py, "_lost_with"))?;
-    // Drop the inner transport here: the other library may keep its protocol, which is this object, forever.
+    // Drop the inner transport here: its owner may keep the transport's protocol, which is this object, forever.
     drop(this.inner.take(py));
     lose(this, &exception)
 }

@@ -73,9 +73,9 @@ impl Watermarks {
     }
 }
 
-/// The high and the low limit, in bytes, that the Python arguments `high` and `low` ask for. An argument that is None or
-/// absent gets asyncio's default: four times the low limit, or `default_high` without a low limit; and a quarter of the
-/// high limit.
+/// The high and the low limit, in bytes, that the Python arguments `high` and `low` ask for. Without a high limit (None
+/// or absent), it is four times the low one, or `default_high` if there is no low limit either. Without a low limit, it
+/// is a quarter of the high one. asyncio does the same.
 ///
 /// `TypeError` if an argument is neither an integer nor None; `OverflowError` beyond 64 bits; `ValueError` unless
 /// high >= low >= 0.
@@ -108,8 +108,8 @@ pub(crate) const SEND_FAILED: &str = "socket.send() raised exception.";
 /// How many writes after the loss of the connection cause no warning, as in asyncio.
 const QUIET_LOST_WRITES: u8 = 5;
 
-/// Counts a write after the loss of the connection. After `QUIET_LOST_WRITES` of them, each further write
-/// logs `warning`.
+/// Counts a write after the loss of the connection. After `QUIET_LOST_WRITES` of them, each further write logs
+/// `warning`.
 #[cold]
 pub(crate) fn note_lost_write(py: Python<'_>, count: &Cell<u8>, warning: &str) -> PyResult<()> {
     if count.get() >= QUIET_LOST_WRITES {

@@ -88,7 +88,7 @@ fn object_received(protocol: &Bound<'_, PyAny>, method: &Bound<'_, PyAny>) -> Op
     }
 }
 
-/// The registered function for `protocol`, if that is of the native protocol type.
+/// The registered function for `protocol`, if it is of the native protocol type.
 #[inline]
 fn native_received(protocol: &Bound<'_, PyAny>) -> Option<Received> {
     if protocol.get_type_ptr() != NATIVE_TYPE.load(Ordering::Acquire) {

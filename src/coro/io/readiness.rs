@@ -112,7 +112,7 @@ fn no_target() -> PyErr {
     PyTypeError::new_err("a descriptor or an object with fileno() is required")
 }
 
-/// The limit of a wait. A timeout of 0 does not prevent the wait, which then finds out the current state.
+/// The time limit of a wait. A timeout of 0 does not prevent the wait: it asks whether the descriptor is ready now.
 fn limit_of(timeout: Option<Bound<'_, PyAny>>) -> PyResult<Limit> {
     Ok(match Limit::new(None, timeout)? {
         Limit::AtOnce => Limit::For { timeout_s: 0.0 },

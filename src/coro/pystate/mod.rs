@@ -20,7 +20,7 @@
 //!
 //! Trace and profile functions, `delete_later` and all other fields belong to the thread.
 //!
-//! The scheduler swaps this part on the thread's own stack, attached.
+//! The scheduler swaps the coro's part on the thread's own stack, attached.
 
 use std::ffi::c_int;
 use std::ptr;
