@@ -14,7 +14,7 @@ use super::function::store;
 use super::runtime::{current, with_runtime};
 use super::{interruption, scheduler};
 
-/// In this many rounds coros may yield during their cleanup. After that, a yield is interrupted too.
+/// The number of rounds in which coros may yield during their cleanup. After them, a yield is interrupted too.
 const GENTLE_ROUNDS: usize = 100;
 /// The number of rounds after which daemons are abandoned.
 const DAEMON_ROUNDS: usize = 10;

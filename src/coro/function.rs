@@ -92,8 +92,8 @@ fn leave_context<'py>(coro: Coro<'py>, outcome: Outcome<'py>) -> Outcome<'py> {
     outcome
 }
 
-/// Runs a part of the coro's outermost function and turns a panic into an exception. An outcome that it returns is
-/// recorded, and the coro has ended. Returns true if the coro goes on.
+/// Runs a part of the coro's outermost function and turns a panic into an exception. If the part returns an outcome,
+/// this records it and marks the coro as done. Returns true if the coro goes on.
 #[inline(always)]
 fn record_outcome<'py, F>(coro: Coro<'py>, part: F) -> bool
 where

@@ -65,7 +65,8 @@ pub(super) fn pending_loop(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     call(py, &PENDING_LOOP)
 }
 
-/// Called before the first coro of a thread starts, so that the package notices the thread's end.
+/// Called before a thread starts its first coro or sets a limit for the watchdog, so that the package notices the
+/// thread's end.
 #[cold]
 pub(super) fn watch_thread(py: Python<'_>) {
     if let Err(error) = call(py, &WATCH_THREAD) {

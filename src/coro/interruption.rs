@@ -5,7 +5,7 @@
 //! ```
 //!
 //! No exception replaces another, so a timeout that follows a `Shutdown` does not undo it. Only repetitions are
-//! dropped: a second `Shutdown`, and a plain `CancelledError` (not a subclass) that follows either of the two.
+//! dropped: a second `Shutdown`, and a plain `CancelledError` (not a subclass) after a `Shutdown` or another plain one.
 //!
 //! Only the coro's thread uses it.
 
@@ -15,7 +15,7 @@ use pyo3::types::PyList;
 use super::coroutine::Coro;
 use super::errors::{ErrorClass, is_exactly};
 
-/// Adds an exception after those that are already pending.
+/// Adds an exception after the ones that are already pending.
 #[cold]
 pub(super) fn push(coro: Coro<'_>, exception: Bound<'_, PyAny>) -> PyResult<()> {
     let py = coro.py();
@@ -65,7 +65,7 @@ pub(super) fn pop(coro: Coro<'_>) -> Option<PyErr> {
     Some(PyErr::from_value(first))
 }
 
-/// Puts an exception that `pop` returned back in front of the others. It is raised at the coro's next wait.
+/// Puts back an exception that `pop` returned, in front of the others. It is raised at the coro's next wait.
 #[cold]
 pub(super) fn put_back(coro: Coro<'_>, error: PyErr) -> PyResult<()> {
     let py = coro.py();

@@ -3,7 +3,7 @@
 //! protocol method.
 //!
 //! A run counts as blocking only while other work waits for its turn (`Reactor::has_backlog`). Each time a check finds
-//! that nothing else waits, the run's time starts anew from that moment. A program can ask for reports of all long runs
+//! that nothing else waits, the run's time counts from that moment on. A program can ask for reports of all long runs
 //! instead (`report_always`).
 //!
 //! ```text
@@ -217,7 +217,7 @@ pub(super) fn report_always(is_on: bool) {
 
 // ---- what a run holds up -----------------------------------------------------------------------------------------
 
-/// Whether other work waits for the end of the run. If nothing waits, the run's time starts anew now.
+/// Whether other work waits for the end of the run. If nothing waits, the run's time counts from now on.
 fn holds_up_work(py: Python<'_>, pulse: &Pulse, object: *mut ffi::PyObject, subject: Subject) -> bool {
     if REPORTS_ALWAYS.load(Ordering::Relaxed) {
         return true;

@@ -4,7 +4,7 @@
 //! of a list that contains itself ends with `[...]`. The `__repr__` of an item may wait, and another coro may print the
 //! same list during the wait. So the contents of the list are exchanged at each switch: `Fiber::reprs` holds the
 //! contents for the stack that is not running, the coro's while the coro is suspended and the thread's own while the
-//! coro runs. The list object itself is made with the first coro of the thread and stays the same.
+//! coro runs. The list object itself stays the same.
 //!
 //! While no `repr` is in progress, a switch costs two tests. The exchange swaps the fields of the list object, which
 //! needs no memory except for a box, and runs no code. Source: `Py_ReprEnter` in CPython's `Objects/object.c`.
@@ -25,7 +25,7 @@ pub(super) struct Contents {
     allocated: ffi::Py_ssize_t,
 }
 
-/// The list of one thread; null before its first coro and after its last one.
+/// The list of one thread; null before the thread's first coro and after `forget`.
 pub(super) struct ReprList(Cell<*mut ffi::PyListObject>);
 
 impl ReprList {
@@ -43,7 +43,8 @@ impl ReprList {
         }
     }
 
-    /// Called when the thread ends. The coros that are resumed after this, only to end, share what is left.
+    /// Called when the thread ends. Coros that are still resumed after this, in order to end, share the thread's
+    /// record.
     pub(super) fn forget(&self, py: Python<'_>) {
         let list = self.0.replace(ptr::null_mut());
         // SAFETY: attached; null, or the reference of `set_up`.

@@ -1,7 +1,7 @@
 //! The coro state of a thread: the stacks, which stack occupies which slot, and the live coros.
 //!
-//! Each thread has its own `Runtime`, and its methods are called on the thread's own stack. No borrow is held across a
-//! call into Python or a stack switch.
+//! Each thread has its own `Runtime`. Stacks are put into slots and evicted only on the thread's own stack. No borrow
+//! is held across a call into Python or a stack switch.
 
 use std::cell::{Cell, RefCell};
 use std::ptr;
@@ -71,7 +71,7 @@ pub(super) struct Runtime {
     pub(super) pulse: OwnPulse,
 }
 
-/// Counts since the thread's first coro.
+/// Counts since the thread's first coro. Only `saved_len` is a current amount: the bytes of all evicted stacks.
 #[derive(Default)]
 pub(super) struct Stats {
     pub(super) switches: Cell<u64>,

@@ -7,8 +7,9 @@
 //!   next entry <-- interpreter state, bookkeeping <---------- switch back <--- leave() on the coro's stack
 //! ```
 //!
-//! Everything except `make_ready` and `start` runs on the thread's own stack. No borrow is held across a call into
-//! Python or a stack switch. The coro's side of the switch, `leave`, is in `suspension`.
+//! `resume` switches only from the thread's own stack, and refuses to run a coro on any other one. `make_ready`,
+//! `start` and the small functions run on any stack. No borrow is held across a call into Python or a stack switch. The
+//! coro's side of the switch, `leave`, is in `suspension`.
 
 use std::ptr;
 use std::rc::Rc;

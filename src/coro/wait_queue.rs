@@ -1,7 +1,7 @@
 //! `WaitQueue`: the coros that wait for the same thing, in order of arrival.
 //!
 //! The list links the coro objects themselves. So waiting needs no memory, and a coro can leave from any position by
-//! changing four pointers:
+//! changing a few pointers:
 //!
 //! ```text
 //!   WaitQueue      first ------.                                   .------ last

@@ -265,7 +265,7 @@ impl Watchdog {
     }
 
     /// If nothing is watched and the watchdog is not using Python, tells the thread to end and waits for that; it needs
-    /// no GIL to end. Otherwise the thread ends by itself later.
+    /// no GIL to end. A thread that is using Python finds out afterwards that nothing is watched, and ends then.
     fn end_if_unused(&self, mut state: MutexGuard<'_, State>) {
         if !state.watched.is_empty() || state.is_reporting {
             return;

@@ -48,7 +48,7 @@ pub(super) struct Engine {
 }
 
 impl Engine {
-    /// Makes two BIOs and wraps them. Raises what `sslcontext.wrap_bio()` raises.
+    /// Makes two BIOs and wraps them. Raises the exceptions of `sslcontext.wrap_bio()`.
     pub(super) fn new(
         sslcontext: &Bound<'_, PyAny>,
         is_server: bool,

@@ -206,7 +206,7 @@ fn fail_handshake(this: Tls<'_>, error: PyErr, message: &str) -> PyResult<()> {
 }
 
 /// Sets the result or the exception of the Future that waits for the handshake. The result is the transport, or None
-/// for a connection that was closed before its handshake began.
+/// for a connection that ended without an error before its handshake was complete.
 fn wake_waiter(this: Tls<'_>, outcome: Result<&Bound<'_, PyAny>, Bound<'_, PyAny>>) -> PyResult<()> {
     let py = this.py();
     let Some(waiter) = this.waiter.take(py) else {
@@ -320,7 +320,7 @@ unsafe fn lose_queued(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()
         .get_item(intern!(py, "_lost_with"))?
         .unwrap_or_else(|| py.None().into_bound(py));
     extra.del_item(intern!(py, "_lost_with"))?;
-    // Drop the inner transport here, since its owner may keep its protocol, which is this object, forever.
+    // Drop the inner transport here: its owner may keep the transport's protocol, which is this object, forever.
     drop(this.inner.take(py));
     lose(this, &exception)
 }

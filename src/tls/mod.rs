@@ -53,7 +53,8 @@ use inner::Inner;
 bitflags::bitflags! {
     #[derive(Clone, Copy)]
     struct Flags: u16 {
-        /// The application has called `close()` or `abort()`, or the connection is gone.
+        /// The application has called `close()` or `abort()`, the peer has sent `close_notify`, or the connection is
+        /// gone.
         const CLOSED = 1;
         /// The application has called `pause_reading()` and not yet `resume_reading()`.
         const APP_PAUSED = 1 << 1;
@@ -65,7 +66,7 @@ bitflags::bitflags! {
         const INNER_EOF = 1 << 4;
         /// A callback of the application's own protocol is running: writes are encrypted when it returns.
         const CORKED = 1 << 5;
-        /// Plaintext is being encrypted. A write from within goes to the end of the backlog.
+        /// Plaintext is being encrypted. A write in the meantime goes to the end of the backlog.
         const ENCRYPTING = 1 << 6;
         /// An accepted connection: no caller waits for the handshake, so debug mode reports its failure.
         const ACCEPTED = 1 << 7;
@@ -76,7 +77,7 @@ bitflags::bitflags! {
         const UNCOUNTED = 1 << 9;
         /// `start_tls` is complete, but its waiter has not run yet. No data is delivered before it has.
         const STARTED = 1 << 10;
-        /// The connection was closed from within the encryption. The closing continues after it.
+        /// `close()` was called while plaintext was being encrypted. It continues after the encryption.
         const CLOSE_HELD = 1 << 11;
         /// The transport is on the loop's list: writes are encrypted at the end of the running step.
         const HELD = 1 << 12;
@@ -160,8 +161,7 @@ fn is_tls(transport: &Bound<'_, PyAny>) -> bool {
 }
 
 /// Whether native code may write to the transport and end it without calling its Python methods, because no method has
-/// been replaced.
-/// Requires that `is_tls` has returned true for the object.
+/// been replaced. Requires that `is_tls` has returned true for the object.
 #[inline]
 fn has_own_methods(transport: &Bound<'_, PyAny>) -> bool {
     OWN_METHODS.are_in_force(transport, &tls_of(transport).dict)

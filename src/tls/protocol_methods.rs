@@ -96,7 +96,7 @@ pub(super) fn rows() -> Vec<ffi::PyMethodDef> {
 
 /// `loop._tls(protocol, sslcontext, waiter, server_side, server_hostname, handshake_timeout, shutdown_timeout,
 /// call_connection_made=True, accepted=False, below=None)`: makes the transport. The connection gets a copy of the
-/// context of the transport `below` if there is one, otherwise of the current context.
+/// context of the transport `below` if that is one of grapeshot's, otherwise of the current context.
 fn make<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let [
         protocol,

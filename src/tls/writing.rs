@@ -110,8 +110,8 @@ pub(super) fn write(this: Tls<'_>, data: &Bound<'_, PyAny>) -> PyResult<()> {
     after_push(this, new_len)
 }
 
-/// `write(data)` for another TLS transport above this one, which has collected data itself. The data is not held, and
-/// held data before it is sent too.
+/// `write(data)` for another TLS transport above this one. That transport has already collected its data, so neither
+/// the data nor any data that was written before it is held here.
 pub(super) fn write_collected(this: Tls<'_>, data: &Bound<'_, PyAny>) -> PyResult<()> {
     write(this, data)?;
     flush_policy::send_held(this)
@@ -143,7 +143,7 @@ pub(super) fn writelines(this: Tls<'_>, items: &Bound<'_, PyAny>) -> PyResult<()
     after_push(this, new_len)
 }
 
-/// Whether a write must go behind the backlog, because something must be sent before it or it is collected.
+/// Whether a write must go into the backlog: it cannot be sent now, other data goes first, or writes are collected.
 #[inline]
 fn must_wait(this: Tls<'_>) -> bool {
     this.state.get() != State::Open
@@ -213,7 +213,7 @@ pub(super) fn flush(this: Tls<'_>) -> PyResult<()> {
     close_if_held(this)
 }
 
-/// Continues a `close()` that was called from within the encryption.
+/// Continues a `close()` that was called during the encryption.
 #[inline]
 fn close_if_held(this: Tls<'_>) -> PyResult<()> {
     if !this.flags.has(Flags::CLOSE_HELD) || this.flags.has(Flags::ENCRYPTING) {

@@ -50,7 +50,7 @@ impl Watermarks {
         (self.low.get(), self.high.get())
     }
 
-    /// Sets the watermarks from the arguments of `set_write_buffer_limits`. Raises what `buffer_limits` raises.
+    /// Sets the watermarks from the arguments of `set_write_buffer_limits`. Raises the exceptions of `buffer_limits`.
     pub(crate) fn set(&self, arguments: [Option<Bound<'_, PyAny>>; 2]) -> PyResult<()> {
         let (high, low) = buffer_limits(arguments, self.default_high as usize)?;
         self.high.set(high);
@@ -73,9 +73,9 @@ impl Watermarks {
     }
 }
 
-/// The high and the low limit, in bytes, that the Python arguments `high` and `low` ask for. An argument that is None or
-/// absent has asyncio's default, which is `default_high` for the high limit and a quarter of that for the low one if both
-/// are.
+/// The high and the low limit, in bytes, that the Python arguments `high` and `low` ask for. Without a high limit (None
+/// or absent), it is four times the low one, or `default_high` if there is no low limit either. Without a low limit, it
+/// is a quarter of the high one. asyncio does the same.
 ///
 /// `TypeError` if an argument is neither an integer nor None; `OverflowError` beyond 64 bits; `ValueError` unless
 /// high >= low >= 0.
@@ -105,10 +105,10 @@ pub(crate) fn buffer_limits(
 /// The warning that asyncio logs for a write to a lost socket connection.
 pub(crate) const SEND_FAILED: &str = "socket.send() raised exception.";
 
-/// The number of writes after the loss of the connection that pass without a warning, as in asyncio.
+/// How many writes after the loss of the connection cause no warning, as in asyncio.
 const QUIET_LOST_WRITES: u8 = 5;
 
-/// Counts a write after the loss of the connection. Once `count` has reached the threshold, each further write logs
+/// Counts a write after the loss of the connection. After `QUIET_LOST_WRITES` of them, each further write logs
 /// `warning`.
 #[cold]
 pub(crate) fn note_lost_write(py: Python<'_>, count: &Cell<u8>, warning: &str) -> PyResult<()> {

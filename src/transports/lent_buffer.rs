@@ -25,7 +25,7 @@ impl LentBuffer {
         debug_assert!(self.0.obj.is_null());
         // SAFETY: attached; the view is ours, and Drop releases its export exactly once.
         if unsafe { ffi::PyObject_GetBuffer(offered.as_ptr(), &raw mut self.0, ffi::PyBUF_WRITABLE) } != 0 {
-            // An exporter that fails should have left it null, but not all do.
+            // An exporter that fails should set `obj` to null, but not all do.
             self.0.obj = std::ptr::null_mut();
             return Err(PyErr::fetch(offered.py()));
         }

@@ -190,7 +190,7 @@ pub(crate) fn make<'py, B: Body>(
 }
 
 /// `tp_finalize`: if the transport is still open, issues a ResourceWarning and closes the descriptor. This happens here
-/// and not in `dealloc`, because the other objects of the same garbage are still intact here.
+/// and not in `dealloc`, because here the other objects of the same garbage cycle are still intact.
 unsafe extern "C" fn finalize<B: Body>(slf: *mut ffi::PyObject) {
     // SAFETY: CPython calls tp_finalize attached with an object of this type. The current exception is saved and
     // restored, as PEP 442 requires.

@@ -91,7 +91,7 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Runs `look` on the queued data, which must not change during the call: `look` must not call into Python.
+    /// Runs `look` on the queued data, which must not change during the call, so `look` must not call into Python.
     #[inline]
     pub(crate) fn peek<R>(&self, look: impl FnOnce(&OutBuf<Chunk>) -> R) -> R {
         look(&self.outbuf.borrow())

@@ -1,7 +1,7 @@
 //! The Python object that owns a transport's descriptor. Any code that holds this object may close it, and the
 //! descriptor's number then belongs to another file. `Owner` finds out whether the object still has the descriptor.
 //!
-//! Each use of the descriptor first asks the object for its number. For sockets and raw files that is a single load,
+//! Each use of the descriptor first gets the number from the object. For sockets and raw files that is a single load,
 //! because their C structures begin with the number. This layout is checked once per type when the module is loaded,
 //! and once per object when a transport takes it over.
 
@@ -104,7 +104,7 @@ fn raw_file<'py>(object: &Bound<'py, PyAny>) -> Bound<'py, PyAny> {
     inner
 }
 
-/// The number at the start of an object's C structure, if the object is of a type that is known to have one there.
+/// The number at the start of an object's C structure. None if the object's type is not known to have one there.
 fn field(object: &Bound<'_, PyAny>) -> Option<RawFd> {
     let is_one_of = |kind: &AtomicPtr<ffi::PyTypeObject>| {
         let kind = kind.load(Ordering::Relaxed);

@@ -88,7 +88,7 @@ fn object_received(protocol: &Bound<'_, PyAny>, method: &Bound<'_, PyAny>) -> Op
     }
 }
 
-/// The registered function for `protocol`, if that is of the native protocol type.
+/// The registered function for `protocol`, if it is of the native protocol type.
 #[inline]
 fn native_received(protocol: &Bound<'_, PyAny>) -> Option<Received> {
     if protocol.get_type_ptr() != NATIVE_TYPE.load(Ordering::Acquire) {
@@ -236,8 +236,8 @@ impl ProtocolCalls {
         unsafe { received(py, protocol.as_ptr(), data) }
     }
 
-    /// Delivers data to the protocol in the way that the current protocol requires. It may be another protocol than
-    /// when the data was received, because Python code may have replaced it since.
+    /// Delivers data in the way that the current protocol requires. Python code may have replaced the protocol since
+    /// the data was received.
     #[inline]
     pub(crate) fn deliver(&self, py: Python<'_>, data: &Bound<'_, PyBytes>) -> PyResult<()> {
         match self.receiver.get() {

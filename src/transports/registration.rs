@@ -143,7 +143,8 @@ impl Registration {
 
     /// Removes `this` from the poller and from the fd table. The caller must hold a reference to it.
     pub(super) fn leave<T>(&self, this: This<'_, T>, reactor: &Reactor) {
-        // The system has removed a closed descriptor from the poller, which may have another file under its number now.
+        // If the descriptor is closed, the system has already removed it from the poller, where its number may now
+        // stand for another file.
         let polled = if self.usable_fd(this.py()).is_ok() {
             self.interest.get()
         } else {
@@ -153,7 +154,7 @@ impl Registration {
             return;
         }
         self.interest.set(Interest::NONE);
-        // `unregister` returns nothing if the entry now belongs to another source that has got the number.
+        // `unregister` returns nothing if the entry now belongs to another source with the same number.
         drop(reactor.descriptors.unregister(self.token.get(), polled));
     }
 

@@ -3,9 +3,9 @@
 //!
 //! This applies only to an exact `asyncio.StreamReaderProtocol` over an exact `asyncio.StreamReader`, and only while
 //! asyncio's own methods are in place, on both classes and on both objects. Each delivery checks that (the classes by
-//! their version tags). Whatever does not qualify goes through the Python methods, and the decision is made before
-//! anything is changed. The native code takes asyncio's steps in asyncio's order, so every exception and every
-//! intermediate state is the same.
+//! their version tags). All other data goes through the Python methods, and the decision is made before anything is
+//! changed. The native code takes asyncio's steps in asyncio's order, so every exception and every intermediate state
+//! is the same.
 //!
 //! Used on the loop's thread only.
 
@@ -205,7 +205,7 @@ fn set_attribute(object: &Bound<'_, PyAny>, name: Kept, value: *mut ffi::PyObjec
     Ok(())
 }
 
-/// True if `object.<name>` is the method `function` of its class, so that no attribute of the object itself hides it.
+/// True if `object.<name>` is the method `function` of its class, not hidden by an attribute of the object itself.
 #[inline]
 fn has_own_method(object: &Bound<'_, PyAny>, name: Kept, function: Kept) -> bool {
     attribute(object, name).is_some_and(|found| {
@@ -348,8 +348,7 @@ impl<'py> Feed<'py> {
         {
             return match call(py, set_result, &waiter, &nothing) {
                 // asyncio checks for cancellation before it calls set_result. Checking afterwards gives the same
-                // answer: a set_result that fails either has changed nothing or has made the future done, but never
-                // cancelled.
+                // answer: a set_result that fails may have made the future done, but has never cancelled it.
                 Err(_) if is_cancelled(&waiter)? => Ok(true),
                 result => result.map(|()| true),
             };

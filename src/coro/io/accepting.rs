@@ -113,7 +113,7 @@ impl Operation for AcceptMany {
             match accept(socket, surroundings)? {
                 Ok(accepted) => connections.append(connection(socket, accepted)?)?,
                 Err(error) if connections.is_empty() => return failed(&error, Direction::Read),
-                // The next call will get the error again.
+                // A lasting error will appear again in the next call.
                 Err(_) => break,
             }
             if connections.len() == limit {

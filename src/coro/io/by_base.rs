@@ -1,6 +1,6 @@
 //! The base class's own methods, and calls of them that are repeated after a wait.
 //!
-//! The arguments are converted once, before the first attempt: an iterator becomes a tuple, an object with `__index__`
+//! The arguments are converted once, before the first attempt: an iterable becomes a tuple, an object with `__index__`
 //! becomes an int, and a buffer stays exported until the call is over, so it cannot be resized during a wait. An
 //! argument that cannot be converted is passed to the base unchanged. The base then raises Python's own error in the
 //! first attempt, before any wait.
@@ -148,8 +148,8 @@ impl BaseCall {
         }
     }
 
-    /// Whether the call asked for urgent data when there was none, and one of Python's sockets would wait in this case:
-    /// a socket that has a timeout and nothing to read.
+    /// Whether the call asked for urgent data, found none, and one of Python's sockets would wait: it waits if it has a
+    /// timeout and there is nothing to read.
     #[cold]
     fn finds_no_urgent_data(&self, socket: &Socket<'_>, error: &PyErr) -> bool {
         let py = socket.py();

@@ -101,7 +101,7 @@ fn step_of_function(
     let target = kept.args.get(0).ok_or_else(no_target)?;
     let socket = Socket::from_object(&target);
     if let Some(socket) = &socket {
-        // This wait uses up the event for which a read after a short read would wait.
+        // This wait uses up the next event. A read that relied on `is_drained` would wait for that event.
         socket.extra().is_drained.set(false);
     }
     kept.go_on(&target, socket.as_ref(), outcome)
@@ -112,7 +112,7 @@ fn no_target() -> PyErr {
     PyTypeError::new_err("a descriptor or an object with fileno() is required")
 }
 
-/// The limit of a wait that is made in any case: a timeout of 0 asks for the current state.
+/// The time limit of a wait. A timeout of 0 does not prevent the wait: it asks whether the descriptor is ready now.
 fn limit_of(timeout: Option<Bound<'_, PyAny>>) -> PyResult<Limit> {
     Ok(match Limit::new(None, timeout)? {
         Limit::AtOnce => Limit::For { timeout_s: 0.0 },

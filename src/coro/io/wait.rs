@@ -34,7 +34,7 @@ use crate::event_loop::watching;
 pub(super) struct Waiting {
     reader: Cell<*mut ffi::PyObject>,
     writer: Cell<*mut ffi::PyObject>,
-    /// The fd table's mark for the last wait on this object, for `Descriptors::wait_again`; 0 for none.
+    /// The fd table's mark for the last wait on this object, for `Descriptors::wait_again`; 0 if there was none.
     stamp: Cell<u64>,
     /// The value of `forks()` when a coro was last stored.
     forks: Cell<u32>,
@@ -67,7 +67,7 @@ impl Waiting {
         self.place(direction).set(coro.to_bound().into_ptr());
     }
 
-    /// Removes the coro if it is the given one. Returns whether it was.
+    /// Removes the waiting coro if it is the given one. Returns whether it was.
     #[inline]
     fn take_if(&self, coro: Coro<'_>, direction: Direction) -> bool {
         let place = self.place(direction);
@@ -108,7 +108,7 @@ pub(super) struct Target<'a, 'py> {
 /// The time limit for all waits of one call together.
 #[derive(Clone, Copy)]
 enum TimeLimit {
-    /// The limit, counted from the first wait on.
+    /// The limit, counted from the start of the first wait.
     For(Limit),
     /// The end of the time, in a thread without coros that has already waited.
     Until(BlockingEnd),
@@ -133,7 +133,7 @@ impl Wait {
         }
     }
 
-    /// Sets the time limit for all waits of the call together, counted from the first one on.
+    /// Sets the time limit for all waits of the call together, counted from the start of the first one.
     pub(super) fn set_limit(&mut self, limit: Limit) {
         self.time_limit = TimeLimit::For(limit);
     }
@@ -211,7 +211,7 @@ impl Wait {
         has_begun
     }
 
-    /// Ends the wait of a coro that runs again, whatever has woken it. Returns whether there was an event.
+    /// Ends the wait of a coro that runs again, no matter what has woken it. Returns whether there was an event.
     #[inline]
     pub(super) fn end(&self, coro: Coro<'_>, waiting: Option<&Waiting>) -> bool {
         if let Some(waiting) = waiting
@@ -337,9 +337,9 @@ fn simultaneous(py: Python<'_>, fd: RawFd, direction: Direction) -> PyErr {
     coro_errors::new(py, ErrorClass::Simultaneous, &message)
 }
 
-/// Deals with an earlier waiter on the same descriptor number. If its file is still open, this raises an error for the
-/// same direction. Otherwise the file was closed without the waiter's knowledge and its number was given to another
-/// file; then the earlier waits end.
+/// Deals with an earlier waiter on the same descriptor number. If that waiter's file is still open, this raises an
+/// error, provided that both wait in the same direction. Otherwise the file was closed without the waiter's knowledge
+/// and its number was given to another file; then the earlier waits end.
 #[cold]
 fn end_stale(py: Python<'_>, descriptors: &Descriptors, fd: RawFd, direction: Direction) -> PyResult<()> {
     if descriptors.is_watch_in_force(fd) {

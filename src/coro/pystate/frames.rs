@@ -210,7 +210,7 @@ impl Relinked {
     /// Puts the chain back as it was.
     ///
     /// # Safety
-    /// The coro's stack is in its place again, and its frames are those that `skip` saw.
+    /// The coro's stack is in its place again, and its frames are the ones that `skip` saw.
     #[inline]
     pub(in crate::coro) unsafe fn restore(&mut self) {
         if let Some(link) = self.first {

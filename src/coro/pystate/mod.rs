@@ -20,7 +20,7 @@
 //!
 //! Trace and profile functions, `delete_later` and all other fields belong to the thread.
 //!
-//! The scheduler calls this on the thread's own stack, attached.
+//! The scheduler swaps the coro's part on the thread's own stack, attached.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -368,7 +368,7 @@ unsafe fn field<T>(object: *mut u8, offset: usize) -> *mut T {
 /// The frame object of `innermost`, None if that is null.
 ///
 /// # Safety
-/// Attached; `innermost` is the innermost frame of a suspended stack.
+/// Attached; `innermost` is the innermost frame of a suspended stack or of this thread's own stack, or null.
 pub(super) unsafe fn frame_object(py: Python<'_>, innermost: *mut u8) -> Option<Bound<'_, PyAny>> {
     let mut holder = CFrame { words: [0; 3] };
     // SAFETY: the thread state shows the other chain of frames only during the getter, which allocates at most a frame

@@ -25,8 +25,8 @@ pub(super) struct ConditionObject {
 
 type Condition<'py> = This<'py, ConditionObject>;
 
-/// Marks a coro that must pass its wake-up to the next coro if it is interrupted before it runs. `wake_one` stores this
-/// as the coro's request.
+/// Marks a coro that must pass its wake-up to the next coro if it is interrupted before it runs. `wake_one` and
+/// `wake_n` store this as the coro's request.
 const PASSES_ON: i64 = i64::MIN;
 
 impl NativeType for ConditionObject {

@@ -229,7 +229,7 @@ fn poll(py: Python<'_>, source: &impl Source) -> PyResult<bool> {
 
 fn wait_for(py: Python<'_>, source: &impl Source, limit: Limit) -> PyResult<bool> {
     let way = find_way(py, source, limit)?;
-    // `find_way` may have run destructors, so the first attempt comes after it.
+    // `find_way` may have run destructors that made the source available, so it is tried again before the first wait.
     while !source.take(py) {
         let wait = source.waiters().wait(py, &way);
         match wait.result {

@@ -94,8 +94,8 @@ pub(super) struct DatagramBody {
     family: Family,
     peer: Peer,
     senders: Senders,
-    /// Datagrams that were received but not delivered, because within a batch the protocol has paused the transport or
-    /// has raised an exception that left the loop.
+    /// Datagrams of a batch that were received but not delivered, because the protocol has paused the transport or has
+    /// raised an exception that left the loop.
     pending: RefCell<VecDeque<Inbound>>,
     /// Datagrams that the kernel has not taken yet.
     outgoing: RefCell<VecDeque<Outbound>>,

@@ -112,7 +112,7 @@ fn receive(this: Datagram<'_>, fd: RawFd, slot_len: usize, limit: usize) -> PyRe
     }
 }
 
-/// Delivers `first` and then what is pending, until the protocol pauses or closes the transport.
+/// Delivers `first` and then the pending datagrams, until the protocol pauses or closes the transport.
 #[inline]
 fn deliver(this: Datagram<'_>, first: Option<Inbound>) -> PyResult<()> {
     let py = this.py();

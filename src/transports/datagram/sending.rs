@@ -27,7 +27,7 @@ enum Target {
     /// The peer that the socket is connected to.
     Peer,
     Address(Address),
-    /// An address that only the socket object understands, which therefore does the sending.
+    /// An address that only the socket object understands, so the socket object sends the datagram.
     Object(AddressObject),
 }
 
@@ -70,7 +70,7 @@ enum Sent {
     Blocked,
     /// The call failed with an OSError, which must be passed to the protocol's `error_received`.
     Refused(PyErr),
-    /// The call failed with another exception, for instance because the address is of a wrong type.
+    /// The call failed with another exception, for instance because the address has the wrong type.
     Failed(PyErr),
 }
 

@@ -53,8 +53,8 @@ impl PipeEnd for Reading {
         if is_reading(&this) {
             return on_readable(this);
         }
-        // Reading was paused, but the poller still waits for data. Changing it costs a system call, which only pays off
-        // now that data has come.
+        // Reading was paused, but the poller still waits for data. Changing that costs a system call, which only pays
+        // off now that data has come.
         sync_interest(this)
     }
 
@@ -114,7 +114,7 @@ fn on_readable(this: Pipe<'_, Reading>) -> PyResult<()> {
         Ok(Some(Ok(data))) => {
             let delivered = match this.calls.receiver() {
                 Receiver::Data => this.calls.data_received(py, &data),
-                // As in asyncio, a pipe calls no other method, so that a BufferedProtocol needs `data_received` too.
+                // As in asyncio, a pipe calls no other method, so a BufferedProtocol needs `data_received` too.
                 _ => this.calls.call(py, names(py).data_received, &[&data]).map(drop),
             };
             match delivered {
@@ -152,7 +152,7 @@ fn read(this: Pipe<'_, Reading>) -> io::Result<Option<PyResult<Bound<'_, PyAny>>
     })
 }
 
-/// The last writer has closed the pipe. The transport closes too, whatever `eof_received` returns.
+/// The last writer has closed the pipe. The transport closes too, no matter what `eof_received` returns.
 fn on_eof(this: Pipe<'_, Reading>) -> PyResult<()> {
     lifecycle::log_closed_by_peer(this)?;
     // This comes first, so that callbacks that eof_received schedules run after connection_lost.

@@ -25,7 +25,7 @@ pub(super) struct Writing {
     pub(super) outgoing: Outgoing,
     /// The out-buffer waits for the descriptor to become writable.
     pub(super) is_blocked: Cell<bool>,
-    /// Whether an event of readability means that the last reader has closed the pipe.
+    /// Whether the event "readable" means that the last reader has closed the pipe.
     tells_of_lost_reader: bool,
     /// The number of failed writes, and of writes after the end of the pipe.
     lost_writes: Cell<u8>,
@@ -166,7 +166,7 @@ pub(super) fn abort(this: Pipe<'_, Writing>) -> PyResult<()> {
     ending::finish(this, None)
 }
 
-/// True if the pipe has ended. The write is then counted, and from the sixth on it logs a warning.
+/// True if the pipe has ended. The write is then counted, and from the sixth on each one logs a warning.
 fn is_lost(this: Pipe<'_, Writing>) -> PyResult<bool> {
     let lost_writes = &this.end.lost_writes;
     if lost_writes.get() == 0 && !this.is_closing.get() {

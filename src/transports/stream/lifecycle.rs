@@ -140,7 +140,7 @@ pub(super) fn open<'py>(
     }
     let peer = socket::peer_address(fd).ok();
     if peer.as_ref().is_none_or(|peer| peer.family() != libc::AF_UNIX) {
-        // The call fails for sockets that are not TCP; those have no timer that delays small segments.
+        // The call fails for sockets that are not TCP, which have no timer that delays small segments anyway.
         let _ = socket::set_nodelay(fd);
     }
     let transport = new_stream(

@@ -237,7 +237,7 @@ fn is_protocol_paused(this: Stream<'_>) -> ObjectResult<'_> {
     Ok(bool_object(this.py(), this.outgoing.watermarks.is_paused()))
 }
 
-/// The attribute `_paused`, with which asyncio's own transport tells that `pause_reading()` is in force.
+/// The attribute `_paused` of asyncio's own transport: whether `pause_reading()` is in force.
 fn is_reading_paused(this: Stream<'_>) -> ObjectResult<'_> {
     Ok(bool_object(this.py(), this.flags.has(Flags::PAUSED)))
 }

@@ -145,8 +145,8 @@ impl Source for StreamObject {
             if this.wanted_interest().has_read() {
                 reading::on_readable(this)?;
             } else {
-                // Reading was paused, but the poller still waits for data. Changing it costs a system call, which only
-                // pays off now that data has come.
+                // Reading was paused, but the poller still waits for data. Changing that costs a system call, which
+                // only pays off now that data has come.
                 sync_interest(this)?;
             }
         }
@@ -321,8 +321,7 @@ pub(crate) fn copied_context<'py>(transport: &Bound<'py, PyAny>) -> PyResult<Opt
 }
 
 /// Whether native code may write to the transport and end it without calling its Python methods, because no method has
-/// been replaced.
-/// Requires that `is_stream` has returned true for the transport.
+/// been replaced. Requires that `is_stream` has returned true for the transport.
 #[inline]
 pub(crate) fn has_own_methods(transport: &Bound<'_, PyAny>) -> bool {
     OWN_METHODS.are_in_force(transport, &lifecycle::stream_of(transport).dict)
@@ -378,7 +377,7 @@ fn keep_local_address(py: Python<'_>, body: &StreamBody) {
     }
 }
 
-/// Makes `socket` the owner of the descriptor: from now on any code that holds the socket object may close it.
+/// Makes `socket` the owner of the descriptor: from now on any code that holds the socket may close the descriptor.
 fn set_socket(body: &StreamBody, socket: Bound<'_, PyAny>) {
     keep_local_address(socket.py(), body);
     body.registration.set_owner(&socket);
@@ -397,7 +396,7 @@ fn socket_of(this: Stream<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
     }
     let socket = socket_object::adopt(py, fd)?;
     if this.fd() != fd || this.socket.is_set() {
-        // Other code has run in `adopt`, and it has closed the descriptor or has made the object itself.
+        // Other code has run in `adopt`, and has closed the descriptor or made the socket object itself.
         socket_object::disown(socket)?;
         return Ok(this.socket.get(py));
     }

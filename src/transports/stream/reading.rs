@@ -1,7 +1,7 @@
 //! The read side: each time the socket is ready, one `recv`, whose data is delivered to the protocol at once.
 //!
-//! Data is received into the loop's scratch buffer and copied to a `bytes` object of the exact size. But if several
-//! large reads in a row have suited the same size, data is received directly into an object of that size
+//! Data is received into the loop's scratch buffer and copied to a `bytes` object of the exact size. But after several
+//! large reads in a row of about the same size, data is received directly into an object of that size
 //! (`queue::read_size`).
 
 use std::io;

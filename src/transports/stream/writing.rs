@@ -283,8 +283,8 @@ fn refused(this: Stream<'_>, method: &str) -> PyErr {
     PyRuntimeError::new_err(format!("unable to {method}; sendfile is in progress"))
 }
 
-/// To be called after `new_len` bytes were queued behind other data. Corked and held data is sent if it may not wait; if
-/// the socket is blocked, the protocol may have to be paused.
+/// To be called after `new_len` bytes were queued behind other data. Sends corked and held data if it must not wait. If
+/// the socket is blocked, pauses the protocol if necessary.
 fn after_push(this: Stream<'_>, new_len: usize) -> PyResult<()> {
     if this.flags.has(Flags::BLOCKED) {
         return maybe_pause(this);
