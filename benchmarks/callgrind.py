@@ -43,7 +43,7 @@ LAYOUTS = 4
 
 
 def valgrind(out: Path | None) -> list[str]:
-    """Return the words to put before the command, or none for a run that is not counted."""
+    """Return the words to put before the command: an empty list for a run that is not counted."""
     return (
         [] if out is None else ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}", f"--log-file={out}.log"]
     )
@@ -126,7 +126,7 @@ def per_operation(count: Count, loop: str, folder: Path) -> float:
 
 
 def interpreter() -> str:
-    """Return what the counts depend on beside our code: the version of CPython and its compiler."""
+    """Return the version of CPython and of its compiler, because the counts depend on them."""
     return f"{platform.python_version()}, {platform.python_compiler()}"
 
 

@@ -1,4 +1,4 @@
-"""Arbitrary arguments forevery native function lead to an exception or a result, never to a crash, a hang or a leak.
+"""Arbitrary arguments for every native function lead to an exception or a result, never to a crash, a hang or a leak.
 
 hypothesis generates the text of calls, and another process evaluates them (native.py). Each example runs in a child of
 that process, so that a crash is just a failure, which hypothesis reduces to the shortest calls that cause it.
@@ -183,7 +183,7 @@ def test_any_arguments():
 
 
 def test_every_function_once():
-    """Each function with no argument, with the required ones and with more, so that chance leaves none out."""
+    """Call each function with no arguments, with the required number and with more. Random calls may leave one out."""
     with native() as process:
         assert len(process.functions) > 300
         statements = []
