@@ -174,7 +174,7 @@ def test_the_interval_decides(pairs, standing):
 
 
 def test_noise_alone_is_seldom_called_ahead_or_behind():
-    """The interval is chosen so that this happens in at most 5 % of all measurements; with 15 pairs it is 3.5 %."""
+    """The interval is chosen so that noise decides at most 5 % of all measurements; with 15 pairs it is 3.5 %."""
     words = [intervals.standing(noisy(1, 0.3, seed=seed)) for seed in range(1000)]
     assert 950 <= words.count("equal") < 990
 
