@@ -19,7 +19,7 @@ import grapeshot
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page):
+def test_links_have_targets(page):
     for line, target in links(page):
         if re.match(r"https?://", target):
             continue
