@@ -58,7 +58,7 @@ def loadgen() -> str:
 
 
 def name_libssl() -> None:
-    """Tell the load generator which OpenSSL this interpreter uses, so that the raw server shows the limit of that one.
+    """Tell the load generator which OpenSSL this interpreter uses, so that the raw server shows its limit.
 
     If the library cannot be found (it is linked into the interpreter, or there is no /proc), the load generator uses
     the system's OpenSSL.

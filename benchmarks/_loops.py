@@ -16,7 +16,7 @@ LOOPS = ("grapeshot", "uvloop", "zuvloop", "rloop", "asyncio")
 # Not an event loop: the epoll server of the load generator's crate. It takes part in the cases that it can serve.
 RAW = "raw"
 
-# The packages whose versions are recorded: those that are compared, and those that the servers and clients use.
+# The packages whose versions are recorded: the compared ones, and the packages that the servers and clients use.
 PACKAGES = (
     "grapeshot",
     "uvloop",

@@ -43,7 +43,7 @@ LAYOUTS = 4
 
 
 def valgrind(out: Path | None) -> list[str]:
-    """Return the words to put before the command, or none for a run that is not counted."""
+    """Return the words to put before the command: an empty list for a run that is not counted."""
     return (
         [] if out is None else ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}", f"--log-file={out}.log"]
     )
@@ -126,7 +126,7 @@ def per_operation(count: Count, loop: str, folder: Path) -> float:
 
 
 def interpreter() -> str:
-    """Return what the counts depend on beside our code: the version of CPython and its compiler."""
+    """Return the version of CPython and of its compiler, because the counts depend on them."""
     return f"{platform.python_version()}, {platform.python_compiler()}"
 
 
@@ -169,7 +169,7 @@ def check_bounds(file: Path = BOUNDS) -> int:
         bound, few = expected * (1 + known["tolerance"]), expected * (1 - known["tolerance"])
         found = fewest(COUNTS[name], bound)
         is_above = found > bound
-        verdict = "MORE THAN IT MAY" if is_above else "as it was" if found >= few else "fewer: lower the bound"
+        verdict = "ABOVE THE LIMIT" if is_above else "as it was" if found >= few else "fewer: lower the bound"
         print(f"{name:<18} {found:>8,.0f} instructions, {expected:,} when it was noted: {verdict}", flush=True)
         status |= is_above
     return status

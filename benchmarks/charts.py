@@ -99,7 +99,7 @@ def svg(figure: Figure, tips: Sequence[str] = (), colours: dict[str, str] | None
 
 
 def relative(outcome: Outcome, loop: str, peer: str) -> Interval | None:
-    """Return the ratio to the peer. Only grapeshot's ratio is computed run by run, so only that one has an
+    """Return the ratio to the peer. Only grapeshot's ratio is computed run by run, so only this ratio has an
     interval.
     """
     if loop == OURS:
@@ -115,8 +115,8 @@ def ratio_label(value: float) -> str:
 
 
 def draw_ratios(axes: Axes, rows: Sequence[tuple[str, Outcome, str]], loops: Sequence[str], theme: Theme) -> list[str]:
-    """Draw a line per row (title, outcome, the peer that is 1), with a mark per loop. Return the tooltips of the
-    marks.
+    """Draw a line per row (title, outcome, the peer whose value is 1), with a mark per loop. Return the tooltips
+    of the marks.
     """
     tips: list[str] = []
 
@@ -183,7 +183,7 @@ def ratio_chart(
 
 
 def group_chart(name: str, outcomes: Sequence[Outcome], loops: Sequence[str]) -> str | None:
-    """Return an element for a page: a group's rows relative to their best peers, or None if none has a peer."""
+    """Return an element for a page: a group's rows relative to their best peers, or None if no row has a peer."""
     rows = [(outcome["title"], outcome, best) for outcome in outcomes if (best := best_peer(outcome))]
     if not rows:
         return None

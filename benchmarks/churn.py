@@ -39,8 +39,8 @@ class Round:
 
 
 def run_round(address: str, seconds: float, at_a_time: int) -> tuple[int, int]:
-    """Run one round of both loads. Return how many connections came and went, and the messages on those that
-    stayed.
+    """Run one round of both loads. Return how many connections came and went, and how many messages the other
+    connections exchanged.
     """
     churn: dict[str, object] = {"connections": at_a_time, "messages": 2, "size": 512, "reset_every": 7}
     churn |= {"leave_every": 11, "duration": seconds}

@@ -33,7 +33,7 @@ SCHEMA = 3
 RESULTS = ROOT / "benchmarks" / "results"
 # Where uncommitted files go: the raw runs, the HTML page, and comparisons of only some cases or loops.
 UNCOMMITTED = ROOT / "target" / "bench"
-# What must be the same for rows that stand in one table.
+# Rows stand in one table only if these facts of their machines are the same.
 SAME_MACHINE = ("processor", "cores", "system", "python", "free_threaded")
 # RUNS are enough to decide a row; QUICK_RUNS are enough to see that everything works.
 RUNS, QUICK_RUNS = LEAST_PAIRS, 3
@@ -55,7 +55,7 @@ class Suite:
     committed: Path
     # Whether a load generator runs, on a core of its own.
     has_load: bool
-    # What the page says about this suite: the heading, and how it was measured.
+    # Texts of the page about this suite: the heading, and how it was measured.
     page: dict[str, str]
     # The members of `loops` that are shown for reference and do not count as peers.
     references: tuple[str, ...] = ()
@@ -86,8 +86,8 @@ def participants(case: Case, loops: Sequence[str]) -> list[str]:
 
 
 def prepare(case: Case, loops: Sequence[str], settings: Any) -> tuple[dict[str, Any], Case, str | None]:
-    """Run the case's preparation. Return what it found out, the case with the measurement to use, and why the case is
-    left out (or None).
+    """Run the case's preparation. Return the facts that it found, the case with the measurement to use, and the
+    reason why the case is left out (or None).
     """
     if case.prepare is None:
         return {}, case, None

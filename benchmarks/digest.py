@@ -14,12 +14,12 @@ from benchmarks import intervals
 from benchmarks.intervals import Pair, interval
 
 OURS = "grapeshot"
-# Shown with its interval, as the number that counts is.
+# This metric has an interval too, like the metric that is compared.
 WITH_INTERVAL = "whole_ms"
-# What is shown beside them, as a median, and what is added up over all runs.
+# Other metrics that are shown: the medians of some, and the sums of others over all runs.
 SHOWN = ("rps", "p50_us", "p99_us", "p999_us", "speedup", "cpu_us", "cpu_us_of_one")
 ADDED = ("requests", "resent", "unanswered", "early", "sleeps")
-# Enough for every table, and a file that people can read.
+# Enough digits for every table, and few enough that people can read the file.
 DIGITS = 6
 
 
@@ -34,7 +34,7 @@ def limits(taken: list[float]) -> list[float]:
 
 
 def pairs(own: list[dict[str, Any]], other: list[dict[str, Any]], metric: str) -> list[Pair]:
-    """Run by run, since the runs of one number lie next to each other in time."""
+    """Return both numbers of each round. The runs of one round lie next to each other in time."""
     taken = [(a.get(metric), b.get(metric)) for a, b in zip(own, other, strict=False)]
     return [(a, b) for a, b in taken if a is not None and b is not None]
 
@@ -46,7 +46,7 @@ def curve(samples: list[dict[str, Any]]) -> list[list[float]]:
 
 
 def row(outcome: dict[str, Any], *, has_curves: bool = False) -> dict[str, Any]:
-    """One row of a comparison in short; `has_curves`: with latency by quantile, which only the HTML page shows."""
+    """One row of a comparison in short. `has_curves` adds latency by quantile, which only the HTML page shows."""
     samples, metric = outcome["samples"], outcome["metric"]
     numbers: dict[str, dict[str, Any]] = {}
     for loop, runs in samples.items():

@@ -35,7 +35,7 @@ STANDINGS = ("ahead", "equal", "behind")
 TOO_FEW = "too few runs"
 
 
-# What two runs of one round measured: grapeshot's number and the peer's.
+# The numbers of two runs of one round: grapeshot's and the peer's.
 Pair = tuple[float, float]
 
 

@@ -26,8 +26,8 @@ OWN_SAMPLE_S = 300.0
 
 @dataclass(frozen=True)
 class Settings:
-    """How long one run takes. Many short runs say more than a few long ones: whether a process is faster or slower than
-    others of its kind is settled when it starts, so only another process gives another sample of that.
+    """How long one run takes. Many short runs say more than a few long ones: some processes are slower than others of
+    the same program for as long as they live, and only a new process is a new sample of this difference.
     """
 
     seconds: float = 0.1
@@ -114,7 +114,7 @@ def sample_of(report: dict[str, Any]) -> Sample:
 def own_sample(
     module: str, kind: str, loop: str, *options: str, is_pinned: bool = True, within_s: float = OWN_SAMPLE_S
 ) -> Sample:
-    """Run one fresh process that measures itself. `options` are those of the module `benchmarks.<module>`.
+    """Run one fresh process that measures itself. `options` are options of the module `benchmarks.<module>`.
 
     Raises MeasurementError if it fails or does not end in time, so a peer that hangs loses only its own number.
     """

@@ -66,7 +66,7 @@ def idle_timers(factory: Callable[[], Loop], args: argparse.Namespace) -> dict[s
 
 
 def pending_timers(factory: Callable[[], Loop], args: argparse.Namespace) -> dict[str, float]:
-    """Set and cancel timers whose deadlines lie among those of the pending ones."""
+    """Set and cancel timers whose deadlines lie between the deadlines of pending timers."""
     loop = factory()
     deadlines = random.Random(1)
     try:

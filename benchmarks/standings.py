@@ -49,7 +49,7 @@ def peers(outcome: Outcome) -> list[str]:
 
 
 def beside(outcome: Outcome) -> dict[str, str]:
-    """How grapeshot stands beside each peer."""
+    """Whether grapeshot is ahead of each peer, equal to it or behind it."""
     return {peer: outcome["ratios"][peer]["standing"] for peer in peers(outcome)}
 
 
@@ -71,7 +71,7 @@ def best_peer(outcome: Outcome) -> str | None:
 
 
 def judge(outcome: Outcome, bound: dict[str, Any]) -> tuple[str, bool | None]:
-    """Return the bound as text, and whether it holds; None: grapeshot or the peer is missing."""
+    """Return the bound as text, and whether it holds (None if grapeshot or the peer is missing)."""
     at_most, peer = bound["at_most"], bound["peer"]
     text = f"{at_most:g} {outcome['unit']}" if peer is None else f"{at_most:.2f} of {peer}"
     found = number(outcome, OURS) if peer is None else ratio(outcome, peer)

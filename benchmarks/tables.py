@@ -227,7 +227,7 @@ RULE = (
 
 
 def groups(result: dict[str, Any]) -> list[list[Outcome]]:
-    """The rows that are there, group by group."""
+    """The rows that were not left out, group by group."""
     found: dict[str, list[Outcome]] = {}
     for outcome in result["cases"]:
         if not outcome.get("left_out"):
@@ -236,7 +236,7 @@ def groups(result: dict[str, Any]) -> list[list[Outcome]]:
 
 
 def shown_loops(result: dict[str, Any], outcomes: Sequence[Outcome]) -> list[str]:
-    """The loops with a number in these rows, or that failed."""
+    """The loops that have a number in one of these rows, or failed in one."""
     return [
         loop
         for loop in result["loops"]

@@ -78,8 +78,8 @@ def open_descriptors() -> set[str]:
 
 
 def _tracker() -> tuple[int | None, int | None]:
-    """Return the process id and the descriptor of multiprocessing's resource tracker, which runs on once it was
-    started.
+    """Return the process id and the descriptor of multiprocessing's resource tracker. Once started, it runs until this
+    process ends.
     """
     tracker = resource_tracker._resource_tracker
     return tracker._pid, tracker._fd

@@ -64,7 +64,7 @@ class Coros:
 class Greenlets:
     """greenlet with a hub in Python, as one writes it by hand: a deque of ready greenlets and a heap of timers.
 
-    Every switch goes through the hub, as in gevent. That is what gives every thread its turn.
+    Every switch goes through the hub, as in gevent. That gives every thread its turn.
     """
 
     def __init__(self) -> None:

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | [`sys`] | the interface to the operating system: poller, sockets, signals, child processes ... | |
 //! | [`queue`] | the loop's containers: ready callbacks, timers, descriptors, data still to be written ... | `sys` |
-//! | [`arch`] | what differs between processors: the switch between two stacks of one thread | |
+//! | [`arch`] | the code that differs between processors: the switch between two stacks of one thread | |
 //! | [`stack`] | the memory that coros run on, and the copies of evicted stacks | `sys` |
 //! | [`msgpack`] | checks a packet before it is decoded | `probing` |
 //! | [`probing`] | counts how many steps a dict takes to insert integer keys | |

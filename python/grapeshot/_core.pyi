@@ -1306,9 +1306,9 @@ class condition_variable:  # noqa: N801
     def wake_n(self, count: int, value: Any = None) -> int:
         """Wake up to ``count`` coros, each like ``wake_one``; return how many were woken."""
     def wake_all(self, value: Any = None) -> int:
-        """Wake all coros that wait now; return how many there were."""
+        """Wake all coros that wait now; return how many were woken."""
     def raise_all(self, exc: BaseException | type[BaseException], /) -> int:
-        """Raise ``exc`` in all coros that wait now; return how many there were.
+        """Raise ``exc`` in all coros that wait now; return in how many.
 
         If ``exc`` is a class, each coro gets an exception of its own.
         """

@@ -1,4 +1,4 @@
-"""How much a fuzzer does: a small and always identical part in `make test`, as long as you like in `make fuzz`."""
+"""How much a fuzzer does: always the same few examples in `make test`, and as many as you like in `make fuzz`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Call native functions with arbitrary arguments. `python -m fuzz.native` reads one example per line, runs each in a
-process of its own, and answers what went wrong, if anything did.
+process of its own, and answers with the failures.
 
     PYTHONPATH=tests python -m fuzz.native callback 'Loop.call_later(loop, nan, function)'
 

@@ -183,7 +183,7 @@ def test_any_arguments():
 
 
 def test_every_function_once():
-    """Each function with no argument, with the required ones and with more, so that chance leaves none out."""
+    """Call each function with no arguments, with the required number and with more. Random calls may leave one out."""
     with native() as process:
         assert len(process.functions) > 300
         statements = []

@@ -93,7 +93,7 @@ def failed_in(model: TlsModel) -> int | None:
 
 
 def events(model: TlsModel) -> list[Any]:
-    """Return what the protocol has seen; of a failure after random bytes, only that there was one."""
+    """Return the protocol's events. After random bytes, leave out details that depend on these bytes."""
     seen = [entry for entry in model.log if entry[0] not in {"step", "state", "handshake", "data"}]
     return [entry[:2] for entry in seen] if model.has_spoiled else seen
 

@@ -2,9 +2,9 @@
 
     python tests/fuzz/tlsfuzzer.py --scripts CLONE/scripts --python PYTHON [--count 40] [--seconds 600] [NAME...]
 
-`.ci/soak fuzz` does this. PYTHON must have tlslite-ng. Scripts run in random order, and none starts after the given
-seconds. A conversation that fails on grapeshot is repeated, also on asyncio. If it fails there too, the cause is
-OpenSSL and its configuration, not the loop. The status is 0 if no conversation fails on grapeshot alone.
+`.ci/soak fuzz` does this. PYTHON must have tlslite-ng. Scripts run in random order, and no script starts after the
+given seconds. A conversation that fails on grapeshot is repeated, also on asyncio. If it fails there too, the cause is
+OpenSSL and its configuration, not the loop. The status is 0 if no conversation fails only on grapeshot.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Server:
 
 
 def failures(options: argparse.Namespace, name: str, port: int, conversations: list[str]) -> set[str]:
-    """Return the conversations of a script that fail: of all of them, or of the given ones."""
+    """Run a script with the given conversations, or with any if the list is empty. Return the ones that fail."""
     script = Path(options.scripts) / f"test-{name}.py"
     count = [] if conversations else ["-n", str(options.count)]
     done = subprocess.run(
@@ -106,7 +106,7 @@ def failures(options: argparse.Namespace, name: str, port: int, conversations: l
 
 
 def compare(options: argparse.Namespace) -> bool:
-    """Return whether no conversation fails on grapeshot alone."""
+    """Return whether every conversation that fails on grapeshot also fails on asyncio."""
     ours, control = Server("grapeshot"), Server("asyncio")
     held, ran = True, 0
     names = options.names or random.sample(NAMES, len(NAMES))

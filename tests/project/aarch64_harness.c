@@ -1,6 +1,7 @@
-// What the switch of coros promises on AArch64, tried with exactly the instructions that the extension is built with. Compiled
-// for aarch64-linux-gnu and run in an emulator by test_arch.py, which gives FRAME_WORDS, ENTRY, ARGUMENT, RETURN_ADDRESS (what
-// `prepare` in aarch64.rs lays out) and the names of the two files.
+// Tests the switch of coros on AArch64 with exactly the instructions that the extension is built with. test_arch.py
+// compiles this file for aarch64-linux-gnu and runs it in an emulator. It defines SWITCH and START (the files with the
+// instructions), and FRAME_WORDS, ENTRY, ARGUMENT and RETURN_ADDRESS (the layout of the frame, from `prepare` in
+// aarch64.rs).
 
 #include <fenv.h>
 #include <stdint.h>
@@ -15,7 +16,7 @@ __asm__(".text\n.balign 16\n.globl coro_switch\n.type coro_switch, %function\nco
 void coro_switch(uintptr_t *from, uintptr_t to);
 void coro_start(void);
 
-// Fills x19-x28 and d8-d15 with `seed`, `seed + 1`, ..., switches, and gives the number of registers that came back changed.
+// Fills x19-x28 and d8-d15 with `seed`, `seed + 1`, ..., switches, and returns how many registers have changed.
 uint64_t switch_with(uintptr_t *from, uintptr_t to, uint64_t seed);
 __asm__(
     ".text\n.balign 16\n.globl switch_with\n.type switch_with, %function\nswitch_with:\n"
@@ -69,7 +70,7 @@ static uintptr_t prepare(char *top, void (*entry)(void *), void *argument) {
 }
 
 static _Unwind_Reason_Code count_frame(struct _Unwind_Context *context, void *frames) {
-    // The end itself is shown too, without an address.
+    // The unwinder also reports the end of the chain, as a frame without an address.
     if (_Unwind_GetIP(context) != 0)
         ++*(uint64_t *)frames;
     check(*(uint64_t *)frames < 100, "the unwind chain does not end");
@@ -83,7 +84,7 @@ static void on_stack(void *argument) {
     stack->caller_fp = frame[0];
     check((uintptr_t)frame % 16 == 0, "the stack is not aligned");
     check(_Unwind_Backtrace(count_frame, &stack->frames) == _URC_END_OF_STACK, "the unwind chain is broken");
-    // Each stack rounds in a way of its own from here on.
+    // From here on, each stack has its own rounding mode.
     static const int modes[] = {FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
     int mode = modes[stack->seed % 3];
     fesetround(mode);

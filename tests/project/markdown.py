@@ -8,10 +8,10 @@ word=value -->` in one line, has these words:
     prints="text"     the block's output contains this text
     serves="text"     the command serves HTTP at port 8000, and `GET /` answers with this text
     save=app.py       the block is a file of that name, which later blocks of the page use; it is not run by itself
-    run=name          what a test of that name in tests/apps/test_scaling.py starts
+    run=name          a test in tests/apps/test_scaling.py asks for blocks of that name, and runs them
     not_run="why"     the block is not run, for this reason
-    needs=coro        the block needs an interpreter that has coros; needs=node: that program; needs=msgspec: that
-                      package, which may be one of the extra `frameworks`; both: coro,msgspec
+    needs=coro,node   the block needs an interpreter that has coros (coro), a program (node), or a package, which may be
+                      one of requirements/frameworks.in
     python=3.12       the block needs that Python or a later one
     end=kill          the server is killed in the end, because on any loop it may miss SIGTERM soon after its start
 

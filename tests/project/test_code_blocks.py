@@ -59,7 +59,7 @@ def test_every_block_is_run_or_says_why_not(block):
 
 @named([block for block in BLOCKS if "save" in block.words])
 def test_a_saved_file_is_used(block):
-    """A later block of the page uses it, or pytest does, or a test that starts the page's programs names it."""
+    """A later block of the page, pytest, or a test that starts the page's programs uses the file."""
     name = block.words["save"]
     after = [other for other in blocks(block.page) if other.line > block.line]
     is_run = any(re.search(rf"\b{re.escape(Path(name).stem)}\b", other.text) for other in after)

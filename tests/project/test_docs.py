@@ -19,7 +19,7 @@ import grapeshot
 
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page):
+def test_links_have_targets(page):
     for line, target in links(page):
         if re.match(r"https?://", target):
             continue
@@ -51,7 +51,7 @@ def defines(path, name):
 
 
 @pytest.mark.parametrize("page", sorted(MAINTAINERS_PAGES), ids=lambda page: page.name)
-def test_the_files_and_functions_that_a_page_names_are_there(page):
+def test_the_files_and_functions_that_a_page_names_exist(page):
     files = {f"/{path.relative_to(ROOT)}": path for path in project_files()}
     missing = []
     for match in NAMED_FILE.finditer(page.read_text(encoding="utf-8")):
@@ -137,7 +137,7 @@ def test_a_method_matches_its_row(name):
 
 
 def test_the_speed_tables_are_the_committed_numbers():
-    """Run `make tables` after new measurements."""
+    """`make tables` writes the tables. It must be run after new measurements."""
     for path, text in speed_table.expected().items():
         assert path.exists(), f"{path.name} is not written yet"
         assert path.read_text(encoding="utf-8") == text, f"{path.name} is not what the JSON says"

@@ -1,4 +1,4 @@
-"""The rooms of the two crates form layers: each uses only those below it. (`lint-imports` does the same for Python.)
+"""The rooms of the two crates form layers: a room uses only rooms below it. (`lint-imports` does the same for Python.)
 
 cargo keeps the two crates apart: grapeshot-core can use only what core/Cargo.toml lists, and crates cannot depend on
 each other in a circle. Inside a crate every module could name every other one. So cargo checks each room alone here,
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # ---------------------------------------------------------------- Rust
 
-# The rooms of each crate, by source folder, and the rooms that each one uses. It may also use what these use.
+# The rooms of each crate, by source folder, and the rooms that each one uses. It may also use the rooms that these use.
 USES = {
     "src": {
         "binding": [],

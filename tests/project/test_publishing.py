@@ -67,7 +67,7 @@ def test_the_version_stands_in_one_place():
 
 
 def test_the_wheels_are_for_the_versions_that_the_project_names():
-    """The workflow, the script, the metadata and .ci/run name the same interpreters."""
+    """pyproject.toml, .ci/common and release.yml name the same versions; release.yml may have more builds."""
     classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
     named = {each.rpartition(" ")[2] for each in classifiers if re.search(r":: 3\.\d+$", each)}
     release = (ROOT / ".github" / "workflows" / "release.yml").read_text()

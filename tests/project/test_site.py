@@ -139,7 +139,7 @@ def test_native_methods_are_as_in_the_stub(html, found):
     assert "the coro that has waited longest gets it" in text  # help() is shorter
 
 
-def test_nothing_comes_from_elsewhere(html, found):
+def test_the_site_loads_nothing_from_other_sites(html, found):
     assert all(page.loaded for page in found.values())
     assert [
         f"{name}: {source}"
@@ -153,7 +153,7 @@ def test_nothing_comes_from_elsewhere(html, found):
         assert re.findall(r"@import[^;]*|url\(\s*['\"]?(?:https?:)?//[^)]*", text) == [], style
 
 
-def test_links_inside_the_site_lead_somewhere(html, found):
+def test_links_inside_the_site_have_targets(html, found):
     dead = []
     for name, page in found.items():
         for link in map(urlsplit, page.links):

@@ -61,11 +61,11 @@ def test_mypy(tmp_path):
 
 
 def test_pyright(tmp_path):
-    """The package fetches pyright from npm at its first call, which needs a network."""
+    """The Python package downloads pyright from npm at its first call, so this test needs a network."""
     version = run("pyright", "--version", cwd=tmp_path)
     if version.returncode != 0:
         why = (version.stderr or version.stdout).strip().splitlines()[-1:]
-        message = f"PYRIGHT COULD NOT BE HAD, what it says of the types is not checked: {why}"
+        message = f"PYRIGHT COULD NOT BE INSTALLED, so it has not checked the types: {why}"
         if os.environ.get("REQUIRE_SERVERS") == "1":
             pytest.fail(message)
         pytest.skip(message)

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-# gunicorn's settings that exist here, too, and the meaning of 0. (gunicorn limits the whole line; we limit the
-# target.)
+# gunicorn's settings that our server has too: its name for each, and the limit that 0 stands for in gunicorn. (gunicorn
+# limits the whole line; we limit the target.)
 LIMITS = {
     "limit_request_line": ("max_target_size", 8190),
     "limit_request_fields": ("max_headers", 100),

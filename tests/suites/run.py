@@ -1,8 +1,9 @@
 """Run other projects' own test suites on a loop: `python tests/suites/run.py [--subject NAME] [suite ...]`.
 
 A suite is the tests of a release's sdist; `suites.toml` lists them with their requirements. A suite runs twice, with
-this interpreter on this machine: on asyncio's own loop, which is the baseline, and on the subject. Whatever passes on
-the baseline must pass on the subject. The exceptions are in `suites.toml`, each with its reason. The run fails when
+this interpreter on this machine: on asyncio's own loop, which is the baseline, and on the subject. Every test that
+passes on the baseline must pass on the subject. The exceptions are in `suites.toml`, each with its reason. The run
+fails when
 
 - a test that passed on the baseline fails, is skipped or is missing on the subject, and is not listed,
 - a listed test passes, or a listed pattern matches no test that passed on the baseline (so that the list stays true),

@@ -103,7 +103,7 @@ def test_run_suite(subject: str, tmp_path: Path) -> None:
     assert sum((end.loops for end in ended.values()), collections.Counter[str]()) == {subject: 2}
 
 
-def test_run_suite_without_the_settings_around_it(tmp_path: Path) -> None:
+def test_run_suite_ignores_the_settings_around_it(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
     (tmp_path / "conftest.py").write_text("raise AssertionError('not of this suite')")
     work = tmp_path / "work"
@@ -139,7 +139,7 @@ def test_judge_finds_tests_that_do_not_pass() -> None:
     assert report.problems == ["FAILED bad\nTraceback", "SKIPPED skipped", "MISSING gone"]
 
 
-def test_judge_keeps_the_list_true() -> None:
+def test_judge_reports_exceptions_that_are_not_needed() -> None:
     exceptions = {"bad[*]": "why", "good*": "because", "gone": "long ago"}
     baseline = dict.fromkeys(("bad[x]", "bad[y]", "good"), "passed")
     ended = {

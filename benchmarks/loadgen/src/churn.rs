@@ -43,7 +43,7 @@ fn is_nth(ordinal: u64, every: u64) -> bool {
     every > 0 && ordinal % every == every - 1
 }
 
-#[allow(clippy::cast_possible_truncation)] // an ordinal that fits no usize needs 584 years on a 64-bit machine
+#[allow(clippy::cast_possible_truncation)] // a usize of a 64-bit machine holds every ordinal
 fn as_index(ordinal: u64) -> usize {
     ordinal as usize
 }

@@ -28,7 +28,7 @@ pub(crate) trait Exchange {
         None
     }
 
-    /// Whether this request's latency counts. It does not for requests that ask for another kind of work.
+    /// Whether this request's latency counts. It does not if the request asks for another kind of work.
     fn is_counted(&self, _connection: usize, _number: u64) -> bool {
         true
     }

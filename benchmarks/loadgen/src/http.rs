@@ -4,7 +4,7 @@
 use crate::engine::Exchange;
 use crate::target::Target;
 
-/// What every reply must contain.
+/// The properties that every reply must have.
 #[derive(Clone, Copy)]
 pub(crate) struct Expected {
     pub(crate) status: u16,
@@ -19,7 +19,7 @@ pub(crate) struct Http {
     expected: Expected,
 }
 
-/// Whether this request of the connection is of the other kind, as one in `every` requests is.
+/// Whether this request of the connection is of the other kind. One in `every` requests is.
 pub(crate) fn is_other(connection: usize, number: u64, every: u64) -> bool {
     (number + connection as u64) % every == every - 1
 }
@@ -32,7 +32,7 @@ pub(crate) struct Partial {
 }
 
 impl Http {
-    /// `other`: another path, and the number of requests of which one asks for it.
+    /// `other` is another path and a number `n`: one in `n` requests asks for that path.
     pub(crate) fn new(
         address: &Target,
         path: &str,
@@ -44,7 +44,7 @@ impl Http {
             Target::Inet(address) => address.to_string(),
             Target::Unix(_) => "localhost".into(),
         };
-        // Requests must have the same length, so an unused header is padded to make up for the other path.
+        // Requests must have the same length, so a header that servers ignore makes up for the shorter path.
         let request = |path: &str, agent_len: usize| {
             let agent = "loadgen".repeat(agent_len.div_ceil(7));
             format!(
@@ -114,7 +114,7 @@ impl Exchange for Http {
         let Some((other, every)) = &self.other else {
             return &self.requests[..(count * self.request_len).min(self.requests.len())];
         };
-        // Return one request at a time, chosen by its number alone: the rest of a partly sent request is asked for
+        // Return one request at a time. Its number alone selects it, because the engine asks for a partly sent request
         // again.
         if is_other(connection, first, *every) {
             other

@@ -1,4 +1,4 @@
-//! Compares socket addresses with those of the standard library.
+//! Compares socket addresses with the addresses of the standard library.
 #![no_main]
 
 use std::net::Ipv6Addr;

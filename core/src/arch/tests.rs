@@ -117,7 +117,7 @@ mod control_words {
         word
     }
 
-    /// Checks that it starts with the default control words, and sets its own rounding mode to "down".
+    /// Checks that its stack starts with the default control words, and sets its own rounding mode to "down".
     unsafe extern "C" fn round_down(argument: *mut c_void) -> ! {
         // SAFETY: as in `count`.
         let pair = unsafe { &*argument.cast::<Pair>() };

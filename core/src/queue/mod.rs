@@ -1,6 +1,6 @@
 //! The containers of an event loop. They do not use Python and make no system calls.
 //!
-//! | module | what it holds | shape |
+//! | module | contents | shape |
 //! |---|---|---|
 //! | [`ready`] | callbacks to run next | FIFO ring |
 //! | [`timers`] | callbacks with a deadline | heap ordered by (deadline, sequence number) |

@@ -385,7 +385,7 @@ impl<'a, T> Hole<'a, T> {
         self.fill(entry);
     }
 
-    /// Moves the entry at `from` into the hole, which is at `from` then.
+    /// Moves the entry at `from` into the hole. After that, the hole is at `from`.
     #[inline]
     fn move_from(&mut self, from: usize) {
         let (source, place) = (&raw const self.entries[from], &raw mut self.entries[self.index]);

@@ -101,7 +101,7 @@ pub struct Arenas {
     inner: Rc<Inner>,
 }
 
-/// The part that stacks in use also refer to. It lives until the last of them is given back.
+/// The state that stacks in use also refer to. It lives until the last stack is given back.
 struct Inner {
     stack_len: usize,
     /// The distance from one stack to the next.
@@ -243,8 +243,8 @@ impl Lease {
         self.base
     }
 
-    /// Sets the object that the fault handler describes if the stack overflows; null for none. The object must stay at
-    /// its address until the stack is given back.
+    /// Sets the object that the fault handler describes if the stack overflows. A null pointer removes it. The object
+    /// must stay at its address until the stack is given back.
     #[inline]
     pub fn set_owner(&self, owner: *const c_void) {
         let state = self.inner.state.borrow();

@@ -159,7 +159,7 @@ fn free_stacks_beyond_a_number_keep_no_memory_and_empty_arenas_are_unmapped() {
         assert!(BUDGET.taken() < most);
         drop(state);
         assert_eq!((read(first.1 - 1), read(last.1 - 1)), (7, 7));
-        // The stack below the last one is free, and had to give its memory back.
+        // The stack below the last one is free, and must have given its memory back.
         let page = last.1.next_multiple_of(pages::page_len());
         assert_eq!(resident_pages(last.0 - 2 * MIB, last.0 - GUARD_LEN), 0);
         assert!(resident_pages(last.0, page) >= 1);

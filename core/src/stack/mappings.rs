@@ -2,9 +2,9 @@
 //!
 //! At the limit every large allocation of the process fails, not only the allocation of a stack, and most programs do
 //! not survive that. So stacks leave a reserve. Counting the mappings takes time in proportion to their number
-//! (`pages::mapping_usage`). They are therefore counted again only when stacks have taken, since the last count, an
-//! eighth of the mappings counted then, or half of the mappings that were free then. The other half is left to the rest
-//! of the process, which may take mappings in between.
+//! (`pages::mapping_usage`). So after each count, stacks may take some mappings without a further count: an eighth of
+//! the mappings that were counted, or half of the free ones if that is less. The other half of the free ones is left to
+//! the rest of the process, which may take mappings in between.
 //!
 //! The limit is the process's, so any thread may use a `Budget`.
 
@@ -15,7 +15,7 @@ use crate::sys::pages::{self, MappingUsage};
 
 /// Stacks leave the limit divided by this to the rest of the process: 2,047 of the usual 65,530 mappings.
 const RESERVED_PART: usize = 32;
-/// Mappings are counted again when stacks have taken their number divided by this.
+/// After a count, stacks may take the counted number divided by this without a further count.
 const COUNTED_PART: usize = 8;
 /// For this long after a refusal, further requests are refused without counting again.
 const RECOUNT_NS: u64 = 100_000_000;
@@ -124,7 +124,7 @@ mod tests {
         assert_eq!((budget.take(49), counts()), (Ok(()), 1));
         IN_USE.store(900, Ordering::Relaxed);
         assert_eq!((budget.take(1), counts()), (Ok(()), 2));
-        // Of 1024 mappings 900 are in use and 32 are the reserve. So 92 are free, and half of them is granted.
+        // Of 1024 mappings 900 are in use and 32 are the reserve. So 92 are free, and half of them are granted.
         assert_eq!((budget.take(45), counts()), (Ok(()), 2));
         assert_eq!((budget.take(1), counts()), (Ok(()), 3));
         budget.give_back(97);

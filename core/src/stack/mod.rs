@@ -5,7 +5,7 @@
 //!   +------------+ top                                 runs or is           evicted:
 //!   |  used      |                                     suspended in place
 //!   |            |  <- sp --------------------------------------------+    +------------+ Saved: exactly
-//!   |            |     below it nothing is kept                       +--> |  sp .. top |  as long as the
+//!   |            |     nothing below it is kept                       +--> |  sp .. top |  as long as the
 //!   |            |                                                         +------------+  used part
 //!   +------------+ base
 //!   |   guard    |  1 MiB without access, like below a process's stack, so that a large frame cannot reach past it
@@ -59,8 +59,8 @@ impl StackSlot {
         }
     }
 
-    /// Sets the object that the fault handler describes if the stack overflows; null for none. The object must stay at
-    /// its address until the slot is dropped.
+    /// Sets the object that the fault handler describes if the stack overflows. A null pointer removes it. The object
+    /// must stay at its address until the slot is dropped.
     #[inline]
     pub fn set_owner(&self, owner: *const c_void) {
         self.lease.set_owner(owner);

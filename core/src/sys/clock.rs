@@ -150,8 +150,8 @@ mod tests {
 
     #[test]
     fn counts_nanoseconds_like_the_standard_library() {
-        // The interval measured here lies inside one of the standard library's and contains another. So the test does
-        // not depend on how long anything takes.
+        // The interval measured here lies inside one interval of the standard library's clock, and contains another.
+        // So the test does not depend on how long anything takes.
         let outer = Instant::now();
         let first = now_ns();
         let inner = Instant::now();

@@ -111,8 +111,8 @@ impl WatchedGuards {
         Self { entry }
     }
 
-    /// Sets the owner of the stack above the guard with this index; null for none. The owner must stay at its address
-    /// as long as it is set.
+    /// Sets the owner of the stack above the guard with this index. A null pointer removes it. The owner must stay at
+    /// its address as long as it is set.
     #[inline]
     pub fn set_owner(&self, index: usize, owner: *const c_void) {
         // SAFETY: entries are never freed.
@@ -238,9 +238,9 @@ unsafe extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context
         let context_of = &mut *context.cast::<libc::ucontext_t>();
         if is_sent && interrupts_handler(context_of) {
             // faulthandler was enabled after this handler was installed, so its handler ran first. It has written its
-            // report and raised the signal again, and that signal has no fault address. So the signal is blocked until
-            // faulthandler's handler has returned, and raised once more: then the stack pointer is the
-            // one at the time of the fault.
+            // report and raised the signal again, and that signal has no fault address. So the signal is raised once
+            // more, and is blocked until faulthandler's handler has returned. It then interrupts the code that caused
+            // the fault, and the interrupted stack pointer is the same as at the fault.
             libc::sigaddset(&raw mut context_of.uc_sigmask, signal);
             libc::raise(signal);
             return;

@@ -14,7 +14,7 @@
 //! | [`mod@file`] | length and position of files, and sending them | `sendfile` | `sendfile`; nothing (NetBSD, OpenBSD) |
 //! | [`heap`] | keeps freed large buffers in the process | glibc's thresholds | nothing to do |
 //! | [`pages`] | memory mappings and guards in them | `MADV_NOHUGEPAGE`, `MADV_GUARD_INSTALL` | only `mmap` |
-//! | [`pipe`] | pipes and terminals; which report a lost reader | POSIX | POSIX; not named FIFOs (Apple) |
+//! | [`pipe`] | pipes and terminals, and whether they report a lost reader | POSIX | POSIX; not named FIFOs (Apple) |
 //! | [`poller`] | level-triggered readiness of fds with a `u64` token each, waits in nanoseconds | epoll | kqueue |
 //! | [`readiness`] | the state of a few fds, without a poller | POSIX | POSIX |
 //! | [`signals`] | a pipe to which signal handlers write the signals' numbers | `pipe2` | `pipe` (Apple), `pipe2` |

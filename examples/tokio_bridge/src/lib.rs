@@ -50,7 +50,7 @@ fn ask<'py>(py: Python<'py>, host: String, port: u16, line: String) -> PyResult<
 
 /// Calls the coroutine function with each of `values` concurrently, awaits all results in tokio, and returns their sum.
 ///
-/// The first exception is raised at once. The other calls continue until they end by themselves.
+/// The first exception is raised at once. The other calls continue until they end.
 #[pyfunction]
 fn sum_of<'py>(py: Python<'py>, function: Py<PyAny>, values: Vec<i64>) -> PyResult<Bound<'py, PyAny>> {
     let locals = get_current_locals(py)?;

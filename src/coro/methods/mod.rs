@@ -299,13 +299,13 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             function,
             io::read_now,
             _coro_read_now,
-            "Read from a descriptor without blocking, whatever its mode. Return None if that is impossible."
+            "Read from a descriptor without blocking, whatever its mode. Return None if the system cannot do that."
         ),
         row!(
             function,
             io::write_now,
             _coro_write_now,
-            "Write to a descriptor without blocking, whatever its mode. Return None if that is impossible."
+            "Write to a descriptor without blocking, whatever its mode. Return None if the system cannot do that."
         ),
         row!(
             function,

@@ -229,13 +229,13 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
                 method,
                 wake_n,
                 condition_variable.wake_n,
-                "Wake at most count coros. Return how many there were."
+                "Wake at most count coros. Return how many were woken."
             ),
             row!(
                 method,
                 wake_all,
                 condition_variable.wake_all,
-                "Wake all coros that wait now. Return how many there were."
+                "Wake all coros that wait now. Return how many were woken."
             ),
             row!(
                 method,

@@ -37,7 +37,7 @@ def made(kind, style, *options):
 
 @pytest.fixture
 def _no_hub():
-    """Otherwise gevent's hub of this thread and the descriptors of its loop would stay."""
+    """Destroy gevent's hub of this thread afterwards. Otherwise it would stay, with the descriptors of its loop."""
     yield
     if (gevent := sys.modules.get("gevent")) is not None:
         gevent.get_hub().destroy(destroy_loop=True)

@@ -173,13 +173,13 @@ def test_the_interval_decides(pairs, standing):
     assert intervals.standing(pairs) == standing
 
 
-def test_noise_alone_is_seldom_called_anything():
-    """At most 5 % of all measurements, by the choice of the interval; 3.5 % with 15 pairs."""
+def test_noise_alone_is_seldom_called_ahead_or_behind():
+    """The interval is chosen so that noise decides at most 5 % of all measurements; with 15 pairs it is 3.5 %."""
     words = [intervals.standing(noisy(1, 0.3, seed=seed)) for seed in range(1000)]
     assert 950 <= words.count("equal") < 990
 
 
-def test_the_sides_swapped_have_the_opposite_standing():
+def test_swapping_the_sides_gives_the_opposite_standing():
     opposite = {"ahead": "behind", "behind": "ahead", "equal": "equal", "too few runs": "too few runs"}
     seen = set()
     for seed in range(300):
@@ -197,7 +197,8 @@ def test_the_intervals_agree_with_resampling(count):
     found, draw = intervals.interval(numbers), random.Random(1)
     drawn = [statistics.median_low(draw.choices(numbers, k=count)) for _ in range(20_000)]
     below, within = (sum(median < found.low for median in drawn), sum(median <= found.low for median in drawn))
-    # The drawn share has two standard errors: 2.5 % lie at or below the limit, and less than 2.5 % below it.
+    # Less than 2.5 % of all medians are below the limit, and at least 2.5 % are at or below it. 0.0022 is two standard
+    # errors of the drawn share.
     assert below / 20_000 < 0.025 + 0.0022
     assert within / 20_000 > 0.025 - 0.0022
     mirrored = intervals.interval([1 / number for number in numbers])
@@ -227,14 +228,14 @@ def test_ratios_are_taken_run_by_run_and_held_against_the_bound():
     ("peers", "best", "standing"),
     [
         ({"uvloop": [100] * 15, "zuvloop": [110] * 15}, "uvloop", "ahead"),
-        # A row is behind if it is behind one peer. It may not be ahead because the best peer's numbers vary too much.
+        # This row is behind because it is behind one peer. The next one is equal because one peer's numbers vary a lot.
         ({"uvloop": [80] * 15, "zuvloop": [110] * 15}, "uvloop", "behind"),
         ({"uvloop": [100] * 15, "zuvloop": [60, 120, 160] * 5}, "zuvloop", "equal"),
         ({"uvloop": [100] * 15, "zuvloop": [200] * 5}, "zuvloop", "too few runs"),
         ({}, None, "-"),
     ],
 )
-def test_a_row_is_ahead_only_beside_every_peer(peers, best, standing):
+def test_a_row_is_ahead_only_if_it_is_ahead_of_every_peer(peers, best, standing):
     row = outcome("spawn", {"grapeshot": [90] * 15, "raw": [70] * 15} | peers)
     assert (standings.best_peer(row), standings.standing(row)) == (best, standing)
     # A loop that is shown only for reference is not a peer.
@@ -303,7 +304,7 @@ def test_a_loop_that_was_missing_once_is_not_missing_any_more():
         ("versions", "uvloop", "3"),
     ],
 )
-def test_rows_that_may_not_stand_side_by_side_are_refused(part, name, value):
+def test_rows_that_must_not_be_in_one_table_are_refused(part, name, value):
     before, after = comparison(outcome("spawn", GOOD)), comparison(outcome("spawn", GOOD))
     after[part] = after[part] | {name: value}
     with pytest.raises(SystemExit, match=name):

@@ -40,7 +40,7 @@ def test_every_case_has_all_peers():
     assert set(cases.ALL) == set(peers.PEERS) == set(peers._NEEDS)
 
 
-def test_the_committed_table_is_made_of_the_committed_numbers():
+def test_the_committed_table_shows_the_committed_numbers():
     committed = json.loads(COMMITTED.read_text(encoding="utf-8"))
     assert tables.markdown(committed) + "\n" == COMMITTED.with_suffix(".md").read_text(encoding="utf-8")
     assert [case["name"] for case in committed["cases"]] == [case.name for case in SUITE.cases]

@@ -53,8 +53,8 @@ pub unsafe fn kevent(
     event_count: c_int,
     timeout: *const timespec,
 ) -> c_int {
-    // SAFETY: errno is the thread's own; the rest is the caller's promise. libkqueue 2.7 puts an errno of before into the
-    // receipt of a filter that is there already.
+    // SAFETY: errno belongs to this thread, and the caller upholds the contract of kevent(2). errno is cleared because
+    // libkqueue 2.7 would put an earlier errno into the receipt for a filter that is registered already.
     unsafe {
         *__errno_location() = 0;
         library::kevent(queue, changes, change_count, events, event_count, timeout)

@@ -46,8 +46,8 @@ impl Batch {
         }
     }
 
-    /// Receives what there is (up to a batch) and sends it back. What the socket does not take is lost, as on any
-    /// network.
+    /// Receives the datagrams that have arrived (up to a batch) and sends them back. Replies that the socket does not
+    /// take are lost, as on any network.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // at most 64 messages of 64 KiB
     fn echo(&mut self, socket: &UdpSocket) -> io::Result<()> {
         for (header, piece) in self.headers.iter_mut().zip(&mut self.pieces) {

@@ -1,4 +1,4 @@
-//! The required functions of OpenSSL 3, from the libssl that is found at run time.
+//! The functions of OpenSSL 3 that this crate needs, from the libssl that is found at run time.
 //!
 //! The library is loaded, not linked. The build then needs no headers and is quick, and the raw server can use the very
 //! library of CPython's `ssl` (the harness names it in `LOADGEN_LIBSSL`), so that it shows the limit of that library.

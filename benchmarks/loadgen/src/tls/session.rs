@@ -1,7 +1,7 @@
 //! One side of a TLS connection, without a socket: ciphertext in, plaintext out, and the other way round.
 //!
-//! OpenSSL uses a custom BIO, which reads from the slice that is being opened and appends to a `Vec` that is sent
-//! from. A memory BIO would copy all data once more in each direction.
+//! OpenSSL uses a custom BIO, which reads from the slice that is being opened, and appends the ciphertext to send
+//! to a `Vec`. A memory BIO would copy all data once more in each direction.
 
 use std::ffi::{CString, c_char, c_int, c_long, c_void};
 use std::io;
@@ -89,7 +89,8 @@ fn new_method(library: &Library) -> anyhow::Result<Pointer> {
     }
 }
 
-/// What all sessions of one side share: TLS 1.3, OpenSSL's default ciphers, no verification of the peer's name.
+/// The settings that all sessions of one side share: TLS 1.3, OpenSSL's default ciphers, no verification of the peer's
+/// name.
 pub(crate) struct Context {
     library: &'static Library,
     raw: Pointer,
@@ -194,7 +195,7 @@ impl Drop for Context {
     }
 }
 
-/// What a session leaves behind, so that a later one can resume it.
+/// The state that a session leaves behind, so that a later session can resume it.
 pub(crate) struct Ticket {
     library: &'static Library,
     raw: Pointer,
@@ -295,7 +296,7 @@ impl Session {
         }
     }
 
-    /// Encrypts all of it. Returns false, without doing anything, while the handshake is under way.
+    /// Encrypts all of `plain`. Returns false, without doing anything, while the handshake is under way.
     ///
     /// # Errors
     /// If the session has failed or is shut down.

@@ -170,7 +170,7 @@ impl Poller {
     /// Stops watching `fd`. Also succeeds if `fd` was not watched, or is closed.
     ///
     /// # Errors
-    /// Any other errno of `epoll_ctl(2)`. An fd that was watched causes none of them.
+    /// Any other errno of `epoll_ctl(2)`, but never for an fd that was watched.
     #[inline]
     pub fn remove(&self, fd: RawFd) -> io::Result<()> {
         match self.control(libc::EPOLL_CTL_DEL, fd, 0, Token(0)) {
@@ -446,7 +446,8 @@ mod tests {
     }
 
     proptest! {
-        /// This is true even if the kernel oversleeps by a two-hundredth. No step has a length of 0.
+        /// Each step but the last ends before the deadline, even if the kernel oversleeps by a two-hundredth. No step
+        /// has a length of 0.
         #[test]
         fn a_step_leaves_room_for_oversleeping(remaining_ns in prop_oneof![1..ONE_STEP_NS * 3, 1_u64..]) {
             let step_ns = step_of(remaining_ns);

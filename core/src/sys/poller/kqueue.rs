@@ -161,7 +161,7 @@ impl Poller {
     /// Stops watching `fd`. Also succeeds if `fd` was not watched, or is closed.
     ///
     /// # Errors
-    /// Any other errno of `kevent(2)`. An fd that was watched causes none of them.
+    /// Any other errno of `kevent(2)`, but never for an fd that was watched.
     #[inline]
     pub fn remove(&self, fd: RawFd) -> io::Result<()> {
         self.set(fd, Token(0), Interest::NONE)

@@ -1,7 +1,7 @@
 //! Nonblocking sockets: `recv`, `send`, `sendmsg`, `accept` and a few more, on raw fds that the caller owns. The calls
 //! of datagram sockets are in [`datagram`].
 //!
-//! Every function retries after `EINTR` and returns `EAGAIN` as `ErrorKind::WouldBlock`. None of them raises
+//! Every function retries after `EINTR` and returns `EAGAIN` as `ErrorKind::WouldBlock`. No function raises
 //! `SIGPIPE`. Any thread may make the calls; they keep no state.
 //!
 //! Source: `recv(2)`, `send(2)`, `sendmsg(2)`, `accept(2)`, `getsockname(2)`, `socket(7)`, `tcp(7)`.
@@ -272,8 +272,8 @@ fn set_flag(fd: RawFd, level: c_int, option: c_int) -> io::Result<()> {
         .map(drop)
 }
 
-/// Takes the pending error of the socket (`SO_ERROR`), such as the error of a nonblocking connect. `None` if there is
-/// none.
+/// Takes the pending error of the socket (`SO_ERROR`), such as the error of a nonblocking connect. Returns `None` if no
+/// error is pending.
 ///
 /// # Errors
 /// `EBADF` or `ENOTSOCK` if the call itself fails.

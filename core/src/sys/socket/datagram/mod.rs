@@ -41,9 +41,9 @@ pub struct Batch {
     pub error: Option<io::Error>,
 }
 
-/// Receives the datagrams that have arrived, at most `limit`, [`MAX_BATCH`], and as many as `buffer` has slots of
-/// `slot_len` bytes. Passes each datagram to `each` with the address of its sender, in the order of arrival. If a
-/// datagram is longer than its slot, the rest of it is lost.
+/// Receives the datagrams that have arrived. Their number is limited by `limit`, by [`MAX_BATCH`], and by the number of
+/// slots of `slot_len` bytes in `buffer`. Passes each datagram to `each` with the address of its sender, in the order
+/// of arrival. If a datagram is longer than its slot, the rest of it is lost.
 ///
 /// The datagrams that `each` gets are slices of `buffer`. If an error occurs after the first datagram, it is in the
 /// result, unless the system keeps it for the next call.
