@@ -98,7 +98,7 @@ async def measure(kind: str, address: str, seconds: float, warm_up_s: float) -> 
         await asyncio.wait((finished,), timeout=warm_up_s)
         before, cpu_s, wall_s = count, time.process_time(), time.perf_counter()
         await asyncio.wait((finished,), timeout=seconds)
-        # On a very busy machine not even one operation may end in so short a time: then go on, up to STALL_S.
+        # On a very busy machine it can happen that no operation ends in this time. Then go on, for at most STALL_S.
         while count == before and not finished.done() and time.perf_counter() - wall_s < STALL_S:
             await asyncio.wait((finished,), timeout=seconds)
         done, cpu_s, wall_s = count - before, time.process_time() - cpu_s, time.perf_counter() - wall_s
@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--loop", required=True, help="grapeshot, uvloop, asyncio or module:factory")
     parser.add_argument("--address", required=True, help="of the server; for asyncpg the folder of its socket")
     parser.add_argument("--seconds", type=float, default=1.0, help="measured time (1)")
-    parser.add_argument("--warm-up", type=float, default=0.4, help="seconds before it (0.4)")
+    parser.add_argument("--warm-up", type=float, default=0.4, help="seconds before the measured time (0.4)")
     args = parser.parse_args()
     with asyncio.Runner(loop_factory=loop_factory(args.loop)) as runner:
         try:

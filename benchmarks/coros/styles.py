@@ -94,7 +94,7 @@ class Greenlets:
         hub = kind(loop)
 
         def spawn(function: Function, *arguments: Any) -> Any:
-            # The first switch passes the arguments, but the hub switches without any.
+            # greenlet passes the arguments of the first switch to the function. The hub switches without arguments.
             thread = kind(lambda: function(*arguments), hub) if arguments else kind(function, hub)
             ready.append(thread)
             return thread

@@ -79,7 +79,7 @@ bitflags::bitflags! {
         const STARTED = 1 << 10;
         /// `close()` was called while plaintext was being encrypted. It continues after the encryption.
         const CLOSE_HELD = 1 << 11;
-        /// The transport is on the loop's list: writes are encrypted at the end of the running step.
+        /// The transport is on the loop's list: its writes are encrypted when the loop empties the list (`flush_policy`).
         const HELD = 1 << 12;
     }
 }

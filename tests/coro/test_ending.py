@@ -94,7 +94,7 @@ def test_cleanup_may_wait_when_the_loop_is_closed(loop):
     assert log == ["clean"]
 
 
-def test_a_coro_that_waits_on_in_its_cleanup_is_interrupted_again(loop, no_grace):
+def test_a_coro_that_keeps_waiting_in_its_cleanup_is_interrupted_again(loop, no_grace):
     log = []
 
     def stay():
@@ -150,7 +150,7 @@ def test_a_coro_that_refuses_to_end_is_given_up_with_a_warning(no_grace):
     assert stubborn.result() is None
 
 
-def test_exits_in_the_cleanup_leave_close_which_closes(loop):
+def test_close_raises_exits_of_the_cleanup_and_closes_the_loop(loop):
     log = []
 
     def stay(kind):
@@ -423,8 +423,8 @@ def test_a_pending_loop_ends_with_its_thread():
     assert len(messages) == 2
     assert messages[0].startswith("coros never ran: ")
     assert messages[1].startswith("unclosed event loop")
-    # The record of the warning refers to the loop. From 3.15 on the collector clears weak references after it has
-    # called the finalizers, so a weak reference to an object that its finalizer revives stays valid.
+    # The recorded warning refers to the loop, so the loop's finalizer has revived it. From 3.15 on, a weak reference to
+    # a revived object stays valid until the object is collected again.
     caught.clear()
     gc.collect()
     assert ref() is None

@@ -138,7 +138,7 @@ def test_families_protocols_and_flags(loop, family):
     assert loop.run_until_complete(main()) == {}
 
 
-async def test_types_of_a_literals_answer(loop):
+async def test_the_answer_for_a_literal_has_enum_types(loop):
     [info] = await loop.getaddrinfo("127.0.0.1", 80, type=socket.SOCK_STREAM)
     assert info == (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("127.0.0.1", 80))
     assert isinstance(info[0], socket.AddressFamily)

@@ -22,7 +22,7 @@ import grapeshot
 
 SITE = ROOT / "docs" / "site"
 OF_COROS = {"Client", "Server", "Stream"}
-# Elements that make a browser load something; the href of a link is only followed.
+# The elements and attributes that make a browser load something. The href of an <a> is not loaded.
 LOADED = {
     ("img", "src"),
     ("link", "href"),
@@ -136,7 +136,8 @@ def test_native_methods_are_as_in_the_stub(html, found):
     text = (html / "docs" / "reference" / "coro.html").read_text(encoding="utf-8")
     [signature] = re.findall(r'<dt[^>]*id="grapeshot\.coro\.fifo\.push">(.*?)</dt>', text, re.DOTALL)
     assert re.sub(r"<[^>]*>|\s", "", signature).startswith("push(item:_T,/,block:bool=True,timeout:float|None=None)")
-    assert "the coro that has waited longest gets it" in text  # help() is shorter
+    # This sentence is only in the stub; the docstring of the native method is shorter.
+    assert "the coro that has waited longest gets it" in text
 
 
 def test_the_site_loads_nothing_from_other_sites(html, found):

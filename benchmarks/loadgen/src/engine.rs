@@ -138,7 +138,7 @@ impl<W: Wire, S> Connection<W, S> {
     }
 }
 
-/// Runs the load over the transport that the window asks for, and reports the measured part.
+/// Runs the load over the transport that the options name, and reports the measured part.
 ///
 /// # Errors
 /// If the connections cannot be made or the poller fails. A wrong reply is counted in the report instead.
@@ -266,7 +266,7 @@ fn run_over<E: Exchange, W: Wire>(
             issue_due(arrivals, &mut connections, &mut meter, &mut exchange);
         }
         let mut open = connections.iter().flatten();
-        // Check all connections only at the end (of the budget or of the time), not in every iteration.
+        // Check all connections only when all requests were issued or the time is over, not in every iteration.
         if (phase == Phase::Drain || meter.is_spent())
             && open.all(|connection| connection.started_ns.is_empty())
         {

@@ -19,7 +19,8 @@ use super::socket::{MAX_SLICES, retried, retried_int};
 pub enum FileKind {
     /// One end of a pipe or of a FIFO.
     Fifo {
-        /// Whether it has a name in the file system. On some systems, including Linux, this is true for pipes too.
+        /// Whether its link count is above 0. That is true for a FIFO that has a name in the file system and, on some
+        /// systems including Linux, for unnamed pipes too.
         is_linked: bool,
     },
     /// A socket of any family.

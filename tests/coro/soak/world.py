@@ -23,10 +23,11 @@ class Injected(Exception):
     """The exception that `raise_exception` injects."""
 
 
-# The exceptions that a coro may raise after a member of its family was killed, or could not get memory for its stack.
+# The exceptions that a coro may raise after a member of its family (see FAMILY) was killed, or after a member could not
+# get memory for its stack.
 INJECTED = (asyncio.CancelledError, coro.CoroCancelled, Injected, coro.InParallelError, MemoryError)
 
-# A coro that the soak spawned and all coros that it spawned form a family and share this object.
+# A coro that the soak has spawned forms a family with all its descendants. This is the family's number.
 FAMILY: contextvars.ContextVar[int] = contextvars.ContextVar("family", default=-1)
 # The world of this thread.
 WORLD: contextvars.ContextVar[World] = contextvars.ContextVar("world")

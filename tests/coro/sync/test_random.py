@@ -60,8 +60,8 @@ class Worker:
         coro.wait()
 
     def wait_in_queue(self, wait, *args, what=True, **limit):
-        """Call wait(*args, **limit), in the queue of `what`. When it returns, no earlier waiter may still be queued,
-        unless it returns False or [], which means that it timed out.
+        """Wait with `wait(*args, **limit)`; `what` names the queue. When the wait ends, no earlier waiter of this queue
+        may still wait, unless the wait has timed out (it returns False or []).
         """
         self.wants = what
         self.since = self.bench.tick()
@@ -471,10 +471,10 @@ class Channel(Bench):
     def check(self):
         assert self.received == sorted(set(self.received)), "doubled or out of order"
         senders, receivers = self.count("send"), self.count("receive")
-        # Values whose senders have continued, because their receiver was interrupted.
+        # Values that are left in the channel: their senders have continued, but their receivers were interrupted.
         left = self.channel.balance - senders + receivers
         surely = len(self.accepted.difference(self.received))
-        # A sender that was interrupted when its value was taken counts as withdrawn.
+        # A sender that was interrupted after its value was taken, and before it ran again, counts as withdrawn.
         perhaps = len(self.withdrawn.difference(self.received)) - senders
         assert surely <= left <= surely + perhaps
         assert not (receivers and (senders or left)), "it could go"

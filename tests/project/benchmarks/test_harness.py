@@ -318,7 +318,9 @@ def test_grapeshot_itself_may_change_between_parts():
     assert merged["versions"]["grapeshot"] == "9"
 
 
-@pytest.mark.parametrize(("found", "status", "verdict"), [(1021, 1, "MORE"), (1019, 0, "as it was"), (900, 0, "fewer")])
+@pytest.mark.parametrize(
+    ("found", "status", "verdict"), [(1021, 1, "ABOVE"), (1019, 0, "as it was"), (900, 0, "fewer")]
+)
 def test_bounds_of_instructions(tmp_path, monkeypatch, capsys, found, status, verdict):
     file = tmp_path / "instructions.toml"
     file.write_text(f'tolerance = 0.02\n[interpreter."{callgrind.interpreter()}"]\necho = 1000\n', encoding="utf-8")

@@ -26,9 +26,7 @@ from support import (
     until,
 )
 
-pytestmark = pytest.mark.skip_on(
-    uvloop="it keeps the socket open until its own transport is closed, or uses the number"
-)
+pytestmark = pytest.mark.skip_on(uvloop="it keeps the closed socket open, or goes on using its number")
 
 ENDS = {
     "close": lambda sock: sock.close(),
@@ -94,7 +92,7 @@ async def test_other_ways_of_writing(loop, write):
             pass
 
 
-@pytest.mark.skip_on(asyncio="its selector raises, and the transport is left in the middle")
+@pytest.mark.skip_on(asyncio="its selector raises, and the transport stays half closed")
 @pytest.mark.parametrize("end", ["close", "abort"])
 async def test_ending_with_a_buffer(loop, end):
     transport, protocol, peer = await connected(loop, small=True)
@@ -185,7 +183,7 @@ async def test_a_buffer_closes_the_socket(loop):
             assert foreign.ours.recv(100) == b"not for the protocol"
 
 
-@pytest.mark.skip_on(asyncio="the transport is never told, and the handle that fails to register is reported")
+@pytest.mark.skip_on(asyncio="connection_lost is never called; only the failed add_reader is reported")
 async def test_connection_made_closes_the_socket(loop):
     class Closing(Recorder):
         def connection_made(self, transport):
@@ -262,7 +260,7 @@ async def test_a_callback_with_the_same_number(loop):
 
 
 @pytest.mark.skip_on(when=sys.version_info < (3, 12), asyncio="it accepts the socket; from 3.12 on it refuses it")
-async def test_a_transport_is_not_displaced_by_another_one_of_its_socket(loop):
+async def test_a_second_transport_for_the_same_socket_is_refused(loop):
     transport, protocol, peer = await connected(loop)
     with peer:
         sock = socket_of(transport)

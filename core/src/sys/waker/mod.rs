@@ -15,9 +15,9 @@
 //!                                  +------->  check for work     <- must come after drain
 //! ```
 //!
-//! The order inside `drain` matters. A wake between its two steps does not write. But then the exchange that clears
-//! the flag also makes everything visible that was published before that wake, so the loop finds it when it checks for
-//! work. In the opposite order, the read could consume the byte of a newer wake while that wake's flag stays set. Then
+//! The order inside `drain` matters. A wake between its two steps does not write, because the flag is still set. It
+//! need not: clearing the flag makes visible what was published before that wake, and the loop checks for work after
+//! that. In the opposite order, the read could consume the byte of a newer wake while that wake's flag stays set. Then
 //! no later wake would ever write again.
 
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -53,7 +53,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--keyfile", help="the certificate's key, if it is in another file")
     parser.add_argument("--limit", type=int, default=1000, help="open connections per address (1000)")
     parser.add_argument("--backlog", type=int, default=2048, help="length of the system's queue of clients (2048)")
-    parser.add_argument("--timeout", type=float, default=60.0, help="seconds for each step of a client (60)")
+    parser.add_argument(
+        "--timeout", type=float, default=60.0, help="seconds for a client to send a head or a part of a body (60)"
+    )
     parser.add_argument("--keepalive-timeout", type=float, default=60.0, help="idle seconds between requests (60)")
     parser.add_argument("--grace", type=float, default=30.0, help="seconds for requests in progress at the end (30)")
     parser.add_argument("--max-target-size", type=int, default=8190, help="bytes of a request's path and query (8190)")

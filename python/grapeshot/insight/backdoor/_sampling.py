@@ -44,7 +44,7 @@ class Slow:
 
     kind: str
     name: str
-    """Their name and function. If the names differ, the numbers in them are replaced."""
+    """Their name and function. If the names differ only in numbers, such as Task-1 and Task-2, without these."""
     place: str | None
     count: int = 0
     total_s: float = 0.0
