@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 from rpc.ends import ends, raw_client
 from support import until
+
+from grapeshot import rpc
 
 MIB = 1024 * 1024
 
@@ -99,6 +103,73 @@ async def test_calls_beyond_the_limit_of_bytes_wait_at_the_client(loop, is_strea
         assert begun == [0, 1, 2, 3, 4, 5]
         [connection] = both.server._connections
         assert connection.call_bytes == 0
+
+
+async def test_a_short_call_does_not_wait_for_large_ones(loop):
+    """Here the large ones wait until a short one releases them."""
+    async with ends(max_call_bytes=5000) as both:
+        both.server.add("release", both.methods.released.set)
+        client = both.client()
+        calls = [asyncio.create_task(client.call("hold", number, bytes(2500))) for number in range(6)]
+        await until(lambda: len(both.methods.begun) == 2)
+        with pytest.raises(TypeError):
+            await client.call("release", object())  # cannot be encoded
+        assert await client.call("add", bytes(500), bytes(100)) == bytes(600)
+        await client.call("release")
+        assert await asyncio.gather(*calls) == list(range(6))
+
+
+async def test_a_stream_that_is_cancelled_in_the_queue_leaves_nothing_there(loop):
+    async with ends(max_call_bytes=1000) as both:
+        client = both.client()
+        call = asyncio.create_task(client.call("hold", 0, bytes(2500)))
+        await until(lambda: len(both.methods.begun) == 1)
+        stream = client.stream("hold_stream", 1, bytes(2500))
+        reader = asyncio.create_task(anext(stream))
+        connection = client._connection
+        await until(lambda: len(connection._queue) == 1)
+        reader.cancel()
+        await asyncio.wait([reader])
+        assert not connection._queue
+        both.methods.released.set()
+        assert await call == 0
+
+
+async def test_the_request_of_a_handler_that_raises_is_freed_at_once(loop):
+    """Without the garbage collector, which may not run for a long time."""
+
+    class Content:
+        pass
+
+    alive = []
+
+    async def fail(is_at_once):
+        content = Content()
+        alive.append(weakref.ref(content))
+        if not is_at_once:
+            await asyncio.sleep(0)
+        raise ValueError(repr(content))
+
+    async def fail_stream(is_at_once):
+        await fail(is_at_once)
+        yield
+
+    async with ends() as both:
+        both.server.add("fail_later", fail)
+        both.server.add("fail_stream", fail_stream)
+        client = both.client()
+        gc.disable()
+        try:
+            for is_at_once in (False, True):
+                with pytest.raises(rpc.RemoteError):
+                    await client.call("fail_later", is_at_once)
+                with pytest.raises(rpc.RemoteError):
+                    await anext(client.stream("fail_stream", is_at_once))
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert [reference() for reference in alive] == [None] * 4
+        finally:
+            gc.enable()
 
 
 async def test_short_calls_and_calls_that_end_at_once_do_not_count(loop):

@@ -165,3 +165,19 @@ async def test_a_handler_that_goes_on_keeps_its_place(loop):
         assert not following.done()
         release.set()
         assert await following == 2
+
+
+async def test_a_cancelled_reader_of_a_stream_cancels_the_call_while_its_task_is_kept(loop):
+    async with ends() as both:
+        client = both.client()
+
+        async def read():
+            async for _ in client.stream("hold_stream", 1, b""):
+                pass
+
+        reader = asyncio.create_task(read())
+        await until(lambda: both.methods.begun == [1])
+        reader.cancel()
+        await asyncio.wait([reader])
+        await until(lambda: both.methods.cancelled == [1])
+        assert reader.cancelled()

@@ -72,6 +72,8 @@ def test_options_that_make_no_sense(option, error):
         ({"max_calls": 0}, ValueError),
         ({"max_call_bytes": "1"}, TypeError),
         ({"max_call_bytes": 0}, ValueError),
+        ({"max_call_bytes": 10**4000}, ValueError),
+        ({"max_calls": 10**4000}, ValueError),
         ({"codec": rpc.Pickle}, TypeError),
     ],
 )

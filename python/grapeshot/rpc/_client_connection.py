@@ -22,9 +22,25 @@ from ._codecs import MIN_CHECKED, Codec
 from ._connection import Connection
 from ._errors import ConnectionLost, NotSent, ProtocolError
 from ._inbox import Inbox
-from ._messages import CANCEL, CREDIT, END, ERROR, GOODBYE, ITEM, PING, PONG, REQUEST, RESULT, STREAM, quoted
+from ._messages import (
+    CANCEL,
+    CREDIT,
+    END,
+    ERROR,
+    GOODBYE,
+    ITEM,
+    MIN_COUNTED,
+    PING,
+    PONG,
+    REQUEST,
+    RESULT,
+    STREAM,
+    quoted,
+)
 from ._peer import check_same_user
 
+# By how much the number of a call can lengthen its request.
+_MAX_NUMBER_BYTES = 16
 Target = asyncio.Future[Any] | Inbox
 # Method, positional arguments, keyword arguments, deadline, and how many items of a stream the server may send at first
 # (0: this is not a stream).
@@ -74,12 +90,15 @@ class ClientConnection(Connection):
 
         Raises PacketTooLarge, or the codec's error. In both cases nothing is sent.
         """
-        if self.is_full:
-            self._queue.append((target, request))
-            if not self.is_open:  # the end of the connection was already handled, so nothing else would fail the queue
-                self._fail_queue()
-            return 0
-        return self._send_request(target, request)
+        if not self.is_full:
+            return self._send_request(target, request)
+        # A short call does not wait for large ones to end: one of these may depend on it.
+        if self._takes_short_calls() and len(self._encode_request(0, request)) < MIN_COUNTED - _MAX_NUMBER_BYTES:
+            return self._send_request(target, request)
+        self._queue.append((target, request))
+        if not self.is_open:  # the end of the connection was already handled, so nothing else would fail the queue
+            self._fail_queue()
+        return 0
 
     def abandon(self, number: int, target: Target) -> None:
         """Cancel a call whose caller no longer waits. If it is still queued, it will not be sent."""
@@ -101,19 +120,20 @@ class ClientConnection(Connection):
         if number in self._pending:
             self.send_packet(self._encode((CREDIT, number, count)))
 
-    def _send_request(self, target: Target, request: Request) -> int:
+    def _encode_request(self, number: int, request: Request) -> bytes:
         method, args, kwargs, deadline, window = request
+        if window:
+            return self._encode((STREAM, number, method, args, kwargs, self._left_s(deadline), window))
+        if kwargs or deadline is not None:
+            return self._encode((REQUEST, number, method, args, kwargs, self._left_s(deadline)))
+        return self._encode((REQUEST, number, method, args))
+
+    def _send_request(self, target: Target, request: Request) -> int:
         # set before sending, because flush() records it
         self._last = number = self._last + 1
-        if window:
-            message: tuple[Any, ...] = (STREAM, number, method, args, kwargs, self._left_s(deadline), window)
-            assert isinstance(target, Inbox)
-            target.number, target.window = number, window
-        elif kwargs or deadline is not None:
-            message = (REQUEST, number, method, args, kwargs, self._left_s(deadline))
-        else:
-            message = (REQUEST, number, method, args)
-        packet = self._encode(message)
+        packet = self._encode_request(number, request)
+        if isinstance(target, Inbox):
+            target.number, target.window = number, request[4]
         self.send_packet(packet)
         self._pending[number] = target
         self.add_request(number, len(packet))
@@ -122,8 +142,17 @@ class ClientConnection(Connection):
         return number
 
     def _has_room(self) -> bool:
-        """Whether the server accepts another call."""
+        """Whether the server accepts another call, however long its request is."""
         return len(self._pending) < self._max_calls and self.call_bytes < self._max_call_bytes
+
+    def _takes_short_calls(self) -> bool:
+        """Whether only ``max_call_bytes`` keeps calls in the queue."""
+        return (
+            self.call_bytes >= self._max_call_bytes
+            and len(self._pending) < self._max_calls
+            and self.takes_calls
+            and self.can_write
+        )
 
     def _left_s(self, deadline: float | None) -> float | None:
         return None if deadline is None else min(max(0.0, deadline - self._loop.time()), messages.MAX_LEFT_S)

@@ -67,6 +67,10 @@ MAX_LEFT_S = 1e8
 MAX_CREDIT = 2**20
 
 
+# The largest limit that a program can set. Larger ones would make the hello too long.
+MAX_LIMIT = 2**63
+
+
 def check_limit(name: str, value: object, least: int, most: int | None = None) -> None:
     """Check a limit set by the program. (Otherwise a peer would refuse it later.) Raises TypeError or ValueError."""
     if type(value) is not int:
@@ -110,11 +114,16 @@ def decode_hello(packet: bytes, codec: str) -> Hello:
     try:
         fields = json.loads(packet)
         version = fields.pop("grapeshot.rpc")
-        hello = Hello(**fields)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise ProtocolError(f"the peer does not use the grapeshot.rpc protocol: it has sent {packet[:40]!r}") from None
     if version != _VERSION:
         raise ProtocolError(f"the peer uses version {quoted(version)} of the protocol, but this side uses {_VERSION}")
+    try:
+        hello = Hello(**fields)
+    except TypeError:
+        raise ProtocolError(
+            f"the peer's hello does not have the fields of version {_VERSION}: {quoted(fields)}"
+        ) from None
     if hello.codec != codec:
         raise ProtocolError(f"the peer uses the codec {quoted(hello.codec)}, but this side uses {codec!r}")
     if any(type(limit) is not int for limit in hello[1:]) or hello.max_packet < MIN_PACKET:

@@ -13,7 +13,7 @@ from typing import Any, Self, TypedDict, TypeVar, overload
 from ._codecs import Codec, make_codec
 from ._connection import KEEPALIVE_S, check_keepalive
 from ._handlers import Handler, make_handler
-from ._messages import MIN_PACKET, check_limit
+from ._messages import MAX_LIMIT, MIN_PACKET, check_limit
 from ._packet_stream import MAX_LENGTH, MAX_PACKET
 from ._server_connection import HELLO_S, ServerConnection
 
@@ -25,7 +25,7 @@ class ServerOptions(TypedDict, total=False):
 
     codec: Codec | None
     max_calls: int
-    max_call_bytes: int
+    max_call_bytes: int | None
     max_packet: int
     tracebacks: bool
     keepalive: float | None
@@ -38,7 +38,8 @@ class Server:
         codec: the default is :class:`Msgpack`. :class:`Pickle` works only on Unix sockets.
         max_calls: how many calls of one connection may be under way. Further calls wait at the client.
         max_call_bytes: once the requests of a connection's calls under way have this many bytes together, further calls
-            wait at the client. Requests shorter than 1 KiB do not count. The default is 4 MiB.
+            wait at the client. Requests shorter than 1 KiB neither count nor wait. The default is four times
+            ``max_packet``.
         max_packet: the length of the longest request to accept, in bytes. The default is 1 MiB. Decoding a request may
             need a hundred times its length in memory.
         tracebacks: whether to send the text of the handler's traceback to the caller with an error.
@@ -51,14 +52,16 @@ class Server:
         *,
         codec: Codec | None = None,
         max_calls: int = 1000,
-        max_call_bytes: int = 4 * 1024 * 1024,
+        max_call_bytes: int | None = None,
         max_packet: int = MAX_PACKET,
         tracebacks: bool = False,
         keepalive: float | None = KEEPALIVE_S,
     ) -> None:
-        check_limit("max_calls", max_calls, 1)
-        check_limit("max_call_bytes", max_call_bytes, 1)
+        check_limit("max_calls", max_calls, 1, MAX_LIMIT)
         check_limit("max_packet", max_packet, MIN_PACKET, MAX_LENGTH)
+        if max_call_bytes is None:
+            max_call_bytes = 4 * max_packet
+        check_limit("max_call_bytes", max_call_bytes, 1, MAX_LIMIT)
         check_keepalive(keepalive)
         self.codec = make_codec(codec)
         self.max_calls = max_calls

@@ -309,7 +309,7 @@ class ServerConnection(Connection):
         self._last = number
         if len(self._calls) >= self._max_calls:
             raise ProtocolError(f"there are already {self._max_calls} calls under way, which is the limit (max_calls)")
-        if self.call_bytes >= self._max_call_bytes:
+        if self.call_bytes >= self._max_call_bytes and request.size >= messages.MIN_COUNTED:
             raise ProtocolError(
                 f"the calls under way have {self.call_bytes} bytes, but the limit is {self._max_call_bytes}"
                 " (max_call_bytes)"
@@ -378,16 +378,14 @@ class ServerConnection(Connection):
                 self._send_error(number, messages.DEADLINE, "DeadlineExceeded", problem)
             else:
                 self._send_error(number, messages.CANCELLED, "CancelledError", "the handler was cancelled")
+        # Not result(), which would add this frame to the exception's traceback. The frame refers to `running`, so the
+        # exception and the handler's arguments would stay in memory until the garbage collector finds the cycle.
+        elif (error := running.exception()) is not None:
+            self._send_exception(number, error)
+        elif handler.is_stream:
+            self.send((END, number))
         else:
-            try:
-                value = running.result()
-            except BaseException as error:
-                self._send_exception(number, error)
-            else:
-                if handler.is_stream:
-                    self.send((END, number))
-                else:
-                    self._send_result(number, value)
+            self._send_result(number, running.result())
         if self._is_leaving:
             self._close_if_done()
 

@@ -68,7 +68,14 @@ class Stream(AsyncIterator[Any]):
                 self._loop = asyncio.get_running_loop()
                 self._connection.start(inbox, self._request)
             while not inbox.items and not inbox.done():
-                await inbox.wait()
+                try:
+                    await inbox.wait()
+                except RuntimeError:  # another task reads this stream, and goes on
+                    raise
+                except BaseException:
+                    # Not left to __del__: the exception's traceback refers to this stream.
+                    self.cancel()
+                    raise
             if inbox.items:
                 return inbox
             error = inbox.take_error()
@@ -89,7 +96,7 @@ class Stream(AsyncIterator[Any]):
         if inbox is None:
             self._inbox = inbox = Inbox()
         elif self._connection is not None and not inbox.done():
-            self._connection.abandon(inbox.number, inbox)
+            _drop(self._connection, inbox)
         inbox.items.clear()
         inbox.end()
 
@@ -110,5 +117,5 @@ class Stream(AsyncIterator[Any]):
 
 
 def _drop(connection: ClientConnection, inbox: Inbox) -> None:
+    inbox.end()  # first, so that the connection can drop a request that it has not sent
     connection.abandon(inbox.number, inbox)
-    inbox.end()
