@@ -26,8 +26,8 @@ pub(crate) struct Args<'a, 'py> {
 
 impl<'a, 'py> Args<'a, 'py> {
     /// # Safety
-    /// The three values are the arguments of one `METH_FASTCALL|METH_KEYWORDS` call, and the result is used only until
-    /// that call returns.
+    /// `values`, `nargs` and `kwnames` come from one `METH_FASTCALL|METH_KEYWORDS` call, and the result is used only
+    /// until that call returns.
     #[inline]
     pub(crate) unsafe fn new(
         py: Python<'py>,
@@ -103,9 +103,9 @@ impl<'a, 'py> Args<'a, 'py> {
         self.signature.name()
     }
 
-    /// True if the call gives all required parameters by position, no more than these if the signature has no others,
-    /// and no keywords if it accepts none. Functions with other parameters check those themselves (with `bind`, for
-    /// example).
+    /// True if the call gives all required parameters by position. If the signature has no other parameters, the call
+    /// must give nothing else. If the signature accepts no keywords, the call must have none. Functions with other
+    /// parameters check those themselves (for example with `bind`).
     #[inline(always)]
     fn fits_signature(&self) -> bool {
         if self.signature.is_fixed() {

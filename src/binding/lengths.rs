@@ -9,8 +9,8 @@ use pyo3::ffi;
 /// `number` is null or a live object.
 #[inline]
 pub(crate) unsafe fn ordinary_len(number: *mut ffi::PyObject) -> Option<usize> {
-    // SAFETY: the object is alive (contract). Only an exact int is converted, which fails only if the number is too
-    // large.
+    // SAFETY: the object is alive (contract). Only an exact int is converted, which fails only if the number is out of
+    // range.
     unsafe {
         if number.is_null() || ffi::PyLong_CheckExact(number) == 0 {
             return None;

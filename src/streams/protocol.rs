@@ -38,7 +38,7 @@ pub(super) static PROTOCOL_TYPE: StreamType = StreamType::new();
 
 pub(super) static OWN_METHODS: OwnMethods = OwnMethods::new();
 
-/// The native side of an object that is one of our protocols, or of a subclass.
+/// The native side of the object; None if its class is neither our protocol type nor a subclass of it.
 #[inline]
 fn protocol_of<'py>(object: &Bound<'py, PyAny>) -> Option<Protocol<'py>> {
     if !PROTOCOL_TYPE.has(object) {

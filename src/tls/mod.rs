@@ -75,11 +75,13 @@ bitflags::bitflags! {
         /// The length of a record does not tell how much plaintext it has (compression), or the plaintext may come in
         /// several reads (an `SSLObject` with methods of its own). So reads continue until there is no more data.
         const UNCOUNTED = 1 << 9;
-        /// `start_tls` is complete, but its waiter has not run yet. No data is delivered before it has.
+        /// The handshake of `start_tls` is complete, but `start_tls` has not returned yet. Until then, no data is
+        /// delivered.
         const STARTED = 1 << 10;
         /// `close()` was called while plaintext was being encrypted. It continues after the encryption.
         const CLOSE_HELD = 1 << 11;
-        /// The transport is on the loop's list: its writes are encrypted when the loop empties the list (`flush_policy`).
+        /// The transport is on the loop's list: its writes are encrypted when the loop empties the list
+        /// (`flush_policy`).
         const HELD = 1 << 12;
     }
 }

@@ -1,7 +1,7 @@
 """Unmodified blocking libraries: the same program with threads of plain Python and with coros (`coro.patch()`).
 
-50 calls wait at the same time in one thread, and network errors appear as each library's own exceptions. One process
-tries several libraries.
+50 calls wait at the same time; with coros, they do so in one thread. Network errors appear as each library's own
+exceptions. One process tries several libraries.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def test_50_calls_over_http_wait_at_once(place: str, slow: SlowServers) -> None:
 
 
 @on_both
-def test_50_calls_of_clients_of_lines_wait_at_once(place: str, slow: SlowServers) -> None:
+def test_50_calls_over_mail_and_ftp_wait_at_once(place: str, slow: SlowServers) -> None:
     check_overlap(place, [overlap(name, port=slow.lines(*LINE_SERVERS[of]())) for name, of in OF_LINES.items()])
     assert [crowd.most for crowd in slow.crowds] == [COUNT] * len(OF_LINES)
 
@@ -159,7 +159,7 @@ ERRORS: dict[str, tuple[str, ...]] = {
     ),
     "pymysql": ("pymysql.err.OperationalError",) * 3,
     "psycopg": ("psycopg.OperationalError", "psycopg.OperationalError", "psycopg.errors.ConnectionTimeout"),
-    "psycopg2": ("psycopg2.OperationalError",) * 2,  # with a callback it has no time limit
+    "psycopg2": ("psycopg2.OperationalError",) * 2,  # not silent: with a wait callback it has no time limit
     "pymemcache": ("builtins.ConnectionRefusedError", "builtins.ConnectionResetError", "builtins.TimeoutError"),
     "smtplib": ("builtins.ConnectionRefusedError",) + ("smtplib.SMTPServerDisconnected",) * 2,
     "poplib": ("builtins.ConnectionRefusedError", "builtins.ConnectionResetError", "builtins.TimeoutError"),

@@ -96,7 +96,7 @@ class Wire:
         return line[:-2]
 
     def line_lf(self) -> bytes:
-        """Return a line of another protocol, without its line end."""
+        """Return the next line of a protocol whose lines end with LF alone, without the LF."""
         return self.file.readline().rstrip(b"\n")
 
     def exactly(self, length: int) -> bytes:

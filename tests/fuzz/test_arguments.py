@@ -83,8 +83,9 @@ class Native:
         return json.loads(self.process.stdout.readline())
 
     def problem_of(self, place: str, statements: list[str]) -> str | None:
-        """Return what goes wrong every time. On a busy machine, the signal that ends a blocking call may arrive at any
-        point and cause a leftover, so a problem counts only if it can be repeated.
+        """Return what goes wrong. On a busy machine, the signal that ends a blocking call may arrive at any point and
+        cause a leftover, so a leftover counts only if each of three attempts leaves something. Other problems count at
+        once.
         """
         assert self.process.stdin is not None
         problem: str | None = None
@@ -183,7 +184,7 @@ def test_any_arguments():
 
 
 def test_every_function_once():
-    """Call each function with no arguments, with the required number and with more. Random calls may leave one out."""
+    """Call each function with no arguments, with the required number and with more. Random calls may miss one."""
     with native() as process:
         assert len(process.functions) > 300
         statements = []

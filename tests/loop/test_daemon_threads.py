@@ -14,7 +14,7 @@ import pytest
 from support import coro_is_available, run_script
 from tls.contexts import HOSTNAME, authority, certificate
 
-# asyncio's loop checks the tests themselves; another loop would check nothing more.
+# asyncio's loop shows that the tests themselves are right. A run on a third loop would show nothing more.
 pytestmark = [pytest.mark.slow, pytest.mark.only_on("asyncio", "grapeshot")]
 
 HEAD = """
@@ -55,12 +55,12 @@ print("exit", flush=True)
 
 
 def exits(kind, code):
-    """The main thread exits while `scene(loop)` of the code is in `stay()`."""
+    """The main thread exits while the function `scene(loop)`, which `code` defines, is in `stay()`."""
     assert run_script(kind, HEAD + code + TAIL) == "exit\n"
 
 
 def exits_in(kind, *lines):
-    """Like `exits`, but takes only the lines of `scene`, which runs the loop after them."""
+    """Like `exits`, for a `scene` that consists of these lines and then runs the loop."""
     exits(kind, "def scene(loop):\n" + "".join(f"    {line}\n" for line in (*lines, "loop.run_forever()")))
 
 
@@ -131,7 +131,7 @@ def test_finalizers(loop_kind, line):
         "loop.create_task(loop.sock_connect(Socket(), ('localhost', 1)))",
     ],
 )
-def test_calls_of_methods_into_python(loop_kind, line, is_debug):
+def test_methods_that_call_python_code(loop_kind, line, is_debug):
     exits(
         loop_kind,
         f"""

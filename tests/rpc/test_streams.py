@@ -66,7 +66,7 @@ async def test_a_stream_of_large_items_waits_for_the_transport(loop):
         await until(lambda: both.methods.ended == ["endless"])
 
 
-async def test_leaving_the_loop_early_cancels_the_handler(loop):
+async def test_leaving_the_iteration_early_cancels_the_handler(loop):
     async with ends() as both:
         client = both.client()
         async for _ in client.stream("endless"):

@@ -5,8 +5,8 @@ instead if it is installed. Where an environment variable tells a server to ask 
 user has set it already. For other cases, :func:`watch` writes one line to stderr for each kind of loop that starts;
 with GRAPESHOT_QUIET=1 it writes nothing.
 
-Any thread may use this module. Importing the package does not import it: :func:`grapeshot.install` neither sets
-variables nor watches.
+Any thread may use this module. Importing the package does not import this module, and :func:`grapeshot.install`
+does not use it: it neither sets variables nor watches.
 """
 
 from __future__ import annotations

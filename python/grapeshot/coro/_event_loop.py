@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _Program:
-    """A loop that :func:`event_loop` runs or will run. Only the loop's thread may use it."""
+    """A loop that :func:`event_loop` runs or will run. Other threads may only make the loop call :meth:`end`."""
 
     def __init__(self) -> None:
         self.loop = new_event_loop()
@@ -38,7 +38,7 @@ class _Program:
 
 
 class _Own(threading.local):
-    """The program of this thread, from the first coro that is made until the program ends."""
+    """The program of this thread, from the first coro until the program ends or ``coro.run()`` takes its loop."""
 
     program: _Program | None = None
 

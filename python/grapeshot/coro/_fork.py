@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # Objects that belong to the parent. The child never frees them: that could run their finalizers and `finally` blocks.
 _forgotten: list[Any] = []
 # The tasks of the loop, while a coro forks. They are listed before the fork because from Python 3.14 on asyncio's own
-# list is empty in the child. (It comes back there when one of the tasks ends.)
+# list is empty in the child. (When one of the tasks ends there, the others are in asyncio's list again.)
 _tasks: set[Any] = set()
 
 
@@ -73,7 +73,7 @@ def _forget_parent(loop: Loop, kept: object) -> None:
 
 
 def _task_of_run(co: Any) -> Any:
-    """Return the coro, or the task in which ``coro.run()`` awaits it, if the loop runs until its end; else None."""
+    """If the loop runs until the coro ends, return it or the task in which ``coro.run()`` awaits it; else None."""
     awaited = co._loop._awaited
     if awaited is co:
         return co

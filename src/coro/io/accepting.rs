@@ -133,8 +133,8 @@ fn accept(socket: &Socket<'_>, surroundings: &Surroundings<'_>) -> PyResult<io::
     Ok(accepted)
 }
 
-/// The socket of an accepted connection, and the address of the peer. The socket's class is the one that the listening
-/// socket names, or else the listening socket's own class.
+/// The socket of an accepted connection, and the address of the peer. The class of the new socket is the listener's
+/// `_accepted_class`, or, if that is None, the listener's own class.
 fn connection<'py>(listener: &Socket<'py>, (fd, peer): (OwnedFd, Address)) -> PyResult<Bound<'py, PyTuple>> {
     let py = listener.py();
     let [family, kind, protocol] = base_socket::shape(listener.object())?;

@@ -1,8 +1,8 @@
 //! The loop's counters, which are always on. `loop.statistics()` reads them.
 //!
-//! Only the thread that has access to the loop's cells increases a counter, so an addition is a plain load and store.
-//! The exceptions, which any thread may increase, are marked as such. Any thread may read all counters at any time:
-//! each value is exact, but two values that are read one after the other may belong to different moments.
+//! Most counters are increased only by the thread that has access to the loop's cells, so an addition is a plain load
+//! and store. Comments mark the few that any thread may increase. Any thread may read all counters at any time: each
+//! value is exact, but two values that are read one after the other may belong to different moments.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use grapeshot_core::sys::{clock, socket};
 
 use crate::binding::HAS_GIL;
 
-/// A number that one thread at a time changes and that any thread may read.
+/// A number that any thread may read. `add` and `add_anywhere` say which threads may change it.
 pub(crate) struct Counter(AtomicU64);
 
 impl Counter {

@@ -30,7 +30,7 @@ def test_senders_wait_for_receivers_in_order():
     assert channel.balance == 3
     for number in range(3):
         assert channel.receive() == number
-        # The sender runs after all ready callbacks.
+        # The sender is now at the end of the ready queue.
         assert not senders[number].done()
         coro.yield_slice()
         assert senders[number].done()
@@ -210,7 +210,7 @@ def test_a_value_on_its_way_to_an_interrupted_receiver_goes_to_the_next(way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_value_on_its_way_stays_for_the_next_that_comes(way):
+def test_a_value_on_its_way_stays_for_a_later_receiver(way):
     def main():
         channel = coro.channel()
         receiver = spawn_blocked(channel.receive)

@@ -33,7 +33,7 @@ SERVERS = [where_installed(name, kind) for kind, made in styles.STYLES.items() f
 
 
 def unsupported(kind, style):
-    """Return why the style has no such server, in the server's own words."""
+    """Return whether the server says that the style does not support this kind."""
     command = server_command(kind, style)
     said = subprocess.run(command, input="", capture_output=True, text=True, timeout=CAP_S, check=True).stdout
     return "unsupported" in said
@@ -67,7 +67,7 @@ def test_a_light_request_need_not_wait_for_a_burning_one(style):
             assert receive(light, 8) == b"light..."
             assert select.select([burning], [], [], 0)[0] == []
             assert receive(burning, 8) == b"burning!"
-            # It has burnt as much CPU time as it says, which takes at least that long.
+            # Burning this much CPU time takes at least as much real time.
             assert time.monotonic() - began >= burn_ms / 1e3
 
 

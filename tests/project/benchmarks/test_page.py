@@ -113,8 +113,9 @@ BEFORE = [40, 50, 60] * 5
             False,
         ),
         (row(BEFORE), row([500] * 14), "0 rows with 15 or more runs compared", False),
-        # The whole machine is slower; without a common peer, the numbers themselves are compared.
+        # The peer is slower, too: it is the machine that got slower.
         (row(BEFORE), row([100] * 15, [200] * 15), "1 rows with 15 or more runs compared", False),
+        # Without a common peer, the numbers themselves are compared.
         (row(BEFORE, []), row([100] * 15, []), "worse: spawn: 50 before, 100 now (+100%)", True),
         (row(BEFORE), row([]), "worse: spawn has no number now", True),
     ],
