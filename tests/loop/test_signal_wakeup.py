@@ -348,8 +348,9 @@ def test_a_programs_own_sigchld_handler_is_called(loop_kind):
         def on_child(*_args):
             ended.append(os.waitpid(child.pid, os.WNOHANG)[0] == child.pid)
         signal.signal(signal.SIGCHLD, on_child)
-        child = subprocess.Popen([sys.executable, "-c", ""])
+        child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
         async def main():
+            child.stdin.close()  # the child ends only now, when the handler can use `child`
             while not any(ended):
                 await asyncio.sleep(0.001)
         loop.run_until_complete(main())
