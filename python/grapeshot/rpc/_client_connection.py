@@ -13,6 +13,7 @@ counts as under way until the server has answered it.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -39,8 +40,6 @@ from ._messages import (
 )
 from ._peer import check_same_user
 
-# By how much the number of a call can lengthen its request.
-_MAX_NUMBER_BYTES = 16
 Target = asyncio.Future[Any] | Inbox
 # Method, positional arguments, keyword arguments, deadline, and how many items of a stream the server may send at first
 # (0: this is not a stream).
@@ -93,8 +92,8 @@ class ClientConnection(Connection):
         if not self.is_full:
             return self._send_request(target, request)
         # A short call does not wait for large ones to end: one of these may depend on it.
-        if self._takes_short_calls() and len(self._encode_request(0, request)) < MIN_COUNTED - _MAX_NUMBER_BYTES:
-            return self._send_request(target, request)
+        if self._takes_short_calls() and (number := self._send_request(target, request, MIN_COUNTED)):
+            return number
         self._queue.append((target, request))
         if not self.is_open:  # the end of the connection was already handled, so nothing else would fail the queue
             self._fail_queue()
@@ -128,10 +127,13 @@ class ClientConnection(Connection):
             return self._encode((REQUEST, number, method, args, kwargs, self._left_s(deadline)))
         return self._encode((REQUEST, number, method, args))
 
-    def _send_request(self, target: Target, request: Request) -> int:
+    def _send_request(self, target: Target, request: Request, limit: float = math.inf) -> int:
+        """Send a request and return its number, or do nothing and return 0 if it has ``limit`` bytes or more."""
         # set before sending, because flush() records it
         self._last = number = self._last + 1
         packet = self._encode_request(number, request)
+        if len(packet) >= limit:
+            return 0  # no request gets this number
         if isinstance(target, Inbox):
             target.number, target.window = number, request[4]
         self.send_packet(packet)
