@@ -1,5 +1,5 @@
-//! The Python interface of handles: methods, comparison and repr, the same as those of `asyncio.Handle` and
-//! `asyncio.TimerHandle`.
+//! The Python interface of handles: the same methods, comparison and repr as `asyncio.Handle` and
+//! `asyncio.TimerHandle` have.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::fmt::Write as _;

@@ -23,8 +23,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use grapeshot_core::queue::histogram::Histogram;
 use grapeshot_core::sys::clock;
 
-/// The entries of the ready queue before number `end` have been ready since `since_ns`, except those that an earlier
-/// mark covers. Entries are numbered from the start of measuring.
+/// The entries of the ready queue from the end of the mark before this one up to number `end` have been ready since
+/// `since_ns`. Entries are numbered from the start of measuring.
 struct Mark {
     end: u64,
     since_ns: u64,

@@ -180,7 +180,7 @@ pub(crate) fn methods() -> Vec<ffi::PyMethodDef> {
             method,
             log_events,
             Loop._log_events,
-            "Log the events of connections, those of TLS, both or neither."
+            "Log connection events, TLS events, both or neither."
         ),
     ]
 }
