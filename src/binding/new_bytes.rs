@@ -63,6 +63,19 @@ impl<'py> NewBytes<'py> {
         unsafe { ffi::PyBytes_AS_STRING(self.object.as_ptr()).cast_mut().cast() }
     }
 
+    /// The unfinished object, for a cell that no other code reads. It must come back through `from_object`.
+    pub(crate) fn into_object(self) -> Bound<'py, PyAny> {
+        self.object
+    }
+
+    /// # Safety
+    /// `object` must come from `into_object`, and must be the only reference to the object.
+    pub(crate) unsafe fn from_object(object: Bound<'py, PyAny>) -> Self {
+        // SAFETY: the object is a bytes object, as the caller guarantees.
+        let capacity = unsafe { ffi::Py_SIZE(object.as_ptr()) } as usize;
+        Self { object, capacity }
+    }
+
     /// The finished object, which has the first `len_bytes` bytes; the caller must have written them. If more than half
     /// of the capacity is unused, they are copied to a new object, because shrinking the old one would leave a hole in
     /// the heap that is larger than the object.

@@ -5,14 +5,16 @@
 //!      ciphertext() <-- outgoing BIO <-- [           ] <-- write(plaintext)
 //! ```
 //!
-//! If the object is an exact `SSLObject`, the C object inside it is called directly, without the Python methods around
-//! it. An instance of a subclass (`SSLContext.sslobject_class`) is called through its methods, since the subclass may
-//! override them.
+//! There are three ways to drive an `SSLObject`, of which the first possible one is used:
+//! 1. Data goes directly through OpenSSL, without the BIOs (`direct`).
+//! 2. The C object inside the `SSLObject` is called, without the Python methods around it.
+//! 3. The Python methods are called: always for an instance of a subclass (`SSLContext.sslobject_class`), which may
+//!    override them.
 //!
 //! Every call may run Python code (callbacks for SNI, ALPN, PSK, the key log and messages), which may re-enter the
 //! transport, so nothing is borrowed during a call.
 
-use std::ptr;
+use std::ptr::{self, NonNull};
 
 use pyo3::ffi;
 use pyo3::intern;
@@ -20,9 +22,11 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString};
 
 use super::buffer_view::BufferView;
+use super::direct::{Direct, Lent, Outcome};
+use super::openssl::{OpenSsl, Ssl};
 use super::ssl_module::{SslModule, ssl_module};
 use crate::binding::names::Kept;
-use crate::binding::new_bytes;
+use crate::binding::new_bytes::{self, NewBytes};
 use crate::binding::object_cell::ObjectCell;
 
 /// The maximum length of a record's plaintext.
@@ -43,8 +47,10 @@ pub(super) struct Engine {
     object: ObjectCell,
     /// The `_ssl._SSLSocket` inside the object; empty if the object must be called through its Python methods.
     ssl_socket: ObjectCell,
+    /// The two BIOs; empty if OpenSSL is called directly.
     incoming: ObjectCell,
     outgoing: ObjectCell,
+    direct: Option<Direct>,
 }
 
 impl Engine {
@@ -61,22 +67,40 @@ impl Engine {
         let options = PyDict::new(py);
         options.set_item(intern!(py, "server_side"), is_server)?;
         options.set_item(intern!(py, "server_hostname"), server_hostname)?;
-        let object =
-            sslcontext.call_method(intern!(py, "wrap_bio"), (&incoming, &outgoing), Some(&options))?;
-        let engine = Self {
+        let (object, ssl) = OpenSsl::created_by(|| {
+            sslcontext.call_method(intern!(py, "wrap_bio"), (&incoming, &outgoing), Some(&options))
+        });
+        let object = object?;
+        let mut engine = Self {
             module,
             object: ObjectCell::empty(),
             ssl_socket: ObjectCell::empty(),
             incoming: ObjectCell::empty(),
             outgoing: ObjectCell::empty(),
+            direct: None,
         };
         if object.get_type().as_ptr() == module.ssl_object_type.as_ptr() {
-            engine.ssl_socket.set(object.getattr(intern!(py, "_sslobj"))?);
+            let ssl_socket = object.getattr(intern!(py, "_sslobj"))?;
+            engine.direct = direct(module.openssl, ssl, &ssl_socket);
+            engine.ssl_socket.set(ssl_socket);
         }
         engine.object.set(object);
-        engine.incoming.set(incoming);
-        engine.outgoing.set(outgoing);
+        if engine.direct.is_none() {
+            engine.incoming.set(incoming);
+            engine.outgoing.set(outgoing);
+        }
         Ok(engine)
+    }
+
+    /// The direct way to OpenSSL with the `_SSLSocket` that owns the `SSL`, if it is used.
+    #[inline]
+    fn direct<'py>(&self, py: Python<'py>) -> Option<(&Direct, Bound<'py, PyAny>)> {
+        Some((self.direct.as_ref()?, self.ssl_socket.get(py)?))
+    }
+
+    /// True if data goes directly through OpenSSL.
+    pub(super) fn is_direct(&self) -> bool {
+        self.direct.is_some()
     }
 
     /// True if the C object is called directly, without Python methods in between.
@@ -93,9 +117,12 @@ impl Engine {
         self.module.certificate_error.bind(py)
     }
 
-    /// Puts ciphertext into the incoming BIO.
+    /// Puts ciphertext where OpenSSL reads it.
     #[inline]
     pub(super) fn feed(&self, py: Python<'_>, data: &[u8]) -> PyResult<()> {
+        if let Some(direct) = &self.direct {
+            return direct.feed(data);
+        }
         // SAFETY: MemoryBIO.write reads the memory, which the slice keeps valid, and releases it.
         unsafe {
             BufferView::with(py, data, |buffer| {
@@ -104,22 +131,50 @@ impl Engine {
         }
     }
 
-    /// Takes all ciphertext out of the outgoing BIO. None if there is none.
+    /// The same as `feed`, if possible without a copy of what OpenSSL reads before the result is dropped.
+    #[inline]
+    pub(super) fn lend<'a>(&'a self, py: Python<'_>, data: &'a [u8]) -> PyResult<Option<Lent<'a>>> {
+        match &self.direct {
+            Some(direct) => Ok(Some(direct.lend(data))),
+            None => self.feed(py, data).map(|()| None),
+        }
+    }
+
+    /// Makes space for the ciphertext of `plain_len` bytes that are going to be written. Each record has at least
+    /// `overhead_len` bytes in addition to its plaintext and its header.
+    #[inline]
+    pub(super) fn prepare(&self, py: Python<'_>, plain_len: usize, overhead_len: usize) -> PyResult<()> {
+        match &self.direct {
+            Some(direct) => direct.prepare(py, plain_len, overhead_len),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes ciphertext that OpenSSL has written. None if there is none. Call it until it returns None.
     #[inline]
     pub(super) fn ciphertext<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        if let Some(direct) = &self.direct {
+            return direct.ciphertext(py);
+        }
         let ciphertext = call(py, self.module.bio_read, self.outgoing.as_ptr(), ptr::null_mut())?;
         let ciphertext = ciphertext.cast_into::<PyBytes>()?;
         Ok((!ciphertext.as_bytes().is_empty()).then_some(ciphertext))
     }
 
-    /// The number of bytes in the incoming BIO.
+    /// The number of bytes of ciphertext that OpenSSL has not read.
     pub(super) fn unread_len(&self, py: Python<'_>) -> PyResult<usize> {
-        pending_in(py, &self.incoming)
+        match &self.direct {
+            Some(direct) => Ok(direct.unread_len()),
+            None => pending_in(py, &self.incoming),
+        }
     }
 
-    /// The number of bytes in the outgoing BIO.
+    /// The number of bytes of ciphertext that OpenSSL has written and that were not taken.
     pub(super) fn unsent_len(&self, py: Python<'_>) -> PyResult<usize> {
-        pending_in(py, &self.outgoing)
+        match &self.direct {
+            Some(direct) => Ok(direct.unsent_len()),
+            None => pending_in(py, &self.outgoing),
+        }
     }
 
     /// Continues the handshake. True when it is complete.
@@ -141,6 +196,10 @@ impl Engine {
 
     /// True if a decrypted record still has plaintext that was not read.
     pub(super) fn has_pending(&self, py: Python<'_>) -> PyResult<bool> {
+        if let Some((direct, ssl_socket)) = self.direct(py) {
+            // SAFETY: the object owns the SSL.
+            return Ok(unsafe { direct.pending_len(&ssl_socket) } > 0);
+        }
         match self.ask(py, self.module.pending, intern!(py, "pending"), ptr::null_mut())? {
             Some(count) => Ok(count.extract::<usize>()? > 0),
             None => Ok(false),
@@ -150,6 +209,17 @@ impl Engine {
     /// Reads up to `capacity` bytes (at least 1) of plaintext, from one record.
     #[inline]
     pub(super) fn read<'py>(&self, py: Python<'py>, capacity: usize) -> PyResult<Read<Bound<'py, PyBytes>>> {
+        if let Some((direct, ssl_socket)) = self.direct(py) {
+            let mut plain = NewBytes::with_capacity(py, capacity)?;
+            // SAFETY: only this function knows the new object. The object owns the SSL.
+            match unsafe { direct.read(&ssl_socket, plain.as_mut_ptr(), plain.capacity()) } {
+                Outcome::Done(count) => {
+                    return Ok(Read::Data(plain.finish(count)?.cast_into::<PyBytes>()?));
+                }
+                Outcome::NeedsInput => return Ok(Read::Again),
+                Outcome::Other => {}
+            }
+        }
         let capacity = capacity.max(1).into_pyobject(py)?;
         let Some(data) = self.ask(py, self.module.read, intern!(py, "read"), capacity.as_ptr())? else {
             return Ok(Read::Again);
@@ -189,6 +259,14 @@ impl Engine {
         capacity: usize,
     ) -> PyResult<Read<usize>> {
         debug_assert!(capacity > 0);
+        if let Some((direct, ssl_socket)) = self.direct(py) {
+            // SAFETY: the caller guarantees the memory. The object owns the SSL.
+            match unsafe { direct.read(&ssl_socket, memory, capacity) } {
+                Outcome::Done(count) => return Ok(Read::Data(count)),
+                Outcome::NeedsInput => return Ok(Read::Again),
+                Outcome::Other => {}
+            }
+        }
         if !self.ssl_socket.is_set() {
             return Ok(match self.read(py, capacity)? {
                 Read::Data(data) => {
@@ -227,6 +305,14 @@ impl Engine {
     /// encrypted. None if the peer must send something first (renegotiation); then the same bytes must be passed again.
     #[inline]
     pub(super) fn write(&self, py: Python<'_>, data: &[u8]) -> PyResult<Option<usize>> {
+        if let Some((direct, ssl_socket)) = self.direct(py) {
+            // SAFETY: the object owns the SSL.
+            match unsafe { direct.write(&ssl_socket, data) } {
+                Outcome::Done(count) => return Ok(Some(count)),
+                Outcome::NeedsInput => return Ok(None),
+                Outcome::Other => {}
+            }
+        }
         let count = if self.ssl_socket.is_set() {
             // SAFETY: _SSLSocket.write reads the memory, which the slice keeps valid, and releases it.
             unsafe {
@@ -293,6 +379,16 @@ impl Engine {
     pub(super) fn cells(&self) -> [&ObjectCell; 4] {
         [&self.object, &self.ssl_socket, &self.incoming, &self.outgoing]
     }
+}
+
+/// Prepares the direct use of `ssl`, if that is the `SSL` of `ssl_socket` and OpenSSL can be called directly.
+fn direct(openssl: Option<&'static OpenSsl>, ssl: *mut Ssl, ssl_socket: &Bound<'_, PyAny>) -> Option<Direct> {
+    let openssl = openssl?;
+    if !openssl.is_ssl_of(ssl, ssl_socket) {
+        return None;
+    }
+    // SAFETY: the SSL belongs to the object, which the engine keeps; its handshake has not begun.
+    unsafe { Direct::new(openssl, NonNull::new(ssl)?) }
 }
 
 /// `MemoryBIO.pending` of `bio`.

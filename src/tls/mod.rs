@@ -1,6 +1,7 @@
 //! `SSLTransport`: TLS above any stream transport, with the user's own `ssl.SSLContext`.
 //!
-//! - `engine`: the `SSLObject` and its BIOs; `buffer_view`: access to native memory for C functions
+//! - `engine`: the `SSLObject`; `direct`, `bio`, `openssl`: its data through OpenSSL's C functions; `buffer_view`: access
+//!   to native memory for Python's C functions, where OpenSSL cannot be called directly
 //! - `lifecycle`: the handshake, and everything that ends a connection; `shutdown`: the orderly end
 //! - `reading`, `writing`: the two directions; `inner`: the inner transport
 //! - `methods`, `protocol_methods`: the Python interface, as a transport and as a protocol
@@ -19,11 +20,14 @@
 //! has no descriptor of its own: any object with the methods of `asyncio.Transport` can be its inner transport, another
 //! `SSLTransport` too.
 
+mod bio;
 mod buffer_view;
+mod direct;
 mod engine;
 mod inner;
 mod lifecycle;
 mod methods;
+mod openssl;
 mod protocol_methods;
 mod reading;
 mod shutdown;

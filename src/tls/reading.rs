@@ -71,18 +71,24 @@ pub(super) fn read_app(this: Tls<'_>, data: &[u8]) -> PyResult<()> {
     Ok(())
 }
 
-/// Puts ciphertext into the BIO and counts its records.
+/// Puts ciphertext where OpenSSL reads it, and counts its records.
 #[inline]
 pub(super) fn feed(this: Tls<'_>, data: &[u8]) -> PyResult<()> {
     if data.is_empty() {
         return Ok(());
     }
+    count(this, data);
+    this.engine.feed(this.py(), data)
+}
+
+/// Counts the records that `data` completes.
+#[inline]
+fn count(this: Tls<'_>, data: &[u8]) {
     let mut framing = this.framing.get();
     let counted = framing.advance(data, this.overhead_len.get());
     this.framing.set(framing);
     this.records.set(this.records.get() + counted.records);
     this.capacity.set(this.capacity.get() + counted.capacity);
-    this.engine.feed(this.py(), data)
 }
 
 /// Estimates the number of unread records again after the handshake, because OpenSSL has read some of the counted
@@ -136,9 +142,15 @@ fn deliver(this: Tls<'_>, data: &[u8]) -> PyResult<bool> {
 fn deliver_object(this: Tls<'_>, data: &[u8]) -> PyResult<bool> {
     let py = this.py();
     let (plain, is_closed) = if this.records.get() == 0 && data.len() <= FEED_LEN {
-        feed(this, data)?;
+        if data.is_empty() {
+            return Ok(false);
+        }
+        count(this, data);
+        if this.records.get() == 0 {
+            return this.engine.feed(py, data).map(|()| false);
+        }
+        let _lent = this.engine.lend(py, data)?;
         match this.records.get() {
-            0 => return Ok(false),
             1 if !this.flags.has(Flags::UNCOUNTED) => read_one(this)?,
             _ => read_all(this, &[])?,
         }
@@ -176,6 +188,7 @@ fn read_all<'py>(this: Tls<'py>, data: &[u8]) -> PyResult<(Option<Bound<'py, PyA
     let mut filled = 0;
     let mut pieces = data.chunks(FEED_LEN);
     let mut is_closed = false;
+    let mut lent = None;
     loop {
         while this.records.get() > 0 && !is_closed {
             if filled == plain.capacity() {
@@ -200,10 +213,16 @@ fn read_all<'py>(this: Tls<'py>, data: &[u8]) -> PyResult<(Option<Bound<'py, PyA
             }
         }
         match pieces.next() {
-            Some(piece) if !is_closed => feed(this, piece)?,
+            Some(piece) if !is_closed => {
+                // The rest of the previous piece is kept first.
+                drop(lent.take());
+                count(this, piece);
+                lent = this.engine.lend(py, piece)?;
+            }
             _ => break,
         }
     }
+    drop(lent);
     this.records.set(0);
     this.capacity.set(0);
     if filled == 0 {

@@ -7,9 +7,12 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
+use super::openssl::OpenSsl;
 use crate::binding::names::Kept;
 
 pub(super) struct SslModule {
+    /// The library that `_ssl` uses. None if it cannot be called directly.
+    pub(super) openssl: Option<&'static OpenSsl>,
     /// `ssl.SSLObject`. Only if an object is of exactly this type, the C object inside is called directly.
     pub(super) ssl_object_type: Kept,
     pub(super) memory_bio_type: Kept,
@@ -40,10 +43,12 @@ pub(super) fn ssl_module(py: Python<'_>) -> PyResult<&'static SslModule> {
 impl SslModule {
     fn load(py: Python<'_>) -> PyResult<Self> {
         let ssl = py.import("ssl")?;
-        let socket = py.import("_ssl")?.getattr("_SSLSocket")?;
+        let native = py.import("_ssl")?;
+        let socket = native.getattr("_SSLSocket")?;
         let bio = ssl.getattr("MemoryBIO")?;
         let kept = |owner: &Bound<'_, PyAny>, name: &str| owner.getattr(name).map(|found| Kept::new(&found));
         Ok(Self {
+            openssl: OpenSsl::load(&native)?,
             ssl_object_type: kept(ssl.as_any(), "SSLObject")?,
             memory_bio_type: Kept::new(&bio),
             certificate_error: kept(ssl.as_any(), "CertificateError")?,

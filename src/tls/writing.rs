@@ -180,6 +180,7 @@ fn encrypt_now(this: Tls<'_>, data: &[u8]) -> PyResult<usize> {
     let mut sent = 0;
     while sent < data.len() && this.state.get() == State::Open && !this.flags.has(Flags::INNER_FULL) {
         let step = &data[sent..data.len().min(sent + STEP_LEN)];
+        this.engine.prepare(py, step.len(), this.overhead_len.get())?;
         let written = this.engine.write(py, step)?;
         send_ciphertext(this)?;
         match written {
@@ -190,13 +191,13 @@ fn encrypt_now(this: Tls<'_>, data: &[u8]) -> PyResult<usize> {
     Ok(sent)
 }
 
-/// Passes the ciphertext in the outgoing BIO to the inner transport.
+/// Passes the ciphertext that OpenSSL has written to the inner transport.
 #[inline]
 pub(super) fn send_ciphertext(this: Tls<'_>) -> PyResult<()> {
-    match this.engine.ciphertext(this.py())? {
-        Some(ciphertext) => this.inner.write(&ciphertext),
-        None => Ok(()),
+    while let Some(ciphertext) = this.engine.ciphertext(this.py())? {
+        this.inner.write(&ciphertext)?;
     }
+    Ok(())
 }
 
 /// Encrypts the backlog as far as the inner transport takes it, sends the ciphertext, and tells the application to
@@ -225,12 +226,14 @@ fn close_if_held(this: Tls<'_>) -> PyResult<()> {
 
 /// Encrypts the backlog until it is empty, the inner transport is full, or the peer must send something first.
 fn encrypt_backlog(this: Tls<'_>) -> PyResult<()> {
-    let py = this.py();
     let mut unsent_len = 0;
     while matches!(this.state.get(), State::Open | State::Flushing)
         && !this.flags.has(Flags::INNER_FULL)
         && !this.backlog.is_empty()
     {
+        let next_len = this.backlog.len_bytes().min(STEP_LEN);
+        this.engine
+            .prepare(this.py(), next_len, this.overhead_len.get())?;
         this.flags.set(Flags::ENCRYPTING);
         let written = encrypt_front(this);
         this.flags.clear(Flags::ENCRYPTING);
@@ -242,9 +245,7 @@ fn encrypt_backlog(this: Tls<'_>) -> PyResult<()> {
         unsent_len += count;
         if unsent_len >= STEP_LEN {
             unsent_len = 0;
-            if let Some(ciphertext) = this.engine.ciphertext(py)? {
-                this.inner.write(&ciphertext)?;
-            }
+            send_ciphertext(this)?;
         }
     }
     Ok(())

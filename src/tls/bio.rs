@@ -1,0 +1,263 @@
+//! A BIO of our own, through which OpenSSL reads ciphertext from and writes it to our buffers.
+//!
+//! ```text
+//!   kept ciphertext, then the lent --> read()  [ SSL ]  write() --> the window, then `outgoing`
+//! ```
+//!
+//! Ciphertext that has just been received is lent for the time of one call, and only what OpenSSL did not read is
+//! copied. Ciphertext that OpenSSL writes goes to the *window*, a `bytes` object that is passed on without a copy.
+//!
+//! OpenSSL owns the BIO, and so does the `Direct`: what is left in the buffers can still be read through the
+//! `ssl.SSLObject` when the transport has gone. A lock protects the buffers, because a program may use that object in
+//! another thread.
+
+use std::ffi::{c_char, c_int, c_long, c_void};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{ptr, slice};
+
+use super::openssl::{Bio, OpenSsl};
+
+/// `BIO_TYPE_SOURCE_SINK`: a BIO that is the end of a chain.
+pub(super) const TYPE_SOURCE_SINK: c_int = 0x0400;
+/// `BIO_FLAGS_READ | BIO_FLAGS_SHOULD_RETRY`: there is nothing to read yet.
+const RETRY_READ: c_int = 0x01 | 0x08;
+/// `BIO_FLAGS_RWS | BIO_FLAGS_SHOULD_RETRY`: all flags that a call may set.
+const RETRY_ANY: c_int = 0x07 | 0x08;
+const CTRL_EOF: c_int = 2;
+const CTRL_PENDING: c_int = 10;
+const CTRL_FLUSH: c_int = 11;
+const CTRL_DUP: c_int = 12;
+const CTRL_WPENDING: c_int = 13;
+/// An empty buffer with more capacity than this is freed, so that idle connections need little memory.
+const KEPT_CAPACITY: usize = 1024;
+
+/// The buffers of one connection.
+pub(super) struct Buffers {
+    /// Received ciphertext that OpenSSL has not read, from `incoming_start` on.
+    incoming: Vec<u8>,
+    incoming_start: usize,
+    /// Ciphertext that follows it, in the caller's memory.
+    lent: *const u8,
+    lent_len: usize,
+    /// Memory for the ciphertext that OpenSSL writes, and how much of it is filled.
+    window: *mut u8,
+    window_capacity: usize,
+    window_len: usize,
+    /// The ciphertext that did not fit into the window, or came while there was none.
+    outgoing: Vec<u8>,
+    /// There was no memory for received ciphertext. Nothing can be read any more.
+    is_broken: bool,
+}
+
+// SAFETY: the pointers lead to memory that may be used from any thread. `lend` and `open_window` demand that the memory
+// is valid until it is withdrawn, which takes the lock.
+unsafe impl Send for Buffers {}
+
+impl Buffers {
+    pub(super) const fn new() -> Self {
+        Self {
+            incoming: Vec::new(),
+            incoming_start: 0,
+            lent: ptr::null(),
+            lent_len: 0,
+            window: ptr::null_mut(),
+            window_capacity: 0,
+            window_len: 0,
+            outgoing: Vec::new(),
+            is_broken: false,
+        }
+    }
+
+    /// The number of bytes that OpenSSL has not read.
+    pub(super) fn incoming_len(&self) -> usize {
+        self.incoming.len() - self.incoming_start + self.lent_len
+    }
+
+    /// The number of bytes that OpenSSL has written and `take_outgoing` and the window have not passed on.
+    pub(super) fn outgoing_len(&self) -> usize {
+        self.outgoing.len() + self.window_len
+    }
+
+    /// Appends a copy of `data` to the ciphertext that OpenSSL can read. False if there is no memory.
+    #[must_use]
+    pub(super) fn keep(&mut self, data: &[u8]) -> bool {
+        self.withdraw();
+        self.append(data)
+    }
+
+    fn append(&mut self, data: &[u8]) -> bool {
+        if self.incoming.try_reserve(data.len()).is_err() {
+            self.is_broken = true;
+            return false;
+        }
+        self.incoming.extend_from_slice(data);
+        true
+    }
+
+    /// Lets OpenSSL read `len` bytes at `memory` after the ciphertext that is kept.
+    ///
+    /// # Safety
+    /// The memory must stay valid and unchanged until `withdraw`.
+    pub(super) unsafe fn lend(&mut self, memory: *const u8, len: usize) {
+        self.withdraw();
+        self.lent = memory;
+        self.lent_len = len;
+    }
+
+    /// Ends `lend`: copies what OpenSSL has not read.
+    pub(super) fn withdraw(&mut self) {
+        if self.lent_len > 0 {
+            // SAFETY: `lend` demands that the memory is valid until now.
+            let rest = unsafe { slice::from_raw_parts(self.lent, self.lent_len) };
+            self.append(rest);
+            self.lent_len = 0;
+        }
+        self.lent = ptr::null();
+    }
+
+    /// True if `open_window` may be called: there is no window, and no ciphertext that must leave before the window's.
+    pub(super) fn may_open_window(&self) -> bool {
+        self.window.is_null() && self.outgoing.is_empty()
+    }
+
+    /// Lets OpenSSL write to `memory`.
+    ///
+    /// # Safety
+    /// The memory must stay valid until `close_window`, and nothing else may use it until then.
+    pub(super) unsafe fn open_window(&mut self, memory: *mut u8, capacity: usize) {
+        self.window = memory;
+        self.window_capacity = capacity;
+        self.window_len = 0;
+    }
+
+    /// Ends `open_window`. Returns the number of bytes in the window.
+    pub(super) fn close_window(&mut self) -> usize {
+        let len = self.window_len;
+        self.window = ptr::null_mut();
+        self.window_capacity = 0;
+        self.window_len = 0;
+        len
+    }
+
+    /// The ciphertext outside of the window.
+    pub(super) fn take_outgoing(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.outgoing)
+    }
+
+    /// Fills `target` from the ciphertext. Returns the number of bytes.
+    fn give(&mut self, target: *mut u8, capacity: usize) -> usize {
+        let kept = &self.incoming[self.incoming_start..];
+        if !kept.is_empty() {
+            let len = kept.len().min(capacity);
+            // SAFETY: OpenSSL guarantees `capacity` writable bytes at `target`, which is its own memory.
+            unsafe { ptr::copy_nonoverlapping(kept.as_ptr(), target, len) };
+            self.incoming_start += len;
+            if self.incoming_start == self.incoming.len() {
+                self.incoming_start = 0;
+                self.incoming.clear();
+                if self.incoming.capacity() > KEPT_CAPACITY {
+                    self.incoming = Vec::new();
+                }
+            }
+            return len;
+        }
+        let len = self.lent_len.min(capacity);
+        if len > 0 {
+            // SAFETY: as above, and `lend` demands that the lent memory is valid.
+            unsafe {
+                ptr::copy_nonoverlapping(self.lent, target, len);
+                self.lent = self.lent.add(len);
+            }
+            self.lent_len -= len;
+        }
+        len
+    }
+
+    /// Takes `data`, which OpenSSL writes. False if there is no memory.
+    fn take(&mut self, data: &[u8]) -> bool {
+        if self.outgoing.is_empty() && data.len() <= self.window_capacity - self.window_len {
+            // SAFETY: the window has that much space (0 bytes if there is none), and `open_window` demands that it is
+            // valid and not used by other code.
+            unsafe { ptr::copy_nonoverlapping(data.as_ptr(), self.window.add(self.window_len), data.len()) };
+            self.window_len += data.len();
+            return true;
+        }
+        if self.outgoing.try_reserve(data.len()).is_err() {
+            return false;
+        }
+        self.outgoing.extend_from_slice(data);
+        true
+    }
+}
+
+// OpenSSL calls the functions below only for BIOs of `Direct::new`, so the table of its functions is loaded.
+
+/// The buffers behind a lock. Nothing runs Python code or panics while it is held.
+pub(super) fn locked(buffers: &Mutex<Buffers>) -> MutexGuard<'_, Buffers> {
+    buffers.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// # Safety
+/// `bio` must be one of our BIOs, and live.
+unsafe fn buffers_of<'a>(openssl: &OpenSsl, bio: *mut Bio) -> &'a Mutex<Buffers> {
+    // SAFETY: `Direct::new` has set the data of each of our BIOs, which lives as long as the BIO.
+    unsafe { &*(openssl.BIO_get_data)(bio).cast() }
+}
+
+pub(super) unsafe extern "C" fn read(bio: *mut Bio, target: *mut c_char, capacity: c_int) -> c_int {
+    let Some(openssl) = OpenSsl::loaded() else { return -1 };
+    // SAFETY: OpenSSL passes one of our BIOs, and its own memory with that capacity.
+    unsafe {
+        (openssl.BIO_clear_flags)(bio, RETRY_ANY);
+        let mut buffers = locked(buffers_of(openssl, bio));
+        if buffers.is_broken {
+            return -1;
+        }
+        match buffers.give(target.cast(), usize::try_from(capacity).unwrap_or(0)) {
+            0 => {
+                (openssl.BIO_set_flags)(bio, RETRY_READ);
+                -1
+            }
+            len => len as c_int,
+        }
+    }
+}
+
+pub(super) unsafe extern "C" fn write(bio: *mut Bio, data: *const c_char, len: c_int) -> c_int {
+    let Some(openssl) = OpenSsl::loaded() else { return -1 };
+    let Ok(len_bytes) = usize::try_from(len) else { return -1 };
+    // SAFETY: OpenSSL passes one of our BIOs and `len` readable bytes (null only for no bytes).
+    unsafe {
+        (openssl.BIO_clear_flags)(bio, RETRY_ANY);
+        if len_bytes == 0 {
+            return 0;
+        }
+        let data = slice::from_raw_parts(data.cast::<u8>(), len_bytes);
+        if locked(buffers_of(openssl, bio)).take(data) {
+            len
+        } else {
+            -1
+        }
+    }
+}
+
+pub(super) unsafe extern "C" fn ctrl(bio: *mut Bio, command: c_int, _: c_long, _: *mut c_void) -> c_long {
+    let Some(openssl) = OpenSsl::loaded() else { return 0 };
+    // SAFETY: OpenSSL passes one of our BIOs.
+    let buffers = unsafe { locked(buffers_of(openssl, bio)) };
+    match command {
+        CTRL_FLUSH | CTRL_DUP => 1,
+        CTRL_EOF => c_long::from(buffers.is_broken),
+        CTRL_PENDING => buffers.incoming_len() as c_long,
+        CTRL_WPENDING => buffers.outgoing_len() as c_long,
+        _ => 0,
+    }
+}
+
+pub(super) unsafe extern "C" fn destroy(bio: *mut Bio) -> c_int {
+    let Some(openssl) = OpenSsl::loaded() else { return 0 };
+    // SAFETY: OpenSSL passes one of our BIOs when the last reference has gone. Its data is the Box that `Direct::new`
+    // has stored, and is not used again.
+    unsafe { drop(Box::from_raw((openssl.BIO_get_data)(bio).cast::<Mutex<Buffers>>())) };
+    1
+}

@@ -1,0 +1,190 @@
+"""A TLS transport uses OpenSSL directly, or through `ssl.MemoryBIO` where that is not possible. Programs must not notice
+which. (GRAPESHOT_MEMORY_BIO=1 selects MemoryBIO; `.ci/run` runs all tests of TLS with it, too.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import re
+import ssl
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+from support import HOST, Echo, Recorder, loop_factory, until
+from tls.contexts import HOSTNAME, certificate, client_context, server_context
+from tls.endpoints import SIDES, connected
+from tls.test_handshake import TLS12, TLS13
+
+TESTS = os.path.dirname(os.path.dirname(__file__))
+ECHO = f"""
+import asyncio, sys
+sys.path[:0] = {[TESTS]!r}
+from tls.contexts import HOSTNAME, certificate, client_context, server_context
+import grapeshot
+
+async def main():
+    async def serve(reader, writer):
+        while data := await reader.read(65536):
+            writer.write(data)
+        writer.close()
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=server_context())
+    address = server.sockets[0].getsockname()
+    reader, writer = await asyncio.open_connection(*address, ssl=client_context(), server_hostname=HOSTNAME)
+    for size in (1, 1000, 16_384, 16_385, 300_000):
+        writer.write(bytes(size))
+        assert len(await reader.readexactly(size)) == size
+    writer.close()
+    await writer.wait_closed()
+    server.close()
+
+grapeshot.run(main())
+"""
+
+
+@pytest.mark.skipif(not hasattr(sys.modules["_ssl"], "__file__"), reason="OpenSSL is part of this interpreter")
+@pytest.mark.parametrize(("value", "way"), [("", "OpenSSL"), ("0", "OpenSSL"), ("1", "MemoryBIO")])
+def test_the_variable_selects_the_way(value, way):
+    variables = {"GRAPESHOT_DEBUG": "tls", "GRAPESHOT_MEMORY_BIO": value}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(ECHO)],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert re.findall(r"and calls (\w+)", done.stderr) == [way] * 2
+
+
+# ---------------------------------------------------------------- the SSLObject that a program holds
+
+
+@pytest.mark.parametrize("side", SIDES)
+async def test_the_object_outlives_the_transport(loop, side):
+    """After the end, its methods still answer: they read and write buffers that nothing else uses."""
+    transport, protocol, peer = await connected(loop, Recorder, side)
+    tls = transport.get_extra_info("ssl_object")
+    await peer.write(b"hello")
+    await until(lambda: bytes(protocol.data) == b"hello")
+    transport.abort()
+    await until(lambda: protocol.is_lost)
+    peer.close()
+    del transport, protocol
+    gc.collect()
+    assert tls.cipher() is not None
+    assert tls.pending() == 0
+    assert tls.write(b"x" * 40_000) == 40_000
+    with pytest.raises(ssl.SSLWantReadError):
+        tls.read(1)
+
+
+class Wrapping(ssl.SSLContext):
+    """Makes several objects, of which it returns the first one."""
+
+    def wrap_bio(self, *args, **options):
+        made = super().wrap_bio(*args, **options)
+        for _ in range(3):
+            super().wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_side=options.get("server_side", False))
+        gc.collect()
+        return made
+
+
+@pytest.mark.parametrize("side", SIDES)
+async def test_a_context_that_makes_other_objects_too(loop, side):
+    context = Wrapping(ssl.PROTOCOL_TLS_SERVER if side == "server" else ssl.PROTOCOL_TLS_CLIENT)
+    if side == "server":
+        certificate(HOSTNAME).configure_cert(context)
+    else:
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    transport, protocol, peer = await connected(loop, Recorder, side, ours=context)
+    transport.write(b"ours")
+    assert await peer.read() == b"ours"
+    await peer.write(b"theirs")
+    await until(lambda: bytes(protocol.data) == b"theirs")
+    transport.abort()
+    peer.close()
+
+
+async def test_methods_of_the_object_in_another_thread(loop, serve):
+    """They may run at any moment, while the loop reads and writes."""
+    server = await serve(Echo, HOST, 0, ssl=server_context())
+    address = server.sockets[0].getsockname()
+    reader, writer = await asyncio.open_connection(*address, ssl=client_context(), server_hostname=HOSTNAME)
+    tls, is_over, failures = writer.get_extra_info("ssl_object"), threading.Event(), []
+
+    def ask():
+        try:
+            while not is_over.is_set():
+                assert tls.cipher() and tls.version() and tls.getpeercert()
+                assert tls.selected_alpn_protocol() is None
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        for size in [1, 100, 16_384, 70_000] * 25:
+            writer.write(bytes(size))
+            assert len(await reader.readexactly(size)) == size
+    finally:
+        is_over.set()
+        thread.join()
+        writer.close()
+    assert failures == []
+
+
+# ---------------------------------------------------------------- errors
+
+
+def spoiled(data: bytes) -> bytes:
+    return data[:-1] + bytes([data[-1] ^ 1])
+
+
+FAULTS = {
+    "a record that was changed": lambda peer: spoiled(peer.seal(b"hello")),
+    "no record": lambda _peer: b"GET / HTTP/1.1\r\n\r\n",
+    "a record of an unknown type": lambda _peer: b"\x63\x03\x03\x00\x04abcd",
+    "a record that is too long": lambda _peer: b"\x17\x03\x03\xff\xff" + bytes(65535),
+    "an alert in plaintext": lambda _peer: b"\x15\x03\x03\x00\x02\x02\x28",
+}
+
+
+def described(error: BaseException) -> tuple:
+    """The whole exception, without the line number of _ssl.c."""
+    text = re.sub(r"_ssl\.c:\d+", "_ssl.c", str(error))
+    attributes = [getattr(error, name, None) for name in ("reason", "library", "errno")]
+    return type(error), text, *attributes
+
+
+async def failure(loop, version, fault):
+    ours, theirs = server_context(version=version), client_context(version)
+    transport, protocol, peer = await connected(loop, Recorder, "server", ours=ours, theirs=theirs)
+    await peer.write(b"before")
+    await until(lambda: bytes(protocol.data) == b"before")
+    await peer.peer.send(FAULTS[fault](peer))
+    await until(lambda: protocol.is_lost)
+    (error,) = protocol.lost_with
+    assert transport.is_closing()
+    peer.close()
+    return described(error)
+
+
+@pytest.mark.parametrize("version", [TLS12, TLS13], ids=["1.2", "1.3"])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_errors_are_those_of_python(fault, version):
+    seen = []
+    for kind in ("grapeshot", "asyncio"):
+        loop = loop_factory(kind)()
+        try:
+            seen.append(loop.run_until_complete(failure(loop, version, fault)))
+        finally:
+            loop.close()
+    ours, theirs = seen
+    assert ours == theirs
+    assert issubclass(ours[0], ssl.SSLError)
