@@ -47,7 +47,7 @@ pub(super) struct CoroObject {
     pub(super) args: ObjectCell,
     /// A dict, or empty.
     pub(super) kwargs: ObjectCell,
-    /// The context in which the coro runs: one that the caller gave, or else a copy that belongs to the coro.
+    /// The context in which the coro runs: the one that the caller gave, or a copy that belongs to the coro.
     pub(super) context: ObjectCell,
     pub(super) name: ObjectCell,
     /// The result of the function.
@@ -63,7 +63,7 @@ pub(super) struct CoroObject {
     /// The future that `await_` waits for.
     awaited: ObjectCell,
     weakrefs: Cell<*mut ffi::PyObject>,
-    /// `cancel()` calls that `uncancel()` has not taken back.
+    /// How many `cancel()` calls `uncancel()` has not taken back.
     cancel_count: Cell<c_int>,
     /// `_asyncio_future_blocking`: set by `await`, reset by the task that waits.
     pub(super) is_blocking: Cell<u8>,
@@ -86,7 +86,7 @@ pub(super) struct CoroObject {
     pub(super) is_promised: Cell<bool>,
     /// It ended with an exception that has not been retrieved yet.
     pub(super) is_unseen: Cell<bool>,
-    /// The exception notifier has received that exception.
+    /// The exception notifier has received the exception with which the coro ended.
     pub(super) is_notified: Cell<bool>,
     /// How many I/O operations the coro has completed without a wait since it was last resumed. When the limit is
     /// reached, the coro yields.
@@ -113,7 +113,7 @@ impl CoroObject {
     }
 
     /// The fields that Python code uses as attributes.
-    #[expect(deprecated, reason = "for an empty cell the replacement raises")]
+    #[expect(deprecated, reason = "its replacement, `Py_T_OBJECT_EX`, raises AttributeError for an empty cell")]
     pub(super) fn members() -> Vec<ffi::PyMemberDef> {
         let weakrefs = offset_of!(CoroObject, weakrefs);
         let function = offset_of!(CoroObject, function);

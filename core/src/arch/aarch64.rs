@@ -51,7 +51,7 @@ const RETURN_ADDRESS: usize = 11; // x30
 ///
 /// # Safety
 /// `to` is a stack pointer that `switch` has stored or `prepare` has returned, and it has not been switched to since.
-/// Its stack is mapped and belongs to this thread. `from` is writable, and it is read only while this stack is not
+/// Its stack is mapped and belongs to this thread. `from` is writable, and no code reads it while this stack is
 /// running.
 #[unsafe(naked)]
 pub unsafe extern "C" fn switch(from: *mut usize, to: usize) {

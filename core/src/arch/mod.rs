@@ -1,5 +1,5 @@
 //! The code that differs between processors: the switch between two stacks of one thread, and a hint that memory will
-//! be read. The switch saves and restores registers only, and copies no other memory.
+//! be read. The switch saves and restores only registers. It does not copy stacks.
 //!
 //! There is one file per architecture, and each provides:
 //! - `unsafe extern "C" fn switch(from: *mut usize, to: usize)`: pushes the callee-saved registers and the floating

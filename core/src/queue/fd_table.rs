@@ -6,7 +6,7 @@
 //! registration goes to a sparse map, so that the table does not allocate gigabytes.
 //!
 //! ```text
-//!   token   63 ........ 32 31 ......... 0       generation: counts the insertions into this table,
+//!   token   63 ........ 32 31 ......... 0       generation: a number that increases with each new token,
 //!           generation     fd                   from 1 on; 0 is never used
 //! ```
 //!
@@ -36,8 +36,8 @@ pub struct FdTable<T> {
     dense: Vec<Option<FdEntry<T>>>,
     sparse: BTreeMap<usize, FdEntry<T>>,
     len: usize,
-    /// The generation of the last registration. There is one counter for all fds, so a token can equal an older one
-    /// only after 2^32 registrations. That is safe, because an event is handled within one iteration of the loop.
+    /// The generation of the newest token. There is one counter for all fds, so a token can equal an older one only
+    /// after 2^32 tokens. That is safe, because an event is handled within one iteration of the loop.
     generation: u32,
 }
 
@@ -192,7 +192,7 @@ fn parts(token: Token) -> (usize, u32) {
     (token.0 as u32 as usize, (token.0 >> 32) as u32)
 }
 
-/// Every index in the table was made from an fd, so it fits.
+/// The fd of an index in the table. Every index was made from an fd, so it fits.
 #[inline]
 fn fd_of(index: usize) -> RawFd {
     index as RawFd

@@ -76,8 +76,8 @@ pub unsafe fn read_now(fd: RawFd, buf: *mut u8, len: usize) -> io::Result<Option
 /// `WouldBlock` if there is no space, or another errno of `write(2)`.
 pub fn write_now(fd: RawFd, data: &[u8]) -> io::Result<Option<usize>> {
     if data.is_empty() {
-        // An empty datagram is sent, but `RWF_NOWAIT` with an empty vector would not send it. For other files an empty
-        // write does not block.
+        // An empty datagram must be sent, but a call with `RWF_NOWAIT` and an empty vector would not send it. For other
+        // files an empty write does not block.
         return match file_kind(fd)? {
             FileKind::Socket => socket::send_now(fd, data).map(Some),
             _ => pipe::write(fd, data).map(Some),
