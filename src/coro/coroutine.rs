@@ -113,7 +113,10 @@ impl CoroObject {
     }
 
     /// The fields that Python code uses as attributes.
-    #[expect(deprecated, reason = "its replacement, `Py_T_OBJECT_EX`, raises AttributeError for an empty cell")]
+    #[expect(
+        deprecated,
+        reason = "the replacement, `Py_T_OBJECT_EX`, raises for an empty cell"
+    )]
     pub(super) fn members() -> Vec<ffi::PyMemberDef> {
         let weakrefs = offset_of!(CoroObject, weakrefs);
         let function = offset_of!(CoroObject, function);

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_of_others_lead_nowhere() {
+    fn tokens_from_elsewhere_find_nothing() {
         let mut table = FdTable::new();
         assert_eq!((table.get(Token(0)), table.get(Token(u64::MAX))), (None, None));
         for fd in 0..10 {

@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn pipes_and_sockets() {
+    fn pipes_and_sockets_do_not_block() {
         let (reader, mut writer) = pipe().unwrap();
         check(reader.as_raw_fd(), writer.as_raw_fd());
         drop(reader);
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fifo() {
+    fn a_fifo_does_not_block() {
         let path = std::env::temp_dir().join(format!("grapeshot-fifo-{}", std::process::id()));
         let name = CString::new(path.to_str().unwrap()).unwrap();
         // SAFETY: the path is a live string; the descriptor is new, and nothing else owns it.
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_terminal() {
+    fn a_terminal_does_not_block() {
         let (mut master, mut slave) = (0, 0);
         let null = std::ptr::null_mut();
         // SAFETY: the call gets two live ints; the other arguments may be null. The descriptors are new, and nothing
