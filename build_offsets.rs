@@ -93,7 +93,7 @@ pub fn check() -> Result<(), String> {
     let config = pyo3_build_config::get();
     let version = config.version();
     if config.is_free_threaded() {
-        return Ok(()); // none.rs: `coro` refuses to be imported
+        return Ok(()); // this build uses `pystate/none.rs`, with which `coro` refuses to be imported
     }
     let rows = match (version.major, version.minor) {
         (3, 11) => v311::rows(),
@@ -101,7 +101,7 @@ pub fn check() -> Result<(), String> {
         (3, 13) => v313::rows(),
         (3, 14) => v314::rows(),
         (3, 15) => v315::rows(),
-        _ => return Ok(()), // none.rs as well
+        _ => return Ok(()), // this build uses `pystate/none.rs` too
     };
     let file = format!("{FOLDER}/v{}{}_offsets.rs", version.major, version.minor);
     let mut text = HEADERS.to_owned();

@@ -211,7 +211,7 @@ pub fn find_fault(packet: &[u8]) -> Option<Fault> {
     None
 }
 
-/// The kind of key that the first value of some bytes is. The value must be complete.
+/// Classifies the first value of some bytes as a key. The value must be complete.
 fn key_of(value: &[u8]) -> Key {
     let Some((&first, rest)) = value.split_first() else {
         return Key::Other;

@@ -76,15 +76,15 @@ pub(super) struct CoroObject {
     pub(super) has_own_stack: Cell<bool>,
     /// In this coro, asyncio's functions see no running loop.
     pub(super) hides_loop: Cell<bool>,
-    /// It stands for a daemon thread: nothing waits for its end.
+    /// The coro stands for a daemon thread: nothing waits for its end.
     pub(super) is_daemon: Cell<bool>,
-    /// It is a daemon that did not end when it was shut down. It is not shut down again.
+    /// The coro is a daemon that did not end when it was shut down. It is not shut down again.
     pub(super) is_given_up: Cell<bool>,
-    /// It became ready because of an event on the descriptor that it waits for.
+    /// The coro became ready because of an event on the descriptor that it waits for.
     pub(super) has_event: Cell<bool>,
-    /// It has started but not run yet, and a stack of its own is reserved for it.
+    /// The coro has started but not run yet, and a stack of its own is reserved for it.
     pub(super) is_promised: Cell<bool>,
-    /// It ended with an exception that has not been retrieved yet.
+    /// The coro ended with an exception that has not been retrieved yet.
     pub(super) is_unseen: Cell<bool>,
     /// The exception notifier has received the exception with which the coro ended.
     pub(super) is_notified: Cell<bool>,
@@ -95,7 +95,7 @@ pub(super) struct CoroObject {
     pub(super) max_acts: Cell<u16>,
     /// The depth of nested deallocations on its stack (`binding::deallocation`).
     pub(super) dealloc_depth: Cell<u32>,
-    /// Its place in a queue of waiters.
+    /// The coro's place in a queue of waiters.
     pub(super) wait_node: WaitNode,
     /// Exists from the first run to the end of the coro; null before and after.
     pub(super) fiber: Cell<*mut Fiber>,

@@ -106,7 +106,7 @@ mod control_words {
 
     fn set_mxcsr(word: u32) {
         // SAFETY: a valid value (the default with other rounding bits). This function has no floating point operations
-        // that it could affect.
+        // that another rounding mode could affect.
         unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const word, options(nostack)) };
     }
 

@@ -92,7 +92,7 @@ impl<C: AsRef<[u8]>> OutBuf<C> {
         }
     }
 
-    /// Fills `out` like [`Self::slices`], and returns how many of its elements that has initialised.
+    /// Fills `out` like [`Self::slices`], and returns how many elements it has initialised.
     #[cfg(test)]
     pub fn fill_slices<'a>(&'a self, out: &mut [MaybeUninit<IoSlice<'a>>]) -> usize {
         self.slices(out).len()

@@ -350,7 +350,7 @@ impl<'a, T> Hole<'a, T> {
         (Self { entries, index }, entry)
     }
 
-    /// Puts `entry` here or nearer to the root: the parents that are later move down.
+    /// Puts `entry` here or nearer to the root: each parent that is later than `entry` moves down.
     #[inline]
     fn rise(mut self, entry: Entry<T>) {
         while self.index > 0 {
@@ -363,8 +363,8 @@ impl<'a, T> Hole<'a, T> {
         self.fill(entry);
     }
 
-    /// Puts `entry` here or farther from the root: as long as a child is earlier, the earlier of the two children moves
-    /// up.
+    /// Puts `entry` here or farther from the root: as long as a child is earlier than `entry`, the earlier of the two
+    /// children moves up.
     #[inline]
     fn sink(mut self, entry: Entry<T>) {
         loop {

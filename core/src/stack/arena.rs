@@ -231,7 +231,7 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// The address after the highest usable one, 16 bytes aligned. The first push writes just below it.
+    /// The address after the highest usable one, aligned to 16 bytes. The first push writes just below it.
     #[inline]
     pub fn top(&self) -> usize {
         self.top

@@ -1,5 +1,5 @@
-//! Starts the library's helper threads. They block the signals of the process, because Python's signal handlers must
-//! run in the main thread.
+//! Starts the library's helper threads. They block the signals of the process, so that a signal interrupts a thread of
+//! the program and not a helper thread.
 //!
 //! Source: `pthread_sigmask(3)`, `signal(7)`, `gettid(2)`, `tgkill(2)`.
 
