@@ -390,8 +390,8 @@ impl<'a, T> Hole<'a, T> {
     #[inline]
     fn move_from(&mut self, from: usize) {
         let (source, place) = (&raw const self.entries[from], &raw mut self.entries[self.index]);
-        // SAFETY: two different places of the array, since `from` is a parent or a child of the hole. The hole's entry is
-        // elsewhere, so it is overwritten without a drop.
+        // SAFETY: two different places of the array, because `from` is a parent or a child of the hole. The entry whose
+        // bits are in the hole is now elsewhere, so the bits are overwritten without a drop.
         unsafe { ptr::copy_nonoverlapping(source, place, 1) };
         self.index = from;
     }
