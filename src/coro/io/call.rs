@@ -75,7 +75,7 @@ struct Call<O> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum CallState {
     New,
-    /// The coro has yielded before its first attempt, or between two parts.
+    /// The coro has yielded before its first attempt, or between two attempts that do a part each.
     Yielded,
     Waiting,
 }

@@ -202,7 +202,7 @@ pub(in crate::coro) fn is_on_loop<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Obj
     Ok(bool_object(py, suspension::current_on_loop(py).is_some()))
 }
 
-/// The functions that give users these waits.
+/// The public functions `wait_for_read` and `wait_for_write`.
 pub(in crate::coro) fn wait_functions() -> [ffi::PyMethodDef; 2] {
     [
         row!(

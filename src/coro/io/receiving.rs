@@ -288,7 +288,7 @@ impl Operation for RecvInto {
     }
 }
 
-/// `recv_exact(n, /)`
+/// `recv_exact(nbytes, /)`
 struct RecvExact {
     args: Args<'static, 'static>,
     /// The `bytes` object that is being filled; `done` is the number of bytes written.
