@@ -36,7 +36,7 @@ pub(super) struct Waiting {
     writer: Cell<*mut ffi::PyObject>,
     /// The fd table's mark for the last wait on this object, for `Descriptors::wait_again`; 0 if there was none.
     stamp: Cell<u64>,
-    /// The value of `forks()` when a coro was last stored.
+    /// The value of `forks()` when this record was last used.
     forks: Cell<u32>,
 }
 

@@ -1,4 +1,4 @@
-//! `stack_info()` for a thread and for one coro, and the switch stamps.
+//! `stack_info()` for a thread and for one coro, the number of shared stacks, and the switch stamps.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
