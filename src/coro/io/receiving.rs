@@ -1,7 +1,7 @@
 //! The methods that receive: `recv` and its relatives.
 //!
-//! `recv_exact` and the usual forms of `recv` and `recv_into` are implemented here. All other calls go to the base's own
-//! methods, which raise `BlockingIOError` when a wait is needed. So their arguments, results and errors are exactly
+//! `recv_exact` and the usual forms of `recv` and `recv_into` are implemented here. All other calls go to the base's
+//! own methods, which raise `BlockingIOError` when a wait is needed. So their arguments, results and errors are exactly
 //! Python's.
 
 use std::io;
