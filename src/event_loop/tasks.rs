@@ -218,8 +218,8 @@ fn create_task<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectR
     }
 }
 
-/// `create_task` for all unusual calls. If there is a task factory, calls `factory(loop, coro, **kwargs)`; for versions
-/// before 3.13.3, it treats `name` and `context` as the asyncio of that version does.
+/// `create_task` for all unusual calls. If there is a task factory, calls `factory(loop, coro, **kwargs)`; on Python
+/// versions before 3.13.3, `name` and `context` are handled as in the asyncio of that version.
 #[cold]
 fn create_task_slowly<'py>(
     this: This<'py, LoopObject>,

@@ -20,8 +20,8 @@
 //! machine: a send that has to wake a sleeping process takes longer. If sends follow each other closely, only the first
 //! one finds the peer asleep.
 //!
-//! A held write must not be noticeable. So the calls that would reveal it send it first (`send_held`), and so does a
-//! fork. The list of the transports that hold data is in `held`.
+//! A program must not notice that a write is held. So calls that would reveal it send the held data first
+//! (`send_held`), and so does a fork. The list of the transports that hold data is in `held`.
 //!
 //! Writes to pipes and to datagram sockets are not collected, because the reader may treat each write as a unit. Writes
 //! to a coro's socket are not collected either, because `send` returns the result of the system call.

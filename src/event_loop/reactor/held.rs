@@ -1,5 +1,5 @@
-//! The list of the transports that hold data, so that the writes of several steps are sent one right after the other.
-//! `flush_policy` decides what is held, and when.
+//! The list of the transports that hold data. It lets the loop send the writes of several steps one right after the
+//! other. `flush_policy` decides what is held, and when.
 //!
 //! ```text
 //!   write() in a step --> the transport keeps the data --> push(): the transport is put on the list
@@ -55,7 +55,7 @@ pub(crate) fn after_fork() {
     with_running(|held| held.thread.set(0));
 }
 
-/// A time in which one loop holds no writes and they are sent at once.
+/// A time during which one loop's writes are not held but sent at once.
 struct Pause {
     /// The value of `Held::thread` before the pause.
     thread: u64,
@@ -217,7 +217,7 @@ pub(super) struct Holding<'a> {
 }
 
 impl<'a> Holding<'a> {
-    /// Starts to hold. The second value is the result of sending the outer loop's held writes.
+    /// Starts to hold writes. The second value is the result of sending the outer loop's held writes.
     pub(super) fn begin(py: Python<'_>, held: &'a Held) -> (Self, PyResult<()>) {
         let flushed = flush_running(py);
         let pause = with_running(Pause::begin);

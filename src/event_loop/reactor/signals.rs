@@ -68,7 +68,8 @@ impl Signals {
         let pending = PyErr::take(py);
         abandoned().push(pipe);
         if !close_abandoned(py) {
-            // SAFETY: callable from any thread. If the queue is full, the next call or run does the work.
+            // SAFETY: callable from any thread. If the interpreter's queue of pending calls is full, the next `close`
+            // or run does the work.
             unsafe { ffi::Py_AddPendingCall(Some(close_abandoned_later), ptr::null_mut()) };
         }
         if let Some(pending) = pending {
@@ -145,7 +146,8 @@ impl Signals {
         let py = event_loop.py();
         let arrived = self.pipe.borrow().as_ref().map(SignalPipe::drain);
         // The interpreter marks a signal before it writes the number, so this call runs the Python handler of each of
-        // these signals. A handler may have raised KeyboardInterrupt; the numbers have left the pipe in any case.
+        // these signals. The numbers are passed on even if a handler has raised KeyboardInterrupt, because they are no
+        // longer in the pipe.
         let checked = py.check_signals();
         if let Some(arrived) = arrived
             && has_handlers(event_loop)

@@ -43,7 +43,7 @@ pub(crate) enum FdUse {
 }
 
 impl FdUse {
-    /// Releases an entry that was taken out of the table, because its number now belongs to another file.
+    /// Releases an entry whose number now belongs to another file. It is out of the table already.
     fn displace(self, py: Python<'_>) {
         match self {
             Self::Source(source) => source.displace(py),
@@ -52,7 +52,8 @@ impl FdUse {
     }
 }
 
-/// An entry that was looked up. A source comes with a reference of its own, because its call may end the registration.
+/// An entry that was looked up. A source comes with a reference of its own, because calling the source may end the
+/// registration.
 pub(super) enum Registered {
     Source(SourceRef),
     Watch(WatchRef),
