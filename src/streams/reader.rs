@@ -38,7 +38,7 @@ pub(super) struct ReaderObject {
     base: ffi::PyObject,
     pub(super) event_loop: ObjectCell,
     pub(super) transport: ObjectCell,
-    /// The waiter of the coroutine that waits for data, or a Future.
+    /// The native waiter of the coroutine that waits for data, or the Future that asyncio's own code waits for.
     pub(super) waiter: ObjectCell,
     pub(super) exception: ObjectCell,
     /// The held data as `bytes`, while the bytearray is empty.
