@@ -1,13 +1,13 @@
 //! A TLS connection from its handshake to `connection_lost`, and everything that ends it.
 //!
 //! ```text
-//!              connection_made                SSLObject is done            close(), close_notify, or the inner end
+//!              connection_made                SSLObject is done            close(), close_notify, or inner EOF
 //!   [ Initial ] ------------> [ Handshake ] ------------> [ Open ] ------------> [ Flushing ]
 //!                                  |                         |                        | the backlog is encrypted
 //!                       a fault,   |               a fault,  |                        v
 //!                       time limit |               abort()   |                  [ Shutdown ]  close_notify sent
-//!                                  v                         v                        | the peer's, an end, a fault,
-//!                               [ Over ] <----------------------------------------------' or the time limit
+//!                                  v                         v                        | the peer's close_notify,
+//!                               [ Over ] <----------------------------------------------' inner EOF, fault, time limit
 //! ```
 //! The application's `connection_made` is called when the handshake is complete. Its `connection_lost` is called once,
 //! after the inner transport's. If `connection_made` was not called, `connection_lost` is not called either.

@@ -28,7 +28,7 @@ static FILE_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut())
 pub(super) struct Owner {
     /// Empty if the transport owns the descriptor itself; then no other code can close it.
     object: ObjectCell,
-    /// The object's C structure begins with the number of the descriptor.
+    /// Whether the object's C structure begins with the number of the descriptor.
     has_field: Cell<bool>,
 }
 

@@ -111,7 +111,7 @@ pub(crate) struct ProtocolCalls {
     receiver: Cell<Receiver>,
     /// The transport is for datagrams, so its protocols have `datagram_received`.
     has_datagrams: bool,
-    /// The protocol is one that `stream_reader` may feed natively.
+    /// Whether `stream_reader` may feed the protocol's reader natively.
     has_reader: Cell<bool>,
 }
 
@@ -382,8 +382,8 @@ impl ProtocolCalls {
         result
     }
 
-    /// Calls `protocol.<name>(*args)` in the context. Only for rare calls, which are made once per connection or by
-    /// flow control.
+    /// Calls `protocol.<name>(*args)` in the context. Only for rare calls, because each call looks the method up by its
+    /// name.
     pub(crate) fn call<'py>(
         &self,
         py: Python<'py>,

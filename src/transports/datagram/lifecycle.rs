@@ -162,7 +162,7 @@ pub(super) fn close(this: Datagram<'_>) -> PyResult<()> {
     this.flags.set(Flags::CLOSING);
     if this.flags.has(Flags::BLOCKED) {
         if this.registration.usable_fd(this.py()).is_err() {
-            // Waiting for the queue to drain would never end.
+            // Other code has closed the descriptor, so the queue would never drain.
             return fatal_error(this, closed_error(), "Fatal error on datagram transport");
         }
         return sync_interest(this);

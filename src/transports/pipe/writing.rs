@@ -166,7 +166,8 @@ pub(super) fn abort(this: Pipe<'_, Writing>) -> PyResult<()> {
     ending::finish(this, None)
 }
 
-/// True if the pipe has ended. The write is then counted, and from the sixth on each one logs a warning.
+/// True if the pipe has ended. The write is then counted. After a few such writes, each further one logs a warning
+/// (`flow::note_lost_write`).
 fn is_lost(this: Pipe<'_, Writing>) -> PyResult<bool> {
     let lost_writes = &this.end.lost_writes;
     if lost_writes.get() == 0 && !this.is_closing.get() {
