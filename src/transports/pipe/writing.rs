@@ -153,7 +153,7 @@ pub(super) fn close(this: Pipe<'_, Writing>) -> PyResult<()> {
     if !this.end.is_blocked.get() {
         return ending::finish(this, None);
     }
-    // If other code has closed the pipe, waiting for the buffer to drain would never end.
+    // If other code has closed the pipe, the buffer would never drain.
     match this.registration.usable_fd(this.py()) {
         Ok(_) => Ok(()),
         Err(error) => on_write_error(this, &error),
