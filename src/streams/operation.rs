@@ -212,8 +212,8 @@ fn take(reader: Reader<'_>, len: usize) -> Answer<'_> {
 #[inline]
 fn wait<'py>(this: Operation<'py>, reader: Reader<'py>, len: usize) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = this.py();
-    // In three cases asyncio's code must wait: if the loop is not one of ours, if another coroutine already waits
-    // (asyncio then raises RuntimeError), and if the reader has paused the transport (asyncio then resumes it).
+    // In three cases this must be left to asyncio's code: if the loop is not one of ours, if another coroutine already
+    // waits (asyncio then raises RuntimeError), and if the reader has paused the transport (asyncio then resumes it).
     let Some(event_loop) = reader.event_loop.get(py) else {
         return Ok(None);
     };

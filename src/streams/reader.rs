@@ -64,7 +64,7 @@ pub(super) static READER_TYPE: StreamType = StreamType::new();
 
 pub(super) static OWN_METHODS: OwnMethods = OwnMethods::new();
 
-/// The native side of an object that is one of our readers, or of a subclass.
+/// The native side of an object; None if its class is neither our reader type nor a subclass of it.
 #[inline]
 pub(super) fn reader_of<'py>(object: &Bound<'py, PyAny>) -> Option<Reader<'py>> {
     if !READER_TYPE.has(object) {

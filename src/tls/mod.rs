@@ -15,9 +15,9 @@
 //!   inner transport (StreamTransport, ...)        |    v write
 //! ```
 //!
-//! It is used on the loop's thread only. All fields are cells, because a call into Python may re-enter every method. It
-//! has no descriptor of its own: any object with the methods of `asyncio.Transport` can be its inner transport, another
-//! `SSLTransport` too.
+//! The object is used on the loop's thread only. All fields are cells, because a call into Python may re-enter every
+//! method. It has no descriptor of its own: any object with the methods of `asyncio.Transport` can be its inner
+//! transport, another `SSLTransport` too.
 
 mod buffer_view;
 mod engine;

@@ -22,8 +22,8 @@ pub(super) fn close(this: Tls<'_>) -> PyResult<()> {
     }
     this.flags.set(Flags::CLOSED);
     if this.state.get() == State::Flushing && this.flags.has(Flags::INNER_EOF) {
-        // The stream has ended while the application had paused reading. The data that it has not got yet is discarded
-        // now.
+        // The stream has ended while the application had paused reading. The data that the application has not got yet
+        // is discarded now.
         this.state.set(State::Shutdown);
         return shut_down(this);
     }

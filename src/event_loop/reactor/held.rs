@@ -27,7 +27,8 @@ use crate::binding::current_thread;
 use crate::event_loop::source::{Deferred, DeferredCall};
 
 thread_local! {
-    /// The list of the loop that runs in this thread; null if there is none. Set by `Holding`, which the list outlives.
+    /// The list of the loop that runs in this thread; null if there is none. Set by a `Holding`, which does not live
+    /// longer than the list.
     static RUNNING: Cell<*const Held> = const { Cell::new(ptr::null()) };
 }
 
@@ -150,8 +151,8 @@ impl Held {
     }
 
     /// Sends the held data at the end of a step that has returned `result`. Changes `result` only if sending raises an
-    /// exception that must leave the loop. A function of its own, so that a step without held data costs one branch
-    /// and no copy of its result.
+    /// exception that must leave the loop. This is a function of its own, so that a step without held data costs one
+    /// branch and no copy of its result.
     #[inline(never)]
     pub(super) fn flush_into(&self, py: Python<'_>, result: &mut PyResult<()>) {
         let flushed = self.flush(py);

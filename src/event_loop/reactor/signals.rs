@@ -10,7 +10,7 @@
 //! ```text
 //!   loop closed in the main thread:    set_wakeup_fd(-1), then the pipe is closed
 //!   loop closed in another thread:     the pipe goes to ABANDONED; later, a pending call or the next run in the
-//!                                      main thread does the above
+//!                                      main thread takes these two steps
 //! ```
 
 use std::cell::{Cell, RefCell};

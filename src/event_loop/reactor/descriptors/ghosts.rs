@@ -2,8 +2,8 @@
 //!
 //! If other code closes a descriptor that epoll watches, epoll forgets it only if no duplicate of it is open. A forked
 //! child, or any code that called `dup`, may keep the open file alive. Then `epoll_ctl` cannot remove the registration
-//! either, because this takes the descriptor that was closed. The events of such a ghost never stop. They carry the
-//! token of an outdated registration, so they reach no watcher, but each of them wakes the loop. After many such
+//! either, because it must be given the descriptor, which is closed. The events of such a ghost never stop. They carry
+//! the token of an outdated registration, so they reach no watcher, but each of them wakes the loop. After many such
 //! events, a new poller replaces the old one. It watches only the entries of the fd table whose number still belongs to
 //! the file that was registered.
 

@@ -43,7 +43,8 @@ pub(crate) enum FdUse {
 }
 
 impl FdUse {
-    /// Releases an entry whose number now belongs to another file. It is out of the table already.
+    /// Releases an entry whose number now belongs to another file. The caller has already taken the entry out of the
+    /// table.
     fn displace(self, py: Python<'_>) {
         match self {
             Self::Source(source) => source.displace(py),
