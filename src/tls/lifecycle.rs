@@ -10,7 +10,8 @@
 //!                               [ Over ] <----------------------------------------------' inner EOF, fault, time limit
 //! ```
 //! The application's `connection_made` is called when the handshake is complete. Its `connection_lost` is called once,
-//! after the inner transport's. If `connection_made` was not called, `connection_lost` is not called either.
+//! after the inner transport has called `connection_lost` of this object. If `connection_made` was not called,
+//! `connection_lost` is not called either.
 
 use pyo3::exceptions::{PyConnectionAbortedError, PyConnectionResetError, PyOSError, PyTimeoutError};
 use pyo3::ffi;

@@ -8,8 +8,8 @@
 //! transport. The descriptor leaves the poller before `connection_lost` is queued, and the socket is closed after
 //! `connection_lost` has run.
 //!
-//! An OSError of the socket does not end the transport: the protocol gets it through `error_received`, and the
-//! transport continues.
+//! An OSError while a datagram is sent or received does not end the transport: the protocol gets the error through
+//! `error_received`.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
