@@ -1,7 +1,7 @@
 //! The protocol of a transport. The methods that run for each packet are bound once and kept.
 //!
-//! Used on the loop's thread only. Every call into the protocol runs in the transport's context, and an exception of
-//! the protocol is returned as the error.
+//! Used on the loop's thread only. The calls that are made here run in the transport's context, and an exception of the
+//! protocol is returned as the error.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};

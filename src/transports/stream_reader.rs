@@ -45,7 +45,7 @@ struct Stock {
     wakeup_waiter: Kept,
     /// The class `_asyncio.Future` and its `set_result`; None where Future is implemented in Python.
     future: Option<(Kept, Kept)>,
-    /// The version tags that the two classes had when they were last found to have these methods; 0 before that.
+    /// The version tags of the two classes, if the last check has found these methods on them; otherwise 0.
     protocol_version: AtomicU32,
     reader_version: AtomicU32,
 }

@@ -1,4 +1,5 @@
-//! Lets signals wake the loop from a blocking poll: `signal.set_wakeup_fd` is set for the length of a run.
+//! Lets signals wake the loop from a blocking poll: from the first blocking poll of a run to the end of the run, the
+//! loop's pipe is the descriptor of `signal.set_wakeup_fd`. With signal handlers, it stays so between runs.
 //!
 //! Otherwise the loop would notice some signals only at the next event: signals that arrive between the last check of
 //! Python's pending signals and the poller's wait, and signals that the kernel delivers to another thread.

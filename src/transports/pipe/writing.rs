@@ -205,7 +205,7 @@ fn maybe_pause(this: Pipe<'_, Writing>) -> PyResult<()> {
     Ok(())
 }
 
-/// The watermarks were changed: pauses the protocol if it has to be paused now.
+/// The watermarks were changed: pauses the protocol if it must be paused now.
 pub(super) fn limits_changed(this: Pipe<'_, Writing>) -> PyResult<()> {
     if this.end.is_blocked.get() {
         return maybe_pause(this);
