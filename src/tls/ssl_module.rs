@@ -10,7 +10,7 @@ use pyo3::sync::PyOnceLock;
 use crate::binding::names::Kept;
 
 pub(super) struct SslModule {
-    /// `ssl.SSLObject`. Only if an object is of exactly this type, the C object inside is called directly.
+    /// `ssl.SSLObject`. The C object inside an object is called directly only if the object is of exactly this type.
     pub(super) ssl_object_type: Kept,
     pub(super) memory_bio_type: Kept,
     pub(super) certificate_error: Kept,
