@@ -1,4 +1,4 @@
-//! Has a C compiler check the offsets in the interpreter's structures against the interpreter's headers.
+//! Lets a C compiler compare our offsets in the interpreter's structures with the interpreter's headers.
 //!
 //! The tables of offsets in `src/coro/pystate` are modules of this script, too. Each row (`pystate/mod.rs` explains the
 //! notation) becomes static assertions about the offset and the type of a field, or about the size of a structure. If
@@ -14,7 +14,7 @@ use std::process::Command;
 
 use pyo3_build_config::InterpreterConfig;
 
-/// A row of a table.
+/// A row of a table of offsets.
 struct Row {
     name: &'static str,
     /// None if this version does not have the field.
@@ -24,7 +24,7 @@ struct Row {
 
 /// What a row describes.
 enum Place {
-    /// A field: its C type, the structure, and its name there.
+    /// A field: its C type, its structure, and its name in that structure.
     Field(&'static str, &'static str, &'static str),
     /// A whole structure.
     Whole(&'static str),
@@ -75,7 +75,8 @@ const HEADERS: &str = "#define Py_BUILD_CORE 1
 #include <internal/pycore_tstate.h>
 #endif
 ";
-/// Prints the folders of headers, one per line, then the compiler that the interpreter was built with.
+/// A Python script that prints the folders of headers, one per line, and then the compiler that the interpreter was
+/// built with.
 const QUESTION: &str = "
 import sysconfig
 print(sysconfig.get_path('include'))
@@ -92,7 +93,7 @@ pub fn check() -> Result<(), String> {
     let config = pyo3_build_config::get();
     let version = config.version();
     if config.is_free_threaded() {
-        return Ok(()); // none.rs: `coro` refuses to be imported
+        return Ok(()); // this build uses `pystate/none.rs`, with which `coro` refuses to be imported
     }
     let rows = match (version.major, version.minor) {
         (3, 11) => v311::rows(),
@@ -100,7 +101,7 @@ pub fn check() -> Result<(), String> {
         (3, 13) => v313::rows(),
         (3, 14) => v314::rows(),
         (3, 15) => v315::rows(),
-        _ => return Ok(()), // none.rs as well
+        _ => return Ok(()), // this build uses `pystate/none.rs` too
     };
     let file = format!("{FOLDER}/v{}{}_offsets.rs", version.major, version.minor);
     let mut text = HEADERS.to_owned();
@@ -124,8 +125,8 @@ pub fn check() -> Result<(), String> {
     }
 }
 
-/// The static assertions of a row. Err if the row has a value but names neither a field nor a structure, or the other
-/// way round.
+/// The static assertions of a row. Err if the row has a value but names neither a field nor a structure, or if it names
+/// one of them but has no value.
 fn assertions(row: &Row) -> Result<String, String> {
     let name = row.name;
     match (row.value, &row.place) {

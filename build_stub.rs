@@ -14,7 +14,7 @@ use std::fs;
 
 const STUB: &str = "python/grapeshot/_core.pyi";
 
-/// A statement, up to the end of the line on which its brackets are closed.
+/// A statement of the stub. It ends with its line, or with the line on which its last bracket is closed.
 struct Statement<'a> {
     line: usize,
     indent: usize,
@@ -39,7 +39,7 @@ pub fn pass_to_compiler() -> Result<(), String> {
     Ok(())
 }
 
-/// An error is the line number and a description of the problem.
+/// Splits the stub into statements. An error is the line number and a description of the problem.
 fn statements(source: &str) -> Result<Vec<Statement<'_>>, (usize, String)> {
     let mut statements: Vec<Statement> = Vec::new();
     let (mut at, mut line, mut line_start) = (0, 1, 0);
@@ -101,7 +101,7 @@ fn is_of_word(next: char) -> bool {
     next.is_ascii_alphanumeric() || next == '_'
 }
 
-/// The length of the string at the start of the text, between these quotes. None if it does not end.
+/// The length of the string at the start of the text, including the `quotes` on both sides. None if it does not end.
 fn string_len(text: &str, quotes: &str) -> Option<usize> {
     let mut at = quotes.len();
     while !text[at..].starts_with(quotes) {
@@ -167,7 +167,7 @@ fn parameters(tokens: &[&str], is_method: bool) -> Result<String, String> {
             depth += nesting(token);
             depth == 0 && *token == ","
         })
-        .filter(|parameter| !parameter.is_empty()) // after the last comma
+        .filter(|parameter| !parameter.is_empty()) // a comma at the end of the list is followed by nothing
         .map(parameter)
         .collect::<Result<Vec<_>, _>>()?;
     if is_method {

@@ -47,7 +47,7 @@ pub enum Fault {
     TooDeep,
 }
 
-/// The first value of some bytes: the number of bytes after its header, or the number of entries that it contains.
+/// The header of a value: how many bytes follow it, or how many entries the container has.
 enum Value {
     Scalar { len_bytes: usize },
     Array { count: u32 },
@@ -211,7 +211,7 @@ pub fn find_fault(packet: &[u8]) -> Option<Fault> {
     None
 }
 
-/// The kind of key that a complete value would be.
+/// Classifies the first value of some bytes as a key. The value must be complete.
 fn key_of(value: &[u8]) -> Key {
     let Some((&first, rest)) = value.split_first() else {
         return Key::Other;

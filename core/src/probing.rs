@@ -79,8 +79,9 @@ fn hash_of(is_negative: bool, magnitude: u64) -> u64 {
     }
 }
 
-/// Finds the slot that has this hash, or else the first empty one. Returns its index, and how many other slots were
-/// probed before it. The search always ends: a third of the slots is empty, and the probes reach every slot.
+/// Finds the slot that has this hash, or the first empty slot if no slot has it. Returns the slot's index, and how many
+/// other slots were probed before it. The search always ends: at least a third of the slots are empty, and the probes
+/// reach every slot.
 fn find_slot(slots: &[u64], hash: u64) -> (usize, u64) {
     let mask = slots.len() as u64 - 1;
     let (mut at, mut perturb, mut steps) = (hash & mask, hash, 0);
@@ -115,7 +116,7 @@ mod tests {
     fn consecutive_integers_take_no_steps() {
         let mut probing = Probing::default();
         assert_eq!((0..100_000).map(|key| probing.insert(false, key)).sum::<u64>(), 0);
-        // A second time: each is found at once in its own slot.
+        // The second time, each integer is found at once in its own slot.
         assert_eq!((0..100_000).map(|key| probing.insert(false, key)).sum::<u64>(), 0);
         assert_eq!(probing.hashes.len(), 100_000);
         assert_eq!(probing.slots.len(), 1 << 18);
@@ -133,7 +134,7 @@ mod tests {
     #[test]
     fn probes_of_taken_slots_are_counted() {
         // Once all bits of a hash are shifted out, the slot after `slot` is 5 * slot + 1. The first keys take half of
-        // 4096 slots in that order. For the later keys, all slots that their own bits lead to are then taken.
+        // 4096 slots in that order. The later keys are chosen so that their own bits lead only to taken slots.
         let (size, taken) = (4096_u64, 2048);
         let mut probing = Probing::default();
         let mut slots = vec![EMPTY; 4096];

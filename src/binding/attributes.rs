@@ -42,7 +42,7 @@ impl InstanceDict {
         }
     }
 
-    /// True if no attribute was ever set on the object (Python 3.11: if none is set).
+    /// True if no attribute was ever set on the object (Python 3.11: if no attribute is set at the moment).
     #[inline]
     fn is_unused(&self) -> bool {
         let dict = self.0.load(Ordering::Acquire);

@@ -32,8 +32,8 @@ pub(crate) fn is_known() -> bool {
 #[inline]
 fn call<'py>(socket: &Bound<'py, PyAny>, function: &AtomicPtr<()>) -> PyResult<Bound<'py, PyAny>> {
     debug_assert!(is_known());
-    // SAFETY: `fill` has stored the function of a METH_NOARGS method of `_socket.socket`, of which the object is an
-    // instance.
+    // SAFETY: `fill` has stored the function of a METH_NOARGS method of `_socket.socket`, and the object is an instance
+    // of that type.
     unsafe {
         let function: ffi::PyCFunction = std::mem::transmute(function.load(Ordering::Relaxed));
         Bound::from_owned_ptr_or_err(socket.py(), function(socket.as_ptr(), ptr::null_mut()))

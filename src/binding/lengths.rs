@@ -2,8 +2,8 @@
 
 use pyo3::ffi;
 
-/// The number of bytes, if `number` is an exact int above 0 and within range. For anything else the caller leaves the
-/// work to Python's own method, which handles 0 and raises the right error for a wrong value.
+/// The number of bytes, if `number` is an int (not of a subclass) above 0 and within range. For anything else the
+/// caller leaves the work to Python's own method, which handles 0 and raises the right error for a wrong value.
 ///
 /// # Safety
 /// `number` is null or a live object.

@@ -8,7 +8,7 @@ use pyo3::types::{PyDict, PyTuple};
 
 use super::errors;
 
-/// Logs a DEBUG record of `format % args`. Callers must be in debug mode.
+/// Logs a DEBUG record of `format % args`. Callers must check that the loop is in debug mode.
 #[cold]
 pub(crate) fn debug(py: Python<'_>, format: &str, args: &[Bound<'_, PyAny>]) -> PyResult<()> {
     record(py, "debug", format, args, None)
@@ -25,7 +25,7 @@ pub(crate) fn debug_exception(
     record(py, "debug", format, args, Some(exception))
 }
 
-/// Logs an INFO record of `format % args`. Callers must be in debug mode.
+/// Logs an INFO record of `format % args`. Callers must check that the loop is in debug mode.
 #[cold]
 pub(crate) fn info(py: Python<'_>, format: &str, args: &[Bound<'_, PyAny>]) -> PyResult<()> {
     record(py, "info", format, args, None)

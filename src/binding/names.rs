@@ -1,6 +1,6 @@
 //! Interned strings and the few asyncio objects that native code needs, fetched once at import and kept forever.
 //!
-//! Read-only after `fill`, so any attached thread may read it.
+//! Nothing writes to the table after `fill`, so any attached thread may read it.
 
 use pyo3::ffi;
 use pyo3::prelude::*;

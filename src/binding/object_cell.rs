@@ -1,7 +1,7 @@
 //! `ObjectCell`: one owned, replaceable reference inside a native object.
 //!
-//! Only an attached thread may touch a cell, and only if it may touch the object that holds the cell. All zeroes is the
-//! empty cell, so freshly allocated (zeroed) objects need no further setup.
+//! Only an attached thread may touch a cell, and only if it may touch the object that holds the cell. An empty cell
+//! consists of zeroes, so the cells of freshly allocated (zeroed) objects need no further setup.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -34,8 +34,8 @@ impl ObjectCell {
         unsafe { Bound::from_borrowed_ptr_or_opt(py, self.0.get()) }
     }
 
-    /// Replaces the content. The old object is dropped after the new one was stored, so code that its destructor runs
-    /// sees the new one.
+    /// Replaces the content. The old object is dropped after the new one was stored, so code that the old object's
+    /// destructor runs sees the new one.
     pub(crate) fn set(&self, value: Bound<'_, PyAny>) {
         let py = value.py();
         let old = self.0.replace(value.into_ptr());

@@ -40,7 +40,7 @@ use super::object_result::ObjectResult;
 /// A row that several types share names the method of one of them; stubtest compares the signatures of all of them with
 /// the stub.
 ///
-/// When the function runs, all required arguments are given, and by position (`Args::pass_to`).
+/// The function always gets all required arguments, and gets them by position (`Args::pass_to`).
 ///
 /// Inside a generic function, the row must declare the generic parameter again. The macro puts the function that
 /// CPython calls into the generic function, and an inner function cannot use the generic parameters of the outer one.
@@ -194,7 +194,7 @@ pub(crate) fn threadsafe_getter<T: NativeType>(
     getter_row(name, get_threadsafe::<T>, function, doc)
 }
 
-/// The row's closure, which CPython passes to `get`, is the function.
+/// Makes a row whose closure is `function`. CPython passes the closure to `get`.
 fn getter_row<T>(
     name: &'static CStr,
     get: ffi::getter,

@@ -17,7 +17,7 @@ pub(crate) struct Signature {
     required: usize,
     /// True if there are no other parameters: no defaults, no keyword-only parameters, no `*args`.
     is_fixed: bool,
-    /// True if a call can give an optional parameter by name, or there is a `**kwargs`.
+    /// True if a call can give a parameter by name that `required` does not count, or if there is a `**kwargs`.
     accepts_keywords: bool,
     /// The number of parameters that can be given by position.
     by_position: usize,
@@ -28,7 +28,7 @@ pub(crate) struct Signature {
 pub(crate) enum Receiver {
     /// A method of an object.
     Object,
-    /// A function of a module. Its first parameter is not shown.
+    /// A function of a module. `help()` does not show the parameter.
     Module,
 }
 

@@ -47,7 +47,7 @@ pub(super) struct CoroObject {
     pub(super) args: ObjectCell,
     /// A dict, or empty.
     pub(super) kwargs: ObjectCell,
-    /// The context in which the coro runs: one that the caller gave, or else a copy that belongs to the coro.
+    /// The context in which the coro runs: the one that the caller gave, or a copy that belongs to the coro.
     pub(super) context: ObjectCell,
     pub(super) name: ObjectCell,
     /// The result of the function.
@@ -63,7 +63,7 @@ pub(super) struct CoroObject {
     /// The future that `await_` waits for.
     awaited: ObjectCell,
     weakrefs: Cell<*mut ffi::PyObject>,
-    /// `cancel()` calls that `uncancel()` has not taken back.
+    /// How many `cancel()` calls `uncancel()` has not taken back.
     cancel_count: Cell<c_int>,
     /// `_asyncio_future_blocking`: set by `await`, reset by the task that waits.
     pub(super) is_blocking: Cell<u8>,
@@ -76,17 +76,17 @@ pub(super) struct CoroObject {
     pub(super) has_own_stack: Cell<bool>,
     /// In this coro, asyncio's functions see no running loop.
     pub(super) hides_loop: Cell<bool>,
-    /// It stands for a daemon thread: nothing waits for its end.
+    /// The coro stands for a daemon thread: nothing waits for its end.
     pub(super) is_daemon: Cell<bool>,
-    /// It is a daemon that did not end when it was shut down. It is not shut down again.
+    /// The coro is a daemon that did not end when it was shut down. It is not shut down again.
     pub(super) is_given_up: Cell<bool>,
-    /// It became ready because of an event on the descriptor that it waits for.
+    /// The coro became ready because of an event on the descriptor that it waits for.
     pub(super) has_event: Cell<bool>,
-    /// It has started but not run yet, and a stack of its own is reserved for it.
+    /// The coro has started but not run yet, and a stack of its own is reserved for it.
     pub(super) is_promised: Cell<bool>,
-    /// It ended with an exception that has not been retrieved yet.
+    /// The coro ended with an exception that has not been retrieved yet.
     pub(super) is_unseen: Cell<bool>,
-    /// The exception notifier has received that exception.
+    /// The exception notifier has received the exception with which the coro ended.
     pub(super) is_notified: Cell<bool>,
     /// How many I/O operations the coro has completed without a wait since it was last resumed. When the limit is
     /// reached, the coro yields.
@@ -95,7 +95,7 @@ pub(super) struct CoroObject {
     pub(super) max_acts: Cell<u16>,
     /// The depth of nested deallocations on its stack (`binding::deallocation`).
     pub(super) dealloc_depth: Cell<u32>,
-    /// Its place in a queue of waiters.
+    /// The coro's place in a queue of waiters.
     pub(super) wait_node: WaitNode,
     /// Exists from the first run to the end of the coro; null before and after.
     pub(super) fiber: Cell<*mut Fiber>,
@@ -113,7 +113,10 @@ impl CoroObject {
     }
 
     /// The fields that Python code uses as attributes.
-    #[expect(deprecated, reason = "for an empty cell the replacement raises")]
+    #[expect(
+        deprecated,
+        reason = "the replacement, `Py_T_OBJECT_EX`, raises for an empty cell"
+    )]
     pub(super) fn members() -> Vec<ffi::PyMemberDef> {
         let weakrefs = offset_of!(CoroObject, weakrefs);
         let function = offset_of!(CoroObject, function);

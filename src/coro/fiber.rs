@@ -23,7 +23,7 @@ pub(super) struct Fiber {
     // The fields that each switch uses come first, so that they share few cache lines.
     /// The coro's stack pointer while it is suspended.
     pub(super) sp: usize,
-    /// The lowest address of the slot, and the address just above it.
+    /// The lowest address of the slot, and the address just above its highest one.
     pub(super) base: usize,
     pub(super) top: usize,
     /// Thread-local variables that pointed into the stack when the coro was last suspended (`thread_locals`).
@@ -31,7 +31,7 @@ pub(super) struct Fiber {
     /// The containers whose `repr` is in progress on the stack that is not running: the coro's, or the thread's own
     /// (`reprs`).
     pub(super) reprs: Option<Box<Contents>>,
-    /// If the coro hides the loop: the running loop that asyncio does not see now, the coro's or the thread's
+    /// If the coro hides the loop: the coro's running loop while the coro is suspended, the thread's while it runs
     /// (`tasks`). An owned reference, or null.
     pub(super) running_loop: *mut ffi::PyObject,
     pub(super) state: PyState,
@@ -57,8 +57,8 @@ pub(super) struct SharedSlot {
 }
 
 impl SharedSlot {
-    /// Also registers the slot as the owner of its stack, so that the fault handler can name the coro that overflows
-    /// it.
+    /// A slot with this stack, which no coro uses yet. The slot is registered as the owner of the stack, so that the
+    /// fault handler can name a coro that overflows it.
     pub(super) fn new(stack: StackSlot) -> Rc<Self> {
         let shared = Rc::new(Self {
             stack,
@@ -114,7 +114,7 @@ unsafe fn push_name(name: *mut ffi::PyObject, message: &mut FaultMessage) {
 const _: () = assert!(align_of::<Fiber>() == 8);
 
 impl Fiber {
-    /// The bytes in use of a suspended stack.
+    /// How many bytes of the suspended stack are in use.
     pub(super) fn used_len(&self) -> usize {
         self.top - self.sp
     }

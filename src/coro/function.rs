@@ -21,8 +21,8 @@ use crate::binding::errors;
 use crate::binding::native_type::This;
 use crate::event_loop::pyloop::LoopObject;
 
-/// The outermost function on a coro's stack. Like `wait_at_boundary`, it keeps almost nothing on the stack while the
-/// coro's function runs.
+/// The outermost function on a coro's stack. Like `suspension::wait_at_boundary`, it keeps almost nothing on the stack
+/// while the coro's function runs.
 pub(super) unsafe extern "C" fn run_on_stack(argument: *mut c_void) -> ! {
     // SAFETY: the scheduler switches here attached, with the coro for which `build` prepared the stack. The arguments
     // are a tuple and a dict or null; the coro keeps them, and is kept by the runtime.
@@ -50,8 +50,8 @@ fn begin(coro: Coro<'static>) -> bool {
         if !coro.context.is_set() {
             return Err(PyRuntimeError::new_err("the coro has lost its context"));
         }
-        // SAFETY: a live context, left in `leave_context` on the same stack. The stack's own context is null until
-        // then.
+        // SAFETY: a live context, which `leave_context` leaves on the same stack. Before this call the stack has no
+        // context.
         if unsafe { ffi::PyContext_Enter(coro.context.as_ptr()) } != 0 {
             return Err(PyErr::fetch(py));
         }
@@ -66,7 +66,7 @@ fn begin(coro: Coro<'static>) -> bool {
     })
 }
 
-/// Records the outcome of the function: its result, or null if it raised.
+/// Records the outcome of the function. `result` is its result, or null if it raised.
 #[inline(never)]
 fn end(coro: Coro<'static>, result: *mut ffi::PyObject) {
     record_outcome(coro, || {
@@ -85,7 +85,7 @@ fn leave_context<'py>(coro: Coro<'py>, outcome: Outcome<'py>) -> Outcome<'py> {
     if !coro.context.is_set() {
         return Err(PyRuntimeError::new_err("the coro has lost its context"));
     }
-    // SAFETY: entered in `begin` on this stack; a failed outcome holds its exception itself.
+    // SAFETY: entered in `begin` on this stack. No exception is set now, because an outcome that failed holds it.
     if unsafe { ffi::PyContext_Exit(coro.context.as_ptr()) } != 0 {
         return Err(PyErr::fetch(coro.py()));
     }
@@ -117,7 +117,7 @@ pub(super) fn store(coro: Coro<'_>, outcome: PyResult<Bound<'_, PyAny>>) {
         Err(error) => {
             let py = coro.py();
             coro.is_unseen.set(!coro.is_notified.get());
-            // The traceback is kept separately for `take_outcome`.
+            // `take_outcome` restores the traceback from `result`, which is otherwise unused after an error.
             if let Some(traceback) = error.traceback(py) {
                 coro.result.set(traceback.into_any());
             }

@@ -109,7 +109,7 @@ pub(super) fn take_back(coro: Coro<'_>, is_meant: impl Fn(&Bound<'_, PyAny>) -> 
         }
     }
     for exception in kept {
-        // Each exception was in the list before and no equal one is left, so `push` appends it.
+        // `push` keeps the order, and drops only an exception that repeats one before it.
         if let Err(error) = push(coro, exception) {
             error.write_unraisable(py, None);
         }

@@ -152,8 +152,9 @@ pub(super) fn observe_running_loop(py: Python<'_>, runtime: &Runtime) {
     }
 }
 
-/// Begins a run for the task or callback that the loop is running now, which began while the loop was not observed. The
-/// loop will not report its end. So an empty entry is queued behind it; the run of that entry replaces this one.
+/// Begins a run for the task or callback that the loop is running now. It began while the loop was not observed, so the
+/// loop will not report its end. To end the run, an empty entry is queued behind it; the run of that entry replaces
+/// this one.
 fn observe_current(py: Python<'_>, runtime: &Runtime) -> PyResult<()> {
     let event_loop = tasks::running_loop(py)?;
     if !LoopObject::is_loop(&event_loop) {
@@ -311,7 +312,8 @@ fn held_up_work(runtime: &Runtime, object: &Bound<'_, PyAny>, subject: Subject) 
         && holds_up_work(object.py(), pulse, object.as_ptr(), subject)
 }
 
-/// Logs the warning. The inner result is the outcome of the logging call, the outer one that of its preparation.
+/// Logs the warning. The outer result is Err if the warning could not be prepared, the inner one if the logging call
+/// failed.
 fn try_warn(
     object: &Bound<'_, PyAny>,
     subject: Subject,

@@ -20,7 +20,7 @@
 //! | `errors`, `hooks` | classes and functions of the Python package that native code needs |
 //! | `methods` | the methods and functions that Python calls |
 //!
-//! Unless a module says otherwise, only the thread that runs the loop uses it. The scheduler runs on the thread's own
+//! Unless a module says otherwise, only the thread that runs the loop calls it. The scheduler runs on the thread's own
 //! stack, never on the stack of a coro. It does not know why a coro waits, but when it makes a coro ready it removes
 //! the coro from its wait queue.
 

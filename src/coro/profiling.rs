@@ -1,6 +1,6 @@
-//! Reports each switch to native profile functions: the frames of the coro that is left as returns, and the frames of
-//! the coro that is resumed as calls. Without these reports, memray would read frames that no longer exist, and
-//! attribute the allocations of one coro to another.
+//! Reports each switch to native profile functions. When a coro stops running, a return is reported for each of its
+//! frames; when a coro is resumed, a call is reported for each of its frames. Without these reports, memray would read
+//! frames that no longer exist, and attribute the allocations of one coro to another.
 //!
 //! ```text
 //!   memray's stack    main run_forever | worker handle          the thread's own frames stay below the coro's frames
@@ -8,12 +8,12 @@
 //!   coro B comes      main run_forever | client send            (call, call)
 //! ```
 //!
-//! Each frame that was reported as called must also be reported as returned, because the function may keep a pointer to
-//! it. A return without a call does no harm. So a call is not reported if CPython will not report the frame's return.
-//! From 3.12 on, this concerns the frames that a suspended coro was in when the function was set, until their code is
-//! entered again.
+//! Each frame that was reported as called must also be reported as returned, because the profile function may keep a
+//! pointer to the frame. A return without a call does no harm. So a call is not reported if CPython will not report the
+//! frame's return. From 3.12 on, this concerns the frames that a suspended coro was in when the profile function was
+//! set, until their code is entered again.
 //!
-//! The scheduler calls this on the thread's own stack. It costs nothing while no such function is set.
+//! The scheduler calls this on the thread's own stack. It costs nothing while no native profile function is set.
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -50,7 +50,8 @@ pub(super) unsafe fn report_calls(
     // SAFETY: by the contract.
     unsafe {
         if pystate::is_tracing(thread) {
-            // The frames of the trace function must not be reported, and cannot be told apart from the others.
+            // The coro is inside a trace function, whose frames must not be reported. They cannot be told apart from
+            // the others.
             return;
         }
         undisturbed(runtime, coro, |py| {

@@ -57,8 +57,8 @@ pub(super) enum Subject {
 pub(super) struct Found {
     pub(super) since_ns: u64,
     pub(super) after_ns: u64,
-    /// The name of the object that runs, and the place in the code where it was. None: it was not in a Python function.
     pub(super) name: Name,
+    /// Where the object was in the code; None if it was not in a Python function.
     pub(super) place: Option<Place>,
 }
 
@@ -167,7 +167,8 @@ impl Pulse {
         }
     }
 
-    /// A number that changes with each run, within the resolution of the clock.
+    /// The start of the current or last run, with `HAS_ENDED` set after the end. It changes with each run, within the
+    /// resolution of the clock.
     pub(super) fn last_change(&self) -> u64 {
         self.since_ns.load(Ordering::Relaxed)
     }

@@ -1,5 +1,5 @@
 //! Describes a late run for the log: its kind, its name and where it is in the code. The watchdog calls this while the
-//! run goes on.
+//! run goes on; the thread itself calls it when the run has ended.
 //!
 //! Called attached, from any thread.
 
@@ -19,8 +19,8 @@ const IMPORT_SYSTEM: &str = "<frozen importlib";
 /// The code object and the current line of a function that a thread is in.
 pub(super) type Entry<'py> = (Bound<'py, PyAny>, u32);
 
-/// The functions that a thread is in, innermost first; empty if it is in no Python function. The callers of the loop
-/// are left out, and so are the functions of the import system, as in tracebacks.
+/// The functions that a thread is in, innermost first; empty if it is in no Python function. The function that runs the
+/// loop and its callers are left out, and so are the functions of the import system, as in tracebacks.
 ///
 /// `sys._current_frames` cannot be used: it also creates frame objects for the threads of other interpreters, which
 /// have GILs of their own.

@@ -1,7 +1,7 @@
 //! The coro state of a thread: the stacks, which stack occupies which slot, and the live coros.
 //!
-//! Each thread has its own `Runtime`. Stacks are put into slots and evicted only on the thread's own stack. No borrow
-//! is held across a call into Python or a stack switch.
+//! Each thread has its own `Runtime`. Only code on the thread's own stack puts stacks into slots and evicts them. No
+//! borrow is held across a call into Python or a stack switch.
 
 use std::cell::{Cell, RefCell};
 use std::ptr;
@@ -42,7 +42,7 @@ pub(super) struct Runtime {
     pub(super) is_watched: Cell<bool>,
     /// The thread is ending: no coro may start any more.
     pub(super) is_ending: Cell<bool>,
-    /// The running coro has forked, and this process is the child. Its loop runs in the parent.
+    /// The running coro has forked, and this process is the child. The coro's loop runs in the parent.
     pub(super) is_forked: Cell<bool>,
     /// The coro that is running, null on the thread's own stack.
     pub(super) current: Cell<*mut ffi::PyObject>,
@@ -227,8 +227,8 @@ impl Runtime {
     /// Where the stack of a coro of this thread is; None before its first run and after its end. `is_running`: the coro
     /// is the caller, so its stack is the current one.
     pub(super) fn stack_report(&self, coro: Coro<'_>, is_running: bool) -> Option<StackReport> {
-        // SAFETY: only the running coro uses a fiber of this thread, and the running coro is here in this function;
-        // nothing else runs before it returns.
+        // SAFETY: the coro belongs to this thread, so no other thread uses its fiber, and no other code of this thread
+        // runs before this function returns.
         let fiber = unsafe { coro.fiber.get().as_ref() }?;
         let here = ptr::from_ref(&fiber).addr();
         let used_len = if is_running {
@@ -350,7 +350,7 @@ impl Runtime {
             })?;
         }
         let shared = SharedSlot::new(StackSlot::new(take().map_err(|error| no_stack(&error))?));
-        // The interpreter's answer depends only on the stack, so it is asked once per stack.
+        // Whether the interpreter accepts a stack depends only on that stack, so this is checked once per stack.
         // SAFETY: attached, on the thread's own stack; `unprotect` makes the interpreter use the bounds of that stack
         // again before anything else runs.
         unsafe {

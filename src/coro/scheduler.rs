@@ -168,7 +168,7 @@ fn run(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) {
         runtime.current.set(ptr::null_mut());
         if pystate::version(thread) != version {
             // A monitoring tool was switched on or off while the coro ran. The interpreter could not see the frames of
-            // the thread's own stack then, so they are updated now.
+            // the thread's own stack then, so their code is instrumented now.
             pystate::update_shown(coro.py(), thread);
         }
         tasks::leave(fiber, coro);
@@ -181,10 +181,10 @@ fn run(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) {
     stamps::note(&runtime.stamps.left);
 }
 
-/// Takes the pointers into the stack that the coro has just left out of the thread's variables.
+/// Removes the pointers into the coro's stack from the thread's variables, after the coro has left the stack.
 ///
 /// # Safety
-/// The fiber is the coro's, which is not running.
+/// The fiber belongs to the coro, which is not running.
 #[cold]
 #[inline(never)]
 unsafe fn take_thread_locals(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) {
@@ -279,7 +279,7 @@ pub(super) fn start(coro: Coro<'_>) -> PyResult<()> {
     }
     let probe = &LoopObject::of(&event_loop).reactor().probe;
     if probe.note_task(&coro.to_bound())? && coro.status.get() != Status::New {
-        return Ok(()); // the observer has started it itself
+        return Ok(()); // the observer that was called by `note_task` has started it
     }
     if probe.is_debug() {
         coro.to_bound().call_method0("_note_origin")?;
@@ -330,7 +330,7 @@ pub(super) fn coro_from<'py>(object: &Bound<'py, PyAny>) -> PyResult<Coro<'py>> 
     Err(PyTypeError::new_err("a coro is required"))
 }
 
-/// The coro whose Python object this is.
+/// `object` as a coro. The caller must know that it is one.
 pub(super) fn coro_of<'py>(object: &Bound<'py, PyAny>) -> Coro<'py> {
     debug_assert!(is_coro(object));
     // SAFETY: called only with instances of the native type; the caller's reference keeps it.

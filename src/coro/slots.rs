@@ -68,7 +68,7 @@ impl Slots {
         }
     }
 
-    /// The index of a shared slot.
+    /// The index of a shared slot; None for a slot that one coro has to itself.
     pub(super) fn index_of(&self, slot: &Rc<SharedSlot>) -> Option<usize> {
         let shared = self.shared.borrow();
         shared.iter().position(|shared| Rc::ptr_eq(shared, slot))

@@ -241,7 +241,7 @@ fn no_coro() -> PyErr {
 }
 
 /// The running coro, if it can be suspended here: no panic is unwinding, no garbage collection is running on a stack
-/// that may be evicted, no greenlet is running on the stack, and the coro has not forked into this process.
+/// that may be evicted, no greenlet is running on the stack, and this process was not forked by the coro.
 #[inline]
 pub(super) fn suspendable(py: Python<'_>) -> PyResult<Coro<'_>> {
     with_runtime(|runtime| match runtime.running(py) {
@@ -258,8 +258,8 @@ pub(super) fn can_suspend(coro: Coro<'_>) -> bool {
     !std::thread::panicking() && !with_runtime(|runtime| is_held(runtime, coro)) && !is_in_greenlet(coro)
 }
 
-/// The running coro, if it has a loop to wait on. In a process that a coro has forked it has none: the loop runs in the
-/// parent.
+/// The running coro, if it has a loop to wait on. In a process that a coro has forked, the coro has no such loop: the
+/// loop runs in the parent.
 #[inline]
 pub(super) fn current_on_loop(py: Python<'_>) -> Option<Coro<'_>> {
     let object = with_runtime(|runtime| {
@@ -291,7 +291,7 @@ fn is_held(runtime: &Runtime, coro: Coro<'_>) -> bool {
 /// the greenlet's stack.
 #[inline]
 fn is_in_greenlet(coro: Coro<'_>) -> bool {
-    // SAFETY: attached; of a root chunk that is not ours only the length is read.
+    // SAFETY: attached; if the root chunk is not one of ours, `tail` reads only its length.
     unsafe {
         let root = pystate::running_root();
         root.is_null() || pystate::tail(root) != coro.fiber.get().cast()
@@ -379,7 +379,7 @@ pub(super) fn begin_wait(coro: Coro<'_>) -> PyResult<Progress<Bound<'_, PyAny>>>
     Ok(Progress::MustWait(()))
 }
 
-/// Waits while offering an object: the receiver takes it out of `wake_value`.
+/// Waits and offers an object, which the receiver takes out of `wake_value` during the wait.
 #[inline]
 pub(super) fn wait_offering<'py>(coro: Coro<'py>, offer: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     raise_pending(coro)?;
@@ -412,7 +412,7 @@ pub(super) fn begin_act(coro: Coro<'_>) -> PyResult<Progress<Bound<'_, PyAny>>> 
     Ok(Progress::Done(none(coro.py())))
 }
 
-/// Like `begin_act`, for a function that is not I/O. It does the whole wait itself.
+/// Like `begin_act`, for a function that is not I/O. If the coro has to yield, it does so before `act` returns.
 pub(super) fn act(coro: Coro<'_>) -> PyResult<()> {
     if let Progress::MustWait(()) = begin_act(coro)? {
         suspend(coro)?;

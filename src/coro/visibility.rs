@@ -16,7 +16,7 @@ fn hiding(py: Python<'_>) -> Option<Coro<'_>> {
     current(py).filter(|coro| coro.hides_loop.get())
 }
 
-/// Whether the running coro hides the loop. In the child of a coro that has forked there is no loop to hide.
+/// Whether the running coro hides the loop. In a process that the coro has forked there is no loop to hide.
 pub(super) fn is_hidden(py: Python<'_>) -> bool {
     hiding(py).is_some() && !with_runtime(|runtime| runtime.is_forked.get())
 }

@@ -10,8 +10,8 @@
 //! ```
 //!
 //! A coro is in at most one queue, and only while it waits. It is removed when it is made ready
-//! (`scheduler::make_ready`) or interrupted. So a queue contains only waiting coros, and its length is always right.
-//! Only the thread of the coros uses it.
+//! (`scheduler::make_ready`) or interrupted. So a queue contains only waiting coros, and its length is always right. A
+//! queue of a `sync` primitive is used by one thread only, a queue of `threads` by any thread that holds the GIL.
 
 use std::cell::Cell;
 use std::ptr;
@@ -34,7 +34,7 @@ pub(super) struct WaitNode {
     queue: Cell<*const WaitQueue>,
     next: Cell<*mut CoroObject>,
     previous: Cell<*mut CoroObject>,
-    /// The amount that the coro asks for; each primitive defines the unit.
+    /// A number whose meaning each primitive defines, such as an amount, the kind of the waiter, or its ticket.
     pub(super) request: Cell<i64>,
     /// The coro was granted its request. If it is interrupted before it runs, it has to give that back.
     pub(super) is_granted: Cell<bool>,

@@ -33,9 +33,9 @@ pub(super) fn context_keyword(args: &Args<'_, '_>) -> PyResult<*mut ffi::PyObjec
     find_context(args)
 }
 
-/// The tuple `("context",)` that CPython's own tasks and futures pass, kept forever once it is first seen; null before.
-/// The string in it is not the interned one, so it cannot be recognized by its own address. Comparing the address of
-/// the tuple is just as cheap.
+/// The tuple `("context",)` that CPython's own tasks and futures pass, kept forever after it is first seen; null
+/// before. The string in the tuple is not the interned one, so the string cannot be recognized by its address.
+/// Comparing the address of the tuple is just as cheap.
 static ASYNCIO_KWNAMES: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 
 /// Called with the keyword names of a call that has the keyword `context`, as a string that is not the interned one.

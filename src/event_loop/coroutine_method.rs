@@ -74,7 +74,7 @@ unsafe fn refuse(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
     }
 }
 
-/// The name of the public class whose native base `owner` is: the same name without leading underscores.
+/// The name of the public class that derives from `owner`: `owner`'s name without leading underscores.
 fn shown_owner(owner: &Bound<'_, PyAny>) -> PyResult<String> {
     Ok(owner
         .getattr("__name__")?

@@ -103,8 +103,8 @@ fn attributes_changed<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> Obj
     Ok(none(this.py()))
 }
 
-/// `_ready`, and below `_scheduled`: the names under which asyncio has the queues, for the tools that read them. The
-/// values are tuples, because the queues themselves are native: code that tries to change a queue gets an error.
+/// `_ready`, and `_scheduled` below, have the names of asyncio's queues, for the tools that read them. The values are
+/// tuples, because the queues themselves are native: code that tries to change a queue gets an error.
 fn ready_handles(this: This<'_, LoopObject>) -> ObjectResult<'_> {
     let py = this.py();
     Ok(PyTuple::new(py, this.reactor.ready.handles(py))?.into_any())

@@ -7,8 +7,8 @@ use pyo3::prelude::*;
 
 use super::reactor::Direction;
 
-/// `std::task::Poll`, with something that the caller needs for the wait: the reason, the object to yield, the number of
-/// bytes to wait for. It is `()` if the callee has prepared the wait.
+/// Like `std::task::Poll`, but `MustWait` carries a value that the caller needs for the wait: the reason, the object to
+/// yield, or the number of bytes to wait for. `W` is `()` if the callee has already prepared the wait.
 pub(crate) enum Progress<T, W = ()> {
     Done(T),
     MustWait(W),
@@ -25,6 +25,6 @@ pub(crate) type CoroutineStep<'py> = Progress<Bound<'py, PyAny>, Bound<'py, PyAn
 pub(crate) enum WaitReason {
     /// The system call would block until the descriptor is ready in this direction.
     WouldBlock(Direction),
-    /// The attempt has done a part. The next one may succeed at once, but other code may have to run first.
+    /// The attempt has done a part of the work. The next attempt may succeed at once, but other code gets a turn first.
     Fairness,
 }

@@ -77,8 +77,8 @@ impl<T: Source> CallsOf<T> {
     };
 }
 
-/// A registered source: a reference and the functions to call on it. The fd table has one, and each use of a source
-/// takes another, because the use may end the registration.
+/// A reference to a registered source, and the functions to call on it. The fd table has one, and each use of the
+/// source takes another, because the use may end the registration.
 pub(crate) struct SourceRef {
     object: ObjectRef,
     calls: &'static Calls,
@@ -144,7 +144,7 @@ pub(crate) struct DeferredCall {
 }
 
 impl DeferredCall {
-    /// Takes over the reference. The function was written for objects like this one.
+    /// Takes over the reference. `function` must be written for the type of `object`.
     #[inline]
     pub(crate) fn new(object: Bound<'_, PyAny>, function: Deferred) -> Self {
         Self {
@@ -173,6 +173,5 @@ impl DeferredCall {
     }
 }
 
-/// A function that runs once on a native object that was queued (`ReadyWork::defer`) or put into the fd table together
-/// with it.
+/// The function of a `DeferredCall`, which is called with the object.
 pub(crate) type Deferred = unsafe fn(Python<'_>, *mut ffi::PyObject) -> PyResult<()>;

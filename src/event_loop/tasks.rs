@@ -60,7 +60,7 @@ fn create_future<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> ObjectRe
     if future_type.as_ptr() == names(py).future_type.as_ptr()
         && let Some(kwargs) = future_kwargs(this)?
     {
-        // SAFETY: attached; all three are live. CPython's own Future, whose type this is, does not change the dict.
+        // SAFETY: attached; all three are live. The type is CPython's own Future, which does not change the dict.
         return unsafe {
             let made = ffi::PyObject_Call(future_type.as_ptr(), names(py).no_args.as_ptr(), kwargs.as_ptr());
             Bound::from_owned_ptr_or_err(py, made)
@@ -168,7 +168,7 @@ fn create_stock_task<'py>(
     };
     // SAFETY: attached; the coroutine is an argument, alive for the length of the call.
     let args = new_objects::tuple(py, [unsafe { Bound::from_borrowed_ptr(py, coro) }].into_iter())?;
-    // SAFETY: attached; all three are live. CPython's own Task, whose type this is, does not change the dict.
+    // SAFETY: attached; all three are live. The type is CPython's own Task, which does not change the dict.
     unsafe {
         let made = ffi::PyObject_Call(task_type.as_ptr(), args.as_ptr(), kwargs.as_ptr());
         Bound::from_owned_ptr_or_err(py, made).map(Some)
@@ -218,8 +218,8 @@ fn create_task<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectR
     }
 }
 
-/// `create_task` for all unusual calls. If there is a task factory, calls `factory(loop, coro, **kwargs)`; for versions
-/// before 3.13.3, it treats `name` and `context` as the asyncio of that version does.
+/// `create_task` for all unusual calls. If there is a task factory, calls `factory(loop, coro, **kwargs)`; on Python
+/// versions before 3.13.3, `name` and `context` are handled as in the asyncio of that version.
 #[cold]
 fn create_task_slowly<'py>(
     this: This<'py, LoopObject>,

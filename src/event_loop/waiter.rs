@@ -163,7 +163,7 @@ impl WaiterObject {
     }
 }
 
-/// Ends the wait of a coroutine that does not need it any more, because it has ended. Queues no callback.
+/// Ends the wait of a coroutine that has ended. Queues no callback.
 pub(crate) fn leave(this: Waiter<'_>) {
     leave_table(this);
     if this.is_pending() {

@@ -24,15 +24,15 @@ fn invalid_fd(number: i64) -> PyErr {
     PyValueError::new_err(format!("Invalid file descriptor: {number}"))
 }
 
-/// The descriptor that an int or an object with `fileno()` means. Raises ValueError for anything else, as `selectors`
-/// does.
+/// The descriptor that an int or an object with `fileno()` stands for. Raises ValueError for anything else, as
+/// `selectors` does.
 pub(crate) fn descriptor(target: &Bound<'_, PyAny>) -> PyResult<RawFd> {
     let number = number_of(target)?;
     valid_fd(number).ok_or_else(|| invalid_fd(number))
 }
 
-/// Raises RuntimeError if a transport owns the descriptor. If the transport's socket was closed by other code, it does
-/// not own the descriptor any more: the transport is then notified that another file has the number now.
+/// Raises RuntimeError if a transport owns the descriptor. If other code has closed the transport's socket, the
+/// transport does not own the descriptor any more; it is then notified that another file has the number now.
 pub(crate) fn refuse_transport(this: &LoopObject, py: Python<'_>, fd: RawFd) -> PyResult<()> {
     let descriptors = &this.reactor().descriptors;
     let Some((token, source)) = descriptors.source(fd) else {
@@ -116,7 +116,7 @@ fn remove_closed(
             Err(invalid_fd(number))
         };
     };
-    // False if only the other direction still belongs to the closed object.
+    // The closed object may be registered only for the other direction.
     if !descriptors.is_registered_for(fd, direction, target) {
         return Ok(false);
     }

@@ -82,8 +82,8 @@ impl Source for ChildObject {
     }
 }
 
-/// Watches the child again with a new descriptor. The process number still belongs to the child as long as its status
-/// was not fetched. If other code has fetched it, the system reports ESRCH.
+/// Watches the child again with a new descriptor. The process number belongs to the child until its status is fetched.
+/// If other code has fetched the status, the system reports ESRCH.
 unsafe fn watch_again(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: queued by `on_displaced` with a watch, to which the queue holds a reference.
     let this: This<'_, ChildObject> = unsafe { This::new(py, object) };

@@ -1,7 +1,7 @@
-//! Child processes: telling the loop when a child has ended.
+//! Child processes: notices when a child has ended, and calls back.
 //!
-//! Used on the loop's thread only. Starting a child, its pipes and its transport are written in Python
-//! (`_loop/subprocess.py`).
+//! Used on the loop's thread only. Python code (`_loop/subprocess.py`) starts the child, and makes its pipes and its
+//! transport.
 
 mod child;
 

@@ -2,8 +2,8 @@
 //!
 //! Plain sockets (`plain_socket`) are used by their descriptor, except for `sendto` and `recvfrom_into`. All others are
 //! used through their methods, which raise `BlockingIOError` where a system call would block. If a system call on a
-//! plain socket would block, the operation waits only if the socket is non-blocking. For a socket with a timeout the
-//! socket's method is called, since asyncio would call it too.
+//! plain socket would block, the operation waits only if the socket is non-blocking. For a socket with a timeout, the
+//! socket's method is called instead, as in asyncio.
 
 use std::ffi::{c_int, c_void};
 use std::io;
@@ -38,7 +38,7 @@ pub(super) enum OperationKind {
     Accept,
     /// Waits until the socket is writable and does nothing else, for `sock_connect` and `sendfile`.
     Writable,
-    /// Not an operation: returns the answer of `getaddrinfo` for a literal, which is known already.
+    /// Not an operation on a socket: returns the answer of `getaddrinfo` for a host that needs no lookup.
     Answer,
 }
 
@@ -280,7 +280,7 @@ fn note_write(this: Operation<'_>, len_bytes: usize) {
 #[inline]
 unsafe fn unsent<'a>(this: Operation<'_>) -> PyResult<&'a [u8]> {
     let data = this.first.as_ptr();
-    // SAFETY: the operation keeps its data, and the view of it, until it ends.
+    // SAFETY: the operation keeps its data and the view of the data until the operation ends.
     unsafe {
         let whole = if ffi::PyBytes_CheckExact(data) != 0 {
             std::slice::from_raw_parts(ffi::PyBytes_AS_STRING(data).cast(), ffi::Py_SIZE(data) as usize)

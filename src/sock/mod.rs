@@ -1,4 +1,4 @@
-//! Plain sockets: `loop.sock_recv` and its relatives, for programs that use sockets without a transport.
+//! `loop.sock_recv` and its relatives, for programs that use sockets without a transport.
 //!
 //! - `operation`: the coroutine that a call returns
 //! - `attempts`: the attempts of which an operation consists

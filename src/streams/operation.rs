@@ -67,7 +67,7 @@ pub(super) struct StreamSteps {
     inner: ObjectCell,
     /// The held data has no separator that begins before this position.
     searched: Cell<usize>,
-    /// The waiter in the reader belongs to this coroutine.
+    /// Whether the waiter in the reader belongs to this coroutine.
     is_waiting: Cell<bool>,
 }
 
@@ -212,8 +212,8 @@ fn take(reader: Reader<'_>, len: usize) -> Answer<'_> {
 #[inline]
 fn wait<'py>(this: Operation<'py>, reader: Reader<'py>, len: usize) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = this.py();
-    // asyncio's code must do this if the loop is not one of ours, if another coroutine already waits, which is an
-    // error, or if the reader has paused the transport, because a wait must resume it.
+    // In three cases this must be left to asyncio's code: if the loop is not one of ours, if another coroutine already
+    // waits (asyncio then raises RuntimeError), and if the reader has paused the transport (asyncio then resumes it).
     let Some(event_loop) = reader.event_loop.get(py) else {
         return Ok(None);
     };
@@ -327,8 +327,9 @@ impl Steps for StreamSteps {
         }
         let subject = this.subject.get(this.py());
         if let Some(reader) = subject.as_ref().and_then(reader::reader_of) {
-            // This locks the reader and not this object, which may be about to be freed. If another thread runs the
-            // loop, access is refused and the waiter stays in the reader; it is then woken without effect.
+            // `with_access` locks the reader, and not this coroutine, which may be about to be freed. If another thread
+            // runs the loop, access is refused and the waiter stays in the reader. Waking the waiter then has no
+            // effect.
             let _ = ReaderObject::with_access(reader, || {
                 end_wait(this);
                 Ok(())

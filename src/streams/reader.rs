@@ -38,7 +38,7 @@ pub(super) struct ReaderObject {
     base: ffi::PyObject,
     pub(super) event_loop: ObjectCell,
     pub(super) transport: ObjectCell,
-    /// The waiter of the coroutine that waits for data, or a Future.
+    /// The native waiter of the coroutine that waits for data, or the Future that asyncio's own code waits for.
     pub(super) waiter: ObjectCell,
     pub(super) exception: ObjectCell,
     /// The held data as `bytes`, while the bytearray is empty.
@@ -64,7 +64,7 @@ pub(super) static READER_TYPE: StreamType = StreamType::new();
 
 pub(super) static OWN_METHODS: OwnMethods = OwnMethods::new();
 
-/// The native side of an object that is one of our readers, or of a subclass.
+/// The native side of an object; None if its class is neither our reader type nor a subclass of it.
 #[inline]
 pub(super) fn reader_of<'py>(object: &Bound<'py, PyAny>) -> Option<Reader<'py>> {
     if !READER_TYPE.has(object) {

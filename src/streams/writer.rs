@@ -36,7 +36,7 @@ pub(super) static WRITER_TYPE: StreamType = StreamType::new();
 
 pub(super) static OWN_METHODS: OwnMethods = OwnMethods::new();
 
-/// The native side of an object that is one of our writers, or of a subclass.
+/// The native side of an object; None if its class is neither our writer type nor a subclass of it.
 #[inline]
 pub(super) fn writer_of<'py>(object: &Bound<'py, PyAny>) -> Option<Writer<'py>> {
     if !WRITER_TYPE.has(object) {

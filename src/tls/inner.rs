@@ -134,7 +134,7 @@ impl Inner {
 }
 
 /// A copy of the context in which one of our transports calls its protocol; None for other transports, and after the
-/// end.
+/// connection is lost.
 pub(super) fn copied_context<'py>(transport: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     if stream::is_stream(transport) {
         stream::copied_context(transport)

@@ -1,16 +1,17 @@
 //! A TLS connection from its handshake to `connection_lost`, and everything that ends it.
 //!
 //! ```text
-//!              connection_made                SSLObject is done            close(), close_notify, or the inner end
+//!              connection_made                SSLObject is done            close(), close_notify, or inner EOF
 //!   [ Initial ] ------------> [ Handshake ] ------------> [ Open ] ------------> [ Flushing ]
 //!                                  |                         |                        | the backlog is encrypted
 //!                       a fault,   |               a fault,  |                        v
 //!                       time limit |               abort()   |                  [ Shutdown ]  close_notify sent
-//!                                  v                         v                        | the peer's, an end, a fault,
-//!                               [ Over ] <----------------------------------------------' or the time limit
+//!                                  v                         v                        | the peer's close_notify,
+//!                               [ Over ] <----------------------------------------------' inner EOF, fault, time limit
 //! ```
 //! The application's `connection_made` is called when the handshake is complete. Its `connection_lost` is called once,
-//! after the inner transport's. If `connection_made` was not called, `connection_lost` is not called either.
+//! after the inner transport has called `connection_lost` of this object. If `connection_made` was not called,
+//! `connection_lost` is not called either.
 
 use pyo3::exceptions::{PyConnectionAbortedError, PyConnectionResetError, PyOSError, PyTimeoutError};
 use pyo3::ffi;
@@ -157,7 +158,7 @@ fn note_facts(this: Tls<'_>) -> PyResult<()> {
     let is_fixed = object
         .call_method0(intern!(py, "version"))?
         .eq(intern!(py, "TLSv1.3"))?
-        // Cipher suites with a shorter tag, which are off unless the program asks for them.
+        // These cipher suites have a shorter tag. They are off unless the program asks for them.
         && !cipher.str()?.to_string_lossy().contains("CCM_8");
     this.overhead_len.set(if is_fixed { OVERHEAD_LEN } else { 0 });
     extra.set_item(intern!(py, "cipher"), cipher)?;
@@ -225,8 +226,8 @@ fn wake_waiter(this: Tls<'_>, outcome: Result<&Bound<'_, PyAny>, Bound<'_, PyAny
 
 // ---- proceeding ----------------------------------------------------------------------------------------------
 
-/// Continues the current phase of the connection, after ciphertext has come outside of the open state or after the
-/// application has resumed reading.
+/// Continues the current phase of the connection. Called after ciphertext has come in any state but `Open`, and after
+/// the application has resumed reading.
 pub(super) fn proceed(this: Tls<'_>) -> PyResult<()> {
     match this.state.get() {
         State::Handshake => continue_handshake(this),
@@ -321,7 +322,8 @@ unsafe fn lose_queued(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()
         .get_item(intern!(py, "_lost_with"))?
         .unwrap_or_else(|| py.None().into_bound(py));
     extra.del_item(intern!(py, "_lost_with"))?;
-    // Drop the inner transport here: its owner may keep the transport's protocol, which is this object, forever.
+    // The owner of the inner transport may keep the transport's protocol, which is this object, forever. So this object
+    // must not keep the inner transport.
     drop(this.inner.take(py));
     lose(this, &exception)
 }

@@ -16,9 +16,9 @@
 //!   inner transport (StreamTransport, ...)        |    v write
 //! ```
 //!
-//! It is used on the loop's thread only. All fields are cells, because a call into Python may re-enter every method. It
-//! has no descriptor of its own: any object with the methods of `asyncio.Transport` can be its inner transport, another
-//! `SSLTransport` too.
+//! The object is used on the loop's thread only. All fields are cells, because a call into Python may re-enter every
+//! method. It has no descriptor of its own: any object with the methods of `asyncio.Transport` can be its inner
+//! transport, another `SSLTransport` too.
 
 mod bio;
 mod buffer_view;
@@ -82,7 +82,7 @@ bitflags::bitflags! {
         /// The handshake of `start_tls` is complete, but `start_tls` has not returned yet. Until then, no data is
         /// delivered.
         const STARTED = 1 << 10;
-        /// `close()` was called while plaintext was being encrypted. It continues after the encryption.
+        /// `close()` was called while plaintext was being encrypted. The shutdown continues after the encryption.
         const CLOSE_HELD = 1 << 11;
         /// The transport is on the loop's list: its writes are encrypted when the loop empties the list
         /// (`flush_policy`).

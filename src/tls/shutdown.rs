@@ -22,7 +22,8 @@ pub(super) fn close(this: Tls<'_>) -> PyResult<()> {
     }
     this.flags.set(Flags::CLOSED);
     if this.state.get() == State::Flushing && this.flags.has(Flags::INNER_EOF) {
-        // The stream has ended. The application has paused reading, and must still get the data that is left.
+        // The stream has ended while the application had paused reading. The data that the application has not got yet
+        // is discarded now.
         this.state.set(State::Shutdown);
         return shut_down(this);
     }
@@ -74,8 +75,8 @@ pub(super) fn continue_shutdown(this: Tls<'_>) -> PyResult<()> {
         return Ok(());
     }
     if !this.backlog.is_empty() && !this.flags.has(Flags::INNER_EOF) {
-        // The inner transport is full, or the peer renegotiates. Either event calls this function again later;
-        // otherwise the time limit ends the connection.
+        // The inner transport is full, or the peer renegotiates. When there is room, or when the peer has answered,
+        // this function is called again. If neither happens, the time limit ends the connection.
         return Ok(());
     }
     this.state.set(State::Shutdown);
@@ -161,7 +162,7 @@ pub(super) fn call_eof_received(this: Tls<'_>) -> PyResult<()> {
             log::warning(py, text, &[])
         }
         Ok(_) => Ok(()),
-        // As in asyncio this is not reported, because the connection is ended on purpose.
+        // As in asyncio, CancelledError is not reported, because it ends the connection on purpose.
         Err(error) if error.is_instance(py, &names(py).cancelled_error.bind(py)) => {
             this.inner.abort_with(py, Some(value_of(py, &error)))
         }

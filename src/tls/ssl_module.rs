@@ -13,7 +13,7 @@ use crate::binding::names::Kept;
 pub(super) struct SslModule {
     /// The library that `_ssl` uses. None if it cannot be called directly.
     pub(super) openssl: Option<&'static OpenSsl>,
-    /// `ssl.SSLObject`. Only if an object is of exactly this type, the C object inside is called directly.
+    /// `ssl.SSLObject`. The C object inside an object is called directly only if the object is of exactly this type.
     pub(super) ssl_object_type: Kept,
     pub(super) memory_bio_type: Kept,
     pub(super) certificate_error: Kept,

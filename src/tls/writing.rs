@@ -65,9 +65,9 @@ impl Flushable for TlsObject {
     }
 }
 
-/// Encrypts and sends all collected plaintext, held or corked. If there is none, this does not send the messages of TLS
-/// itself either: an error in sending them would reach the application before the data that was received together with
-/// the end of the handshake.
+/// Encrypts and sends all collected plaintext, held or corked. If there is none, this sends nothing, not even TLS's own
+/// messages: if sending those failed, the application would learn of the error before it got the data that came
+/// together with the end of the handshake.
 pub(super) fn send_collected(this: Tls<'_>) -> PyResult<()> {
     if this.state.get() == State::Open && !this.backlog.is_empty() {
         return flush(this);
@@ -153,8 +153,8 @@ fn must_wait(this: Tls<'_>) -> bool {
         || !this.backlog.is_empty()
 }
 
-/// Returns false after the end of the connection. The caller then ignores the write. From the sixth such write on, each
-/// write logs a warning, as in asyncio.
+/// Returns false after the end of the connection. The caller then ignores the write. After a few such writes, each
+/// further one logs a warning, as in asyncio (`flow::note_lost_write`).
 #[inline]
 fn may_write(this: Tls<'_>) -> PyResult<bool> {
     if !matches!(this.state.get(), State::Flushing | State::Shutdown | State::Over) {
@@ -300,8 +300,8 @@ pub(super) fn control_app(this: Tls<'_>) -> PyResult<()> {
         flush_policy::corked(this, || {
             flow::resume(&this.event_loop, &this.calls, &this.to_bound())
         })??;
-        // Data that the callback has written may still be in the backlog. If an outer callback is running, the backlog
-        // is flushed after that; otherwise it must be flushed here.
+        // Data that the callback has written may still be in the backlog. If this call was made inside another callback
+        // of the application, the backlog is flushed when that callback returns; otherwise it must be flushed here.
         if !this.flags.has(Flags::CORKED) && !this.backlog.is_empty() {
             return flush(this);
         }

@@ -47,8 +47,8 @@ pub(super) trait Ending: Body {
     /// Closes the descriptor, or the object that owns it. Does nothing the second time.
     fn close_owned(&self, py: Python<'_>) -> PyResult<()>;
 
-    /// Whether an error is part of normal operation. Such errors are logged in debug mode and not reported otherwise; all
-    /// others go to the exception handler.
+    /// Whether an error is part of normal operation. Such errors are only logged, in debug mode; all other errors go to
+    /// the exception handler.
     fn is_ordinary(error: &PyErr, py: Python<'_>) -> bool {
         error.is_instance_of::<PyOSError>(py)
     }
@@ -101,14 +101,14 @@ pub(super) fn fatal_error<B: Ending>(
     finish(this, Some(exception))
 }
 
-/// `Source::on_displaced` for all these transports. No Python code may run here, so the fault is
+/// `Source::on_displaced` for all transports that implement `Ending`. No Python code may run here, so the fault is
 /// queued and reported later.
 pub(super) fn on_displaced<B: Ending>(this: This<'_, TransportObject<B>>) {
     this.registration().displace();
     this.reactor().ready.defer(this.to_bound(), lose_descriptor::<B>);
 }
 
-/// Ends the transport because other code has closed the descriptor and its number now belongs to another transport.
+/// Ends the transport because other code has closed the descriptor, whose number may belong to another file now.
 ///
 /// # Safety
 /// The loop calls this with a transport of this type, and its queue holds a reference to the transport.

@@ -105,11 +105,12 @@ pub(crate) fn buffer_limits(
 /// The warning that asyncio logs for a write to a lost socket connection.
 pub(crate) const SEND_FAILED: &str = "socket.send() raised exception.";
 
-/// How many writes after the loss of the connection cause no warning, as in asyncio.
+/// asyncio's `LOG_THRESHOLD_FOR_CONNLOST_WRITES`: once the count of lost writes has reached this value, each further
+/// one logs a warning. The count may start at 1.
 const QUIET_LOST_WRITES: u8 = 5;
 
-/// Counts a write after the loss of the connection. After `QUIET_LOST_WRITES` of them, each further write logs
-/// `warning`.
+/// Counts a write after the loss of the connection. Logs `warning` if the count was already at least
+/// `QUIET_LOST_WRITES`.
 #[cold]
 pub(crate) fn note_lost_write(py: Python<'_>, count: &Cell<u8>, warning: &str) -> PyResult<()> {
     if count.get() >= QUIET_LOST_WRITES {

@@ -60,7 +60,7 @@ pub(crate) trait Body: Sized {
     /// The same as `NativeType::traverse_rest`, for the body.
     ///
     /// # Safety
-    /// Only the collector calls this. Nothing in it may run Python code.
+    /// Only the collector may call this. The method must not run Python code.
     unsafe fn traverse_rest(&self, _visit: ffi::visitproc, _arg: *mut c_void) -> c_int {
         0
     }
@@ -265,8 +265,8 @@ pub(crate) fn make_type<'py, B: Body>(
     for (index, base) in bases.iter().enumerate() {
         let base_size: usize = base.getattr("__basicsize__")?.extract()?;
         let known_size = offset_of!(TransportObject<B>, weakrefs);
-        // The first base defines the start of the object's layout. The others (asyncio.Protocol below TLS) must not add
-        // fields to it.
+        // The first base defines the start of the object's layout. A further base (TLS transports have
+        // asyncio.Protocol) must not add fields to the layout.
         if base_size > known_size || (index == 0 && base_size != known_size) {
             return Err(PyImportError::new_err(format!(
                 "objects of {} have {base_size} bytes in this Python, but this build of grapeshot expects {known_size}",
@@ -378,7 +378,7 @@ pub(crate) fn report<B: Body>(
     errors::report(&event_loop, message, error, &details)
 }
 
-/// Raises RuntimeError in debug mode if the calling thread does not run the loop. For methods that schedule
+/// Raises RuntimeError in debug mode if another thread runs the loop. Called by methods that schedule
 /// `connection_lost`.
 pub(crate) fn check_thread<B: Body>(this: This<'_, TransportObject<B>>) -> PyResult<()> {
     if !this.reactor().probe.is_debug() {

@@ -235,7 +235,8 @@ impl<'a, 'py> Data<'a, 'py> {
 impl Drop for Data<'_, '_> {
     fn drop(&mut self) {
         if let Self::View(_, view) = self {
-            // SAFETY: PyObject_GetBuffer filled it in `view`, and only this place releases it.
+            // SAFETY: `Data::view` makes a `View` only after PyObject_GetBuffer has filled the buffer, and only this
+            // place releases it.
             unsafe { ffi::PyBuffer_Release(view) };
         }
     }

@@ -2,8 +2,8 @@
 //! descriptor's number then belongs to another file. `Owner` finds out whether the object still has the descriptor.
 //!
 //! Each use of the descriptor first gets the number from the object. For sockets and raw files that is a single load,
-//! because their C structures begin with the number. This layout is checked once per type when the module is loaded,
-//! and once per object when a transport takes it over.
+//! because their C structures begin with the number, right after the object header. This layout is checked once per
+//! type when the module is loaded, and once per object when a transport takes it over.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -28,7 +28,7 @@ static FILE_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut())
 pub(super) struct Owner {
     /// Empty if the transport owns the descriptor itself; then no other code can close it.
     object: ObjectCell,
-    /// The object's C structure begins with the number of the descriptor.
+    /// Whether the object's C structure begins with the number of the descriptor.
     has_field: Cell<bool>,
 }
 

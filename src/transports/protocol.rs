@@ -1,7 +1,7 @@
 //! The protocol of a transport. The methods that run for each packet are bound once and kept.
 //!
-//! Used on the loop's thread only. Every call into the protocol runs in the transport's context, and an exception of
-//! the protocol is returned as the error.
+//! Used on the loop's thread only. The calls that are made here run in the transport's context, and an exception of the
+//! protocol is returned as the error.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -111,7 +111,7 @@ pub(crate) struct ProtocolCalls {
     receiver: Cell<Receiver>,
     /// The transport is for datagrams, so its protocols have `datagram_received`.
     has_datagrams: bool,
-    /// The protocol is one that `stream_reader` may feed natively.
+    /// Whether `stream_reader` may feed the protocol's reader natively.
     has_reader: Cell<bool>,
 }
 
@@ -382,8 +382,8 @@ impl ProtocolCalls {
         result
     }
 
-    /// Calls `protocol.<name>(*args)` in the context. Only for rare calls, which are made once per connection or by
-    /// flow control.
+    /// Calls `protocol.<name>(*args)` in the context. Only for rare calls, because each call looks the method up by its
+    /// name.
     pub(crate) fn call<'py>(
         &self,
         py: Python<'py>,

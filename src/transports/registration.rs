@@ -143,7 +143,7 @@ impl Registration {
 
     /// Removes `this` from the poller and from the fd table. The caller must hold a reference to it.
     pub(super) fn leave<T>(&self, this: This<'_, T>, reactor: &Reactor) {
-        // If the descriptor is closed, the system has already removed it from the poller, where its number may now
+        // If other code has closed the descriptor, nothing may be removed from the poller, where its number may now
         // stand for another file.
         let polled = if self.usable_fd(this.py()).is_ok() {
             self.interest.get()

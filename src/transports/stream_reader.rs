@@ -1,5 +1,5 @@
 //! Feeds asyncio's streams natively: does to a reader what `StreamReaderProtocol.data_received` and
-//! `StreamReader.feed_data` would do, without their three Python frames and without an intermediate `bytes` object.
+//! `StreamReader.feed_data` would do, without running their Python code and without an intermediate `bytes` object.
 //!
 //! This applies only to an exact `asyncio.StreamReaderProtocol` over an exact `asyncio.StreamReader`, and only while
 //! asyncio's own methods are in place, on both classes and on both objects. Each delivery checks that (the classes by
@@ -45,7 +45,7 @@ struct Stock {
     wakeup_waiter: Kept,
     /// The class `_asyncio.Future` and its `set_result`; None where Future is implemented in Python.
     future: Option<(Kept, Kept)>,
-    /// The version tags that the two classes had when they were last found to have these methods; 0 before that.
+    /// The version tags of the two classes, if the last check has found these methods on them; otherwise 0.
     protocol_version: AtomicU32,
     reader_version: AtomicU32,
 }
@@ -102,7 +102,7 @@ pub(super) fn register(py: Python<'_>) -> PyResult<()> {
         protocol_version: AtomicU32::new(0),
         reader_version: AtomicU32::new(0),
     };
-    // If the extension module is loaded a second time, it uses the table of the first.
+    // If the extension module is loaded a second time, it uses the table of the first load.
     STOCK.get_or_init(py, || table);
     Ok(())
 }

@@ -29,7 +29,7 @@ impl Model {
         self.0.iter().flatten().copied().skip(self.1).collect()
     }
 
-    /// Removes and returns the chunks that are completely written after `count` more bytes. If these are all bytes,
+    /// Removes and returns the chunks that are completely written after `count` more bytes. If no bytes are left,
     /// empty chunks at the end are removed too.
     fn advance(&mut self, mut count: usize) -> Vec<Vec<u8>> {
         let all = count >= self.unsent().len();

@@ -1,4 +1,4 @@
-//! Checks the size that is proposed for the next read: it has space for a read of the usual size, and for more.
+//! Checks the size that is proposed for the next read: it must be larger than the last reads, by at most 4096 bytes.
 #![no_main]
 
 use grapeshot_core::queue::read_size::ReadSize;

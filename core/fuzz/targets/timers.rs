@@ -12,7 +12,7 @@ enum Step {
     /// The range is small, so many deadlines are equal.
     Push(u8),
     PushFar(u64),
-    /// Pushes several timers, each with a deadline that is later or earlier than the one before by the same amount.
+    /// Pushes several timers whose deadlines rise or fall in equal steps.
     PushMany(u8, i8),
     Pop,
     PopDue(u8),

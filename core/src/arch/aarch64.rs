@@ -23,7 +23,7 @@
 //!   | x23  x24             |
 //!   | x21  x22             |
 //!   | x19  x20             |
-//!   +----------------------+  <- stack pointer kept in `*from` (16 bytes aligned)
+//!   +----------------------+  <- stack pointer kept in `*from` (aligned to 16 bytes)
 //! ```
 //!
 //! x18 is reserved for the platform and is not touched. `switch` returns with a `br` through x9 instead of a `ret`, so
@@ -51,7 +51,7 @@ const RETURN_ADDRESS: usize = 11; // x30
 ///
 /// # Safety
 /// `to` is a stack pointer that `switch` has stored or `prepare` has returned, and it has not been switched to since.
-/// Its stack is mapped and belongs to this thread. `from` is writable, and it is read only while this stack is not
+/// Its stack is mapped and belongs to this thread. `from` is writable, and no code reads it while this stack is
 /// running.
 #[unsafe(naked)]
 pub unsafe extern "C" fn switch(from: *mut usize, to: usize) {

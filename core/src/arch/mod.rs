@@ -1,5 +1,5 @@
 //! The code that differs between processors: the switch between two stacks of one thread, and a hint that memory will
-//! be read. The switch saves and restores registers only, and copies no other memory.
+//! be read. The switch saves and restores only registers. It does not copy stacks.
 //!
 //! There is one file per architecture, and each provides:
 //! - `unsafe extern "C" fn switch(from: *mut usize, to: usize)`: pushes the callee-saved registers and the floating
@@ -7,8 +7,8 @@
 //!   and restores the registers and control words that were saved there. It returns when some later call switches back
 //!   to the pointer in `*from`.
 //! - `unsafe fn prepare(top: usize, entry: Entry, argument: *mut c_void) -> usize`: lays out a new stack below `top`
-//!   (16 bytes aligned), so that the first switch to the returned stack pointer calls `entry(argument)`. The chain of
-//!   frames that an unwinder follows ends there.
+//!   (aligned to 16 bytes), so that the first switch to the returned stack pointer calls `entry(argument)`. The chain
+//!   of frames that an unwinder follows ends there.
 //! - `fn prefetch(address: *const u8)`: asks the processor to load the cache line of an address. This is only a hint.
 //!   It does not fault, whatever the address is.
 //! - `IS_SUPPORTED`: whether this target has a switch. It is false only in `none.rs`.

@@ -8,7 +8,7 @@ use super::{prefetch, prepare, switch};
 
 const STACK_LEN: usize = 256 * 1024;
 
-/// A second stack for the thread, and the pointers of both stacks while they are suspended.
+/// A second stack for the thread, and the stack pointer of each of the two stacks while it is suspended.
 struct Pair {
     memory: Vec<u128>,
     main_sp: Cell<usize>,
@@ -105,8 +105,8 @@ mod control_words {
     }
 
     fn set_mxcsr(word: u32) {
-        // SAFETY: a valid value (the default with other rounding bits). No floating point operation of this function
-        // could be affected.
+        // SAFETY: a valid value (the default with other rounding bits). This function has no floating point operations
+        // that another rounding mode could affect.
         unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const word, options(nostack)) };
     }
 

@@ -19,7 +19,7 @@
 //! `switch` pops the return address and jumps to it instead of executing `ret`. With a `ret` the processor would
 //! predict the wrong return address each time, and a switch would take 30 ns instead of 10. The control words are
 //! nearly always the same on both stacks and are slow to load, so they are compared first and loaded only if they
-//! differ. The exception flags in MXCSR are not callee-saved, so that comparison leaves them out.
+//! differ. The comparison leaves out the exception flags in MXCSR, because these are not callee-saved.
 //!
 //! A new stack has the same frame, with `start` as the return address, `entry` in r12 and its argument in r13.
 
@@ -36,7 +36,7 @@ pub const IS_SUPPORTED: bool = true;
 ///
 /// # Safety
 /// `to` is a stack pointer that `switch` has stored or `prepare` has returned, and it has not been switched to since.
-/// Its stack is mapped and belongs to this thread. `from` is writable, and it is read only while this stack is not
+/// Its stack is mapped and belongs to this thread. `from` is writable, and no code reads it while this stack is
 /// running.
 #[unsafe(naked)]
 pub unsafe extern "C" fn switch(from: *mut usize, to: usize) {

@@ -1,12 +1,12 @@
 //! The fd table: the registration of each fd, with a generation.
 //!
-//! The table finds the registration that belongs to an event's token with one indexed load. It finds nothing if the fd
+//! With one indexed load, the table finds the registration that belongs to an event's token. It finds nothing if the fd
 //! was closed and reused since the event. The kernel assigns the lowest free number to a new fd, so the length of the
 //! table is about the number of open fds. A caller may still pass a much larger number that is not an open fd. Such a
 //! registration goes to a sparse map, so that the table does not allocate gigabytes.
 //!
 //! ```text
-//!   token   63 ........ 32 31 ......... 0       generation: counts the insertions into this table,
+//!   token   63 ........ 32 31 ......... 0       generation: a number that increases with each new token,
 //!           generation     fd                   from 1 on; 0 is never used
 //! ```
 //!
@@ -36,8 +36,8 @@ pub struct FdTable<T> {
     dense: Vec<Option<FdEntry<T>>>,
     sparse: BTreeMap<usize, FdEntry<T>>,
     len: usize,
-    /// The generation of the last registration. There is one counter for all fds, so a token can equal an older one
-    /// only after 2^32 registrations. That is safe, because an event is handled within one iteration of the loop.
+    /// The generation of the newest token. There is one counter for all fds, so a token can equal an older one only
+    /// after 2^32 tokens. That is safe, because an event is handled within one iteration of the loop.
     generation: u32,
 }
 
@@ -192,7 +192,7 @@ fn parts(token: Token) -> (usize, u32) {
     (token.0 as u32 as usize, (token.0 >> 32) as u32)
 }
 
-/// Every index in the table was made from an fd, so it fits.
+/// The fd of an index in the table. Every index was made from an fd, so it fits.
 #[inline]
 fn fd_of(index: usize) -> RawFd {
     index as RawFd
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_of_others_lead_nowhere() {
+    fn tokens_from_elsewhere_find_nothing() {
         let mut table = FdTable::new();
         assert_eq!((table.get(Token(0)), table.get(Token(u64::MAX))), (None, None));
         for fd in 0..10 {

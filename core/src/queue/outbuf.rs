@@ -56,7 +56,7 @@ impl<C: AsRef<[u8]>> OutBuf<C> {
         self.len_bytes
     }
 
-    /// Whether there is no chunk. A chunk of zero bytes counts as a chunk; the next [`Self::advance`] removes it.
+    /// Whether there is no chunk. A chunk of zero bytes counts as a chunk until [`Self::advance`] removes it.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -92,7 +92,7 @@ impl<C: AsRef<[u8]>> OutBuf<C> {
         }
     }
 
-    /// Fills `out` like [`Self::slices`], and returns how many of its elements are initialised then.
+    /// Fills `out` like [`Self::slices`], and returns how many elements it has initialised.
     #[cfg(test)]
     pub fn fill_slices<'a>(&'a self, out: &mut [MaybeUninit<IoSlice<'a>>]) -> usize {
         self.slices(out).len()
@@ -238,7 +238,7 @@ mod tests {
 
     use super::{KEPT_CAPACITY, OutBuf, join};
 
-    #[expect(clippy::needless_pass_by_value, reason = "the shape that advance() calls")]
+    #[expect(clippy::needless_pass_by_value, reason = "`advance` passes chunks by value")]
     fn nothing_dropped(chunk: Vec<u8>) {
         panic!("dropped {chunk:?}");
     }
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_chunks_leave_with_the_next_advance() {
+    fn an_advance_by_zero_bytes_removes_empty_chunks() {
         let mut buffer = OutBuf::new();
         buffer.push(Vec::new());
         buffer.push(Vec::new());

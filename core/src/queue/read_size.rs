@@ -29,7 +29,7 @@ pub struct ReadSize {
 }
 
 impl ReadSize {
-    /// The history of a socket that was not read yet.
+    /// The history of a socket from which nothing has been read yet.
     #[must_use]
     pub const fn new() -> Self {
         Self {

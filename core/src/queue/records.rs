@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn one_record() {
+    fn one_whole_record_is_counted() {
         let mut framing = Framing::default();
         let counted = framing.advance(&record(23, 100), 17);
         assert_eq!(

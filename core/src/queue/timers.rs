@@ -28,7 +28,7 @@ use std::ptr;
 /// The most entries of the run, and of the array, that `wake_when` examines.
 const MAX_EXAMINED: usize = 32;
 
-/// The array and the run each keep memory for this many timers when they get smaller.
+/// While timers are taken out one by one, an array or run with memory for this many timers or fewer keeps its memory.
 const KEPT_CAPACITY: usize = 1024;
 
 struct Entry<T> {
@@ -240,8 +240,9 @@ impl<T> TimerHeap<T> {
         self.run.get(offset).map(|entry| &entry.item)
     }
 
-    /// Takes out the last element of the run, or else of the array, if `is_wanted` accepts it, in O(1). A timer that
-    /// was just added is one of the two, unless its deadline is so early that it was moved towards the root.
+    /// Takes out the last element of the run if `is_wanted` accepts it. Otherwise takes out the last element of the
+    /// array if `is_wanted` accepts that one. This takes O(1). A timer that was just added is one of these two
+    /// elements, unless its deadline is so early that it was moved towards the root.
     #[inline]
     pub fn remove_last_if(&mut self, is_wanted: impl Fn(&T) -> bool) -> Option<T> {
         if self.run.back().is_some_and(|last| is_wanted(&last.item)) {
@@ -255,8 +256,8 @@ impl<T> TimerHeap<T> {
         Some(last.item)
     }
 
-    /// Keeps the timers for which `is_kept` returns true and appends the others to `dropped`, in O(n). Gives memory
-    /// back if less than a quarter of it is used then.
+    /// Keeps the timers for which `is_kept` returns true and appends the others to `dropped`, in O(n). If less than a
+    /// quarter of the memory is used afterwards, gives some of it back.
     pub fn retain(&mut self, mut is_kept: impl FnMut(&T) -> bool, dropped: &mut Vec<T>) {
         let removed = self.entries.extract_if(.., |entry| !is_kept(&entry.item));
         dropped.extend(removed.map(|entry| entry.item));
@@ -292,7 +293,7 @@ impl<T> TimerHeap<T> {
         self.entries.iter().chain(&self.run).map(|entry| &entry.item)
     }
 
-    /// How many timers fit before the heap or the run grows.
+    /// How many timers the array and the run together have memory for.
     #[cfg(test)]
     pub fn capacity(&self) -> usize {
         self.entries.capacity() + self.run.capacity()
@@ -329,9 +330,9 @@ impl<T> Default for TimerHeap<T> {
     }
 }
 
-/// A place of the array whose entry was moved out, while another entry looks for its own place. Each entry on the way
-/// then moves once, and not twice as in a swap. The place still has the bits of an entry that is now elsewhere, so an
-/// entry must be put into it before anything else happens to the array.
+/// A place of the array whose entry was moved out. The hole moves through the tree until it is where another entry
+/// belongs. Each entry on the way moves once, not twice as in a swap. The place still has the bits of an entry that is
+/// now elsewhere, so an entry must be put into it before anything else happens to the array.
 struct Hole<'a, T> {
     entries: &'a mut [Entry<T>],
     index: usize,
@@ -349,7 +350,7 @@ impl<'a, T> Hole<'a, T> {
         (Self { entries, index }, entry)
     }
 
-    /// Puts `entry` here or nearer to the root: the parents that are later move down.
+    /// Puts `entry` here or nearer to the root: each parent that is later than `entry` moves down.
     #[inline]
     fn rise(mut self, entry: Entry<T>) {
         while self.index > 0 {
@@ -362,8 +363,8 @@ impl<'a, T> Hole<'a, T> {
         self.fill(entry);
     }
 
-    /// Puts `entry` here or farther from the root: as long as a child is earlier, the earlier of the two children moves
-    /// up.
+    /// Puts `entry` here or farther from the root: as long as a child is earlier than `entry`, the earlier of the two
+    /// children moves up.
     #[inline]
     fn sink(mut self, entry: Entry<T>) {
         loop {
@@ -389,8 +390,8 @@ impl<'a, T> Hole<'a, T> {
     #[inline]
     fn move_from(&mut self, from: usize) {
         let (source, place) = (&raw const self.entries[from], &raw mut self.entries[self.index]);
-        // SAFETY: two different places of the array, since `from` is a parent or a child of the hole. The hole's entry is
-        // elsewhere, so it is overwritten without a drop.
+        // SAFETY: two different places of the array, because `from` is a parent or a child of the hole. The entry whose
+        // bits are in the hole is now elsewhere, so the bits are overwritten without a drop.
         unsafe { ptr::copy_nonoverlapping(source, place, 1) };
         self.index = from;
     }

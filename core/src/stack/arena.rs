@@ -62,7 +62,7 @@ const WARM_LEN: usize = 16 * 1024;
 /// How many free stacks keep memory. An arena whose stacks are all free is unmapped only if this many free stacks
 /// remain in other arenas.
 const KEPT_STACKS: usize = 1024;
-/// If the system refuses memory when there are only this many mappings left, the limit of mappings is reported as the
+/// If the system refuses memory when at most this many mappings are left, the limit of mappings is reported as the
 /// reason.
 const NEAR_LIMIT: usize = 16;
 /// An arena is made only if the address space has this much room in addition to it.
@@ -231,7 +231,7 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// The address after the highest usable one, 16 bytes aligned. The first push writes just below it.
+    /// The address after the highest usable one, aligned to 16 bytes. The first push writes just below it.
     #[inline]
     pub fn top(&self) -> usize {
         self.top
@@ -282,7 +282,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Adds an arena. If the system refuses its usual size, smaller sizes are tried. Returns its index.
+    /// Adds an arena and returns its index. If the system refuses the usual size, smaller sizes are tried.
     fn add_arena(&self, state: &mut State) -> Result<usize, StackError> {
         let mut capacity = state.capacity.clamp(FIRST_CAPACITY, MAX_STACKS);
         self.budget.take(2).map_err(StackError::Mappings)?;
@@ -308,8 +308,8 @@ impl Inner {
         Ok(state.arenas.len() - 1)
     }
 
-    /// Finds out whether the system refused memory because of the number of mappings. Its error is the same for a lack
-    /// of memory, of addresses and of mappings.
+    /// Finds out whether the system refused memory because of the number of mappings. The system reports the same error
+    /// for a lack of memory, of addresses and of mappings.
     #[cold]
     fn explain(&self, error: StackError) -> StackError {
         if matches!(error, StackError::Memory(_))

@@ -6,7 +6,8 @@ use std::sync::atomic::AtomicUsize;
 use super::*;
 use crate::sys::faults::FaultMessage;
 
-/// The environment variable that tells a child process in which guard to fault: the kind, and "first" or "last" byte.
+/// The environment variable that tells a child process where to fault: the kind of guard, and "first" or "last" for the
+/// byte of the guard.
 const CHILD: &str = "GRAPESHOT_TEST_GUARD";
 const MARKS: &str = "marks";
 const MAPPINGS: &str = "mappings";
@@ -18,7 +19,7 @@ unsafe fn say_number(owner: *const c_void, message: &mut FaultMessage) {
     message.push_number(owner.addr() as u64);
 }
 
-/// The kinds of guards that this system has.
+/// The kinds of guards that this system has: true for marks, false for mappings.
 fn kinds() -> impl Iterator<Item = bool> {
     [true, false]
         .into_iter()
@@ -35,7 +36,7 @@ fn write(address: usize, value: u8) {
 }
 
 fn read(address: usize) -> u8 {
-    // SAFETY: as above.
+    // SAFETY: as in `write`.
     unsafe { (address as *const u8).read_volatile() }
 }
 

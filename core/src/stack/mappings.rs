@@ -1,4 +1,5 @@
-//! Decides how many of the mappings that the kernel allows a process (`vm.max_map_count`) may be used for stacks.
+//! Decides how many memory mappings may be used for stacks. The kernel limits the number of mappings of a process
+//! (`vm.max_map_count`).
 //!
 //! At the limit every large allocation of the process fails, not only the allocation of a stack, and most programs do
 //! not survive that. So stacks leave a reserve. Counting the mappings takes time in proportion to their number
@@ -6,7 +7,7 @@
 //! the mappings that were counted, or half of the free ones if that is less. The other half of the free ones is left to
 //! the rest of the process, which may take mappings in between.
 //!
-//! The limit is the process's, so any thread may use a `Budget`.
+//! The limit applies to the whole process, so any thread may use a `Budget`.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -120,7 +121,7 @@ mod tests {
         });
         let counts = || COUNTS.load(Ordering::Relaxed);
         assert_eq!((budget.take(1), counts()), (Ok(()), 1));
-        // 1 + 49 is an eighth of 400.
+        // 1 + 49 mappings are an eighth of the 400 that were counted, so they are not counted again.
         assert_eq!((budget.take(49), counts()), (Ok(()), 1));
         IN_USE.store(900, Ordering::Relaxed);
         assert_eq!((budget.take(1), counts()), (Ok(()), 2));
@@ -144,7 +145,7 @@ mod tests {
             assert_eq!(budget.take(100), Ok(()));
         }
         budget.give_back(800);
-        // The rest of the process has taken them.
+        // The rest of the process takes the returned mappings.
         IN_USE.store(990, Ordering::Relaxed);
         assert!(budget.take(100).is_err());
         assert_eq!(budget.taken(), 0);

@@ -66,7 +66,7 @@ impl StackSlot {
         self.lease.set_owner(owner);
     }
 
-    /// The address after the highest usable one, 16 bytes aligned. The first push writes just below it.
+    /// The address after the highest usable one, aligned to 16 bytes. The first push writes just below it.
     #[inline]
     pub fn top(&self) -> usize {
         self.lease.top()

@@ -76,8 +76,8 @@ pub unsafe fn read_now(fd: RawFd, buf: *mut u8, len: usize) -> io::Result<Option
 /// `WouldBlock` if there is no space, or another errno of `write(2)`.
 pub fn write_now(fd: RawFd, data: &[u8]) -> io::Result<Option<usize>> {
     if data.is_empty() {
-        // An empty datagram is sent, but `RWF_NOWAIT` with an empty vector would not send it. For other files an empty
-        // write does not block.
+        // An empty datagram must be sent, but a call with `RWF_NOWAIT` and an empty vector would not send it. For other
+        // files an empty write does not block.
         return match file_kind(fd)? {
             FileKind::Socket => socket::send_now(fd, data).map(Some),
             _ => pipe::write(fd, data).map(Some),
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn pipes_and_sockets() {
+    fn pipes_and_sockets_do_not_block() {
         let (reader, mut writer) = pipe().unwrap();
         check(reader.as_raw_fd(), writer.as_raw_fd());
         drop(reader);
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fifo() {
+    fn a_fifo_does_not_block() {
         let path = std::env::temp_dir().join(format!("grapeshot-fifo-{}", std::process::id()));
         let name = CString::new(path.to_str().unwrap()).unwrap();
         // SAFETY: the path is a live string; the descriptor is new, and nothing else owns it.
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_terminal() {
+    fn a_terminal_does_not_block() {
         let (mut master, mut slave) = (0, 0);
         let null = std::ptr::null_mut();
         // SAFETY: the call gets two live ints; the other arguments may be null. The descriptors are new, and nothing

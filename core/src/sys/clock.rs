@@ -12,7 +12,7 @@ const MONOTONIC: libc::clockid_t = libc::CLOCK_UPTIME_RAW;
 #[cfg(not(target_vendor = "apple"))]
 const MONOTONIC: libc::clockid_t = libc::CLOCK_MONOTONIC;
 
-/// The value of the same clock at the kernel's last tick. It is some milliseconds old, and cheaper to read.
+/// The value of the same clock at the kernel's last tick. It is up to some milliseconds old, and cheaper to read.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const COARSE: libc::clockid_t = libc::CLOCK_MONOTONIC_COARSE;
 #[cfg(not(any(target_os = "linux", target_os = "android")))]

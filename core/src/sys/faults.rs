@@ -1,5 +1,5 @@
-//! Reports a stack overflow: when an access hits the guard below a stack, a message says whose stack it was before the
-//! process dies.
+//! Reports a stack overflow: when an access hits the guard below a stack, the process writes a message about the owner
+//! of the stack before it dies.
 //!
 //! ```text
 //!   SIGSEGV, SIGBUS --> on_fault, on the thread's alternate stack
@@ -40,12 +40,13 @@ const SIGNALS: [c_int; 2] = [libc::SIGSEGV, libc::SIGBUS];
 /// The most stacks that one [`Guards`] may have.
 pub const MAX_STACKS: usize = 128;
 
-/// The addresses of the guards below some stacks. There is one guard for each stack, and all have the same distance.
+/// The addresses of the guards below some stacks. There is one guard for each stack, and the distance from each to the
+/// next is the same.
 #[derive(Clone, Copy)]
 pub struct Guards {
     /// The first address of the first guard.
     pub start: usize,
-    /// From one guard to the next.
+    /// The distance from the start of one guard to the start of the next.
     pub stride: usize,
     /// The length of a guard. The stack is above it.
     pub len_bytes: usize,
@@ -352,7 +353,7 @@ pub struct AlternateStack {
 }
 
 impl AlternateStack {
-    /// Gives the calling thread such a stack. Returns `None` if the thread has one already.
+    /// Gives the calling thread an alternate stack. Returns `None` if the thread has one already.
     ///
     /// # Errors
     /// `ENOMEM` if there is no memory.
@@ -483,7 +484,7 @@ mod tests {
     fn a_thread_gets_one_alternate_stack() {
         std::thread::spawn(|| {
             let other = AlternateStack::install().unwrap();
-            // On systems where Rust reports overflows itself, its threads have one already.
+            // On systems where Rust itself reports overflows, its threads already have an alternate stack.
             assert!(other.is_none() || AlternateStack::install().unwrap().is_none());
         })
         .join()

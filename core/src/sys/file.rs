@@ -98,7 +98,7 @@ pub fn send(socket: RawFd, file: RawFd, offset: i64, count: usize) -> io::Result
 }
 
 /// Does the same as on Linux. These systems report how many bytes were sent even if the call was interrupted or would
-/// block. In that case this function returns the number instead of the error.
+/// block. In that case this function returns the number instead of the error, unless it is 0.
 #[cfg(any(target_vendor = "apple", target_os = "freebsd", target_os = "dragonfly"))]
 pub fn send(socket: RawFd, file: RawFd, offset: i64, count: usize) -> io::Result<usize> {
     // On Apple systems `sent` is also the length to send, and zero would mean the whole file.

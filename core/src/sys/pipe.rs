@@ -32,7 +32,8 @@ pub enum FileKind {
 }
 
 impl FileKind {
-    /// Whether a descriptor for writing becomes readable when the last reader is gone, and for no other reason.
+    /// Whether a descriptor for writing becomes readable when the last reader is gone. A pipe has no other reason to
+    /// become readable. A socket also becomes readable when its peer sends data.
     ///
     /// On Apple systems that does not work for named FIFOs: they do not report it, and are readable while they contain
     /// data. Pipes have no link in the file system there, so the two can be told apart. Devices never report it.

@@ -1,4 +1,4 @@
-//! The pipe through which signal handlers wake a loop. Each signal is one byte, its number.
+//! The pipe through which signal handlers wake a loop. For each signal the pipe gets one byte, the signal's number.
 //!
 //! The poller watches the reading end. The interpreter's C handler writes to the other end, in whatever thread it runs.
 //! If a byte is written before the poller begins to sleep, the sleep ends at once. So no signal is lost between the

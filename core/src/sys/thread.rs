@@ -1,5 +1,5 @@
-//! Starts the library's helper threads. They block the signals of the process, because Python's signal handlers must
-//! run in the main thread.
+//! Starts the library's helper threads. They block the signals of the process, so that a signal interrupts a thread of
+//! the program and not a helper thread.
 //!
 //! Source: `pthread_sigmask(3)`, `signal(7)`, `gettid(2)`, `tgkill(2)`.
 
@@ -83,8 +83,8 @@ fn current_number() -> libc::pid_t {
 /// Waits until the system has forgotten a thread of this process, which has already ended.
 #[cfg(target_os = "linux")]
 fn wait_gone(number: libc::pid_t) {
-    // It usually has, and otherwise the thread is on its way out. So the wait is short, and has a limit in case another
-    // thread has got the number by now.
+    // Usually the system has already forgotten the thread, and otherwise it will do so in a moment. So the wait is
+    // short. It has a limit, because another thread may have got the same number by now.
     for _ in 0..1000 {
         // SAFETY: signal 0 is not sent: the call only tells whether the thread exists.
         if unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), number, 0) } != 0 {
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn signals_do_not_reach_it() {
+    fn signals_do_not_reach_a_helper_thread() {
         let before = is_blocked(libc::SIGINT);
         let (sender, receiver) = channel();
         let made = spawn("quiet".to_owned(), 64 * 1024, move || {
@@ -134,7 +134,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn the_system_does_not_count_it_after_join() {
+    fn the_system_does_not_count_a_thread_after_join() {
         for _ in 0..100 {
             let made = spawn("short".to_owned(), 64 * 1024, || ()).expect("a thread");
             let number = std::sync::Arc::clone(&made.number);

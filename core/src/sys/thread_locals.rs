@@ -144,7 +144,7 @@ mod imp {
         search.found
     }
 
-    /// Adds the segment of one library to `search`, if it has one that is searched.
+    /// Adds the segment of one library to `search`, unless the library has none or the segment is not to be searched.
     unsafe extern "C" fn add_segment(info: *mut dl_phdr_info, _: usize, search: *mut c_void) -> c_int {
         // SAFETY: `info` is the loader's structure, valid during the call; `search` is the `Search` in `segments`.
         unsafe {
@@ -186,8 +186,8 @@ mod imp {
         }
     }
 
-    /// Whether it is the program itself (which has no name), the library of the interpreter, the C library, or this
-    /// library.
+    /// Whether `info` describes the program itself (which has no name), the library of the interpreter, the C library,
+    /// the loader, the kernel's vDSO, or this library.
     fn is_left_out(info: &dl_phdr_info) -> bool {
         // SAFETY: the pointer is a C string or null.
         let name = unsafe {

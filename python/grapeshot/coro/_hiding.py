@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     _T = TypeVar("_T")
 
 _is_prepared = False
-_preparing = threading.RLock()  # reentrant: a finalizer may call prepare() while the same thread is in it
+_preparing = threading.RLock()  # reentrant: a finalizer may call prepare() while its thread is in prepare()
 
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 else:
 
     async def run_blocking(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Run code that was written for a thread. It runs in a coro while the calling task waits; return its result.
+        """Run ``fn``, which was written for a thread, in a new coro; return its result. The calling task waits.
 
         This is like ``run_sync``, but asyncio's functions see no running loop in the coro, as in a thread. So Django's
         ORM works there, and ``asyncio.run(main())`` runs ``main()`` on the loop that runs the coro. Awaitables that the
@@ -69,7 +69,7 @@ def call_blocking(fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) 
         return fn(*args, **kwargs)
     finally:
         _core._coro_show_loop(task)
-        del coro, task  # an exception's traceback keeps this frame: break the cycle
+        del coro, task  # an exception's traceback refers to this frame: avoid a reference cycle
 
 
 def spawn_hiding(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coro[Any]:
@@ -79,7 +79,7 @@ def spawn_hiding(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coro[A
 
 
 def prepare() -> None:
-    """Wrap asyncio's functions if that was not done yet. Outside of coros that hide the loop they work as before."""
+    """Wrap asyncio's functions if they are not wrapped yet. This changes only coros that hide the loop."""
     global _is_prepared
     if _is_prepared:
         return
@@ -94,7 +94,7 @@ def _wrap() -> None:
     policy = getattr(asyncio.events, "_BaseDefaultEventLoopPolicy", None) or getattr(
         asyncio.events, "BaseDefaultEventLoopPolicy", None
     )
-    # Python versions without policies have module functions in place of the policy's methods.
+    # Python versions without loop policies have only the functions of these two modules.
     owners: list[Any] = [asyncio.events, asyncio] if policy is None else [policy]
     for name, wrap in (("new_event_loop", _wrap_new), ("get_event_loop", _wrap_get), ("set_event_loop", _wrap_set)):
         function = wrap(getattr(owners[0], name))
@@ -113,7 +113,10 @@ def _hiding_coro() -> Any:
 
 
 def _borrow(loop: Any) -> BorrowedLoop | None:
-    """Return a new borrowed loop for the running coro, or None if the coro does not hide ``loop`` (None: any loop)."""
+    """Return a new borrowed loop for the running coro, or None if the coro does not hide ``loop``.
+
+    If ``loop`` is None, any hidden loop will do.
+    """
     coro = _hiding_coro()
     if coro is None or (loop is not None and coro._loop is not loop):
         return None

@@ -84,7 +84,7 @@ class InotifyWatch(FileWatch):
         """Queue the events that the data describes."""
         raw = list(_parse(data))
         while raw and raw[-1][1] & _MOVED_FROM:
-            # The other half of a move may be in the next read.
+            # The event with the new name of a moved file may come with the next read.
             self.sock.settimeout(0)
             try:
                 raw.extend(_parse(self.sock.recv(_READ_LEN)))

@@ -241,7 +241,7 @@ class KqueueWatch(FileWatch):
         elif not is_replaced:
             self._note("deleted", self._path_of(name))
         if entry.fd >= 0:
-            # Drop its notes: after the close, the number of the descriptor may be given to another file.
+            # Drop the notes of this descriptor: after the close, its number may be given to another file.
             notes.pop(entry.fd, None)
             self.sock.remove(entry.fd)
 

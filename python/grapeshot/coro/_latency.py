@@ -27,7 +27,7 @@ _shows_stack = False
 _threads: list[threading.Thread] = []
 # How long a fork waits for these threads, and the pause between two checks, in seconds.
 _GRACE_S, _PAUSE_S = 1.0, 0.0005
-# The original, before a program patches it.
+# Keep the original, because a program may patch time.sleep later.
 _sleep = time.sleep
 
 
@@ -107,7 +107,7 @@ def report(kind: str, name: str, seconds: float, places: list[tuple[CodeType, in
     try:
         thread.start()
     except RuntimeError:
-        return  # no thread can start, e.g. because the process exits: there is still the record at the end of the run
+        return  # no thread can start, e.g. because the process exits; the second record still comes
     _threads[:] = [*filter(_exists, _threads), thread]
 
 

@@ -60,6 +60,6 @@ def _refusing(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return refused
 
 
-# This runs before the package's other modules take their originals from the standard library: after another patcher,
-# these would not be the originals.
+# This runs before the package's other modules take their originals from the standard library. If another patcher had
+# patched it, they would take that patcher's replacements.
 check("grapeshot.coro", ImportError)

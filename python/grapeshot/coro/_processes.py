@@ -5,7 +5,7 @@
     Linux before 5.3, sandboxes    a pipe that a thread closes; the thread waits for the end with ``waitid(WNOWAIT)``
 
 These descriptors do not fetch the child's status. So if a wait is interrupted, the status is still there for the next
-one. No descriptor can report "any child" (``pid`` -1, 0 or below), or stopped and continued children. For these, the
+one. No descriptor can report "any child" (``pid`` 0 or below), or stopped and continued children. For these, the
 kernel is polled with pauses.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
 # The errors of pidfd_open() on kernels and in sandboxes that do not have pidfds.
 _NO_PIDFDS = frozenset((errno.ENOSYS, errno.EPERM, errno.EACCES))
-# The original, before a program patches it.
+# Keep the original, because a program may patch os.waitpid later.
 _waitpid = os.waitpid
 
 

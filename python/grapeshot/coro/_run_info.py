@@ -4,8 +4,8 @@ Programs pay nothing for this while they run, because nothing is recorded. Every
 
 - the frames of a suspended coro tell which coros it joins
 - the fd table tells on which descriptor it waits
-- a coro that waits for a lock, queue or event is in a list that is part of this object; the list's address identifies
-  the object
+- a lock, queue or event contains the list of the coros that wait for it, so the address of that list tells for which
+  object a coro waits
 """
 
 from __future__ import annotations

@@ -229,7 +229,8 @@ class Server:
     def _wait_for_place(self, exc: LimitError) -> None:
         """Wait until a connection of this server has ended, but at most _RETRY_DELAY_S.
 
-        The loop's limit counts the connections of all servers, so the end of another server's connection also helps.
+        The time is limited because the loop's limit counts the connections of all servers: the end of another server's
+        connection also makes room, but does not end this wait.
         """
         if not self._is_pause_logged:
             self._is_pause_logged = True

@@ -20,7 +20,8 @@ _core._coro_set_hooks(
     pending_loop, _ending.watch_thread, wait_for, _latency.report, _fork.end_child, lifecycle.run_forever
 )
 _latency.apply_variable()
-# It must come first, because the native code must know of the collection before another callback tries to wait.
+# This callback must be the first one, so that the native code knows of a garbage collection before another callback
+# tries to wait.
 gc.callbacks.insert(0, _core._coro_note_collection)
 os.register_at_fork(
     before=_fork.before_fork, after_in_parent=_fork.after_fork_in_parent, after_in_child=_fork.after_fork_in_child

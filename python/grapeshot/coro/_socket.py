@@ -125,8 +125,8 @@ class sock(CoroSocket):  # noqa: N801  # Shrapnel's name
         return wrap(self, context, server_side=server_side, server_hostname=server_hostname)
 
 
-# Put the native methods on this class itself: CPython calls methods faster that are not inherited, and such calls take
-# less of the stack of a coro that waits.
+# Put the native methods on this class itself. CPython calls them faster than inherited methods, and the calls take less
+# of the stack of a coro that waits.
 _core._coro_bind_socket_methods(sock)
 
 
@@ -173,6 +173,6 @@ def socketpair(
             sock(far.family, far.type, far.proto, fileno=far.detach()),
         )
     finally:
-        # This has an effect only if making a sock raised, so that a socket was not detached.
+        # close() has no effect on a detached socket. If making a `sock` raised, some socket was not detached.
         near.close()
         far.close()

@@ -100,7 +100,7 @@ class rw_lock:  # noqa: N801
     """
 
     def __init__(self) -> None:
-        # how often each reader has taken it
+        # how often each reader has acquired the lock
         self._readers: dict[Any, int] = {}
         self._writer: Any = None
         self._depth = 0
@@ -187,7 +187,7 @@ class rw_lock:  # noqa: N801
         try:
             is_granted = self._waiters._wait_as(kind, block, timeout)
         except BaseException:
-            # A coro that waits holds nothing. If it holds the lock now, that was granted before the interruption.
+            # A coro that waits holds nothing. If it holds the lock now, the lock was granted before the interruption.
             co = _current()
             if self._writer is co:
                 self._writer = None

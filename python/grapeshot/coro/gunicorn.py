@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Worker"]
 
-# How often the worker tells the master that it is alive, and checks that the master is, in seconds.
+# Each time this many seconds have passed, the worker tells the master that it is alive, and checks that the master is
+# alive.
 _HEARTBEAT_S = 1.0
 # If the first part of a body is not longer than this, it is copied behind the head: cheaper than a second system call.
 _JOIN_LEN = 64 * 1024

@@ -125,7 +125,7 @@ def _of(loop: BaseLoop) -> _Measuring:
 
 
 class _Measuring:
-    """Whether a loop has to measure, its slow listeners, and the thread that takes their stacks."""
+    """Whether a loop has to measure, its slow listeners, and the thread that takes the stacks of slow callbacks."""
 
     def __init__(self, loop: BaseLoop) -> None:
         self._loop = weakref.ref(loop)

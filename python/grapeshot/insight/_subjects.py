@@ -1,4 +1,4 @@
-"""Describes each thing that a loop runs: its kind, name, function and place. Also decides which things are alike.
+"""Describes the tasks, coros, connections, servers and callbacks of a loop, and decides which of them are alike.
 
 A thousand tasks of one function are alike if they have default names like ``Task-1014``. Two tasks that the program has
 named "nightly" and "hourly" are not. Numbers in names are ignored: "worker 1" and "worker 2" are alike.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         coros: list[Any]
 
         def describe(self, co: Any) -> tuple[str | None, list[Any]]:
-            """Describe what a coro waits for, and return the coros and tasks on which it depends (a lock's holder).
+            """Describe what a coro waits for, and return the coros and tasks it depends on, such as a lock's holder.
 
             If it waits for the future in its ``_awaited``, the description is None.
             """
@@ -101,7 +101,7 @@ class Waits:
         for task in self.tasks:
             self._add_task(task, task is running)
         for waiter in self._every:
-            # From Python 3.14 on, a future knows who awaits it, also through task groups.
+            # From Python 3.14 on, a future knows the tasks that await it, also through task groups.
             for other in getattr(waiter, "_asyncio_awaited_by", None) or ():
                 if other in self._known:
                     self._below[other][waiter] = None
@@ -120,7 +120,7 @@ class Waits:
     def _await(self, waiter: Any, awaited: Any) -> None:
         """Record that ``waiter`` waits for ``awaited``.
 
-        That is a future, a task, a coro, or the future of asyncio.gather() or of a task group.
+        ``awaited`` is a future, a task, a coro, or the future of asyncio.gather() or of a task group.
         """
         inside = [awaited, *(getattr(awaited, "_children", None) or ())]
         if not _NAMES_AWAITERS:
@@ -130,7 +130,7 @@ class Waits:
         self._words[waiter] = f"waits for {', '.join(named)}" if named else self._words_of(waiter, awaited)
 
     def _words_of(self, waiter: Any, awaited: Any) -> str:
-        """Describe what a coro or task waits for when it waits for this future, as far as that can be found out."""
+        """Describe what a coro or task waits for: the timer, lock or other object that will complete ``awaited``."""
         timer = self._timers.get(id(awaited))
         if timer is not None:
             return f"waits for a timer, due in {timer.when() - self.loop.time():.3f} s"
@@ -168,7 +168,7 @@ class Waits:
         return list(self._nodes.values())
 
     def roots(self) -> tuple[list[Node], list[list[Node]]]:
-        """Return the nodes that no other one waits for, and the circles above the nodes that are not below any root."""
+        """Return the roots (nodes that no other node waits for), and the circles that are not below a root."""
         waiters = {other: each for each, others in self._below.items() for other in others}
         roots = [each for each in self._every if each not in waiters]
         shown: set[Any] = set()

@@ -58,7 +58,7 @@ class ClientConnection(Connection):
     ) -> None:
         super().__init__(codec, max_packet, keepalive)
         self._on_leaving = on_leaving
-        # Done when the server's hello has come. If the connection ends without one, it has the error.
+        # Done when the server's hello has come. If the connection ends without a hello, this future has the error.
         self.made: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         # Whether a request has to wait in the queue.

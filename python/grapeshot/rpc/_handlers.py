@@ -43,7 +43,7 @@ class Outlet(Protocol):
     async def wait_ready(self) -> None: ...
 
 
-# Takes an outlet (None unless it is a stream), the function and its arguments, and starts the call.
+# Starts a call. Takes an outlet (None unless the call streams its results), the function and its arguments.
 Start = Callable[[Any, Callable[..., Any], Any, Any], Running]
 
 

@@ -58,7 +58,8 @@ _VERSION = 2
 MIN_PACKET = 512
 # The longest packet that each side accepts before the hello.
 MAX_HELLO = 4096
-# A shorter request does not count for max_call_bytes. So most calls need no entry, and max_calls bounds their bytes.
+# A shorter request does not count for max_call_bytes, so the sizes of most requests need not be stored. The total size
+# of such requests is limited by max_calls.
 MIN_COUNTED = 1024
 # The longest time that is sent with a request. It is far more than any useful deadline, and timers can handle it.
 MAX_LEFT_S = 1e8

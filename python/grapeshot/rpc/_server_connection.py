@@ -30,8 +30,8 @@ _logger = logging.getLogger("grapeshot.rpc")
 # How long a client may take to send its hello. The TLS handshake before it may take as long again.
 HELLO_S = 10.0
 _MAX_TEXT = 16 * 1024
-# A stream that does not have to wait yields after this many items or this time, whichever comes first. All streams of a
-# connection together send at most _SHARED_ITEMS, but each sends at least one.
+# A stream that does not have to wait yields after this many items or this time, whichever comes first. Until each
+# stream of a connection has yielded once, they together send at most _SHARED_ITEMS, but each sends at least one.
 _TURN_ITEMS = 128
 _SHARED_ITEMS = 1024
 _TURN_S = 0.001
@@ -122,7 +122,7 @@ class Call:
     def send_item(self, item: Any) -> bool:
         """Send an item; return whether the next one may be sent at once.
 
-        That is the case if the client and the transport accept more, and the stream need not yield yet. Raises
+        It may if the client and the transport accept more, and the stream need not yield yet. Raises
         BadResultError if this item cannot be sent.
         """
         self._credit -= 1
@@ -273,7 +273,8 @@ class ServerConnection(Connection):
             raise ProtocolError(f"malformed message: {quoted(error)}") from error
         self._take_request(request, is_stream=kind == STREAM)
         if not self.can_write:
-            # Stop only after a request. CANCEL must still be read, because a stream may keep the transport full.
+            # Only a request stops the reading. After a CANCEL it goes on, because the client may have to cancel more
+            # streams before the transport has room again.
             self.hold()
 
     def _take_hello(self, packet: bytes) -> None:

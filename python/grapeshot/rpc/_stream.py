@@ -26,7 +26,7 @@ class Stream(AsyncIterator[Any]):
     ) -> None:
         self._connect = connect
         self._request = request
-        # When the call begins, this becomes a deadline in the request, and None here.
+        # None if there is no limit, or once the call has begun: the request then contains the deadline.
         self._timeout_s = timeout
         self._inbox: Inbox | None = None
         self._connection: ClientConnection | None = None
@@ -73,7 +73,7 @@ class Stream(AsyncIterator[Any]):
                 except RuntimeError:  # another task reads this stream, and goes on
                     raise
                 except BaseException:
-                    # Not left to __del__: the exception's traceback refers to this stream.
+                    # __del__ would cancel the call too late, because the exception's traceback keeps this stream alive.
                     self.cancel()
                     raise
             if inbox.items:

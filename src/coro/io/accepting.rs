@@ -55,8 +55,8 @@ impl Operation for Accept {
 }
 
 /// `accept` on a descriptor that has been set to blocking mode, most likely by a process that shares it. That process
-/// may take the connection just before the call here, which would then block. No flag prevents that, so in a coro a
-/// real thread makes the call.
+/// may take the connection just before this call of `accept`, which would then block. No flag of the system call
+/// prevents that, so in a coro a real thread makes the call.
 #[cold]
 fn accept_shared<'py>(socket: &Socket<'py>, surroundings: &Surroundings<'_>) -> PyResult<Attempt<'py>> {
     let (py, fd) = (socket.py(), socket.descriptor()?);
@@ -78,7 +78,7 @@ fn accept_shared<'py>(socket: &Socket<'py>, surroundings: &Surroundings<'_>) -> 
     }
 }
 
-/// `accept_many(max=0, /)`: a list of the results that `accept` would return, at least one.
+/// `accept_many(max=0, /)`: returns a list of at least one item, each of them the result of an `accept`.
 struct AcceptMany(Args<'static, 'static>);
 
 impl Operation for AcceptMany {
@@ -113,7 +113,7 @@ impl Operation for AcceptMany {
             match accept(socket, surroundings)? {
                 Ok(accepted) => connections.append(connection(socket, accepted)?)?,
                 Err(error) if connections.is_empty() => return failed(&error, Direction::Read),
-                // A lasting error will appear again in the next call.
+                // The accepted connections must not be lost. If the error persists, the next call raises it.
                 Err(_) => break,
             }
             if connections.len() == limit {
@@ -169,8 +169,7 @@ fn connection<'py>(listener: &Socket<'py>, (fd, peer): (OwnedFd, Address)) -> Py
     new_objects::tuple(py, [connection, address].into_iter())
 }
 
-/// The type of a socket, with the flag for a non-blocking descriptor, so that the constructor does not make the
-/// descriptor non-blocking again.
+/// The socket's type, with the flag that tells the constructor that the descriptor is already non-blocking.
 fn nonblocking<'py>(kind: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let kind_number: i32 = kind.extract()?;
     new_objects::int(kind.py(), (kind_number | socket::NONBLOCKING_TYPE).into())

@@ -16,7 +16,7 @@ use crate::binding::object_result::{ObjectResult, none};
 /// The largest number of bytes that the kernel transfers in one call.
 const MAX_LEN: usize = 0x7fff_f000;
 
-/// `_coro_read_now(fd, length)`: returns bytes, or None if the system has no such call for this kind of file.
+/// `_coro_read_now(fd, length)`: returns bytes, or None if the system has no non-blocking read for this kind of file.
 pub(in crate::coro) fn read_now<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let (Some(fd), Some(length)) = (args.get(0), args.get(1)) else {
         return Err(PyTypeError::new_err(
@@ -33,8 +33,8 @@ pub(in crate::coro) fn read_now<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Ob
     }
 }
 
-/// `_coro_write_now(fd, data)`: returns the number of bytes written, or None if the system has no such call for this
-/// kind of file.
+/// `_coro_write_now(fd, data)`: returns the number of bytes written, or None if the system has no non-blocking write
+/// for this kind of file.
 pub(in crate::coro) fn write_now<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let (Some(fd), Some(data)) = (args.get(0), args.get(1)) else {
         return Err(PyTypeError::new_err(

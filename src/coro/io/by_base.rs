@@ -70,7 +70,7 @@ const NAMES: [&str; COUNT] = [
     "_real_close",
     "__init__",
 ];
-/// Never freed.
+/// The base methods, in the order of `NAMES`. They are never freed.
 static METHODS: [AtomicPtr<ffi::PyObject>; COUNT] = [const { AtomicPtr::new(ptr::null_mut()) }; COUNT];
 
 /// A base method, as it was when the native type was made.
@@ -148,8 +148,8 @@ impl BaseCall {
         }
     }
 
-    /// Whether the call asked for urgent data, found none, and one of Python's sockets would wait: it waits if it has a
-    /// timeout and there is nothing to read.
+    /// Whether the call asked for urgent data, found none, and Python's own socket would now wait: it has a timeout,
+    /// and there is nothing to read.
     #[cold]
     fn finds_no_urgent_data(&self, socket: &Socket<'_>, error: &PyErr) -> bool {
         let py = socket.py();
@@ -174,7 +174,7 @@ impl Operation for BaseCall {
         let py = socket.py();
         let direction = self.method.direction();
         if direction == Direction::Read {
-            // The result says nothing about what is left in the socket.
+            // The method's result does not show whether data is left in the socket.
             socket.extra().is_drained.set(false);
         }
         let function = base_method(py, self.method)?;

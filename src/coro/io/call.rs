@@ -59,7 +59,7 @@ pub(super) trait Operation {
         false
     }
 
-    /// Called when the call fails, perhaps after a part is done.
+    /// Called when the call fails, perhaps after it has done a part of its work.
     #[cold]
     fn give_up(&mut self, _: &Socket<'_>) {}
 }
@@ -75,13 +75,13 @@ struct Call<O> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum CallState {
     New,
-    /// The coro has yielded before its first attempt, or between two parts.
+    /// The coro has yielded before its first attempt, or between two attempts that do a part each.
     Yielded,
     Waiting,
 }
 
-/// Calls the function of a row for a socket's method that may wait. That function makes an operation from the
-/// arguments, and this function runs the operation.
+/// Runs a method of a socket that may wait. `operation`, the function in the method's row, makes an operation from the
+/// arguments.
 ///
 /// # Safety
 /// CPython has called a method of `slf`, an object of the native socket type, with these arguments.
@@ -154,8 +154,9 @@ fn go_on<O: Operation>(
     attempt(call, socket, coro, has_waited)
 }
 
-/// Begins a wait for data on a socket that has had no read event since its last read. Returns false if there was such
-/// an event: another wait has used it up, and the data may still be there.
+/// Begins a wait for data without an attempt to read, because the last read has emptied the socket. Returns false if
+/// the socket is closed, or if there was a read event since that read: another wait has used the event up, and the data
+/// may still be there.
 #[inline]
 fn begin_hopeless<O: Operation>(
     call: &mut Call<O>,
@@ -216,7 +217,7 @@ fn attempt<O: Operation>(
     }
 }
 
-/// The target of a wait in this direction.
+/// Describes a wait for the socket's descriptor in this direction.
 #[inline]
 fn target<'a, 'py>(socket: &'a Socket<'py>, fd: RawFd, direction: Direction) -> Target<'a, 'py> {
     Target {

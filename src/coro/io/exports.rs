@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 pub(super) struct View(ffi::Py_buffer);
 
 impl View {
-    /// Exports the buffer. TypeError or BufferError if the object has no such contiguous buffer.
+    /// Exports the buffer. TypeError or BufferError if the object has no contiguous buffer that fits the flags.
     pub(super) fn new(object: &Bound<'_, PyAny>, flags: i32) -> PyResult<Self> {
         let mut view = Self(ffi::Py_buffer::new());
         view.fill(object, flags)?;

@@ -1,5 +1,5 @@
-//! Waits for readiness that make no read or write themselves: `wait_for_read`, `wait_for_write`, and the `_wait` of
-//! sockets.
+//! Functions that wait until a descriptor is ready, but do not read or write: `wait_for_read`, `wait_for_write`, and
+//! the `_wait` of sockets.
 
 use pyo3::exceptions::{PyPermissionError, PyTypeError, PyValueError};
 use pyo3::ffi;
@@ -79,7 +79,7 @@ impl Kept {
 
 /// Whether the error is epoll's refusal of a regular file or directory; reading and writing these never waits.
 fn is_always_ready(py: Python<'_>, error: &PyErr) -> bool {
-    // On Python 3.11 the class is known only from the exception itself.
+    // On Python 3.11 the `PyErr` itself says OSError; only the exception object has the subclass.
     error.value(py).is_instance_of::<PyPermissionError>()
 }
 
@@ -95,13 +95,13 @@ fn step_of_function(
         kept.wait.set_limit(limit_of(timeout)?);
         kept.fd = watching::descriptor(&target)?;
         // No system call has found that it would block, so the descriptor may be ready now, and an earlier wait may
-        // have used up the event for that.
+        // have used up the event that reported this.
         kept.is_anew = true;
     }
     let target = kept.args.get(0).ok_or_else(no_target)?;
     let socket = Socket::from_object(&target);
     if let Some(socket) = &socket {
-        // This wait uses up the next event. A read that relied on `is_drained` would wait for that event.
+        // This wait uses up the next event. If `is_drained` stayed set, a later read would wait for that event.
         socket.extra().is_drained.set(false);
     }
     kept.go_on(&target, socket.as_ref(), outcome)
@@ -147,7 +147,7 @@ fn step_of_socket(
     kept.go_on(socket.object(), Some(&socket), outcome)
 }
 
-/// Calls the function of a row for one of these waits. The function makes one step; see `suspension::wait_in_steps`.
+/// Runs `step`, which is one of the two functions above; see `suspension::wait_in_steps`.
 ///
 /// # Safety
 /// CPython has called a function or, for `step_of_socket`, a method of the native socket `slf` with these arguments.
@@ -202,7 +202,7 @@ pub(in crate::coro) fn is_on_loop<'py>(py: Python<'py>, _: Args<'_, 'py>) -> Obj
     Ok(bool_object(py, suspension::current_on_loop(py).is_some()))
 }
 
-/// The functions that give users these waits.
+/// The public functions `wait_for_read` and `wait_for_write`.
 pub(in crate::coro) fn wait_functions() -> [ffi::PyMethodDef; 2] {
     [
         row!(

@@ -1,7 +1,8 @@
 //! The methods that receive: `recv` and its relatives.
 //!
-//! The usual forms of `recv` and `recv_into` are implemented here. All other calls go to the base's own methods, which
-//! raise `BlockingIOError` when a wait is needed. So their arguments, results and errors are exactly Python's.
+//! `recv_exact` and the usual forms of `recv` and `recv_into` are implemented here. All other calls go to the base's
+//! own methods, which raise `BlockingIOError` when a wait is needed. So their arguments, results and errors are exactly
+//! Python's.
 
 use std::io;
 use std::num::NonZeroUsize;
@@ -26,7 +27,7 @@ use crate::binding::rows::row;
 use crate::event_loop::progress::{Attempt, WaitReason};
 use crate::event_loop::reactor::{Direction, Received, receive_direct};
 
-/// The largest object that is allocated before it is known how much data there is, in a thread without a loop.
+/// In a thread without a loop: the largest object that is allocated before the amount of data is known.
 const MAX_UNKNOWN_LEN: usize = 256 * 1024;
 
 pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
@@ -164,7 +165,8 @@ fn receive<'py>(
     }
 }
 
-/// Data that `recv_exact` has left, at most `len` bytes; None if there is none.
+/// Received data that was put back (`_put_back`), for example by `recv_exact`: at most `len` bytes. None if no
+/// data was put back.
 #[cold]
 fn unread<'py>(socket: &Socket<'py>, len: Option<usize>) -> PyResult<Option<Bound<'py, PyAny>>> {
     let Some(len) = len else { return Ok(None) };
@@ -230,7 +232,7 @@ impl RecvInto {
         Some((received, capacity))
     }
 
-    /// Copies data that `recv_exact` has left into the buffer. None if there is no such data, or if the base must
+    /// Fills the buffer with data that was put back (`_put_back`). None if there is no such data, or if the base must
     /// handle the arguments.
     #[cold]
     fn take_unread<'py>(&mut self, socket: &Socket<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
@@ -287,7 +289,7 @@ impl Operation for RecvInto {
     }
 }
 
-/// `recv_exact(n, /)`
+/// `recv_exact(nbytes, /)`
 struct RecvExact {
     args: Args<'static, 'static>,
     /// The `bytes` object that is being filled; `done` is the number of bytes written.
@@ -374,7 +376,7 @@ impl Operation for RecvExact {
         }
     }
 
-    /// Leaves the received part for the next call.
+    /// Puts the received part back, for the next call that reads.
     #[cold]
     fn give_up(&mut self, socket: &Socket<'_>) {
         let Some(data) = self.data.take().filter(|_| self.done > 0) else {

@@ -1,4 +1,4 @@
-//! The methods that send: `send`, `sendall`.
+//! The methods that send: `send`, `sendall`, `write`, `sendto`, `sendmsg`.
 
 use std::ffi::c_int;
 

@@ -31,7 +31,7 @@ pub(super) struct Extra {
     /// will report it with an event. There are two exceptions: the event has already come (`is_reported`), or the
     /// socket is no longer registered.
     pub(super) is_drained: Cell<bool>,
-    /// The Python class holds data that was received but not yet returned (`recv_exact`).
+    /// The Python class holds data that was received and then put back (`_put_back`).
     pub(super) has_unread: Cell<bool>,
     stream: Cell<StreamKind>,
 }
@@ -151,7 +151,8 @@ impl<'py> Socket<'py> {
         })
     }
 
-    /// Records that a read from `fd` returned `len_bytes` of at most `capacity` bytes, in a coro of the reactor's loop.
+    /// Records that a read from `fd` returned `len_bytes` of at most `capacity` bytes. `reactor` belongs to the
+    /// loop of the running coro; it is None if no coro runs.
     #[inline]
     pub(super) fn note_read(&self, reactor: Option<&Reactor>, fd: RawFd, len_bytes: usize, capacity: usize) {
         let is_drained = len_bytes > 0

@@ -27,7 +27,7 @@ use crate::binding::object_result::{ObjectResult, bool_object, none};
 use crate::binding::rows::{self, leak_table, row};
 use crate::binding::{base_socket, errors, new_objects};
 
-/// Calls the function of a row for a method that never waits, a `fn(&Socket, Args) -> ObjectResult`.
+/// Calls `function`, which implements a method that never waits.
 ///
 /// # Safety
 /// CPython has called a method of `object`, an object of the native socket type, with these arguments.
@@ -116,8 +116,8 @@ fn timeout_of(socket: &Socket<'_>, value: &Bound<'_, PyAny>) -> PyResult<Option<
     {
         return Ok(Some(timeout_s));
     }
-    // Ask the base with a socket that was never opened: it checks the value first, and only then finds that there is no
-    // descriptor.
+    // Pass the value to the base's method on a socket that was never opened. The method checks the value first, and
+    // only then finds that there is no descriptor.
     let py = socket.py();
     let raw = py.import("_socket")?.getattr("socket")?;
     let unopened = raw.call_method1("__new__", (&raw,))?;
@@ -207,7 +207,8 @@ unsafe extern "C" fn timeout(slf: *mut ffi::PyObject, _: *mut c_void) -> *mut ff
 
 // ---- the type ------------------------------------------------------------------------------------------------------
 
-/// `__init__`: calls that of `socket.socket`, makes the descriptor non-blocking, and moves the timeout to `Extra`.
+/// `__init__`: calls the `__init__` of `socket.socket`, makes the descriptor non-blocking, and moves the timeout to
+/// `Extra`.
 unsafe extern "C" fn init(
     slf: *mut ffi::PyObject,
     args: *mut ffi::PyObject,
@@ -292,7 +293,7 @@ fn make_type<'py>(base: &Bound<'py, PyType>) -> PyResult<Bound<'py, PyType>> {
     let bases = PyTuple::new(py, [base])?;
     // SAFETY: the spec and its slots outlive the call, and the tables are leaked. Dealloc, traverse and clear are the
     // functions that CPython gives to every class that derives from a Python class. They handle the fields of the base,
-    // and `Extra` needs nothing.
+    // and nothing has to be done for `Extra`.
     let kind = unsafe {
         let made = ffi::PyType_FromSpecWithBases(&raw mut spec, bases.as_ptr());
         Bound::from_owned_ptr_or_err(py, made)?.cast_into_unchecked::<PyType>()
@@ -308,7 +309,7 @@ pub(in crate::coro) fn bind_methods<'py>(py: Python<'py>, args: Args<'_, 'py>) -
     let base = SOCKET_TYPE.load(Ordering::Acquire);
     let kind = args.get(0).map(Bound::cast_into::<PyType>).transpose()?;
     let is_native = |kind: &Bound<'_, PyType>| {
-        // SAFETY: attached; null, or a type that is never freed, and a live type.
+        // SAFETY: attached; `base` is not null here and never freed, and `kind` is a live type.
         !base.is_null() && unsafe { ffi::PyType_IsSubtype(kind.as_type_ptr(), base) } != 0
     };
     let Some(kind) = kind.filter(is_native) else {

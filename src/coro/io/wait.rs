@@ -36,7 +36,7 @@ pub(super) struct Waiting {
     writer: Cell<*mut ffi::PyObject>,
     /// The fd table's mark for the last wait on this object, for `Descriptors::wait_again`; 0 if there was none.
     stamp: Cell<u64>,
-    /// The value of `forks()` when a coro was last stored.
+    /// The value of `forks()` when this record was last used.
     forks: Cell<u32>,
 }
 
@@ -101,7 +101,7 @@ pub(super) struct Target<'a, 'py> {
     pub(super) waiting: Option<&'a Waiting>,
     pub(super) fd: RawFd,
     pub(super) direction: Direction,
-    /// An event from before this wait must not end it.
+    /// The wait must report the descriptor if it is ready now, and an event from before this wait must not end it.
     pub(super) is_anew: bool,
 }
 
@@ -110,14 +110,14 @@ pub(super) struct Target<'a, 'py> {
 enum TimeLimit {
     /// The limit, counted from the start of the first wait.
     For(Limit),
-    /// The end of the time, in a thread without coros that has already waited.
+    /// The time at which the waits end, once a thread without coros has begun the first one.
     Until(BlockingEnd),
 }
 
 /// The waits of one call. This value stays on the coro's stack during a wait.
 pub(super) struct Wait {
     time_limit: TimeLimit,
-    /// Set once a coro has waited.
+    /// Set when a coro begins its first wait.
     deadline: Option<Deadline<'static>>,
     fd: RawFd,
     direction: Direction,
@@ -184,9 +184,9 @@ impl Wait {
         Ok(())
     }
 
-    /// A fast `begin_in` for a read that would find nothing. It requires that there is no limit, no interruption and no
-    /// value of an earlier wait, that the socket has waited before, and that there was no event since. Otherwise it
-    /// does nothing and returns false.
+    /// A fast `begin_in` for a read that would find nothing. It requires that the call has no limit, that no
+    /// interruption and no value of an earlier wait is pending, that no other coro waits to read, and that the socket
+    /// has waited before and had no read event since. Otherwise it does nothing and returns false.
     #[inline]
     pub(super) fn begin_again(&mut self, coro: Coro<'static>, fd: RawFd, waiting: &Waiting) -> bool {
         let is_plain = matches!(self.time_limit, TimeLimit::For(Limit::Endless))
@@ -319,7 +319,8 @@ fn enter(coro: Coro<'_>, target: Target<'_, '_>) -> PyResult<()> {
 unsafe fn wake(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: by the contract.
     let coro: Coro<'_> = unsafe { This::new(py, object) };
-    // A coro leaves the fd table before it does anything else. So a coro that waits now is waiting for this event.
+    // A coro that continues leaves the fd table before it does anything else. So a coro that waits now is waiting for
+    // this event.
     if coro.status.get() == Status::Waiting && !coro.wait_node.is_queued() {
         coro.has_event.set(true);
         scheduler::make_ready(coro);

@@ -190,8 +190,8 @@ fn set_name<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(none(this.py()))
 }
 
-/// `_make_daemon()`: marks the coro as one that stands for a daemon thread. It leaves `asyncio.all_tasks()`, because
-/// code that cancels all tasks and waits for them must not wait for it.
+/// `_make_daemon()`: marks the coro as one that stands for a daemon thread, and removes it from `asyncio.all_tasks()`,
+/// because code that cancels all tasks and waits for them must not wait for it.
 fn make_daemon<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     check_thread(this)?;
     this.is_daemon.set(true);

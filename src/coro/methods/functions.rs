@@ -123,7 +123,7 @@ pub(super) fn now<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     new_objects::float(py, now_s)
 }
 
-/// `_coro_monotonic()`: the time of `time.monotonic()`, even while a program replaces that function.
+/// `_coro_monotonic()`: the time of `time.monotonic()`, even if a program has replaced that function.
 pub(super) fn monotonic<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(time_s().into_pyobject(py)?.into_any())
 }
@@ -169,8 +169,9 @@ pub(super) fn live<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> 
     Ok(PyList::new(py, with_runtime(|runtime| runtime.live(py)))?.into_any())
 }
 
-/// `_coro_wait_info(coro)`: `("read", fd)` or `("write", fd)` for a wait on a descriptor; `("queue", address)` for a
-/// wait in a queue, which is inside the object that the coro waits for; None if the coro waits for neither.
+/// `_coro_wait_info(coro)`: `("read", fd)` or `("write", fd)` for a wait on a descriptor. For a wait in a queue,
+/// `("queue", address)` with the address of the queue, which is a part of the object that the coro waits for, such as a
+/// lock. None if the coro waits for neither.
 pub(super) fn wait_info<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let Some(coro) = args.get(0) else {
         return Err(PyTypeError::new_err("_coro_wait_info() takes a coro"));
@@ -275,7 +276,7 @@ pub(super) fn shut_down<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResu
     Ok(left.into_pyobject(py)?.into_any())
 }
 
-/// `_coro_end_thread()`: the thread is ending, so it makes no more coros.
+/// `_coro_end_thread()`: marks this thread as ending, so that no more coros are made in it.
 pub(super) fn end_thread<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     with_runtime(|runtime| {
         runtime.is_ending.set(true);
@@ -311,9 +312,9 @@ pub(super) fn report_error_of_thread<'py>(py: Python<'py>, args: Args<'_, 'py>) 
     Ok(none(py))
 }
 
-/// `_coro_begins_thread()`: whether a patched thread that is started here becomes a coro. It does in a coro, and in a
-/// task or callback of a loop that has coros. It does not in a process that a coro has forked, because the loop runs in
-/// the parent.
+/// `_coro_begins_thread()`: whether a patched thread that is started here becomes a coro. The result is true in a coro,
+/// and in a task or callback of a loop that has coros. It is false in a process that a coro has forked, because the
+/// loop runs in the parent.
 pub(super) fn begins_thread<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let is_coro = if running(py).is_some() {
         !suspension::is_forked()

@@ -20,7 +20,8 @@ use crate::binding::args::Args;
 use crate::binding::rows::row;
 use crate::event_loop::progress::Progress;
 
-/// Calls the two functions of a row that waits between them: see `suspension::wait_at_boundary`.
+/// Calls the two functions of a row, `begin` and `finish`, and waits between the two calls: see
+/// `suspension::wait_at_boundary`.
 ///
 /// # Safety
 /// CPython has called a function with these arguments. If `begin` returns `MustWait`, it has met the conditions of
@@ -412,7 +413,8 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         add(module, definition, "_coro_", c"grapeshot.coro")?;
     }
     module.add("_coro_latency_hint", latency::HINT)?;
-    // It replaces `_thread.get_ident`, and pickles refer to a function by its module and name.
+    // It replaces `_thread.get_ident`, so its module must be `_thread`: a pickle refers to a function by its module and
+    // name.
     let ident = row!(
         function,
         functions::ident,

@@ -94,7 +94,7 @@ fn running_loop(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     Ok(event_loop)
 }
 
-// From `funcobject.h` and `classobject.h`, which pyo3 covers only in part.
+// From `classobject.h`, which pyo3 does not cover.
 unsafe extern "C" {
     static mut PyMethod_Type: ffi::PyTypeObject;
     fn PyMethod_Function(method: *mut ffi::PyObject) -> *mut ffi::PyObject;

@@ -1,4 +1,4 @@
-//! `stack_info()` for a thread and for one coro, and the switch stamps.
+//! `stack_info()` for a thread and for one coro, the number of shared stacks, and the switch stamps.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -40,7 +40,7 @@ pub(super) fn switch_stamps<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectRes
     Ok(moments.into_pyobject(py)?.into_any())
 }
 
-/// `Coro.stack_info()`. For a running coro, `bytes_used` is its current use.
+/// `Coro.stack_info()`. For a running coro, `bytes_used` is what it uses of its stack at this moment.
 pub(super) fn coro_info<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     check_thread(this)?;
     let py = this.py();

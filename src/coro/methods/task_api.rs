@@ -30,8 +30,8 @@ use crate::event_loop::pyloop::LoopObject;
 
 // ---- the outcome ---------------------------------------------------------------------------------------------
 
-/// The result of a coro that has ended, or its exception with the traceback that it had at the end. Resetting the
-/// traceback keeps the frames of one caller out of the traceback of the next one.
+/// The result of a coro that has ended, or its exception with the traceback that it had at the end. Each caller that
+/// the exception passes through adds its frames to the traceback, so the frames of earlier callers are removed here.
 fn take_outcome(this: Coro<'_>) -> ObjectResult<'_> {
     match take_exception(this) {
         Some(exception) => Err(PyErr::from_value(exception)),
@@ -167,7 +167,8 @@ fn remove_done_callback<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> ObjectResu
     };
     let callbacks = callbacks.cast_into::<PyList>()?;
     let mut equal = Vec::new();
-    // The comparison may run Python code that waits, and other code may then change the list. So it works on a copy.
+    // The comparison may run Python code that waits, and other code may then change the list. So the loop works on a
+    // copy.
     for entry in callbacks.get_slice(0, callbacks.len()).iter() {
         if entry.get_item(0)?.eq(&callback)? {
             equal.push(entry);

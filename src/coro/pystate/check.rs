@@ -128,7 +128,7 @@ unsafe fn has_exc_info(thread: *mut u8) -> bool {
     }
 }
 
-/// Checks that a context that is entered becomes the current one.
+/// Checks that a context becomes the current one when it is entered.
 unsafe fn has_context(py: Python<'_>, thread: *mut u8) -> PyResult<bool> {
     // SAFETY: attached; the context is entered and left on this thread.
     unsafe {
@@ -255,7 +255,7 @@ unsafe fn has_caller(py: Python<'_>, thread: *mut ffi::PyThreadState) -> PyResul
         let caller = Bound::from_owned_ptr_or_err(py, caller.cast())?;
         let wanted: *mut u8 = *field(caller.as_ptr().cast(), F_FRAME);
         let mut previous: *mut u8 = *field(*field(frame.as_ptr().cast(), F_FRAME), imp::FRAME_PREVIOUS);
-        // There may be an entry frame for each call through C between the two.
+        // There may be an entry frame for each call through C between the frame and its caller.
         for _ in 0..100 {
             if previous == wanted || !(here..here + STACK_LEN).contains(&(previous as usize)) {
                 break;

@@ -29,7 +29,7 @@ const KEPT: usize = 1024;
 /// # Safety
 /// `chunk` was made by `take`.
 pub(super) unsafe fn bounds(chunk: *mut u8) -> (*mut u8, *mut u8) {
-    // The first word of a root chunk stays unused: a top at its very start would mean "free this chunk".
+    // The first word of a root chunk stays unused: CPython frees a chunk when the frame at its very start ends.
     // SAFETY: a chunk made by `take` has the size in its header.
     unsafe { (chunk.add(CHUNK_DATA + size_of::<usize>()), tail(chunk).cast()) }
 }
@@ -122,7 +122,7 @@ impl Chunks {
     }
 
     /// Takes back the chunks of a coro that has ended. Chunks after the root belong to the interpreter and go back to
-    /// its arena allocator; there are any only if the coro's frames were abandoned.
+    /// its arena allocator; they exist only if the coro's frames were abandoned.
     ///
     /// # Safety
     /// `chunk` is the innermost chunk of a coro that has no live frames.

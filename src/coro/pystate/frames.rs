@@ -1,4 +1,5 @@
-//! Keeps the chain of an evicted coro's Python frames out of the coro's stack, which is not in memory any more.
+//! Links the Python frames of an evicted coro so that their chain does not lead through the coro's stack, whose memory
+//! another coro may use by then.
 //!
 //! From 3.12 on, each entry into the evaluation loop puts an entry frame on the C stack:
 //!
@@ -10,8 +11,8 @@
 //! past the entry frames; after the stack is restored, it is linked as before. Most coros have one entry frame.
 //!
 //! Walking a long chain would load each frame into the cache, usually only to find that the outermost frame is the one
-//! to change, as it was last time. So the walk is skipped where this is certain: the outermost frame is alive and leads
-//! to the same entry frame, and between that and the stack pointer there is no space for another evaluation.
+//! to change, like the last time. So the walk is skipped if this is certain: the outermost frame is alive and leads to
+//! the same entry frame, and between that entry frame and the stack pointer there is no space for another evaluation.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,4 +1,4 @@
-//! Instruments the code of suspended stacks, on 3.15.
+//! Instruments the code of the frames on suspended stacks, on 3.15.
 //!
 //! When a tool is switched on (`sys.monitoring`, `sys.settrace`, `sys.setprofile`), CPython instruments the code of all
 //! frames that it finds through the thread states, and later any code that is entered. It misses the frames of stacks
@@ -20,7 +20,7 @@ const FLAGS: usize = 0xff;
 
 type Instrument = unsafe extern "C" fn(*mut ffi::PyObject, *mut ffi::PyInterpreterState) -> c_int;
 
-/// `_Py_Instrument` (`Include/cpython/code.h`): does nothing if the code is up to date.
+/// `_Py_Instrument` (`Include/internal/pycore_code.h`): does nothing if the code is up to date.
 static INSTRUMENT: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 /// Finds the interpreter's function. Returns an error text if it is missing.

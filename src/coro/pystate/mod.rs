@@ -106,7 +106,7 @@ pub(super) struct PyState {
     /// `cframe` or `current_frame`.
     frame: *mut u8,
     exc_info: *mut ExcInfo,
-    /// Owned by the thread state while it is there, otherwise by this.
+    /// An owned reference, which each swap exchanges with the one in the thread state.
     context: *mut ffi::PyObject,
     chunk: *mut u8,
     chunk_top: *mut u8,
@@ -253,7 +253,7 @@ impl PyState {
     /// The innermost Python frame of a state that is not in use by the thread, null if there is none.
     ///
     /// # Safety
-    /// The stack of the state is in its place.
+    /// The stack that the state belongs to is in its place.
     pub(super) unsafe fn innermost(&self) -> *mut u8 {
         // SAFETY: the pointer is the coro's root or lies on its stack (contract).
         unsafe { imp::innermost(self.frame) }
@@ -279,7 +279,7 @@ impl PyState {
     /// Instruments the code of the frames if that is necessary before they continue. MemoryError if it fails.
     ///
     /// # Safety
-    /// The state is that of a stack of this thread, which is suspended in its place.
+    /// The state belongs to a stack of this thread, which is suspended in its place.
     #[inline(always)]
     pub(super) unsafe fn instrument(&mut self, py: Python<'_>) -> PyResult<()> {
         if imp::EVAL_BREAKER.is_none() {

@@ -25,7 +25,7 @@ pub(in crate::coro) enum Event {
 static PROBE: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 
 /// Whether there is a profile function that must be told of switches. Python's own ones (`sys.setprofile`, cProfile)
-/// have an object and need no such events: they keep no pointers to frames, and they count calls.
+/// have an object and must not be told: they keep no pointers to frames, and they would count each report as a call.
 ///
 /// # Safety
 /// `thread` is the attached thread's state.

@@ -33,8 +33,8 @@ struct Keeper {
 }
 
 impl Keeper {
-    /// Calls a function with the list, without ever waiting for it. None if the list is locked: by a thread of an
-    /// interpreter that has a GIL of its own or, in a forked child, by a thread of the parent.
+    /// Calls a function with the list, if it can be locked without waiting. None if the list is locked: by a thread of
+    /// an interpreter that has a GIL of its own or, in a forked child, by a thread of the parent.
     fn with_kept<R>(&self, function: impl FnOnce(&mut Vec<Free>) -> R) -> Option<R> {
         match self.kept.try_lock() {
             Ok(mut kept) => Some(function(&mut kept)),

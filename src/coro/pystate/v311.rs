@@ -48,7 +48,7 @@ pub(super) unsafe fn before_swap(thread: *mut u8, next: *mut u8, tracing: c_int)
     }
 }
 
-/// Only the offsets are needed.
+/// There is nothing to look up: this version needs only the offsets.
 pub(super) fn look_up() -> Option<&'static str> {
     None
 }

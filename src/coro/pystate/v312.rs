@@ -38,7 +38,7 @@ pub(super) unsafe fn innermost(frame: *mut u8) -> *mut u8 {
 #[inline(always)]
 pub(super) unsafe fn before_swap(_thread: *mut u8, _next: *mut u8, _tracing: c_int) {}
 
-/// Only the offsets are needed.
+/// There is nothing to look up: this version needs only the offsets.
 pub(super) fn look_up() -> Option<&'static str> {
     None
 }

@@ -3,7 +3,7 @@
 //! ```text
 //!   on the way     [ oldest ... ]     values that were sent to waiting receivers; at least as many as are promised
 //!   promised       the number of receivers that were woken for a value and have not run yet
-//!   senders        coros with a value each, all of them newer than the values on the way
+//!   senders        coros with a value each; these values are newer than the ones on the way
 //!   receivers      coros; they wait only while all values are promised
 //! ```
 //!
@@ -133,7 +133,7 @@ impl ChannelObject {
         Some(oldest)
     }
 
-    /// Promises a value that is on the way to the receiver that has waited longest.
+    /// If a value on the way is not promised yet, promises it to the receiver that has waited longest.
     #[inline]
     fn promise(this: Channel<'_>) {
         if this.on_the_way.len() > this.promised.get()
@@ -156,7 +156,7 @@ fn late(py: Python<'_>, limit: Limit) -> PyErr {
     coro_errors::new(py, ErrorClass::Timeout, &message)
 }
 
-/// Gives a value to a waiting receiver. Returns the value if there is none and the call may wait for one.
+/// Gives a value to a waiting receiver. Returns the value if no receiver waits and the call may wait for one.
 #[inline]
 fn hand_over<'py>(
     this: Channel<'py>,

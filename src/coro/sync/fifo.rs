@@ -110,7 +110,7 @@ impl FifoObject {
         }
     }
 
-    /// Removes and returns the oldest item. The pusher that has waited longest gets its place.
+    /// Removes and returns the oldest item. Items of waiting pushers then enter the queue while there is space.
     #[inline]
     fn take(this: Fifo<'_>) -> Option<Bound<'_, PyAny>> {
         if this.free() == 0 {
@@ -280,7 +280,7 @@ fn pop_all(
         return Ok(Progress::MustWait(()));
     };
     let mut items: Vec<_> = first.into_iter().collect();
-    // Each item that is taken may let in a waiting pusher's item. The limit leaves those items for the next call.
+    // Each item that is taken may let in a waiting pusher's item. `most` leaves such items for the next call.
     let most = match this.max_len.get() {
         0 => usize::MAX,
         limit => limit,

@@ -1,4 +1,4 @@
-//! `ItemQueue`: the objects in a fifo or a channel, oldest first.
+//! `ItemQueue`: the objects in a fifo, a channel or a queue of `threads`, oldest first.
 
 use std::cell::UnsafeCell;
 use std::collections::VecDeque;
@@ -14,7 +14,8 @@ struct Item {
     is_exception: bool,
 }
 
-/// Owns its references. Only the thread that may use the surrounding primitive uses it.
+/// Owns its references. It has no lock: only one thread uses a primitive of `sync`, and a queue of `threads` is used
+/// with the GIL held.
 pub(in crate::coro) struct ItemQueue(UnsafeCell<VecDeque<Item>>);
 
 impl ItemQueue {

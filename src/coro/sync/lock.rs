@@ -24,9 +24,9 @@ use crate::coro::{runtime, suspension};
 #[repr(C)]
 pub(super) struct LockObject<const RECURSIVE: bool> {
     head: Head,
-    /// The coro that holds it. A coro that was granted the lock holds it even before it runs.
+    /// The coro that holds the lock. A coro that was granted the lock holds it even before it runs.
     holder: ObjectCell,
-    /// How often the holder has taken it again after the first time.
+    /// How often the holder has taken the lock again after the first time.
     depth: Cell<usize>,
     waiters: WaitQueue,
 }

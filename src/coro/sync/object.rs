@@ -33,7 +33,7 @@ pub(super) const FLAGS: u64 = ffi::Py_TPFLAGS_BASETYPE;
 pub(super) struct Head {
     base: ffi::PyObject,
     weakrefs: Cell<*mut ffi::PyObject>,
-    /// The only thread that may use it, 0 before that is known.
+    /// The only thread that may use the object; 0 before that thread is known.
     thread: Cell<u64>,
     /// The thread that created it.
     maker: Cell<u64>,
@@ -218,7 +218,7 @@ impl Call {
     }
 }
 
-/// Calls the function of a row for a method that waits in steps. The function makes one step; see
+/// Runs a method that waits in steps. `step`, the function in the method's row, makes one step; see
 /// `suspension::wait_in_steps`.
 ///
 /// # Safety

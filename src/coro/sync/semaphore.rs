@@ -123,7 +123,7 @@ fn wait_for(this: Semaphore<'_>, count: i64, limit: Limit) -> PyResult<bool> {
             this.available.set(this.available.get() + count);
         }
         if wait.is_late || wait.result.is_err() {
-            // The coros after this one may have waited only because it was first.
+            // The coros behind this one may have waited only because this one was first.
             SemaphoreObject::pass_on(this);
         }
         wait.result?;

@@ -30,7 +30,7 @@ struct LockObject<const RECURSIVE: bool> {
     weakrefs: Cell<*mut ffi::PyObject>,
     /// The coro or thread that holds the lock. A waiter that was granted the lock holds it even before it runs.
     holder: Cell<Party>,
-    /// How often the holder has taken it again after the first time.
+    /// How often the holder has taken the lock again after the first time.
     depth: Cell<usize>,
     waiters: Waiters,
 }

@@ -110,7 +110,7 @@ impl Party {
         self.ident == 0
     }
 
-    /// Whether this is another real thread, which keeps running while this thread blocks.
+    /// Whether the party is a real thread other than the current one. That thread keeps running while this one blocks.
     fn is_other_thread(self) -> bool {
         !self.is_coro && !self.is_nobody() && self.ident != current_thread()
     }
@@ -165,7 +165,7 @@ impl ThreadWaiter {
 
 impl Drop for ThreadWaiter {
     fn drop(&mut self) {
-        // SAFETY: no thread waits on it, because a waiting thread holds a reference to this.
+        // SAFETY: no thread waits on the semaphore, because a waiting thread holds a reference to this value.
         unsafe { PyThread_free_lock(self.semaphore) };
     }
 }
@@ -187,9 +187,9 @@ pub(super) trait Source {
     fn take(&self, py: Python<'_>) -> bool;
     /// Takes back the grant of a waiter that was interrupted, and passes it to the next waiter.
     fn give_back(&self, py: Python<'_>);
-    /// The current holder, if there can be one.
+    /// The current holder; `NOBODY` for a source that is never held.
     fn holder(&self) -> Party;
-    /// Why a wait is necessary, for error messages.
+    /// Why the caller's thread might block forever, for the message of `cannot_wait`.
     fn what(&self) -> &'static str;
 }
 
@@ -276,7 +276,7 @@ fn find_way<'py>(py: Python<'py>, source: &impl Source, limit: Limit) -> PyResul
     if runtime::current_anywhere(py).is_some() {
         match suspension::suspendable(py) {
             Ok(coro) => return Ok(Way::Coro(coro, Deadline::new(coro, limit)?)),
-            // In the child of a fork the coro owns the thread, and other threads are real.
+            // In the child of a fork the coro may block the thread: no loop and no other coro needs it.
             Err(_) if source.holder().is_other_thread() || suspension::is_forked() => {}
             Err(error) => return Err(cannot_wait(py, source.what(), &error)),
         }
@@ -322,7 +322,7 @@ impl Waiters {
     /// Removes all waiters without waking them.
     pub(super) fn clear(&self) {
         self.coros.clear();
-        // In the child of a fork the copies of the parent's threads still count as owners, so this frees no semaphore
+        // In the child of a fork, the references of the parent's threads are never dropped, so this frees no semaphore
         // that a thread waits on.
         self.threads.borrow_mut().clear();
     }

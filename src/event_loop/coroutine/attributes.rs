@@ -38,7 +38,7 @@ fn is_suspended<S: Steps>(this: Coroutine<'_, S>) -> ObjectResult<'_> {
     ))
 }
 
-/// `cr_frame` and `cr_code`: None, because no Python code is behind the coroutine.
+/// `cr_frame` and `cr_code`: None, because the coroutine has no Python code.
 fn nothing<S: Steps>(this: Coroutine<'_, S>) -> ObjectResult<'_> {
     Ok(none(this.py()))
 }

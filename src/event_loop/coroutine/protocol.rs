@@ -1,5 +1,5 @@
-//! The coroutine protocol: `send` and its variants for tasks and for `await`, `throw`, `close`, and the steps behind
-//! them.
+//! The coroutine protocol: the step, the three ways to take it (`send`, `am_send` for tasks, and `tp_iternext` for
+//! `await`), `throw` and `close`.
 
 use std::ptr;
 

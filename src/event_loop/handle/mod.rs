@@ -111,8 +111,8 @@ impl Deref for HandleRef {
 
     #[inline]
     fn deref(&self) -> &HandleObject {
-        // SAFETY: `create` and `of` have made this reference for an object of this layout, which it keeps alive. As for
-        // `This`, shared references are enough.
+        // SAFETY: `create` and `of` have made this reference for an object of this layout, which it keeps alive. Shared
+        // references are enough, because the fields that change are cells and atomics, as for `This`.
         unsafe { &*self.as_ptr().cast::<HandleObject>() }
     }
 }

@@ -33,7 +33,7 @@ impl<'py> Handle<'py> {
     }
 
     /// `run` for a handle that runs once, in builds with the GIL. The references to callback, arguments and context
-    /// move out of the handle, so the call needs no further ones.
+    /// move out of the handle, so the call needs no additional references.
     #[inline(always)]
     fn run_moved(self) -> PyResult<()> {
         let (this, py) = (self, self.py());

@@ -93,11 +93,11 @@ counters! {
     /// Calls of `write` and `writelines` whose data was kept, to be sent together with other data.
     corked_writes,
     connections_accepted,
-    /// Calls of `accept` that failed, except because no connection was waiting.
+    /// Calls of `accept` that failed. A call that found no waiting connection is not counted.
     accept_errors,
     coros_started,
     coros_ended,
-    /// Coros that have a stack of their own.
+    /// Coros that were started with a stack of their own.
     pinned_coros_started,
     pinned_coros_ended,
     /// How often a coro was resumed.
@@ -105,8 +105,8 @@ counters! {
     /// How often a coro's stack was copied away to make room for another coro's.
     coro_evictions,
     coro_bytes_copied,
-    /// The lengths of the ready queue and the timer heap when the last iteration began. For builds in which other
-    /// threads cannot read the queues.
+    /// The lengths of the ready queue and the timer heap when the last iteration began. Free-threaded builds need them:
+    /// there, no other thread may read the queues while the loop runs.
     noted_ready,
     noted_timers,
 }
@@ -145,8 +145,8 @@ impl Counters {
 }
 
 /// Measures how long the loop has run, and how much of that time it was blocked in polls. Reading the clock around each
-/// poll would cost too much, so a poll reads the processor's tick counter, twice. The clock is read only at the start
-/// and the end of a run, and gives the length of a tick.
+/// poll would cost too much, so the processor's tick counter is read before and after a poll instead. The clock is read
+/// only at the start and the end of a run and in `durations_ns`, which computes from it how long a tick is.
 ///
 /// ```text
 ///   run begins:            poll blocks:        poll returns:            run ends:

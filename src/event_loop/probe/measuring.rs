@@ -23,8 +23,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use grapeshot_core::queue::histogram::Histogram;
 use grapeshot_core::sys::clock;
 
-/// The entries of the ready queue from the end of the mark before this one up to number `end` have been ready since
-/// `since_ns`. Entries are numbered from the start of measuring.
+/// The entries of the ready queue between the previous mark's `end` and this mark's `end` have been ready since
+/// `since_ns`. Entries are numbered from the last `forget_marks`.
 struct Mark {
     end: u64,
     since_ns: u64,
@@ -34,7 +34,7 @@ pub(crate) struct Measuring {
     pub(super) durations: Histogram,
     pub(super) delays: Histogram,
     marks: RefCell<VecDeque<Mark>>,
-    /// The number of entries that were taken out of the ready queue.
+    /// The number of entries that were taken out of the ready queue since the last `forget_marks`.
     taken: Cell<u64>,
     /// When the last poll returned.
     polled_ns: Cell<u64>,

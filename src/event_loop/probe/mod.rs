@@ -149,7 +149,7 @@ impl Probe {
         }
     }
 
-    // ---- the two functions -----------------------------------------------------------------------------------
+    // ---- the two observers -----------------------------------------------------------------------------------
 
     /// Passes a new task or coro to the task observer, if there is one. Returns whether there is one.
     #[inline]
@@ -174,13 +174,13 @@ impl Probe {
         drop(self.task_observer.replace(observer, py));
     }
 
-    /// Drops both functions, because the loop is freed or cleared by the collector.
+    /// Drops both observers. Called when the loop is freed or cleared by the collector.
     pub(super) fn forget_observers(&self, py: Python<'_>) {
         self.set_step_observer(py, None);
         self.set_task_observer(py, None);
     }
 
-    /// Reports the references to the two functions.
+    /// Reports the references to the two observers.
     ///
     /// # Safety
     /// `visit` and `arg` are the collector's.

@@ -32,7 +32,7 @@ pub(crate) struct Observer {
     pub(crate) end: fn(&Bound<'_, PyAny>, Kind) -> PyResult<()>,
     /// Called when the loop stops running in this thread.
     pub(crate) leave: fn(),
-    /// The function of the queue entries that tell the observer themselves. These are the coros.
+    /// The deferred function that resumes a coro. Queue entries with this function tell the observer themselves.
     pub(crate) own_entry: Deferred,
 }
 
@@ -62,8 +62,8 @@ pub(crate) fn leave() {
     }
 }
 
-/// Whether queue entries with this function tell the observer themselves. If this returns false by mistake, that only
-/// costs time.
+/// Whether queue entries with this function tell the observer themselves. A function may have several addresses, so the
+/// comparison may be false by mistake; that only costs time.
 pub(super) fn is_own_entry(run: Deferred) -> bool {
     OBSERVER
         .get()

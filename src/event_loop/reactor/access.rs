@@ -48,7 +48,7 @@ impl Access {
         Visit(self)
     }
 
-    /// Whether another thread is in the middle of such a visit and waits there. The loop must not run until it is over.
+    /// Whether another thread has begun a visit and has not ended it yet. The loop must not run until it has.
     pub(crate) fn is_visited_by_others(&self) -> bool {
         let own = current_thread();
         self.visitors.borrow().iter().any(|visitor| *visitor != own)

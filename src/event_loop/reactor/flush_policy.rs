@@ -16,12 +16,12 @@
 //! A step is one call that the loop makes: a handle (and with it a task's step or a timer), the run of a coro, or the
 //! event of a source. The ready handles and coros of one iteration form a batch. Data that is held during a source's
 //! event is sent when the source returns. Data that is held during the steps of a batch is sent after the last step, or
-//! after an earlier one if it is due by then (`is_due`). It is not sent after each step because of peers on the same
-//! machine: a send that has to wake a sleeping process takes longer. If sends follow each other closely, only the first
-//! one finds the peer asleep.
+//! after an earlier one if it is due by then (`is_due`). The loop does not send it after each step, because a send
+//! takes longer if it must wake a sleeping process on the same machine. If sends follow each other closely, only the
+//! first one finds the peer asleep.
 //!
-//! A held write must not be noticeable. So the calls that would reveal it send it first (`send_held`), and so does a
-//! fork. The list of the transports that hold data is in `held`.
+//! A program must not notice that a write is held. So calls that would reveal it send the held data first
+//! (`send_held`), and so does a fork. The list of the transports that hold data is in `held`.
 //!
 //! Writes to pipes and to datagram sockets are not collected, because the reader may treat each write as a unit. Writes
 //! to a coro's socket are not collected either, because `send` returns the result of the system call.
@@ -34,24 +34,25 @@ use super::Held;
 use crate::binding::flags::FlagCell;
 use crate::binding::native_type::This;
 
-/// Corked data beyond this is sent at once. It fills whole system calls and records anyway, and memory must not fill
-/// with data that the kernel would take.
+/// Corked data of more than this many bytes is sent at once. It fills whole system calls and records anyway, and memory
+/// must not fill with data that the kernel would take.
 const CORKED_LEN: usize = 64 * 1024;
 
 /// A larger write is not held: it is worth a system call of its own, and fills a TLS record.
 const HELD_WRITE_LEN: usize = 16 * 1024;
-/// A stream sends held data beyond this at once, while it is still in the processor's cache.
+/// A stream sends held data of more than this many bytes at once, while it is still in the processor's cache.
 pub(crate) const HELD_STREAM_LEN: usize = 16 * 1024;
-/// TLS encrypts held plaintext beyond this at once. It may hold more than a stream, so that small writes fill records.
+/// TLS encrypts held plaintext of more than this many bytes at once. It may hold more than a stream, so that small
+/// writes fill records.
 pub(crate) const HELD_TLS_LEN: usize = 64 * 1024;
 /// If a step still writes this long after the first held write, its writes are sent at once.
 const LATE_NS: u64 = 1_000_000;
 
-/// At the end of each step of a batch, the held data is due if at least this many transports hold data, ...
+/// At the end of a step of a batch, the held data is due if at least this many transports hold data.
 const BATCH_LEN: usize = 64;
-/// ... if they hold more than this many bytes, ...
+/// It is also due if the transports hold more than this many bytes.
 const BATCH_LEN_BYTES: usize = 256 * 1024;
-/// ... or if the first of them has held data for this long.
+/// It is also due if the first transport has held data for this long.
 const BATCH_NS: u64 = 1_000_000;
 
 /// A transport that collects small writes.
@@ -61,7 +62,7 @@ pub(crate) trait Flushable: Sized {
     const CORKED: Self::Flags;
     /// Set while the transport is on the loop's list.
     const HELD: Self::Flags;
-    /// Held data beyond this is sent at once.
+    /// Held data of more than this many bytes is sent at once.
     const HELD_LEN: usize;
 
     fn flags(&self) -> &FlagCell<Self::Flags>;
@@ -112,7 +113,8 @@ pub(crate) fn may_hold<T: Flushable>(this: This<'_, T>, len_bytes: usize) -> boo
     is_small(this, len_bytes, len_bytes) && this.held().is_accepting()
 }
 
-/// Holds the data that was written first: `len_bytes`, for which `may_hold` has returned true.
+/// Begins to hold data: puts the transport on the loop's list. `len_bytes` is the length of the first write, for which
+/// `may_hold` has returned true.
 #[inline]
 pub(crate) fn hold<T: Flushable>(this: This<'_, T>, len_bytes: usize) {
     this.flags().set(T::HELD);

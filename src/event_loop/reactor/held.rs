@@ -1,5 +1,5 @@
-//! The list of the transports that hold data, so that the writes of several steps are sent one right after the other.
-//! `flush_policy` decides what is held, and when.
+//! The list of the transports that hold data. It lets the loop send the writes of several steps one right after the
+//! other. `flush_policy` decides what is held, and when.
 //!
 //! ```text
 //!   write() in a step --> the transport keeps the data --> push(): the transport is put on the list
@@ -27,7 +27,8 @@ use crate::binding::current_thread;
 use crate::event_loop::source::{Deferred, DeferredCall};
 
 thread_local! {
-    /// The list of the loop that runs in this thread; null if there is none. Set by `Holding`, which the list outlives.
+    /// The list of the loop that runs in this thread; null if there is none. Set by a `Holding`, which does not live
+    /// longer than the list.
     static RUNNING: Cell<*const Held> = const { Cell::new(ptr::null()) };
 }
 
@@ -55,7 +56,7 @@ pub(crate) fn after_fork() {
     with_running(|held| held.thread.set(0));
 }
 
-/// A time in which one loop holds no writes and they are sent at once.
+/// A time during which one loop's writes are not held but sent at once.
 struct Pause {
     /// The value of `Held::thread` before the pause.
     thread: u64,
@@ -150,8 +151,8 @@ impl Held {
     }
 
     /// Sends the held data at the end of a step that has returned `result`. Changes `result` only if sending raises an
-    /// exception that must leave the loop. A function of its own, so that a step without held data costs one branch
-    /// and no copy of its result.
+    /// exception that must leave the loop. This is a function of its own, so that a step without held data costs one
+    /// branch and no copy of its result.
     #[inline(never)]
     pub(super) fn flush_into(&self, py: Python<'_>, result: &mut PyResult<()>) {
         let flushed = self.flush(py);
@@ -217,7 +218,7 @@ pub(super) struct Holding<'a> {
 }
 
 impl<'a> Holding<'a> {
-    /// Starts to hold. The second value is the result of sending the outer loop's held writes.
+    /// Starts to hold writes. The second value is the result of sending the outer loop's held writes.
     pub(super) fn begin(py: Python<'_>, held: &'a Held) -> (Self, PyResult<()>) {
         let flushed = flush_running(py);
         let pause = with_running(Pause::begin);

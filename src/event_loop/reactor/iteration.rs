@@ -247,8 +247,8 @@ impl Reactor {
     /// remaining sources are not called: the next poll reports their events again. The poller may report the other
     /// events only once, so they are handled even after an error.
     fn dispatch(&self, py: Python<'_>, event_loop: &LoopObject, count: usize, part: Part) -> PyResult<()> {
-        // Python's signal handlers run in bytecode, or here. A loop with only native callbacks must still notice
-        // Ctrl-C.
+        // Python runs signal handlers while it executes bytecode. A loop with only native callbacks executes none, but
+        // must still notice Ctrl-C.
         let mut result = py.check_signals();
         for index in 0..count {
             let event = self.descriptors.poller.event(index);

@@ -3,9 +3,9 @@
 //! Each part owns its state and does not know the reactor. The loop's Python object (`pyloop`) has one reactor, and
 //! `iteration` runs it.
 //!
-//! Only the thread that runs the loop touches this state, except for the inbox, the waker and the atomics. Before and
-//! after a run, one thread at a time may touch it (`LoopObject::with_loop_access`). No cell stays borrowed across a
-//! call into Python.
+//! Only the thread that runs the loop changes this state. The exceptions are the inbox, the waker, the atomics, and, in
+//! builds with a GIL, the ready queue. Before and after a run, one thread at a time may use the state
+//! (`LoopObject::with_loop_access`). No cell stays borrowed across a call into Python.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -162,7 +162,7 @@ impl Reactor {
 
     // ---- handles ---------------------------------------------------------------------------------------------
 
-    /// Called for each new handle, while a queue and its creator hold a reference to it: see `tracking`.
+    /// Called for each new handle, while a queue and the handle's creator hold references to it: see `tracking`.
     #[inline]
     pub(crate) fn note_made(&self, handle: Handle<'_>) {
         if HAS_GIL && self.access.owner() == 0 {

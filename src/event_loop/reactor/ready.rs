@@ -1,9 +1,9 @@
 //! The ready queue, and the way into it for other threads.
 //!
-//! The queue has an entry for each handle and each deferred function that the loop runs next. Other threads need the
-//! GIL to reach it, and the loop holds the GIL whenever it looks at the queue. In free-threaded builds they put their
-//! entries into the inbox instead, from which the loop moves them into the queue. If the loop sleeps, one of these
-//! threads is told to wake it.
+//! The queue has an entry for each handle and each deferred function that the loop runs next. In builds with a GIL,
+//! other threads put their entries into the queue directly, because the loop holds the GIL whenever it looks at the
+//! queue. In free-threaded builds they put them into the inbox instead, from which the loop moves them into the queue.
+//! If the loop sleeps, one of these threads is told to wake it.
 
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
@@ -63,7 +63,7 @@ impl ReadyWork {
 
     // ---- the queue -------------------------------------------------------------------------------------------
 
-    /// The number of queued entries. While the loop runs, only running the queue removes entries.
+    /// The number of queued entries. While the loop runs, an entry leaves the queue only to be run.
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.queue.borrow().len()
@@ -100,8 +100,8 @@ impl ReadyWork {
         self.queue.borrow_mut().pop_front()
     }
 
-    /// The object of the queued entry that has `offset` others in front of it, if it was queued with `run`. The pointer
-    /// is borrowed, and valid until other code runs.
+    /// The object of the queued entry that has `offset` others in front of it, if the entry's function is `run`. The
+    /// pointer is borrowed, and valid until other code runs.
     #[inline]
     pub(crate) fn deferred_at(&self, offset: usize, run: Deferred) -> Option<*mut ffi::PyObject> {
         match self.queue.borrow().get(offset)? {
@@ -149,7 +149,7 @@ impl ReadyWork {
         }
     }
 
-    /// Moves everything that other threads have scheduled to the queue.
+    /// Moves all entries of the inbox to the queue.
     #[inline]
     pub(super) fn drain_inbox(&self) {
         if !HAS_GIL && !self.inbox.is_empty() {
@@ -219,7 +219,7 @@ impl ReadyWork {
         drop(self.waker.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 
-    /// Drops all entries, each after the queue is not borrowed any more.
+    /// Drops all entries. The queue is not borrowed while one is dropped.
     pub(super) fn drop_work(&self) {
         self.drain_inbox();
         while self.pop().is_some() {}

@@ -1,4 +1,4 @@
-//! `recv` on a socket that waits in the fd table: which buffer the data is read into.
+//! Receiving on a socket that the program owns: decides into which buffer the data is read.
 //!
 //! Small and irregular reads go through the loop's scratch buffer and are then copied into a `bytes` of exactly their
 //! size. If reads keep returning the same larger size (`read_size`), the next one goes straight into a `bytes` of that

@@ -1,4 +1,5 @@
-//! Lets signals wake the loop from a blocking poll: `signal.set_wakeup_fd` is set for the length of a run.
+//! Lets signals wake the loop from a blocking poll: from the first blocking poll of a run to the end of the run, the
+//! loop's pipe is the descriptor of `signal.set_wakeup_fd`. With signal handlers, it stays so between runs.
 //!
 //! Otherwise the loop would notice some signals only at the next event: signals that arrive between the last check of
 //! Python's pending signals and the poller's wait, and signals that the kernel delivers to another thread.
@@ -10,7 +11,7 @@
 //! ```text
 //!   loop closed in the main thread:    set_wakeup_fd(-1), then the pipe is closed
 //!   loop closed in another thread:     the pipe goes to ABANDONED; later, a pending call or the next run in the
-//!                                      main thread does the above
+//!                                      main thread takes these two steps
 //! ```
 
 use std::cell::{Cell, RefCell};
@@ -68,7 +69,8 @@ impl Signals {
         let pending = PyErr::take(py);
         abandoned().push(pipe);
         if !close_abandoned(py) {
-            // SAFETY: callable from any thread. If the queue is full, the next call or run does the work.
+            // SAFETY: callable from any thread. If the interpreter's queue of pending calls is full, the next `close`
+            // or run does the work.
             unsafe { ffi::Py_AddPendingCall(Some(close_abandoned_later), ptr::null_mut()) };
         }
         if let Some(pending) = pending {
@@ -145,7 +147,8 @@ impl Signals {
         let py = event_loop.py();
         let arrived = self.pipe.borrow().as_ref().map(SignalPipe::drain);
         // The interpreter marks a signal before it writes the number, so this call runs the Python handler of each of
-        // these signals. A handler may have raised KeyboardInterrupt; the numbers have left the pipe in any case.
+        // these signals. The numbers are passed on even if a handler has raised KeyboardInterrupt, because they are no
+        // longer in the pipe.
         let checked = py.check_signals();
         if let Some(arrived) = arrived
             && has_handlers(event_loop)

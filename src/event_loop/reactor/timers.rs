@@ -279,7 +279,7 @@ impl Timers {
 
     // ---- end -------------------------------------------------------------------------------------------------
 
-    /// Drops all timers, each after the heap is not borrowed any more.
+    /// Drops all timers. The heap is not borrowed while one is dropped.
     pub(super) fn drop_work(&self) {
         loop {
             let first = self.heap.borrow_mut().pop();

@@ -8,8 +8,8 @@
 //! transport. The descriptor leaves the poller before `connection_lost` is queued, and the socket is closed after
 //! `connection_lost` has run.
 //!
-//! An OSError of the socket does not end the transport: the protocol gets it through `error_received`, and the
-//! transport continues.
+//! An OSError while a datagram is sent or received does not end the transport: the protocol gets the error through
+//! `error_received`.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -162,7 +162,7 @@ pub(super) fn close(this: Datagram<'_>) -> PyResult<()> {
     this.flags.set(Flags::CLOSING);
     if this.flags.has(Flags::BLOCKED) {
         if this.registration.usable_fd(this.py()).is_err() {
-            // Waiting for the queue to drain would never end.
+            // Other code has closed the descriptor, so the queue would never drain.
             return fatal_error(this, closed_error(), "Fatal error on datagram transport");
         }
         return sync_interest(this);

@@ -2,7 +2,7 @@
 //! separately.
 //!
 //! ```text
-//!   recv_batch --> the first ----------------------> datagram_received for each, in one visit to the context
+//!   recv_batch --> the first ----------------------> datagram_received for each; the context is entered once
 //!              '-> the others --> pending --> each --^
 //!                                    '-- kept there after pause_reading(), or if an exception leaves the loop
 //! ```

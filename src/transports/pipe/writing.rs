@@ -153,7 +153,7 @@ pub(super) fn close(this: Pipe<'_, Writing>) -> PyResult<()> {
     if !this.end.is_blocked.get() {
         return ending::finish(this, None);
     }
-    // If other code has closed the pipe, waiting for the buffer to drain would never end.
+    // If other code has closed the pipe, the buffer would never drain.
     match this.registration.usable_fd(this.py()) {
         Ok(_) => Ok(()),
         Err(error) => on_write_error(this, &error),
@@ -166,7 +166,8 @@ pub(super) fn abort(this: Pipe<'_, Writing>) -> PyResult<()> {
     ending::finish(this, None)
 }
 
-/// True if the pipe has ended. The write is then counted, and from the sixth on each one logs a warning.
+/// True if the pipe has ended. The write is then counted. After a few such writes, each further one logs a warning
+/// (`flow::note_lost_write`).
 fn is_lost(this: Pipe<'_, Writing>) -> PyResult<bool> {
     let lost_writes = &this.end.lost_writes;
     if lost_writes.get() == 0 && !this.is_closing.get() {
@@ -204,7 +205,7 @@ fn maybe_pause(this: Pipe<'_, Writing>) -> PyResult<()> {
     Ok(())
 }
 
-/// The watermarks were changed: pauses the protocol if it has to be paused now.
+/// The watermarks were changed: pauses the protocol if it must be paused now.
 pub(super) fn limits_changed(this: Pipe<'_, Writing>) -> PyResult<()> {
     if this.end.is_blocked.get() {
         return maybe_pause(this);

@@ -74,7 +74,7 @@ pub(in crate::transports) fn accept(
         return fatal_error(this, error, "Error on transport creation for incoming connection");
     }
     if matches!(this.calls.receiver(), Receiver::Native) {
-        // TLS, whose handshake has a task of its own.
+        // A TLS connection needs no such task, because its handshake has one.
         return start(this);
     }
     if reactor.ready.len() != queued {
@@ -240,7 +240,7 @@ pub(super) fn close(this: Stream<'_>) -> PyResult<()> {
         // The buffer drains only if the transport is registered with the poller, so register it if it was not yet.
         register(this)?;
         if this.usable_fd(this.py()).is_err() {
-            // Waiting for the buffer to drain would never end.
+            // Other code has closed the descriptor, so the buffer would never drain.
             return fatal_error(this, closed_error(), "Fatal error on socket transport");
         }
         return sync_interest(this);

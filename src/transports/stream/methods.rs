@@ -106,7 +106,7 @@ fn resume_reading<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> ObjectResult<'py>
 }
 
 fn get_write_buffer_size<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
-    // Corked data is not waiting for the peer, so it is sent before the size is determined.
+    // Corked and held data is not waiting for the peer, so it is sent before the size is determined.
     writing::send_collected(this)?;
     let len_bytes = this.outgoing.len_bytes();
     Ok(len_bytes.into_pyobject(this.py())?.into_any())

@@ -4,8 +4,9 @@
 //! - `reading`, `writing`: the two directions; `sendfile`: the transport's part in `loop.sendfile`
 //! - `methods`: the Python methods and attributes
 //!
-//! The object is used on the loop's thread only. It owns its descriptor and closes it exactly once. It is in the loop's
-//! fd table while it waits for an event. All fields are cells, because a call into Python may re-enter every method.
+//! The object is used on the loop's thread only. It owns its descriptor and closes it exactly once. It enters the
+//! loop's fd table when it starts, and leaves the table when all I/O stops. All fields are cells, because a call into
+//! Python may re-enter every method.
 
 mod lifecycle;
 mod methods;
@@ -73,7 +74,7 @@ bitflags::bitflags! {
 pub(super) struct StreamBody {
     /// The server that accepted the connection.
     server: ObjectCell,
-    /// The `socket.socket` that owns the descriptor; empty while the transport owns it itself.
+    /// The `socket.socket` that owns the descriptor; empty while the transport itself owns the descriptor.
     socket: ObjectCell,
     /// The Future to complete when the connection is set up; later a Future of `loop.sendfile`.
     waiter: ObjectCell,
@@ -267,7 +268,8 @@ impl Body for StreamBody {
     }
 }
 
-/// Makes the transport of an open descriptor and takes the descriptor over: `fd` itself, or `socket` if that owns it.
+/// Makes the transport of the open descriptor `fd`. The transport takes over `socket`, which then owns the descriptor,
+/// or `fd` itself if there is no socket object.
 fn new_stream<'py>(
     event_loop: &Bound<'py, PyAny>,
     fd: RawFd,
@@ -372,7 +374,8 @@ fn keep_local_address(py: Python<'_>, body: &StreamBody) {
     if body.local.get().is_none()
         && let Some(address) = local_address(py, body)
     {
-        // If Python code that ran in `local_address` has stored a value, it stays: it is the same address.
+        // If Python code that ran in `local_address` has already stored a value, that value stays, because it is the
+        // same address.
         let _ = body.local.set(Box::new(address));
     }
 }

@@ -172,7 +172,7 @@ fn receive_direct(this: Stream<'_>, fd: RawFd, capacity: usize) -> Result<Option
     Ok(Some(data.finish(len_bytes)?))
 }
 
-/// For a native protocol: receives into the scratch buffer and lends the protocol the data there.
+/// For a native protocol: receives into the scratch buffer, and lends the received data to the protocol.
 fn read_native(this: Stream<'_>, fd: RawFd) -> PyResult<()> {
     let py = this.py();
     let outcome = flush_policy::corked(this, || {

@@ -164,8 +164,8 @@ pub(super) fn on_writable(this: Stream<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// Ends our side of the connection. Errors of the call are ignored: if the peer is gone already, the read side finds
-/// out. Returns EBADF if other code has closed the socket.
+/// Ends our side of the connection. Errors of the call are ignored: if the connection is already lost, the next read
+/// reports it. Returns EBADF if other code has closed the socket.
 pub(super) fn shutdown(this: Stream<'_>) -> io::Result<()> {
     let fd = this.usable_fd(this.py())?;
     let _ = socket::shutdown_write(fd);
@@ -283,8 +283,8 @@ fn refused(this: Stream<'_>, method: &str) -> PyErr {
     PyRuntimeError::new_err(format!("unable to {method}; sendfile is in progress"))
 }
 
-/// To be called after `new_len` bytes were queued behind other data. Sends corked and held data if it must not wait. If
-/// the socket is blocked, pauses the protocol if necessary.
+/// To be called after `new_len` bytes were put into the out-buffer while the transport is corked, held or blocked.
+/// Sends corked and held data if it must not wait. If the socket is blocked, pauses the protocol if necessary.
 fn after_push(this: Stream<'_>, new_len: usize) -> PyResult<()> {
     if this.flags.has(Flags::BLOCKED) {
         return maybe_pause(this);

@@ -6,8 +6,8 @@
 //! The file of each operating system must provide `watch(pid) -> io::Result<OwnedFd>`. The fd is close-on-exec. It
 //! becomes readable when the child ends, not earlier, and stays readable. If the child has ended before the call, the
 //! fd is readable at once. Watching does not fetch the child's status, so the process number belongs to the child
-//! until [`reap`](ExitWatch::reap). `watch` fails with `ESRCH` if there is no such process any more, because other
-//! code has fetched the status.
+//! until [`reap`](ExitWatch::reap). If there is no such process any more, because other code has fetched the status,
+//! `watch` fails with `ESRCH`. (The thread of the last row cannot find this out in time; its fd is readable at once.)
 //!
 //! | | fd |
 //! |---|---|
@@ -62,7 +62,7 @@ impl ExitWatch {
     /// Watches the child process `pid` of this process.
     ///
     /// # Errors
-    /// `ESRCH` if there is no such process any more, `EMFILE` or `ENFILE`.
+    /// `ESRCH` if there is no such process any more (except with the waiting thread), `EMFILE` or `ENFILE`.
     pub fn new(pid: libc::pid_t) -> io::Result<Self> {
         Ok(Self::of(watch(pid)?, pid))
     }

@@ -40,7 +40,7 @@ fn is_readable(exit: &ExitWatch, timeout_ns: Option<u64>) -> bool {
 }
 
 #[test]
-fn is_readable_from_the_end_on() {
+fn the_fd_is_readable_once_the_child_has_ended() {
     for (name, way) in WAYS {
         let mut child = shell("read line; exit 7");
         let exit = watched(way, &child);
@@ -66,7 +66,7 @@ fn a_signal_is_a_negative_number() {
 }
 
 #[test]
-fn a_child_that_has_ended_before_is_noticed() {
+fn a_child_that_ended_before_the_watch_began_is_noticed() {
     for (name, way) in WAYS {
         let mut child = shell("read line; exit 3");
         let first = watched(way, &child);

@@ -107,7 +107,7 @@ fn readiness_of(flags: u32) -> Readiness {
 /// One epoll instance, closed on drop.
 pub struct Poller {
     epoll: OwnedFd,
-    /// Whether `epoll_pwait2` has not been refused yet. Atomic only so that the poller stays `Sync`.
+    /// False once the kernel has refused `epoll_pwait2`. Atomic only so that the poller stays `Sync`.
     has_pwait2: AtomicBool,
 }
 
@@ -212,7 +212,7 @@ impl Poller {
         Ok(count)
     }
 
-    /// `epoll_wait`, as the kernel returns it.
+    /// Calls `epoll_wait` and returns its result unchanged.
     #[inline]
     fn wait_ms(&self, events: &mut Events, timeout_ms: i32) -> libc::c_long {
         // SAFETY: the list is live, exclusively borrowed and has the given length; the kernel fills it with
@@ -228,7 +228,8 @@ impl Poller {
         libc::c_long::from(count)
     }
 
-    /// Waits until `timeout_ns` after `began_ns`, in as many steps as necessary to end on time.
+    /// Waits until `timeout_ns` after `began_ns`, in as many steps as necessary to end on time. If one step is enough,
+    /// the timeout counts from the call.
     fn wait_ns(&self, events: &mut Events, timeout_ns: u64, began_ns: u64) -> libc::c_long {
         if timeout_ns <= ONE_STEP_NS {
             return self.wait_step(events, timeout_ns);

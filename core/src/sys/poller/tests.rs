@@ -98,7 +98,7 @@ fn readiness_combines() {
 }
 
 #[test]
-fn reports_reading_until_it_is_read() {
+fn an_fd_is_readable_until_its_data_is_read() {
     for (name, poller) in pollers() {
         let (mut left, mut right) = pair();
         poller
@@ -223,7 +223,7 @@ fn add_and_modify_stand_in_for_each_other() {
 }
 
 #[test]
-fn remove_is_final_and_forgiving() {
+fn a_removed_fd_has_no_events_and_can_be_removed_again() {
     for (name, poller) in pollers() {
         let (left, mut right) = pair();
         let fd = left.as_raw_fd();
@@ -352,7 +352,7 @@ fn a_wait_is_never_too_short() {
 #[test]
 fn a_timeout_counts_from_its_beginning() {
     for (name, poller) in pollers() {
-        // The timeout is longer than one step, and most of it has passed already.
+        // The timeout is longer than one step of epoll (`ONE_STEP_NS`), and most of it has passed already.
         let (began_ns, timeout_ns) = (now_ns() - 70_000_000, 80_000_000);
         let mut events = Events::with_capacity(1);
         let count = poller

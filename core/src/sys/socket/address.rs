@@ -19,7 +19,7 @@ const INLINE_LEN: usize = size_of::<sockaddr_in6>();
 /// system.
 const HAS_ABSTRACT_NAMES: bool = cfg!(any(target_os = "linux", target_os = "android"));
 
-/// Space for any address. It consists of plain bytes, so it is valid to read whatever the kernel wrote.
+/// Space for any address. It consists of plain bytes, so it can be read no matter what the kernel wrote.
 #[repr(C, align(8))]
 pub(super) struct Storage([u8; size_of::<sockaddr_storage>()]);
 

@@ -167,7 +167,7 @@ fn a_peer_that_is_gone_raises_no_signal() {
     // The test runs in its own thread, which blocks the signal. If the signal were raised, it would stay pending, and
     // disappear with the thread.
     thread::spawn(|| {
-        // SAFETY: as above. The call changes only this thread's mask.
+        // SAFETY: as in `is_sigpipe_pending`. The last call changes only this thread's mask.
         unsafe {
             let mut set: libc::sigset_t = std::mem::zeroed();
             libc::sigemptyset(&raw mut set);

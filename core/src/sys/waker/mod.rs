@@ -16,9 +16,9 @@
 //! ```
 //!
 //! The order inside `drain` matters. A wake between its two steps does not write, because the flag is still set. It
-//! need not: clearing the flag makes visible what was published before that wake, and the loop checks for work after
-//! that. In the opposite order, the read could consume the byte of a newer wake while that wake's flag stays set. Then
-//! no later wake would ever write again.
+//! need not write: clearing the flag makes visible all work that was published before that wake, and the loop checks
+//! for work after that. In the opposite order, the read could consume the byte of a newer wake while that wake's flag
+//! stays set. Then no later wake would ever write again.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

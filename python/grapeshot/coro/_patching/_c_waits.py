@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def _change_psycopg(waiting: Any) -> None:
-    """Make psycopg 3 wait with ``select.poll``, unless its user has chosen another wait function."""
+    """Make psycopg 3 wait with ``select.poll``, unless the program has chosen another wait function."""
     if "PSYCOPG_WAIT_FUNC" not in os.environ and waiting.wait is getattr(waiting, "wait_c", None):
         waiting.wait = getattr(waiting, "wait_poll", waiting.wait_selector)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, Self
 
-# Before 3.12.4, TextIOWrapper.write() lost text that was written by others while it waited (gh-119506).
+# Before 3.12.4, TextIOWrapper.write() lost text that other threads wrote while it waited (gh-119506).
 WRITE_FORGETS = sys.version_info < (3, 12, 4)
 
 

@@ -41,7 +41,8 @@ def _make_class() -> type:
     base = types.ModuleType("_base")
     vars(base).update(vars(_module._base), LOGGER=_Log(_module._base.LOGGER))  # type: ignore[attr-defined]
     names = dict(vars(_module))
-    # The original's threads are registered so that they end when the interpreter exits. Coros end with their loop.
+    # The interpreter waits at its exit for the threads in the original's _threads_queues. Coros end with their loop, so
+    # they get a dict of their own.
     names.update(threading=threading, queue=queue, _base=base, _threads_queues=weakref.WeakKeyDictionary())
     names["_global_shutdown_lock"] = threading.Lock()
     names["_worker"] = _originals.clone_function(names["_worker"], names)
@@ -59,8 +60,8 @@ def _make_class() -> type:
 def patch() -> None:
     """Replace the class. asyncio, grapeshot and InterpreterPoolExecutor keep the original, with real threads."""
     with contextlib.suppress(ImportError):
-        # Import it (Python 3.14 and later) before the replacement, so that its class derives from the original: a call
-        # in another interpreter blocks its thread, so that must be a real one.
+        # A call in another interpreter blocks its thread, which must therefore be a real one. So import this module
+        # (Python 3.14 and later) before the replacement: InterpreterPoolExecutor then derives from the original.
         importlib.import_module("concurrent.futures.interpreter")
     kind = _make_class()
     concurrent.futures.ThreadPoolExecutor  # noqa: B018  # the package sets this name when it is first looked up

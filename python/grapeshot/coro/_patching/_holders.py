@@ -1,4 +1,4 @@
-"""Finds modules that got originals before :func:`grapeshot.coro.patch`: in names, locks and base classes.
+"""Finds originals that modules got before :func:`grapeshot.coro.patch`: in names, locks and base classes.
 
 Names and free locks are replaced; the rest is reported in a PatchWarning.
 """
@@ -107,7 +107,10 @@ def _new_lock(lock: Any) -> Any:
 
 
 def _repair_lock(holders: Holders, module_name: str, name: str) -> None:
-    """Replace a lock if it is free and only the module's dict refers to it; else note it as left."""
+    """Replace a lock if it is free and only the module's dict refers to it.
+
+    Otherwise note that it was not replaced, except in modules of the standard library.
+    """
     names = vars(sys.modules[module_name])
     lock = names[name]
     # 3 references: the dict, `lock`, and the argument of getrefcount.

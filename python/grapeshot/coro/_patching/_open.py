@@ -111,5 +111,5 @@ def patch() -> None:
     new = _Open()
     for module_name in ("builtins", "io"):
         _originals.replace(module_name, "open", new)
-    # The module in which pickle finds it.
+    # pickle looks up `open` in this module.
     new.__module__ = "io"

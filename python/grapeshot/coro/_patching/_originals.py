@@ -31,7 +31,8 @@ _KEEPERS += ["concurrent.futures.thread", "concurrent.futures.process"]
 # Modules that are patched themselves. The originals that they hold from each other are left alone.
 _PATCHED = {"threading", "_thread", "queue", "_queue", "time", "socket", "_socket", "select", "ssl", "os", "posix"}
 _PATCHED |= {"selectors", "signal", "_signal", "concurrent.futures"}
-# Modules whose replaced names no keeper uses. A view would only cost time, because loops read the clock often.
+# Modules that need no view, because no keeper uses the names that are replaced in them. A view of `time` would only
+# make it slower to read the clock, which loops do often.
 _NOT_VIEWED = {"time", "builtins"}
 
 
@@ -147,7 +148,7 @@ def clone_function(function: Callable[..., Any], names: dict[str, Any]) -> Any:
 def clone_class(kind: type, names: dict[str, Any]) -> type:
     """Return a copy of a Python class whose methods use ``names`` as their globals, and put it into ``names``.
 
-    If ``names`` has a class under the name of a base, it becomes the base.
+    If ``names`` has a class under the name of a base, that class becomes the base.
     """
     members = {}
     for name, value in vars(kind).items():

@@ -30,7 +30,10 @@ _MAX_BUFFERS = os.sysconf("SC_IOV_MAX")
 
 
 def _check(function: Callable[..., Any], *args: Any) -> None:
-    """Raise the original's error if an argument after the descriptor is wrong. Calls it with an invalid descriptor."""
+    """Raise the original's error if an argument after the descriptor is wrong.
+
+    To find out, call the original with an invalid descriptor.
+    """
     try:
         function(-1, *args)
     except OSError as error:
@@ -168,7 +171,7 @@ def sendfile(out_fd: int, in_fd: int, offset: Any, count: int) -> int:
 
 
 def write_some(fd: int, data: Any) -> int:
-    """Write as much as there is room for to a descriptor that may block; wait until there is some room."""
+    """Wait until there is some room in a descriptor that may block, and write as much as fits."""
     with memoryview(data) as view, view.cast("B") as octets:
         _waits.act()
         return _at_once.write(fd, octets, _waits.wait_to_write(fd)) if octets.nbytes else _write(fd, octets)
@@ -178,7 +181,7 @@ def write_some(fd: int, data: Any) -> int:
 
 
 def _wait_for_child(kind: int, ident: int, options: int) -> None:
-    """Wait until a child has a state that ``waitid`` would return, without fetching it."""
+    """Wait until a child has a state that ``waitid`` would return, without fetching that state."""
     states = options & (_WSTOPPED | _WCONTINUED | _WEXITED)
     if kind == os.P_PID and states == _WEXITED:
         try:

@@ -79,9 +79,10 @@ def _select_now(files: tuple[_Files, _Files, _Files]) -> tuple[list[Any], list[A
 
 
 def _select_open(files: tuple[_Files, _Files, _Files]) -> Any:
-    """Like :func:`_select_now`, after descriptors were closed during the wait.
+    """Like :func:`_select_now`, for use after other code has closed descriptors during the wait.
 
-    The original goes on waiting for the other descriptors; when one is ready, it reports the closed ones as well.
+    The original ``select`` goes on waiting for the open descriptors. When one of them is ready, it reports the closed
+    ones as well.
     """
     closed = {fd for each in files for fd in each.fds if not _is_open(fd)}
     found = _select(*([fd for fd in each.fds if fd not in closed] for each in files), 0)  # type: ignore[call-arg,arg-type]

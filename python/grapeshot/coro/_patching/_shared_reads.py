@@ -51,7 +51,7 @@ class SharedReads:
         self._unread = b""
 
     def read(self, method: Callable[..., Any], *args: Any) -> Any:
-        """Call a method of the buffer. The only call in it that waits must be :meth:`fill`."""
+        """Call a method of the buffer. In this method, only calls of :meth:`fill` may wait."""
         lock = self.lock
         if not lock.acquire(False):
             wait_for(lock, args[0] if args else method)
@@ -70,7 +70,7 @@ class SharedReads:
     def unread_all(self, result: Any, args: Any) -> None:
         interruption, self.interruption = self.interruption, None
         if isinstance(result, int):
-            # The method is readinto: no other method of a binary file that reads returns a number.
+            # The method is readinto or readinto1: only these return a number. Their argument is the buffer.
             with memoryview(args[-1]) as view, view.cast("B") as octets:
                 result = bytes(octets[:result])
         self._unread = (result or b"") + self._unread

@@ -47,7 +47,7 @@ def _deliver(number: int, frame: Any) -> None:
     except BaseException as exc:
         if owner is None or owner.done() or owner is _current_or_none():
             raise
-        # Raised here, it would end the loop, or interrupt a coro that has nothing to do with it.
+        # Raised here, the exception would end the loop, or interrupt a coro that has nothing to do with the signal.
         owner.raise_exception(exc)
 
 

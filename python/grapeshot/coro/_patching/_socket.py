@@ -76,7 +76,7 @@ class SharedWaits(CoroSocket):
             raise TimeoutError("timed out")
 
     def _share(self, call: Callable[..., Any], direction: int, args: Any, kwargs: Any = {}) -> Any:  # noqa: B006
-        """Repeat a call that raised SimultaneousError, which it does before it has received or sent anything."""
+        """Repeat a call that raised SimultaneousError. Calls raise it before they have received or sent anything."""
         left_s = Countdown(self.gettimeout())
         while True:
             self._wait_beside(direction, left_s())
@@ -188,7 +188,7 @@ class SharedWaits(CoroSocket):
             return self._share(_sendmsg, WRITE, args)  # type: ignore[no-any-return]
 
     def sendall(self, data: Any, flags: int = 0, /) -> None:
-        # This does not call the native sendall: after SimultaneousError it would not be known how much it has sent.
+        # This does not call the native sendall, because SimultaneousError does not tell how much that has sent.
         left_s: Countdown | None = None
         try:
             sent = self.send(data, flags) if flags else _send(self, data)

@@ -71,7 +71,7 @@ def lend(file: Any) -> None:
         if number >= 0 and is_blocking(number) and not _listens(number):
             _set_blocking(number, True)
     except (OSError, AttributeError, TypeError, ValueError):
-        # It has no open descriptor. The caller reports that.
+        # `file` has no open descriptor. Popen, which calls this, reports that itself.
         pass
 
 

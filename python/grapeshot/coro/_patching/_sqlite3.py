@@ -47,10 +47,11 @@ _connect: Any = sqlite3.connect
 _Connection: Any = sqlite3.Connection
 _Cursor: Any = sqlite3.Cursor
 
-# The timeout that SQLite gets while a coro repeats calls. It is not 0, so that it shows whether SQLite would wait.
+# The timeout that SQLite gets while a coro repeats calls. It is not 0, because the duration of a call shows whether
+# SQLite has waited in it.
 _PROBE_MS = 1
 _PROBE_S = _PROBE_MS / 1000
-# If a call took at least this long, SQLite has waited in it.
+# SQLite has waited in a call that took at least this long.
 _LEAST_S = 0.9 * _PROBE_S
 # SQLite's own pauses between two attempts, in seconds. The last one is repeated.
 _PAUSES_S = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.025)
@@ -79,7 +80,10 @@ def _first_word(sql: Any) -> str:
 
 
 class _Parameters:
-    """The parameters of ``executemany``. Each attempt begins at the first ones. Notes if one went past them."""
+    """The parameters of ``executemany``. Each attempt begins with the first tuple of parameters.
+
+    ``is_past_first`` becomes true when an attempt asks for the second tuple.
+    """
 
     def __init__(self, parameters: Any) -> None:
         self._rest = iter(parameters)
@@ -97,7 +101,7 @@ class _Parameters:
 class Cursor(sqlite3.Cursor):
     """A cursor whose calls let other coros run while the database is locked."""
 
-    # For executemany() outside of a transaction: how many rows were changed with all parameters but the last ones.
+    # For executemany() outside of a transaction: how many rows all of its statements but the last have changed.
     _changed = 0
 
     @property
@@ -134,7 +138,7 @@ class Cursor(sqlite3.Cursor):
             except sqlite3.OperationalError as error:
                 if not given.is_past_first:
                     raise
-                # The first parameters were used, so the locks were taken: the call must not be repeated.
+                # The statement was executed with the first parameters, so it got the locks. Do not repeat the call.
                 return error
 
         outcome = owner._repeat(attempt)
@@ -161,7 +165,7 @@ class Cursor(sqlite3.Cursor):
 
 
 class _Fetching:
-    """A cursor over the rows of a statement that commits with its last row. SQLite itself waits for this commit."""
+    """A cursor over the rows of a statement that commits when its last row is fetched. SQLite waits for this commit."""
 
     __slots__ = ()
 
@@ -240,7 +244,8 @@ class _Callbacks:
     """Wraps the program's callbacks of a connection, so that they are not called for statements of this module."""
 
     def __init__(self) -> None:
-        # The thread or coro that is executing such a statement now. Statements of others still call callbacks.
+        # The thread or coro that is executing a statement of this module now. In other threads and coros, statements
+        # still call the callbacks.
         self.off_for: int | None = None
 
     def wrap(self, callback: Any, result: Any) -> Any:

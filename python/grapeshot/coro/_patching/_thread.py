@@ -52,7 +52,7 @@ _main_handle: list[Any] = []
 
 
 def count() -> int:
-    """Return the number of running threads: coros, and real threads without the main thread."""
+    """Return the number of running threads: coros, and real threads except the main thread."""
     return _count_real() + len(_running)
 
 
@@ -321,7 +321,8 @@ def _forget_dummies() -> None:
     """
     module: Any = threading
     if hasattr(module, "_thread_local_info"):
-        # In these versions, the dummy is deleted when this local data is freed: make that the local data of the coro.
+        # In these versions, threading deletes the dummy when this thread-local data is freed. Make the data local to
+        # coros, so that it is freed when the coro ends.
         module._thread_local_info = local()
         return
     kind = module._DummyThread
@@ -386,7 +387,10 @@ def _patch_polls(module: Any) -> None:
 
 
 class _AllocateLock:
-    """``_thread.allocate_lock`` up to 3.12. pickle refers to it by name. It does not become a method of a class."""
+    """``_thread.allocate_lock`` up to 3.12, to which pickle refers by name.
+
+    Like the builtin, it does not become a method when it is a class attribute.
+    """
 
     __module__ = "_thread"
     __name__ = "allocate_lock"
@@ -450,8 +454,8 @@ def patch() -> None:
     """Replace the names.
 
     ``_active_limbo_lock`` and ``_shutdown_locks_lock`` of threading stay real locks. A coro cannot be suspended while
-    it holds one, so no thread waits for them for long. And starting a real thread, which takes the first one, must not
-    let other coros run.
+    it holds one, so no thread waits for them for long. Also, the start of a real thread acquires the first one, and
+    must not let other coros run.
     """
     import concurrent.futures.process  # noqa: F401
 

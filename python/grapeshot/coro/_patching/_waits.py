@@ -44,7 +44,7 @@ _LONGEST_S = 86400.0
 
 
 def note_poll() -> None:
-    """Count a failed non-blocking attempt. After a few in a row the coro yields, so a polling loop lets others run."""
+    """Count a call that did not wait. After a few in a row the coro yields, so a polling loop lets others run."""
     if can_wait():
         act()
 
@@ -100,7 +100,7 @@ class Interests:
         return True
 
     def _poll_with_pauses(self, limit_s: float | None) -> bool:
-        """Poll the descriptors with pauses. This is used when the system has no descriptor for an epoll object left."""
+        """Poll the descriptors with pauses. This is used when no epoll object can be made."""
         left_s = Countdown(limit_s)
         asked = _poll()
         for fd, mask in self._masks.items():

@@ -109,7 +109,7 @@ class RequestParser:
         self._max_fed_len = settings.max_target_size + settings.max_head_size + 4 * settings.max_headers
         # The beginning of a request line that is not complete yet; else None.
         self._line: bytearray | None = None
-        # How many bytes of the line may belong to the body before it.
+        # How many bytes at the beginning of this line may belong to the body before it.
         self._glued_len = 0
         self._checked_host: str | None = None
 

@@ -153,7 +153,7 @@ class Response:
 
     @property
     def ends_with_connection(self) -> bool:
-        """Whether the body is not complete yet, and only the end of the connection will show the client its end."""
+        """Whether the body is not complete yet, and only the end of the connection tells the client where it ends."""
         return self._has_body and not self._is_chunked and self._left < 0 and not self._is_finished
 
     @property
@@ -273,7 +273,8 @@ class Response:
         raw = fields + (b"\r\n" if self._has_date else date())
         self.has_begun = True
         if request.body is not None:
-            # 100 Continue must not be sent in the middle of the response. A client that waits for it sees the response.
+            # 100 Continue must not be sent in the middle of the response. A client that waits for it gets the response
+            # instead.
             request.body.may_continue = False
         if data and self._has_body:
             data = self._framed(data)

@@ -97,7 +97,7 @@ def tree(found: list[str] | None, width: int) -> list[Text]:
 
 
 def tallies(found: list[Sample] | None, history: History, order: int, width: int) -> list[Text]:
-    """Return one row for all items that are alike: their number, and its growth since top began and since last time."""
+    """Return one row for all items that are alike: their number, and its growth since top began and in this sample."""
     if found is None:
         return [_line("looking ...", width)]
     lines = [_line(f"{'number':>7}{'growth':>8}{'latest':>8}  what, and where", width, "underline")]

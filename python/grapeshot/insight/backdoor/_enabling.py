@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 VARIABLE = "GRAPESHOT_BACKDOOR"
-# With these values, the variable asks for the path that the program has passed to enable().
+# With these values, the variable asks for the path that the program passes to enable(). open_by_environment() ignores
+# them.
 _YES = ("1", "yes", "true", "on")
 
 _logger = logging.getLogger("grapeshot.insight.backdoor")

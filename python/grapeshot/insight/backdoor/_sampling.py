@@ -44,12 +44,12 @@ class Slow:
 
     kind: str
     name: str
-    """Their name and function. If the names differ only in numbers, such as Task-1 and Task-2, without these."""
+    """Their name and function. If the names differ in their numbers, ``*`` replaces each number."""
     place: str | None
     count: int = 0
     total_s: float = 0.0
     duration_s: float = 0.0
-    """How long the slowest one took. The stack belongs to the slowest one, too."""
+    """How long the slowest one took. The stack is also from that one, or from an earlier one if it has none."""
     last_s: float = 0.0
     """When the latest one began, in seconds of ``time.monotonic()``."""
     stack: tuple[str, ...] = ()

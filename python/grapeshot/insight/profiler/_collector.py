@@ -6,8 +6,8 @@
               while A does not run, the function of A that waits is charged wall time only
 ```
 
-The profiler's events come at the call and the return of a function that waits, so before and after the switch. That is
-why the native switch records when a coro was left and entered.
+A switch happens inside a function that waits, but the profiler gets events only at the call and the return of this
+function. That is why the native switch records when a coro was left and entered.
 
 Each owner (a coro, a task, or a thread for everything else it runs) has a tree of calls, and a current position in it.
 At each event, the time since the thread's last event is charged to the position of the owner that was running. Each
@@ -309,7 +309,10 @@ class Collector:
 
 
 def _this_thread() -> threading.Thread | None:
-    """Return this thread's object. In a thread that is just starting, ``current_thread()`` would make a second one."""
+    """Return the Thread object of this thread.
+
+    In a thread that is just starting, ``current_thread()`` would make a second one.
+    """
     main = threading.main_thread()
     if main.native_id == _thread.get_native_id():
         return main

@@ -18,7 +18,7 @@ use super::watcher::Direction;
 use super::{Descriptors, FdUse};
 use crate::event_loop::fileno::number_of;
 
-/// How many closed objects to remember whose descriptor number was taken over by another object.
+/// The maximum number of references in `Displaced`.
 const MAX_DISPLACED: usize = 64;
 
 /// Weak references to closed file objects whose number now belongs to another object.
@@ -96,7 +96,8 @@ impl Descriptors {
                 continue;
             };
             let is_displaced = !number_of(&other).is_ok_and(|number| number == i64::from(fd));
-            // Checked again, because a `fileno()` has run.
+            // Checked again, because `number_of` may have run a `fileno()` of the program, which may change
+            // registrations.
             if is_displaced
                 && known().is_some_and(|now| now.is(&other))
                 && let Ok(Some(ended)) = self.set_watcher(py, fd, direction, None)

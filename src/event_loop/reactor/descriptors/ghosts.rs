@@ -1,11 +1,11 @@
 //! Ghosts: registrations that cannot be removed from the poller any more.
 //!
 //! If other code closes a descriptor that epoll watches, epoll forgets it only if no duplicate of it is open. A forked
-//! child, or any code that called `dup`, may keep the open file alive, and `epoll_ctl` cannot remove it, because it
-//! needs the descriptor that was closed. The events of such a ghost never stop. They carry the token of an outdated
-//! registration, so they reach no watcher, but each of them wakes the loop. After many such events, a new poller
-//! replaces the old one. It watches only the entries of the fd table whose number still belongs to the file that was
-//! registered.
+//! child, or any code that called `dup`, may keep the open file alive. Then `epoll_ctl` cannot remove the registration
+//! either, because it must be given the descriptor, which is closed. The events of such a ghost never stop. They carry
+//! the token of an outdated registration, so they reach no watcher, but each of them wakes the loop. After many such
+//! events, a new poller replaces the old one. It watches only the entries of the fd table whose number still belongs to
+//! the file that was registered.
 
 use grapeshot_core::sys::poller::Poller;
 use pyo3::prelude::*;
@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use super::{Descriptors, FdUse};
 
 /// The poller is replaced after this many stale events, or after as many as there are descriptors, if that is more. So
-/// replacing it, which costs a call per descriptor, never costs much more than the events before it.
+/// replacing it, which costs a call per descriptor, never costs much more than handling these events did.
 const MIN_STALE_EVENTS: usize = 32;
 
 impl Descriptors {

@@ -43,7 +43,8 @@ pub(crate) enum FdUse {
 }
 
 impl FdUse {
-    /// Releases an entry that was taken out of the table, because its number now belongs to another file.
+    /// Releases an entry whose number now belongs to another file. The caller has already taken the entry out of the
+    /// table.
     fn displace(self, py: Python<'_>) {
         match self {
             Self::Source(source) => source.displace(py),
@@ -52,7 +53,8 @@ impl FdUse {
     }
 }
 
-/// An entry that was looked up. A source comes with a reference of its own, because its call may end the registration.
+/// An entry that was looked up. A source comes with a reference of its own, because calling the source may end the
+/// registration.
 pub(super) enum Registered {
     Source(SourceRef),
     Watch(WatchRef),

@@ -51,7 +51,7 @@ impl Pacing {
     }
 
     /// Called with each reading of the clock. If the clock was not read after the last poll, the time without a poll
-    /// counts from here.
+    /// counts from this reading.
     #[inline]
     pub(crate) fn note_clock(&self, now_ns: u64) {
         if self.polled_ns.get() == 0 {

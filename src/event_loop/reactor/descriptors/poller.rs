@@ -77,7 +77,7 @@ impl LoopPoller {
         }
     }
 
-    /// Watches one of the loop's own descriptors. It must stay open for as long as the poller.
+    /// Watches one of the loop's own descriptors. The descriptor must stay open for as long as the poller is open.
     pub(crate) fn add_own(&self, fd: RawFd, token: Token) -> io::Result<()> {
         self.with(|poller| poller.add(fd, token, Interest::READ))?;
         self.own.borrow_mut().push((fd, token));
@@ -112,8 +112,8 @@ impl LoopPoller {
         Ok(())
     }
 
-    /// Called in the child of a fork, which shares the poller with its parent: a new one takes its place, which watches
-    /// only the waker. After an error, nothing has changed.
+    /// Called in the child of a fork, which shares the poller with its parent: puts a new poller, which watches only
+    /// the waker, in its place. After an error, nothing has changed.
     pub(super) fn forget_parent(&self, waker_fd: RawFd) -> io::Result<()> {
         let poller = Poller::new()?;
         poller.add(waker_fd, WAKER_TOKEN, Interest::READ)?;

@@ -43,8 +43,8 @@ impl Descriptors {
         }
     }
 
-    /// Fails with EEXIST if a transport uses `fd`. The callers have checked that, but code that ran since, such as a
-    /// finalizer, may have made a transport.
+    /// Fails with EEXIST if a transport uses `fd`. The callers have checked that none does, but code that ran since
+    /// then, such as a finalizer, may have made one.
     fn watch_or_new(&self, fd: RawFd) -> io::Result<WatchRef> {
         let mut table = self.table.borrow_mut();
         match table.get_fd(fd) {
@@ -116,8 +116,9 @@ impl Descriptors {
         self.arm_replaced(fd, watch, direction, before, must_update)
     }
 
-    /// `set_watcher` for a closed file object. Setting a watcher does not change the poller, in which the number may
-    /// belong to another file, and fails with EBADF for a direction that has no watcher yet.
+    /// `set_watcher` for a closed file object. A new watcher can only replace another one; if the direction has none,
+    /// this fails with EBADF. The poller is not told of the new watcher, because it may know another file under this
+    /// number.
     pub(crate) fn set_closed_watcher(
         &self,
         fd: RawFd,
@@ -184,8 +185,8 @@ impl Descriptors {
 
     /// The fast path of `wait_once`, for a socket that knows the stamp of its last wait. Does nothing and returns false
     /// if the stamp is outdated, if something waits in this direction already, or if the poller would have to be
-    /// updated. With `unless_reported`, the same holds if there was an event for reading since the last
-    /// `note_short_read`.
+    /// updated. With `unless_reported`, it also does nothing and returns false if there was an event for reading since
+    /// the last `note_short_read`.
     #[inline]
     pub(crate) fn wait_again(
         &self,
@@ -234,7 +235,7 @@ impl Descriptors {
     }
 
     /// Called after a read that returned less than it could. Returns whether this means that nothing is left to read.
-    /// It does not if an event was for more than ordinary data, such as the end of the stream.
+    /// More may be left if an event was for more than ordinary data, such as the end of the stream.
     #[inline]
     pub(crate) fn note_short_read(&self, fd: RawFd) -> bool {
         self.watch(fd).is_none_or(|watch| {
@@ -318,7 +319,8 @@ impl Descriptors {
         Ok(())
     }
 
-    /// Reduces the poller's interest to the directions that have a watcher. Removes a watch without any.
+    /// Reduces the poller's interest to the directions that have a watcher. Removes the watch if neither direction has
+    /// one.
     #[cold]
     fn disarm(&self, fd: RawFd, watch: WatchRef) -> io::Result<()> {
         if !watch.get().is_idle() {
@@ -341,7 +343,7 @@ impl Descriptors {
         Ok(())
     }
 
-    /// Handles an event of a watched descriptor. It runs no callback: handles go to `ready`, and waiters queue their
+    /// Handles an event of a watched descriptor. No callback runs here: handles go to `ready`, and waiters queue their
     /// own work.
     pub(crate) fn dispatch_watch(
         &self,
@@ -374,7 +376,8 @@ impl Descriptors {
             is_awaited = true;
             match side.pending_handle() {
                 Some(handle) => ready.push(handle),
-                // It waited for one event, or it is a cancelled handle, which ends its watch, as in asyncio.
+                // This watcher waited for one event, or it is a cancelled handle, whose watch the next event ends, as
+                // in asyncio.
                 None => *woken = side.take(),
             }
         }

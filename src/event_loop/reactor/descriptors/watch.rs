@@ -50,8 +50,8 @@ impl Watch {
         !self.reader.is_set() && !self.writer.is_set()
     }
 
-    /// Whether the watch stays although nothing waits: the next wait on the same socket may find the poller's
-    /// registration as it is.
+    /// Whether the watch stays although it has no watcher, because the next wait on the same socket may use the
+    /// poller's registration.
     pub(super) fn keeps_idle(&self) -> bool {
         self.socket.is_set() && self.armed.get().is_on_change()
     }
@@ -118,7 +118,8 @@ impl Watch {
         Some(waiter)
     }
 
-    /// Remembers the socket object of a new wait by a weak reference to it; None if it does not support them.
+    /// Remembers the socket object of a new wait. `socket` is a weak reference to it; None if the object does not
+    /// support weak references.
     pub(super) fn note_socket(&self, py: Python<'_>, socket: Option<Bound<'_, PyWeakrefReference>>) {
         self.read_size.reset();
         self.has_more.set(false);

@@ -1,4 +1,5 @@
-//! `Watcher`: the object that the loop notifies when a watched descriptor is ready. `WatcherCell`: its place.
+//! `Watcher`: the object that the loop notifies when a watched descriptor is ready. `WatcherCell`: the place in which a
+//! `Watch` keeps one.
 
 use std::cell::UnsafeCell;
 use std::ffi::{c_int, c_void};

@@ -34,7 +34,7 @@ pub const MAX_BATCH: usize = 16;
 /// The length of a slot that has space for any datagram of an internet socket: the length field of IP has 16 bits.
 pub const INTERNET_SLOT_LEN: usize = 64 * 1024;
 
-/// The end of a [`recv_batch`] that has received at least one datagram.
+/// The result of a [`recv_batch`] that has received at least one datagram.
 #[derive(Debug)]
 pub struct Batch {
     /// The error that ended the batch, if the system does not keep it for the next call.
