@@ -205,7 +205,9 @@ unsafe fn buffers_of<'a>(openssl: &OpenSsl, bio: *mut Bio) -> &'a Mutex<Buffers>
 }
 
 pub(super) unsafe extern "C" fn read(bio: *mut Bio, target: *mut c_char, capacity: c_int) -> c_int {
-    let Some(openssl) = OpenSsl::loaded() else { return -1 };
+    let Some(openssl) = OpenSsl::loaded() else {
+        return -1;
+    };
     // SAFETY: OpenSSL passes one of our BIOs, and its own memory with that capacity.
     unsafe {
         (openssl.BIO_clear_flags)(bio, RETRY_ANY);
@@ -224,8 +226,12 @@ pub(super) unsafe extern "C" fn read(bio: *mut Bio, target: *mut c_char, capacit
 }
 
 pub(super) unsafe extern "C" fn write(bio: *mut Bio, data: *const c_char, len: c_int) -> c_int {
-    let Some(openssl) = OpenSsl::loaded() else { return -1 };
-    let Ok(len_bytes) = usize::try_from(len) else { return -1 };
+    let Some(openssl) = OpenSsl::loaded() else {
+        return -1;
+    };
+    let Ok(len_bytes) = usize::try_from(len) else {
+        return -1;
+    };
     // SAFETY: OpenSSL passes one of our BIOs and `len` readable bytes (null only for no bytes).
     unsafe {
         (openssl.BIO_clear_flags)(bio, RETRY_ANY);
@@ -242,7 +248,9 @@ pub(super) unsafe extern "C" fn write(bio: *mut Bio, data: *const c_char, len: c
 }
 
 pub(super) unsafe extern "C" fn ctrl(bio: *mut Bio, command: c_int, _: c_long, _: *mut c_void) -> c_long {
-    let Some(openssl) = OpenSsl::loaded() else { return 0 };
+    let Some(openssl) = OpenSsl::loaded() else {
+        return 0;
+    };
     // SAFETY: OpenSSL passes one of our BIOs.
     let buffers = unsafe { locked(buffers_of(openssl, bio)) };
     match command {
@@ -255,9 +263,15 @@ pub(super) unsafe extern "C" fn ctrl(bio: *mut Bio, command: c_int, _: c_long, _
 }
 
 pub(super) unsafe extern "C" fn destroy(bio: *mut Bio) -> c_int {
-    let Some(openssl) = OpenSsl::loaded() else { return 0 };
+    let Some(openssl) = OpenSsl::loaded() else {
+        return 0;
+    };
     // SAFETY: OpenSSL passes one of our BIOs when the last reference has gone. Its data is the Box that `Direct::new`
     // has stored, and is not used again.
-    unsafe { drop(Box::from_raw((openssl.BIO_get_data)(bio).cast::<Mutex<Buffers>>())) };
+    unsafe {
+        drop(Box::from_raw(
+            (openssl.BIO_get_data)(bio).cast::<Mutex<Buffers>>(),
+        ))
+    };
     1
 }

@@ -125,7 +125,11 @@ impl Direct {
         let capacity = c_int::try_from(capacity).unwrap_or(c_int::MAX);
         // SAFETY: the caller's contract; the object keeps the SSL.
         alone(ssl_socket, || unsafe {
-            self.outcome((self.openssl.SSL_read)(self.ssl.as_ptr(), memory.cast(), capacity))
+            self.outcome((self.openssl.SSL_read)(
+                self.ssl.as_ptr(),
+                memory.cast(),
+                capacity,
+            ))
         })
     }
 
@@ -138,7 +142,11 @@ impl Direct {
         let len = c_int::try_from(data.len()).unwrap_or(c_int::MAX);
         // SAFETY: `len` readable bytes; the object keeps the SSL.
         alone(ssl_socket, || unsafe {
-            self.outcome((self.openssl.SSL_write)(self.ssl.as_ptr(), data.as_ptr().cast(), len))
+            self.outcome((self.openssl.SSL_write)(
+                self.ssl.as_ptr(),
+                data.as_ptr().cast(),
+                len,
+            ))
         })
     }
 
@@ -159,7 +167,9 @@ impl Direct {
     /// `ssl_socket` must be the object that owns the `SSL`.
     pub(super) unsafe fn pending_len(&self, ssl_socket: &Bound<'_, PyAny>) -> usize {
         // SAFETY: the caller's contract.
-        let count = alone(ssl_socket, || unsafe { (self.openssl.SSL_pending)(self.ssl.as_ptr()) });
+        let count = alone(ssl_socket, || unsafe {
+            (self.openssl.SSL_pending)(self.ssl.as_ptr())
+        });
         usize::try_from(count).unwrap_or(0)
     }
 
@@ -170,7 +180,12 @@ impl Direct {
         if self.window.is_set() || !locked(self.buffers()).may_open_window() {
             return Ok(());
         }
-        let overhead_len = HEADER_LEN + if overhead_len > 0 { overhead_len } else { AES_GCM_LEN };
+        let overhead_len = HEADER_LEN
+            + if overhead_len > 0 {
+                overhead_len
+            } else {
+                AES_GCM_LEN
+            };
         // The last record of a write may be short, so longer data may take one record more.
         let records = plain_len.div_ceil(RECORD_LEN) + usize::from(plain_len > RECORD_LEN);
         let capacity = (plain_len + records * overhead_len).min(WINDOW_LEN);

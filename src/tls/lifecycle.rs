@@ -115,8 +115,15 @@ fn finish_handshake(this: Tls<'_>) -> PyResult<()> {
     this.reactor().probe.log_event(py, Mode::LOG_TLS, || {
         let extra = object::extra_dict(this);
         let cipher = extra.and_then(|extra| extra.get_item(intern!(py, "cipher")));
-        let way = if this.engine.is_direct() { "OpenSSL" } else { "MemoryBIO" };
-        (this.to_bound(), format!("has agreed on {cipher:?}, and calls {way}"))
+        let way = if this.engine.is_direct() {
+            "OpenSSL"
+        } else {
+            "MemoryBIO"
+        };
+        (
+            this.to_bound(),
+            format!("has agreed on {cipher:?}, and calls {way}"),
+        )
     });
     let is_upgrade = this.notified.get() != Notified::Nothing;
     if this.notified.get() == Notified::Nothing {
