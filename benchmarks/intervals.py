@@ -52,9 +52,9 @@ class Interval:
 def _first(runs: int) -> int:
     """Return the index of the lower limit among the sorted numbers. The upper limit is equally far from the other end.
 
-    The median of a sample drawn with replacement is at most the k-th number if at least half of the sample is. For an
-    even number of runs, this uses the lower of the two middle numbers for the lower limit, and the upper one for the
-    upper limit. The interval is then a little wider than the interval of their mean.
+    The median of a sample drawn with replacement is at most the k-th number if at least half of the drawn numbers are
+    at most the k-th number. For an even number of runs, a sample has two middle numbers. The lower limit is computed
+    for the lower one, and the upper limit for the upper one, so the interval is a little wider than for their mean.
     """
     half = (runs + 1) // 2
     for k in range(1, half):
