@@ -190,8 +190,8 @@ def server_command(kind: str, loop: str, serving: dict[str, object] | None = Non
 
 
 class Server(Child):
-    """A server of benchmarks.servers (or the raw one) on the server's core, or on the load's core if it is not
-    measured.
+    """A server of benchmarks.servers or benchmarks.blocking, or the raw one. It runs on the server's core, or on the
+    load's core if it is not measured.
     """
 
     def __init__(
