@@ -28,7 +28,7 @@ CAP_S = 60 * SCALE
 
 
 class Stop(Exception):
-    """The exception that interrupts."""
+    """The exception with which coros are interrupted."""
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def tcp_pair():
 
 
 def reset(sock):
-    """Closes with RST."""
+    """Close the connection with RST."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.close()
 
@@ -189,7 +189,7 @@ class Place:
         return reader.join()
 
     def close_behind(self, near, far, mark, reader):
-        """Close the number and give it to another file at once. The next wait on it ends the reader's wait."""
+        """Close the number and give it to another file at once. The next wait on the number ends the reader's wait."""
         number = near.fileno()
         mine, another = socket.socketpair()
         os.close(number)
@@ -270,7 +270,7 @@ def visit(address, chance):
 
 
 def used():
-    """Open descriptors, and resident memory in KiB."""
+    """Return the number of open descriptors, and the resident memory in KiB."""
     gc.collect()
     with open("/proc/self/statm") as file:
         pages = int(file.read().split()[1])
@@ -296,7 +296,7 @@ def test_connections_come_and_go(chance, eviction):
         return first, last
 
     def settled(first_of):
-        """Return what is in use once the server has seen the end of the last client."""
+        """Return what `used()` returns after the server has seen the end of the last client."""
         with coro.timeout(CAP_S):
             while len(coro.get_live_coros()) > 3 or (first_of is not None and used()[0] > first_of):
                 coro.sleep_relative(0.001)

@@ -27,7 +27,7 @@ def way(request, monkeypatch):
 
         monkeypatch.setattr(os, "pidfd_open", refused, raising=False)
     yield request.param
-    # The threads end with their children, which closes their descriptors.
+    # The threads that wait for children end after the children, and then close their descriptors.
     wait_until(lambda: not any(thread.name.startswith("coro-waitpid") for thread in threading.enumerate()))
 
 
