@@ -11,8 +11,8 @@ import pytest
 from support import coro_is_available
 
 # The files whose tests depend on where stacks are. They run with both modes. The other files test names, arguments,
-# times or whole programs, and run with the first mode (lazy) only. TEST_EVICTION=both runs everything with both modes (as
-# .ci/matrix does); lazy or always runs everything with that mode (.ci/run: always, with a debug build of CPython).
+# times or whole programs, and run with the first mode (lazy) only. TEST_EVICTION=both runs everything with both modes
+# (as .ci/matrix does); lazy or always runs everything with that mode (.ci/run: always, with a debug build of CPython).
 BOTH_MODES = {
     "diagnosis/test_tracing",
     "io/test_closing",

@@ -140,7 +140,8 @@ def test_numbers_that_are_closed_and_used_again():
 
 
 def test_numbers_that_are_closed_behind_the_back_of_the_socket():
-    """`os.close` frees the number, and another file takes it. The waiting coro gets ClosedError and no data of that file.
+    """`os.close` frees the number, and another file takes it. The waiting coro gets ClosedError, and no data of the
+    other file.
     """
 
     def main():

@@ -182,7 +182,7 @@ static void handle(int number, siginfo_t *info, void *context)
     }
 }
 
-/* Remember the addresses of the library whose name ends with this text. */
+/* Remember the addresses of the library if its file name ends with `name`. */
 static int find_library(struct dl_phdr_info *info, size_t size, void *name)
 {
     size_t length = strlen(info->dlpi_name), wanted = strlen(name);

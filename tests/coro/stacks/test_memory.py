@@ -348,6 +348,6 @@ def test_reused_stacks_give_deep_memory_back(count, monkeypatch):
     used, peak, kept, grown = map(int, run_script(None, script).split())
     assert used > 30_000
     assert peak > count * (used - 24_000)
-    # 16 KiB of each of 1,024 stacks.
+    # At most 1,024 free stacks are kept, with 16 KiB of memory each.
     assert kept < min(count, 1024) * 16 * 1024 + 2**20
     assert grown < 2**20
