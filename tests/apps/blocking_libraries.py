@@ -87,7 +87,7 @@ class HttpClient(Library):
 
 
 class Botocore(Library):
-    """S3, signed."""
+    """Requests to S3, which botocore signs."""
 
     needs = ("botocore.config", "botocore.session")
 

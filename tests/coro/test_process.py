@@ -41,7 +41,7 @@ def status(pid):
 
 
 def run(code, *, flags=("-W", "error", "-X", "faulthandler")):
-    """The lines that the script prints."""
+    """Return the lines that the script prints."""
     return run_script(None, HEAD + code, flags=flags).split("\n")[:-1]
 
 

@@ -190,7 +190,7 @@ def test_an_answer_that_has_begun_keeps_the_socket() -> None:
 
 
 def test_send_sends_everything_and_keeps_it_together() -> None:
-    """Like a blocking socket, it sends everything: libraries ignore the result of `send`."""
+    """`send` sends everything, like `sendall` of a blocking socket, because libraries ignore its result."""
     length, senders = 3_000_000, 4
     counts: list[int] = []
 

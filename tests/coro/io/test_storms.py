@@ -277,7 +277,7 @@ def used():
     return len(os.listdir("/proc/self/fd")), pages * resource.getpagesize() // 1024
 
 
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts descriptors in /proc")
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the test counts descriptors in /proc")
 def test_connections_come_and_go(chance, eviction):
     """10,000 clients, 250 at a time. Afterwards nothing is left of them."""
     waves = (40 if eviction == "lazy" else 4) * SCALE

@@ -13,7 +13,7 @@ from support import coro_is_available
 
 pytestmark = [
     pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter"),
-    pytest.mark.skipif(sys.platform != "linux", reason="kqueue's events are made from inotify's"),
+    pytest.mark.skipif(sys.platform != "linux", reason="the events are made with inotify, which only Linux has"),
 ]
 if coro_is_available():
     from grapeshot import coro

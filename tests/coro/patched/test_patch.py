@@ -98,7 +98,7 @@ def test_late_patching_names_and_repairs():
 
 
 def test_late_patching_repairs_the_program_itself_once():
-    """multiprocessing puts ``__main__`` into ``sys.modules`` under a second name. The warning must not list it twice."""
+    """multiprocessing puts ``__main__`` into ``sys.modules`` under a second name. The warning names it once."""
     assert run(
         """
         import threading, warnings

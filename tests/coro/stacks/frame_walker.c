@@ -234,8 +234,8 @@ static PyObject *begin_signals(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* Stop the signals. Return the number of walks in the handler, the number of walks at allocations, and the largest number
-   of frames. */
+/* Stop the signals. Return the number of walks in the handler, the number of walks at allocations, and the largest
+   number of frames. */
 static PyObject *end(PyObject *module, PyObject *unused)
 {
     if (atomic_exchange(&sending, 0)) {

@@ -9,7 +9,7 @@ from support import coro_is_available, together
 
 pytestmark = [
     pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter"),
-    pytest.mark.skipif(sys.version_info < (3, 15), reason="new in 3.15"),
+    pytest.mark.skipif(sys.version_info < (3, 15), reason="lazy imports came with 3.15"),
 ]
 
 WAITS = "from grapeshot import coro\nfor _ in range(3):\n    coro.yield_slice()\n"

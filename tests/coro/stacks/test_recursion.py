@@ -348,7 +348,7 @@ def test_deep_recursion_leaves_coro_and_loop_alive():
 
 
 @pytest.mark.skipif(
-    sys.version_info < (3, 12), reason="3.11 counts C and Python together: a high limit is a promise of its user"
+    sys.version_info < (3, 12), reason="3.11 counts C and Python together, so a high limit also allows too deep C calls"
 )
 def test_a_high_limit_is_for_python_alone():
     done = run(
