@@ -153,7 +153,7 @@ def test_interruptions_of_streams(make_pair, size, chance):
 
 
 class Place:
-    """A connection that is repeatedly replaced by one with the same number."""
+    """A series of connections. Each new connection may reuse the descriptor numbers of closed ones."""
 
     def __init__(self, number, chance):
         self.number, self.chance = number, chance

@@ -217,8 +217,8 @@ class Collected:
             self.log.append("refused")
         except INJECTED:
             self.log.append("injected")
-            # The collector may have interrupted the coro anywhere, perhaps while it waited for one that was killed. Or
-            # a timeout of the coro has expired, although the coro was not killed.
+            # The collector may call this anywhere in the coro: while the coro waits for a coro that was killed, or when a
+            # timeout of the coro has expired. So the exception may arrive although this coro was not killed.
             WORLD.get().killed.add(FAMILY.get())
             coro.current().cancel()
         else:
