@@ -107,7 +107,7 @@ def test_a_coro_of_another_thread_is_refused():
         ):
             touch(function)
 
-        # Also from a coro of the other thread.
+        # Calls from a coro of the other thread are refused, too.
         def other():
             with pytest.raises(coro.ScheduleError):
                 coro.schedule(waiting)

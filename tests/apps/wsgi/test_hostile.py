@@ -334,7 +334,7 @@ def test_mutated_streams_do_not_disturb_other_clients(seed: int) -> None:
 
 def test_a_tls_client_that_never_pauses_leaves_time_for_others(certificates: Certificates) -> None:
     """The client's data is there before the application reads it, so no read ever waits."""
-    length = 100_000  # the buffers of the system hold it
+    length = 100_000  # the system's buffers hold this much data
     sent = threading.Event()
     turns = [0]
 

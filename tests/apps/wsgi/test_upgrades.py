@@ -108,7 +108,7 @@ def test_a_request_is_ordinary_if_its_socket_is_not_taken() -> None:
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         sock = environ.get(KEY)
         if sock is not None:
-            # Only asking for the socket does not take it.
+            # These calls alone do not take the socket over.
             seen.append(
                 (sock, sock.family, sock.getpeername()[0], sock.getsockname()[0], sock.gettimeout(), repr(sock))
             )

@@ -155,7 +155,7 @@ def test_a_transport_that_could_read_makes_it_a_report(records):
 
 
 def test_a_run_that_delays_nothing_is_not_reported(records):
-    """Others wait for later timers and for descriptors without data. Data has arrived, but no coro waits for it."""
+    """Other coros wait for later timers and for descriptors without data. No coro waits for data that has arrived."""
 
     def main():
         pair, unread = Pair(), Pair()
@@ -185,8 +185,8 @@ def test_time_without_anything_that_waits_does_not_count(records):
 
     coro.run(in_the_way, work)
     first, _ = records.texts
-    # It reports how long the coro has run, not how long it has delayed others. (The time is rounded, and the clocks
-    # differ a little.)
+    # The message says how long the coro has run, not how long it has delayed others. (The time is rounded, and the
+    # clocks differ a little.)
     assert float(first.split(" has run for ")[1].split()[0]) >= 0.2
 
 

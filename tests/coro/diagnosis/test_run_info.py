@@ -307,7 +307,7 @@ def test_coros_of_another_thread_are_left_out():
 
 
 def test_a_long_chain():
-    """More coros wait for each other, in a chain, than Python's recursion limit allows calls."""
+    """The chain of waiting coros is longer than Python's recursion limit."""
 
     def main():
         first = last = spawn_blocked(coro.wait, name="last")

@@ -510,7 +510,7 @@ def test_sources(tmp_path):
 
 
 def test_interrupts_at_random_points_of_a_stream():
-    """Lines of random length come whole and in order."""
+    """Lines of random length come whole and in order, although their reader is interrupted."""
     generator = random.Random(2)
     lines = [b"%d:" % number + b"x" * generator.randrange(3000) + b"\n" for number in range(300)]
     data = b"".join(lines)

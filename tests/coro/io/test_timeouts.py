@@ -183,7 +183,7 @@ def test_without_waiting(world):
 
 
 def test_a_timeout_concerns_the_whole_sendall():
-    """The timeout does not start again with each part."""
+    """The timeout does not start again with each part that `sendall` sends."""
 
     def read_slowly(sock, stop):
         while not stop:

@@ -91,7 +91,7 @@ def test_a_new_coro_without_memory_ends_with_the_error():
             _core._coro_fail_evictions(0)
             later.append(coro.spawn(work, 8))
 
-        # In the next iteration, only the first coro in the queue gets memory.
+        # Until `feed` runs, in the next iteration, no stack gets the memory for an eviction or an allocation.
         asyncio.get_running_loop().call_soon(feed)
         starve()
         failures = []

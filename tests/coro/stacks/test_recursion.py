@@ -128,7 +128,7 @@ def test_other_faults_end_the_process_as_usual(fault, faulthandler):
 
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGBUS"])
 def test_each_signal_goes_to_the_handler_that_it_had_before(name):
-    """The other one of the two signals has the default action."""
+    """A Python handler is set for one of SIGSEGV and SIGBUS. The other signal has the default action."""
     done = run(f"""
         import os, signal
         from grapeshot import coro

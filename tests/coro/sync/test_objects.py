@@ -137,7 +137,7 @@ def test_another_thread_is_refused_and_changes_nothing(kind):
         attempt(WAKES[kind])
         if kind in CHANGES:
             attempt(CHANGES[kind])
-        # Also in a coro of another loop.
+        # Calls in a coro of another loop are refused, too.
         coro.run(attempt, WAITS[kind])
         return outcomes
 
