@@ -21,9 +21,9 @@ from typing import Any, Self
 from benchmarks._loops import RAW
 from benchmarks._machine import ROOT, child_environment, cores, on_core
 
-# Kinds of servers that live in `benchmarks.blocking`. For these, the "loop" of a command is the name of a style.
+# Kinds of servers in `benchmarks.blocking.servers`. For these and for WEB, a style takes the place of the loop.
 BLOCKING = ("blocking", "patched")
-# The kinds among them that speak HTTP.
+# Kinds of HTTP servers, in `benchmarks.blocking.web`.
 WEB = ("wsgi", "gunicorn")
 CRATE = ROOT / "benchmarks" / "loadgen"
 
@@ -58,9 +58,9 @@ def loadgen() -> str:
 
 
 def name_libssl() -> None:
-    """Tell the load generator which OpenSSL this interpreter uses, so that the raw server shows its limit.
+    """Tell the load generator which OpenSSL this interpreter uses, so that the raw server uses the same one.
 
-    If the library cannot be found (it is linked into the interpreter, or there is no /proc), the load generator uses
+    If the library cannot be found (it is linked statically, or there is no /proc), the load generator uses
     the system's OpenSSL.
     """
     maps = Path("/proc/self/maps")
@@ -190,8 +190,8 @@ def server_command(kind: str, loop: str, serving: dict[str, object] | None = Non
 
 
 class Server(Child):
-    """A server of benchmarks.servers (or the raw one) on the server's core, or on the load's core if it is not
-    measured.
+    """A server of benchmarks.servers or benchmarks.blocking, or the raw one. It runs on the server's core, or on the
+    load's core if it is not measured.
     """
 
     def __init__(

@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @functools.cache
 def cores() -> tuple[int | None, int | None]:
-    """Return a core for the server and one for the load, or (None, None) if there is only one or it cannot be
-    chosen.
+    """Return a core for the server and one for the load, or (None, None) if there is only one core or if this system
+    cannot pin processes.
     """
     if not hasattr(os, "sched_getaffinity"):
         return None, None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 COLOURS = {"ahead": "green", "equal": "yellow", "behind": "red"}
-# Lines on the screen beside the table's rows: its frame and header, the progress bar, and the prompt.
+# Lines on the screen that are not rows of the table: its frame and header, the progress bar, and the prompt.
 AROUND = 9
 # The width of tables that are written to a file: wide enough for all loops.
 FILE_WIDTH = 200

@@ -25,8 +25,8 @@ options = Options()
 
 
 def listen() -> socket.socket:
-    # Name the protocol, because asyncio sets TCP_NODELAY only on sockets that do. Without TCP_NODELAY, a reply that
-    # is written in several pieces waits 40 ms for the client's delayed ACK.
+    # Name the protocol, because asyncio sets TCP_NODELAY only on a socket that names TCP. Without TCP_NODELAY, a reply
+    # that is written in several pieces waits 40 ms for the client's delayed ACK.
     sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.bind(("127.0.0.1", 0))

@@ -1,8 +1,8 @@
 """Report what got worse since an earlier comparison: `python -m benchmarks.compare --against OLD.json`.
 
 If both comparisons measured the same version of a peer, ratios to that peer are compared, so that a slower machine
-does not count as a loss; otherwise the numbers themselves are compared. A row is worse if its interval now lies wholly
-above its interval then.
+does not count as a loss; otherwise the numbers themselves are compared. A row is worse if its whole
+interval now lies above its earlier interval.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def compared_number(outcome: Outcome, peer: str | None) -> Interval | None:
 
 
 def same_versions(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
-    """Return the peers that have the same version in both. asyncio's version is that of the interpreter."""
+    """Return the peers that have the same version in both. For asyncio, the interpreter's version counts."""
     found = {name for name, version in after["versions"].items() if before["versions"].get(name) == version}
     return found | ({"asyncio"} if before["machine"]["python"] == after["machine"]["python"] else set())
 
 
 def common(before: dict[str, Any], after: dict[str, Any]) -> Iterator[tuple[str, str | None, Interval, Interval]]:
-    """Yield the rows that both have with enough runs: name, the peer that divides both numbers, number before and
-    now.
+    """Compare the rows that have enough runs in both comparisons. For each, yield the name, the peer that divides both
+    numbers (or None), the number before, and the number now.
     """
     earlier = {outcome["name"]: outcome for outcome in before["cases"]}
     same = same_versions(before, after)
@@ -62,7 +62,7 @@ def common(before: dict[str, Any], after: dict[str, Any]) -> Iterator[tuple[str,
 
 
 def lost(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
-    """The rows that had a number before, and were measured now without one."""
+    """The rows that had a number before and have none now, although they are in both comparisons."""
     earlier = {outcome["name"]: outcome for outcome in before["cases"]}
     return [
         outcome["name"]

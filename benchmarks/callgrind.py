@@ -3,7 +3,7 @@
 Each case runs twice, with few operations and with many. The difference of the instructions, divided by the difference
 of the operations, is the cost of one operation; the start and the end of the process cancel out. Only user space is
 counted (not the kernel's part of an echo). The counts do not depend on how busy the machine is, but they do depend on
-the versions of everything. The garbage collector is enabled, so a loop also pays for the objects that it tracks.
+the versions of everything. The garbage collector is enabled, and its work on a loop's objects is counted.
 
 `--bounds` counts our loop in the cases of benchmarks/instructions.toml, and fails if one needs more than its bound.
 CPython's cache of type attributes is indexed by the addresses of names. If two names of a case share a slot there, each

@@ -1,4 +1,4 @@
-"""Put a server under connections that come and go: `python -m benchmarks.churn --minutes 10` (Linux).
+"""Load a server with connections that come and go: `python -m benchmarks.churn --minutes 10` (Linux).
 
 Each round takes a few seconds: connections are made, exchange messages and end (some by a reset, some without waiting
 for the reply), while other connections stay open and send all the time. After a round everything is closed, and the
@@ -57,7 +57,7 @@ def run_round(address: str, seconds: float, at_a_time: int) -> tuple[int, int]:
 
 
 def settled_descriptors(pid: int, wanted: int) -> int:
-    """Return the number of descriptors, as soon as it is the expected one or the time is up."""
+    """Wait until the process has the wanted number of descriptors or the time is up, and return their number."""
     deadline = time.monotonic() + DESCRIPTORS_WITHIN_S
     while (count := open_descriptors(pid)) != wanted and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -1,8 +1,8 @@
 """Compare the loops: `python -m benchmarks.compare [CASE ...]`. `python -m benchmarks` also compares coros and
 blocking-style servers. See README.md.
 
-Every run is a fresh process. The loops alternate within one run (A B C, then C B A, ...), so that a change of the
-machine's state affects all of them. Ratios are taken run by run; `intervals.py` says how they decide a row.
+Every run is a fresh process. The loops take turns (A B C, then C B A, ...), so that a change of the machine's state
+affects all of them. Ratios are taken run by run; `intervals.py` says how they decide a row.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The database servers whose clients are measured. They listen on free ports and keep nothing on disk."""
+"""The database servers whose clients are measured. Each uses a free port or its own Unix socket, and keeps no data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ START_WITHIN_S = 60.0
 
 
 def program(name: str, *places: str) -> str | None:
-    """Return the path of the program. `places` are folders that are not in PATH."""
+    """Return the path of the program. `places` are patterns of folders to search if it is not in PATH."""
     found = shutil.which(name)
     return found or next((path for place in places for path in sorted(glob.glob(f"{place}/{name}"))), None)
 
@@ -35,7 +35,7 @@ def is_there(kind: str) -> bool:
     """Return whether the server for this client is installed."""
     if kind == "redis":
         return program("redis-server") is not None
-    # PostgreSQL refuses to run as root: then it runs as the user that its package creates.
+    # PostgreSQL refuses to run as root. If this process is root, the server runs as the user that its package creates.
     has_account = os.geteuid() != 0 or any(entry.pw_name == "postgres" for entry in pwd.getpwall())
     return postgres_program("initdb") is not None and has_account
 
@@ -80,7 +80,7 @@ def redis_server() -> Iterator[str]:
 
 @contextmanager
 def postgres_server() -> Iterator[str]:
-    """Yield the folder of its unix socket, where every user is trusted."""
+    """Yield the folder of the server's Unix socket. The server trusts every user who connects."""
     initdb, postgres = postgres_program("initdb"), postgres_program("postgres")
     if initdb is None or postgres is None:
         raise MeasurementError("PostgreSQL is not installed")

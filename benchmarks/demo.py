@@ -17,7 +17,7 @@ CONNECTIONS = 50
 
 
 def progress(text: str) -> None:
-    """Show a progress line in a terminal, which the next one overwrites."""
+    """Show a line of progress if stderr is a terminal. The next line overwrites it."""
     if sys.stderr.isatty():
         print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 

@@ -40,7 +40,7 @@ def pairs(own: list[dict[str, Any]], other: list[dict[str, Any]], metric: str) -
 
 
 def curve(samples: list[dict[str, Any]]) -> list[list[float]]:
-    """The median latency at each quantile of the runs."""
+    """For each quantile, the median of the latencies of all runs."""
     taken = [sample["curve_us"] for sample in samples if sample.get("curve_us")]
     return [[at[0][0], rounded(statistics.median(point[1] for point in at))] for at in zip(*taken, strict=True)]
 

@@ -1,8 +1,8 @@
 """Find out which features each loop has: `python -m benchmarks.features` (`--help`).
 
-Every probe (benchmarks/probes) runs several times on each of the loops, in a process of its own, and must succeed every
-time. The peers have to be installed (`pip install uvloop zuvloop rloop`); a file is only written if all of them took
-part. `--free-threaded` names a free-threaded interpreter, with the same packages, for the probe that needs one.
+Every probe (benchmarks/probes) runs several times on each of the loops, each time in a new process, and must succeed
+every time. The peers have to be installed (`pip install uvloop zuvloop rloop`); a file is only written if all of them
+took part. `--free-threaded` names a free-threaded interpreter, with the same packages, for the probe that needs one.
 feature_table.py makes the tables from the JSON (`make tables`).
 """
 

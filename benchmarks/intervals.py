@@ -2,9 +2,9 @@
 
 The runs of the loops alternate. A pair consists of one run of grapeshot and one run of the peer, both from the same
 round. The row is `ahead` if the whole confidence interval of the median of the pairs' ratios lies below 1, and `behind`
-if it lies above 1. All other rows are `equal`. A row is also equal if the medians of the two loops point in the other
-direction than the interval, which can happen if a loop is sometimes fast and sometimes slow. The rule needs no further
-margin.
+if it lies above 1. All other rows are `equal`. A row is also equal if the medians of the two loops disagree
+with the interval about which loop needs less, which can happen if a loop is sometimes fast and sometimes slow. The rule
+needs no further margin.
 
 The interval is the percentile interval of the bootstrap (Efron and Tibshirani, An Introduction to the Bootstrap, 1993,
 chapter 13): the middle 95 % of the medians of all samples that can be drawn from the ratios with replacement. The
@@ -52,9 +52,9 @@ class Interval:
 def _first(runs: int) -> int:
     """Return the index of the lower limit among the sorted numbers. The upper limit is equally far from the other end.
 
-    The median of a sample drawn with replacement is at most the k-th number if at least half of the sample is. For an
-    even number of runs, this uses the lower of the two middle numbers for the lower limit, and the upper one for the
-    upper limit. The interval is then a little wider than the interval of their mean.
+    The median of a sample drawn with replacement is at most the k-th number if at least half of the drawn numbers are
+    at most the k-th number. For an even number of runs, a sample has two middle numbers. The lower limit is computed
+    for the lower one, and the upper limit for the upper one, so the interval is a little wider than for their mean.
     """
     half = (runs + 1) // 2
     for k in range(1, half):

@@ -64,7 +64,7 @@ class Case:
     with_raw: bool = False
     # The loops that take part; empty means all.
     only: tuple[str, ...] = ()
-    # Loops that are shown for reference and are not peers in this case, beside the references of the suite.
+    # Loops that are shown for reference and are not peers in this case, in addition to the references of the suite.
     references: tuple[str, ...] = ()
     # Runs once, before the first run, for all loops that take part. Returns facts to keep (the rate of a load, the load
     # tool's version) and the function to use instead of `measure`.
@@ -148,7 +148,7 @@ def load_case(
     serving: dict[str, object] | None = None,
     **options: object,
 ) -> Case:
-    """Build a case of a closed-loop load. `serving` are options of the server; all others go to the load
+    """Build a case of a closed-loop load. `serving` are options of the server; all other options go to the load
     generator.
     """
 

@@ -23,7 +23,7 @@ def _wait_for_descriptors(pid: int, at_least: int, at_most: int) -> None:
 
 
 def _settled(read: Callable[[int], float], pid: int) -> float:
-    """Return what `read` reports for the process, as soon as two readings agree."""
+    """Return what `read` reports for the process, as soon as two readings agree or 10 s have passed."""
     deadline = time.monotonic() + 10
     before = -1.0
     while (now := read(pid)) != before and time.monotonic() < deadline:
@@ -35,8 +35,9 @@ def _settled(read: Callable[[int], float], pid: int) -> float:
 def measure(loop: str, connections: int, touch_size: int = 0, kind: str = "echo") -> dict[str, float]:
     """Return KiB per connection, after a few have been served and closed.
 
-    "kib" is what `connections` more need when FILLING_CONNECTIONS are already open. "from_none_kib" is the difference
-    to having no connection; it is smaller by the memory that was free in the heap.
+    "kib" is the memory that `connections` more connections need, when FILLING_CONNECTIONS are already open.
+    "from_none_kib" compares with having no connection. It is smaller, because the first connections use memory that
+    was free in the heap.
 
     Raises MeasurementError when the machine does not allow enough descriptors.
     """
@@ -44,7 +45,7 @@ def measure(loop: str, connections: int, touch_size: int = 0, kind: str = "echo"
     if limit < FILLING_CONNECTIONS + connections + SPARE_DESCRIPTORS:
         raise MeasurementError(f"{connections} connections need more descriptors than the limit of {limit} allows")
     with Server(kind, loop) as server:
-        # A loop opens descriptors of its own when it first waits.
+        # Warm up first, because a loop opens descriptors of its own when it first waits.
         with IdleConnections(server.address, WARM_UP_CONNECTIONS, touch_size=1024):
             pass
         base = int(_settled(open_descriptors, server.pid))

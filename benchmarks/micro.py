@@ -46,7 +46,7 @@ def call_soon_bulk(loop: Loop) -> int:
 
 
 def call_soon_args(loop: Loop) -> int:
-    """The same with two arguments."""
+    """Like call_soon_bulk, with two arguments."""
     first, second = object(), object()
     for _ in range(BATCH):
         loop.call_soon(_nothing_with_two, first, second)
@@ -141,7 +141,7 @@ def pending_thousand(loop: Loop) -> int:
 
 
 def pending_million(loop: Loop) -> int:
-    """The same with a million at a time."""
+    """Like pending_thousand, with a million timers at a time."""
     return _pending_timers(loop, 1_000_000)
 
 
@@ -252,7 +252,7 @@ def getaddrinfo_literal(loop: Loop) -> int:
 
 
 def getaddrinfo_typed(loop: Loop) -> int:
-    """The same for one type of socket, which uvloop answers without using a thread."""
+    """Like getaddrinfo_literal, for one type of socket, which uvloop answers without using a thread."""
     return _getaddrinfo(loop, socket.SOCK_STREAM)
 
 

@@ -1,8 +1,8 @@
 """The servers that are put under load: `python -m benchmarks.servers <kind> --loop <loop>`.
 
 A server prints `{"address": ...}` when it listens (`127.0.0.1:port` or `unix:/path`), or `{"unsupported": why}` if the
-loop lacks the feature. It ends when its stdin is closed. The runner reads CPU time, memory and descriptors from the
-outside.
+loop lacks the feature. It ends when its stdin is closed. The benchmark reads this process's CPU time, memory and
+descriptors from the outside.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class EchoProtocol(asyncio.Protocol):
 
 
 class BufferedEchoProtocol(asyncio.BufferedProtocol):
-    """The same with a buffer of its own. It writes a copy, because the next read overwrites the buffer."""
+    """Send each piece back, from the protocol's own buffer. Writes a copy, because the next read overwrites it."""
 
     __slots__ = ("buffer", "transport")
 
@@ -81,7 +81,7 @@ class SplitReplyProtocol(asyncio.Protocol):
 
 
 class TaskReplyProtocol(SplitReplyProtocol):
-    """The same, but each read starts a task that writes the replies, as applications of HTTP servers do."""
+    """Like SplitReplyProtocol, but each read starts a task that writes the replies, as in an HTTP server."""
 
     __slots__ = ()
 

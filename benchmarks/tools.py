@@ -97,12 +97,12 @@ def version(name: str) -> str | None:
 
 
 def cpu_s(pid: int) -> float:
-    """Return the CPU time of another process with ns resolution (Linux), whose clock id encodes the pid."""
+    """Return the CPU time of another process in seconds. On Linux, the id of its CPU clock contains the pid."""
     return time.clock_gettime((~pid << 3) | 2)
 
 
 def sample(name: str, kind: str, loop: str, seconds: float) -> Sample:
-    """Put one fresh server under the tool. The tool's warm-up is included in the numbers."""
+    """Load one fresh server with the tool. The tool's warm-up is included in the numbers."""
     tool = TOOLS[name]
     whole_s = max(1, round(seconds))
     with Server(kind, loop) as server:

@@ -60,8 +60,9 @@ class Service:
         except (TimeoutError, ConnectionError, asyncio.IncompleteReadError):
             pass  # the client is too slow, or has disconnected
         except asyncio.CancelledError:
-            if not self.is_stopping:  # cancelled by stop() at the deadline, which asyncio 3.11 would log as an error
+            if not self.is_stopping:
                 raise
+            # stop() has cancelled this task at the deadline. asyncio 3.11 would log the exception as an error.
         finally:
             self.under_way.discard(task)
             self.idle.discard(writer)

@@ -230,7 +230,7 @@ def _leftovers(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 def _leaks(item: pytest.Item) -> bool:
-    """Whether the test's kind of loop is known to leak in this test."""
+    """Return whether the test's kind of loop is known to leak in this test."""
     kind = _kind(item)
     return any(kind in marker.kwargs for marker in item.iter_markers("leaks_on"))
 
@@ -313,7 +313,7 @@ def _contexts(_audit: None) -> Iterator[Contexts]:
 
 @pytest.fixture
 def reported(_contexts: Contexts) -> Contexts:
-    """Gives the test the contexts that reach the loop's exception handler. Without this fixture, a context fails the
+    """Give the test the contexts that reach the loop's exception handler. Without this fixture, a context fails the
     test.
     """
     _contexts.expected = True
@@ -376,7 +376,7 @@ def loop(
 
 @pytest.fixture
 def serve(loop: asyncio.AbstractEventLoop) -> Iterator[Callable[..., Any]]:
-    """`loop.create_server`. The fixture closes the servers when the test has ended, even if it has failed."""
+    """A function like `loop.create_server`. The fixture closes the servers after the test, even after a failed test."""
     servers: list[Any] = []
 
     async def create(*args: Any, **kwargs: Any) -> Any:
@@ -400,7 +400,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 @pytest.fixture
 def quiet() -> Iterator[list[warnings.WarningMessage]]:
-    """Records warnings instead of raising them."""
+    """Record warnings instead of raising them."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield caught

@@ -40,7 +40,7 @@ def _idle(name: str, title: str, *bounds: Bound, touch_size: int) -> Case:
     return Case(name, "Memory", title, "kib", "KiB/connection", bounds, measure, only=(OURS, *peers))
 
 
-# One in 50 messages begins with `b` and burns CPU in a real thread; only the latency of the others counts.
+# One in 50 messages begins with `b` and burns CPU in a real thread; only the latency of the other messages counts.
 MIXED: dict[str, object] = {"size": 8, "connections": 50, "rate": 250, "other_byte": ord("b"), "every": 50}
 BURN_MS = 100
 

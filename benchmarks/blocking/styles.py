@@ -14,7 +14,7 @@ from benchmarks._load import UnsupportedError
 from benchmarks._loops import RAW
 
 OURS, GEVENT, RUNLOOM = "grapeshot", "gevent", "runloom"
-# Other servers, shown for comparison. Both run in grapeshot's loop.
+# Other servers, shown for comparison. Both run on grapeshot's loop.
 PROTOCOL, TASKS = "protocol", "tasks"
 
 Function = Callable[..., Any]
@@ -49,7 +49,7 @@ class Coros:
 
 
 class PatchedCoros(Coros):
-    """The same with Python's own `socket` module, patched."""
+    """grapeshot's coros, with Python's own `socket` module, patched."""
 
     def __init__(self) -> None:
         super().__init__()

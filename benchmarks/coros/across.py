@@ -1,6 +1,6 @@
 """Measure the border between blocking-style code and asyncio, and asyncio's own tasks: coros, greenback and tasks.
 
-Everything here runs in grapeshot's loop, so that only the way to yield differs.
+Everything here runs on grapeshot's loop, so that only the way to yield differs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from benchmarks.coros.rounds import Stopwatch, Taken, measure
 BATCH = 10_000
 THREADS, TURNS = 1000, 20
 
-# Seconds of CPU to spend -> sample.
+# Takes the CPU time to spend, in seconds, and returns a sample.
 Measure = Callable[[float], dict[str, float]]
 
 
@@ -46,7 +46,7 @@ def _tasks_spawn(loop: asyncio.AbstractEventLoop) -> Taken:
         stopwatch = Stopwatch()
         for _ in range(BATCH // 100):
             for _ in range(100):
-                asyncio.create_task(body())  # noqa: RUF006 - it ends before anything else happens
+                asyncio.create_task(body())  # noqa: RUF006 - the task ends during sleep(0) below
             await asyncio.sleep(0)
         return stopwatch.taken(BATCH)
 

@@ -151,7 +151,7 @@ def _ping_pong(style: Any, send: Function, receive: Function, reply: Function, g
 
 
 def semaphore(style: Any) -> Taken:
-    """The same with semaphores, which hand over no value."""
+    """Like `_ping_pong`, but with semaphores, which hand over no value."""
     ping, pong = style.semaphore(0), style.semaphore(0)
     acquire_ping, release_pong = ping.acquire, pong.release
     release_ping, acquire_pong = ping.release, pong.acquire
@@ -183,7 +183,7 @@ def channel(style: Any) -> Taken:
 
 # ---------------------------------------------------------------- time
 
-# The number of threads that are due together, and the time between two such moments.
+# The number of threads that are due together, and the time between two moments when they are due.
 MANY, APART_S = 10_000, 0.5
 
 

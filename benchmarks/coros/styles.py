@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from benchmarks import _loops
 
-# asyncio's tasks in grapeshot's loop. They are not a style, but they are shown beside coros.
+# asyncio's tasks on grapeshot's loop. They are not a style, but they are shown beside coros.
 TASKS = "tasks"
 
 Function = Callable[..., Any]
@@ -24,7 +24,7 @@ Function = Callable[..., Any]
 class Style(Protocol):
     """The functions that every style provides."""
 
-    # Runs a program to its end, along with the threads that it started.
+    # Runs a program in a cooperative thread and returns its result. The threads that it starts run in the meantime.
     run: Function
     # spawn(function, *arguments): starts a thread, which begins to run when the caller yields.
     spawn: Function
@@ -37,7 +37,7 @@ class Style(Protocol):
 
 
 class Coros:
-    """grapeshot's coros, in its loop."""
+    """grapeshot's coros, on its loop."""
 
     def __init__(self) -> None:
         from grapeshot import coro

@@ -33,8 +33,8 @@ def sync_probe(function: Probe) -> Probe:
 
 
 def probe(function: Callable[[Any], Coroutine[Any, Any, Any]]) -> None:
-    """Register a probe that is a coroutine function of the running loop; any call of the exception handler fails
-    it.
+    """Register a probe: a coroutine function that takes the running loop. The probe fails if anything calls the loop's
+    exception handler.
     """
 
     def run(factory: Callable[[], Loop]) -> None:
@@ -68,8 +68,8 @@ def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
 
 
 async def received(sock: socket.socket) -> bytes:
-    """Return the next bytes that arrive at the other end, which the loop does not manage; b"" at the end of the
-    stream.
+    """Return the next bytes that arrive at `sock`, the end of a connection that the loop does not manage. Return b""
+    at the end of the stream.
     """
     sock.setblocking(False)
     give_up_s = time.monotonic() + CAP_S

@@ -106,7 +106,7 @@ async def keep_alive(loop: Any) -> None:
 
 @sync_probe
 def factory_fails(factory: Any) -> None:
-    """The client of a protocol factory that raises is closed, and the server goes on."""
+    """If the protocol factory raises, the client's connection is closed, and the server goes on."""
     loop = factory()
     loop.set_exception_handler(lambda _loop, _context: None)
 

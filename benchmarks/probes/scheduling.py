@@ -88,7 +88,7 @@ def debug_mode(factory: Any) -> None:
 
 @sync_probe
 def call_graph(factory: Any) -> None:
-    """`asyncio.capture_call_graph` (3.14) sees who awaits whom."""
+    """`asyncio.capture_call_graph` (3.14) reports which task awaits which."""
 
     async def inner() -> Any:
         return asyncio.capture_call_graph()
@@ -134,7 +134,7 @@ for name, names in before.items():
 
 @sync_probe
 def closed_descriptors(factory: Any) -> None:
-    """`transport.close()` closes the descriptor in the next iteration of the loop, not at garbage collection."""
+    """`transport.close()` closes the descriptor shortly afterwards, and not only at garbage collection."""
     loop = factory()
 
     async def main() -> None:

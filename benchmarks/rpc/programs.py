@@ -21,7 +21,7 @@ ROUNDS = 5
 
 
 def _cpu_ns_of(pid: int) -> int:
-    """Return the CPU time of all threads of a process, by Linux's encoding of clock_getcpuclockid(3)."""
+    """Return the CPU time of all threads of a process, from the clock that clock_getcpuclockid(3) names on Linux."""
     return time.clock_gettime_ns(~pid << 3 | 2)
 
 

@@ -87,7 +87,7 @@ class HttpClient(Library):
 
 
 class Botocore(Library):
-    """S3, signed."""
+    """Requests to S3, which botocore signs."""
 
     needs = ("botocore.config", "botocore.session")
 
@@ -464,7 +464,7 @@ class Thrift(Library):
         self.listening.listen()
         self.listening.listen = lambda: None  # the server would call it again, and get another port
         server = TThreadedServer(self, self.listening, daemon=True)
-        # Only the end of the program stops it.
+        # Only the end of the program stops the server.
         threading.Thread(target=server.serve, daemon=True).start()
 
     def process(self, incoming: Any, outgoing: Any) -> None:

@@ -99,7 +99,7 @@ def factory_name(kind: str) -> str:
 
 @pytest.fixture
 def factory(factory_name: str) -> Callable[[], asyncio.AbstractEventLoop]:
-    """Makes a loop of this kind."""
+    """A function that makes a loop of this kind."""
     module, _, attribute = factory_name.partition(":")
     made: Callable[[], asyncio.AbstractEventLoop] = getattr(importlib.import_module(module), attribute)
     return made
@@ -107,7 +107,7 @@ def factory(factory_name: str) -> Callable[[], asyncio.AbstractEventLoop]:
 
 @pytest.fixture
 def run(factory: Callable[[], asyncio.AbstractEventLoop]) -> Iterator[Callable[..., object]]:
-    """Runs a coroutine on a loop of this kind; fails if the loop's exception handler was called."""
+    """A function that runs a coroutine on a loop of this kind. The test fails if an exception handler was called."""
     contexts: list[dict[str, object]] = []
 
     def start(coroutine: object) -> object:

@@ -21,7 +21,7 @@ from tests.apps.servers import PAYLOAD, PAYLOAD_DIGEST, iter_pieces
 from tests.apps.wire import TIMEOUT_S, Wire, head
 
 Run = Callable[..., Any]
-CODES = web.AppKey("codes", list)  # with which codes websockets were closed
+CODES = web.AppKey("codes", list)  # the codes with which websockets were closed
 
 
 class Ends:
@@ -32,7 +32,7 @@ class Ends:
 
     @contextlib.asynccontextmanager
     async def serving(self, *routes: web.RouteDef, codes: list[int | None] | None = None) -> AsyncIterator[str]:
-        """The base URL of a server with these routes."""
+        """Run a server with these routes and yield its base URL."""
         app = web.Application()
         app[CODES] = [] if codes is None else codes
         app.add_routes(routes)

@@ -76,7 +76,7 @@ class Served:
 
 
 async def handle(process: asyncssh.SSHServerProcess[Any]) -> None:
-    """Runs the commands that the server offers."""
+    """Run the commands that the server offers."""
     command, _, argument = (process.command or "").partition(" ")
     try:
         if command == "echo":
@@ -292,7 +292,7 @@ def test_port_forwarding(run: Run, keys: Keys, direction: str) -> None:
                 return await shouted(reader, writer, f"text {number}")
 
             assert await asyncio.gather(*map(ask, range(20))) == [f"TEXT {number}" for number in range(20)]
-            for _ in range(20):  # Python 3.11 does not wait for them with the server
+            for _ in range(20):  # let the handlers end: in Python 3.11 the server does not wait for them
                 await asyncio.wait_for(ended.acquire(), CAP_S)
             listener.close()
             await listener.wait_closed()
@@ -314,7 +314,7 @@ def test_forwarding_between_unix_sockets(run: Run, keys: Keys, tmp_path: Path) -
             listener = await client.forward_local_path(str(tmp_path / "front"), str(tmp_path / "behind"))
             reader, writer = await asyncio.open_unix_connection(str(tmp_path / "front"))
             assert await shouted(reader, writer, "over unix") == "OVER UNIX"
-            await asyncio.wait_for(ended.wait(), CAP_S)  # as above
+            await asyncio.wait_for(ended.wait(), CAP_S)  # let the handler end, as above
             listener.close()
             await listener.wait_closed()
 

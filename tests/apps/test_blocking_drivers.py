@@ -93,7 +93,9 @@ coro.patch()
 import asyncio, json, socket, sys
 import grapeshot, redis
 {framework}
-client = redis.Redis(host="127.0.0.1", port=int(sys.argv[1]), decode_responses=True, max_connections=200)
+client = redis.Redis(
+    host="127.0.0.1", port=int(sys.argv[1]), decode_responses=True, max_connections=200, socket_timeout=None
+)
 listener = socket.create_server(("127.0.0.1", 0), backlog=200)
 COUNT = 50
 

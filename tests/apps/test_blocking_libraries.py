@@ -144,7 +144,7 @@ print(psycopg.pq.__impl__, psycopg.waiting.wait is psycopg.waiting.{expected})""
 
 # ---------------------------------------------------------------- trouble
 
-# The exceptions that a library raises if the connection is refused, is reset, or stays silent.
+# The exceptions that a library raises if the server refuses the connection, resets it, or stays silent.
 ERRORS: dict[str, tuple[str, ...]] = {
     "requests": (
         "requests.exceptions.ConnectionError",
@@ -159,7 +159,7 @@ ERRORS: dict[str, tuple[str, ...]] = {
     ),
     "pymysql": ("pymysql.err.OperationalError",) * 3,
     "psycopg": ("psycopg.OperationalError", "psycopg.OperationalError", "psycopg.errors.ConnectionTimeout"),
-    "psycopg2": ("psycopg2.OperationalError",) * 2,  # not silent: with a wait callback it has no time limit
+    "psycopg2": ("psycopg2.OperationalError",) * 2,  # no silent server: with a wait callback psycopg2 has no time limit
     "pymemcache": ("builtins.ConnectionRefusedError", "builtins.ConnectionResetError", "builtins.TimeoutError"),
     "smtplib": ("builtins.ConnectionRefusedError",) + ("smtplib.SMTPServerDisconnected",) * 2,
     "poplib": ("builtins.ConnectionRefusedError", "builtins.ConnectionResetError", "builtins.TimeoutError"),

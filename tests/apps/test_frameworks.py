@@ -59,7 +59,7 @@ def test_a_program_of_the_pages(block: Block, python: Path, tmp_path: Path) -> N
 
 
 def get(url: str, server: Process) -> str:
-    """Returns the body as soon as the server answers."""
+    """Repeat the request until the server answers; return the body."""
     give_up_s = time.monotonic() + CAP_S
     while True:
         try:
@@ -121,7 +121,7 @@ manager.shutdown_kernel()
 
 
 def test_every_section_has_a_program() -> None:
-    """If the parser were broken, nothing would run, so nothing would fail."""
+    """Without this test, a broken parser of the page would go unnoticed: no program would run, and none would fail."""
     sections = re.findall(r"^## (.*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(sections) >= 17
     assert len([block for block in SERVERS if block.page == PAGE]) >= 14

@@ -24,7 +24,7 @@ CLIENTS = 500
 CONTROL_CLIENTS = 100
 
 
-# asyncio's loop checks the tests themselves, for which plain HTTP is enough.
+# asyncio's loop only checks the tests themselves, so there plain HTTP is enough.
 @pytest.fixture(params=["asyncio-http", "grapeshot-http", "grapeshot-https"])
 def way(request: pytest.FixtureRequest) -> list[str]:
     """The kind of loop and the scheme."""
@@ -234,7 +234,9 @@ def test_graceful_shutdown_with_requests_in_flight(app: App) -> None:
 
 
 def wait_until_refused(port: int) -> None:
-    """Wait without connecting. The address of a listener cannot be bound; an address used only by connections can."""
+    """Wait until no socket listens on the port, without connecting to it. The port can be bound then, even while
+    connections use it.
+    """
     give_up_s = time.monotonic() + TIMEOUT_S
     while is_listening(port):
         assert time.monotonic() < give_up_s, "the server still listens"

@@ -64,7 +64,7 @@ class Site:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
-        """Starts the site and returns its base URL."""
+        """Start the site and yield its base URL."""
         app = web.Application()
         for name in ("number", "payload", "held", "cut", "moved"):
             app.router.add_get(f"/{name}", getattr(self, name))

@@ -47,7 +47,9 @@ def ask(port: int) -> list[str]:
 
 
 def ask_until(port: int, is_enough: Callable[[list[list[str]]], bool], servers: list[Process]) -> list[list[str]]:
-    """Ask on new connections until the answers satisfy the condition. Retry a request that a dying process held."""
+    """Ask on new connections until the answers satisfy the condition. If a worker dies before it has
+    answered, ask again.
+    """
     give_up_s = time.monotonic() + CAP_S
     answers: list[list[str]] = []
     while not is_enough(answers):
@@ -84,7 +86,7 @@ def test_a_worker_that_is_killed_is_replaced(server: str, python: Path, tmp_path
 
 
 def test_two_gunicorns_share_a_port(python: Path, tmp_path: Path) -> None:
-    """The first ends while the second serves, and no connection is refused."""
+    """The first gunicorn ends while the second one serves, and no connection is refused."""
     command = Command(only(commands("workers"), "gunicorn"), BLOCKS, python, tmp_path)
     with command.start() as first:
         old = two_workers(command.port, [first])

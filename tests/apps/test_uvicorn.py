@@ -88,7 +88,7 @@ def test_command_line_ends_gracefully(served: Served, signum: signal.Signals) ->
         served.process.send_signal(signum)
         served.wait_line("Shutting down")
         assert idle.is_at_end()
-        served.process.send_signal(signal.SIGUSR1)  # lets the request go
+        served.process.send_signal(signal.SIGUSR1)  # releases the request that waits in the server
         assert wire.reply().text == "released"
         assert wire.is_at_end()
     served.finish()

@@ -23,7 +23,7 @@ coro.patch()
 import asyncio, base64, os, re, socket, sys, threading, warnings
 import grapeshot
 
-warnings.simplefilter("ignore")  # raised in xmpppy's own code
+warnings.simplefilter("ignore")  # xmpppy's own code causes warnings
 import xmpp
 
 STREAMS, SASL = "http://etherx.jabber.org/streams", "urn:ietf:params:xml:ns:xmpp-sasl"

@@ -61,7 +61,7 @@ class Wire:
         self.sock.close()
 
     def reset(self) -> None:
-        """Close with a RST instead of a FIN."""
+        """Close the connection with RST instead of FIN."""
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.close()
 

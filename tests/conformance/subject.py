@@ -26,7 +26,7 @@ NAMED = {
     "grapeshot": "grapeshot:new_event_loop",
     "grapeshot-streams": "grapeshot:new_event_loop",
 }
-# The other names of asyncio that this subject replaces, beside the loop.
+# This subject replaces not only the loop, but also asyncio's classes and functions of streams.
 STREAMS = "grapeshot-streams"
 
 

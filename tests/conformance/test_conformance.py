@@ -77,7 +77,7 @@ Outcome = tuple[list[dict[str, Any]], str]
 def outcomes(
     request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Future[Outcome]]]:
-    """The outcomes of the chosen modules, which run in parallel."""
+    """Run the chosen modules in parallel and return their future outcomes."""
     chosen = [
         item.callspec.params["module"]
         for item in request.session.items

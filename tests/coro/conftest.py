@@ -10,9 +10,9 @@ from types import ModuleType
 import pytest
 from support import coro_is_available
 
-# The files whose tests depend on where stacks are. They run with both modes. The others test names, arguments, times or
-# whole programs, and run with the first mode only. TEST_EVICTION=both runs everything with both modes (as .ci/matrix
-# does); lazy or always runs everything with that mode (.ci/run: always, with a debug build of CPython).
+# The files whose tests depend on where stacks are. They run with both modes. The other files test names, arguments,
+# times or whole programs, and run with the first mode (lazy) only. TEST_EVICTION=both runs everything with both modes
+# (as .ci/matrix does); lazy or always runs everything with that mode (.ci/run: always, with a debug build of CPython).
 BOTH_MODES = {
     "diagnosis/test_tracing",
     "io/test_closing",
@@ -60,7 +60,7 @@ BOTH_MODES = {
 
 
 def needs_both_modes(module: ModuleType) -> bool:
-    """Return whether the tests of this file depend on where stacks are."""
+    """Return whether the tests of the module depend on where stacks are."""
     assert module.__file__ is not None
     path = Path(module.__file__).relative_to(Path(__file__).parent)
     return path.with_suffix("").as_posix() in BOTH_MODES
@@ -77,7 +77,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(autouse=True)
 def eviction(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The mode of eviction of suspended stacks, in this thread and in threads and processes that the test starts."""
+    """Set when suspended stacks are evicted, in this thread and in threads and processes that the test starts."""
     mode: str = request.param
     if not coro_is_available():
         yield mode

@@ -28,7 +28,7 @@ def test_run_raises_the_exception():
         coro.run(fail)
 
 
-def test_they_take_turns_in_order():
+def test_coros_take_turns_in_order():
     log = []
 
     def work(name):
@@ -418,7 +418,7 @@ def test_running_out_of_memory_leaves_others_intact():
         return [await thread for thread in threads]
 
     assert grapeshot.run(main()) == list(range(5))
-    # In the mode that always evicts, some failures hit an eviction that is not needed. They are ignored.
+    # In the mode that always evicts, some failures hit an eviction that is not needed. Such failures are ignored.
     assert set(reported) == {MemoryError}
     assert len(reported) == 7 or coro.stack_info()["evicts_always"]
 

@@ -95,7 +95,8 @@ def test_objects_only_on_a_suspended_stack_survive():
     def inner(things):
         thing = Thing(*things, is_cyclic=True)
         watched.append(weakref.ref(thing))
-        # One in a local, one on the evaluation stack, one in a C function's frame, one in a cell, one in a generator.
+        # One thing is in a local, one on the evaluation stack, one in a C function's frame, one in a cell, and one in
+        # a generator.
         return [Thing(thing), next(filter(lambda _: coro.wait() is None, map(Thing, [0]))), [x for x in (thing,)]]  # noqa: C416
 
     def generate():

@@ -18,7 +18,7 @@ if coro_is_available():
 
 
 def in_limits(function, **limits):
-    """Runs it in a coro of a loop with these limits."""
+    """Run the function in a coro of a loop with these limits."""
 
     def main():
         asyncio.get_running_loop().set_limits(**limits)
@@ -82,7 +82,7 @@ def is_answered(client):
 
 
 class Clients:
-    """Plain sockets, each of which has sent something."""
+    """Plain sockets that are connected to a server, to which each has sent something."""
 
     def __init__(self, server, count):
         address = server.sockets[0].getsockname()

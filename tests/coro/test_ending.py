@@ -225,7 +225,7 @@ def test_a_loop_closed_inside_another_loop():
 
 
 def test_a_loop_closed_inside_a_coro_of_another_loop():
-    """Coros do not run inside coros, so these are ended when the thread ends."""
+    """Coros of a loop cannot run inside a coro of another loop, so they are ended only when the thread ends."""
 
     def program():
         log = []

@@ -75,7 +75,7 @@ class Crowd:
 
 
 def run(code, *, flags=("-W", "error", "-X", "faulthandler")):
-    """The lines that the script prints."""
+    """Return the lines that the script prints."""
     return run_script(None, HEAD + code, flags=flags).split("\n")[:-1]
 
 
@@ -206,7 +206,7 @@ def main():
 
 coro.run(main)
 """,
-        flags=("-X", "faulthandler"),  # the child has not closed these sockets
+        flags=("-X", "faulthandler"),  # no -W error, because the child ends without closing these sockets
     )
     assert lines == ["atexit child", "3", "b'line\\n'", "atexit parent"]
 

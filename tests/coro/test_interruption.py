@@ -442,8 +442,8 @@ def test_limits_that_are_over_before_they_begin():
 
 
 def test_both_limits_due_at_once():
-    """The inner limit was set later and is due first. Its handler runs, and the outer limit interrupts
-    the next wait.
+    """If the inner limit is due first, its handler runs, and the outer limit interrupts the next wait. Otherwise only
+    the handler of the outer limit runs.
     """
 
     def nest(outer_s, inner_s, then):
@@ -532,7 +532,7 @@ def test_a_limit_ends_with_its_block():
                 pass
         for _ in range(3):
             coro.yield_slice()
-        with pytest.raises(LookupError), limit:  # it can be used again
+        with pytest.raises(LookupError), limit:  # the same limit can be used again
             raise LookupError
         coro.sleep_relative(0.03)
         with limit:

@@ -52,7 +52,7 @@ def test_join_returns_and_result_raises_an_error(way):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_except_exception_sees_it(way):
+def test_except_exception_catches_the_error_of_result(way):
     log = []
 
     def joiner(co):
@@ -67,7 +67,7 @@ def test_an_except_exception_sees_it(way):
     assert log == [coro.CoroCancelled, "went on"]
 
 
-def test_an_uncaught_one_is_reported():
+def test_an_uncaught_error_of_result_is_reported():
     reported = []
 
     def ask(co):

@@ -127,7 +127,7 @@ def test_several_coros_share_an_iterator(call):
 
 
 @pytest.mark.parametrize("call", ["imap", "imap_unordered"])
-def test_an_interruption_while_it_asks_loses_no_result(call):
+def test_an_interruption_of_a_wait_for_the_next_result_loses_no_result(call):
     def main():
         gate = coro.event()
         results = getattr(coro.Pool(2), call)(lambda number: gate.wait() and number, range(4))

@@ -41,7 +41,7 @@ def status(pid):
 
 
 def run(code, *, flags=("-W", "error", "-X", "faulthandler")):
-    """The lines that the script prints."""
+    """Return the lines that the script prints."""
     return run_script(None, HEAD + code, flags=flags).split("\n")[:-1]
 
 
@@ -88,7 +88,7 @@ class Handler(logging.Handler):
     def emit(self, record):
         began.set()
         forking.wait()
-        time.sleep(0.1)  # a slow one: still at work when the process forks, unless the fork waits for it
+        time.sleep(0.1)  # still at work when the process forks, unless the fork waits for the record
 
 logger = logging.getLogger("asyncio")
 logger.addHandler(Handler())
@@ -135,7 +135,7 @@ def main():
             refused(coro.yield_slice)
             refused(coro.sleep_relative, 0.001)
             refused(coro.wait)
-            say(other.done(), other.join())  # like a thread that does not exist in the child
+            say(other.done(), other.join())  # to the child `other` has ended, like another thread of the parent
             refused(coro.await_, asyncio.sleep(0))
             refused(coro.spawn, print)
             say(grapeshot.run(task()))

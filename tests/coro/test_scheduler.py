@@ -88,7 +88,7 @@ def test_the_last_code_counts():
 
 
 @pytest.mark.parametrize("kind", ["callback", "task", "executor", "thread"])
-def test_set_exit_from_wherever(kind):
+def test_set_exit_from_any_kind_of_code(kind):
     async def task():
         coro.set_exit(kind)
 

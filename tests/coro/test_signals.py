@@ -37,7 +37,7 @@ def interrupt_soon(condition, number=signal.SIGINT):
 
 
 def run(code):
-    """The lines that the script prints."""
+    """Return the lines that the script prints."""
     return run_script(None, HEAD + code, flags=("-W", "error", "-X", "faulthandler")).split("\n")[:-1]
 
 

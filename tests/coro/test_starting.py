@@ -72,7 +72,7 @@ def test_a_new_coro_is_started_in_the_run():
     assert in_thread(program) == 5
 
 
-def test_an_exit_code_that_was_set_before_is_nothing_to_run():
+def test_run_ignores_an_exit_code_that_was_set_before():
     def program():
         coro.spawn(coro.yield_slice)
         coro.set_exit(3)
@@ -145,7 +145,7 @@ def test_waiting_for_a_coro_that_was_not_started_is_refused():
     coro.run(main)
 
 
-def test_nor_does_a_task():
+def test_a_task_does_not_wait_for_a_coro_that_was_not_started():
     async def main():
         co = coro.new(lambda: 5)
         with pytest.raises(coro.NotStartedError):

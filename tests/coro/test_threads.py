@@ -22,7 +22,7 @@ COUNT = 5
 
 
 def in_threads(function, count):
-    """Runs function(number) in that many threads at once. Returns the results."""
+    """Run function(number) in that many threads at once. Return the results."""
     results = [None] * count
 
     def run(number):
@@ -39,7 +39,7 @@ def in_threads(function, count):
 # ---------------------------------------------------------------- several loops
 
 
-def test_each_thread_has_its_own(eviction):
+def test_each_thread_has_its_own_results_and_counts(eviction):
     """Each thread has its own results and its own counts of switches and starts, while the interpreter switches between
     threads.
     """
@@ -107,7 +107,7 @@ def test_a_coro_of_another_thread_is_refused():
         ):
             touch(function)
 
-        # Also from a coro of the other thread.
+        # Calls from a coro of the other thread are refused, too.
         def other():
             with pytest.raises(coro.ScheduleError):
                 coro.schedule(waiting)
@@ -116,7 +116,7 @@ def test_a_coro_of_another_thread_is_refused():
             return "refused"
 
         assert in_thread(coro.run, other) == "refused"
-        # Reading works from any thread, and call_soon_threadsafe does the rest.
+        # Any thread may read a coro's state. For everything else it uses call_soon_threadsafe.
         assert not in_thread(waiting.done)
         assert in_thread(lambda: repr(waiting)) == repr(waiting)
         loop = asyncio.get_running_loop()
@@ -237,7 +237,7 @@ def test_locals_of_coros():
     assert together(work, COUNT) == [*range(COUNT)]
 
 
-def test_decimal_contexts_are_of_coros():
+def test_each_coro_has_its_own_decimal_context():
     def work(number):
         decimal.setcontext(decimal.Context(prec=number + 1))
         coro.yield_slice()

@@ -136,7 +136,7 @@ def test_coros_tasks_and_callbacks_that_are_due_together_take_turns():
             kind = number % 3
             if kind == 0:
                 waiting.append(coro.spawn(blocking, number))
-                await asyncio.sleep(0)  # now it sleeps
+                await asyncio.sleep(0)  # now the coro sleeps
             elif kind == 1:
                 future = loop.create_future()
                 loop.call_at(due, lambda future=future, number=number: (order.append(number), future.set_result(None)))

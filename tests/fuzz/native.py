@@ -35,9 +35,10 @@ LEFT_OUT = {
     "_coro_after_fork": "ends the process together with the coro that calls it",
     "_coro_fail_evictions": "lets coros fail, for a test",
 }
-# Functions that keep their arguments until the process ends, or start a thread that looks up a name.
+# After these functions, leftovers are not counted: the functions keep their arguments until the process ends, or start
+# a thread that looks up a name.
 KEEPING = ("_coro_set", "_set_stream_types", "_bind_", "_coro_socket_type", "_forget_parent", "getaddrinfo")
-# Functions that give away or take over a descriptor, like socket.socket's.
+# After these functions, open descriptors are not counted: as in socket.socket, they give away or take over one.
 GIVING = ("_Socket.detach", "_Socket.__init__")
 BLOCKING_S = 0.02  # after this time a signal interrupts a call that blocks
 HANG_S = float(os.environ.get("FUZZ_HANG_S", "20"))
@@ -54,18 +55,18 @@ class Function(NamedTuple):
 
     text: str
     owner: str | None
-    """The name of an object to call it on."""
+    """The name of the object on which the function is called."""
     needed: int
     """The number of required arguments, without the object."""
     names: list[str]
-    """The names of its parameters; "*" stands for any number of them."""
+    """The names of the parameters; "*" stands for any number of parameters."""
 
 
 def described(text: str, owner: str | None, value: Any) -> Function:
     """Return the function with the parameters from its signature."""
     try:
         parameters = list(inspect.signature(value).parameters.values())
-    except (TypeError, ValueError):  # it has no signature
+    except (TypeError, ValueError):  # the object has no signature
         return Function(text, owner, 0, ["*"])
     if owner is not None:
         del parameters[:1]
@@ -197,7 +198,7 @@ def open_descriptors() -> set[tuple[int, str]]:
 
 
 def faults() -> dict[str, Callable[[], object]]:
-    """Return faults that must be noticed, for a test."""
+    """Return functions with faults. A test calls them to check that the faults are noticed."""
     import ctypes
 
     def keep_reference() -> None:

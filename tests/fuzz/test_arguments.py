@@ -142,7 +142,7 @@ def scripts(functions: list[Function]) -> Any:
     def calls(draw: Any) -> str:
         function = draw(st.sampled_from(functions))
         given = []
-        if function.owner is not None:  # rarely a wrong one
+        if function.owner is not None:  # rarely an object of a wrong type
             given.append(function.owner if draw(st.integers(0, 19)) else draw(st.sampled_from(objects)))
         for index, name in enumerate(function.names):
             if name == "*":

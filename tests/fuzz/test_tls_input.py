@@ -83,7 +83,7 @@ def play(loop_kind: str, side: str, version: str, handshake: Any, steps: Any) ->
 
 
 def failed_in(model: TlsModel) -> int | None:
-    """The number of the step in which the connection has failed."""
+    """Return the number of the step in which the connection has failed, or None."""
     number = 0
     for entry in model.log:
         number += entry[0] == "step"
@@ -164,7 +164,7 @@ def test_a_difference_is_noticed():
     assert difference(play("grapeshot", "client", "1.3", WHOLE, few), play("asyncio", "client", "1.3", WHOLE, more))
 
 
-@pytest.mark.skipif(not HAS_LIBRARY, reason="OpenSSL is not a library of its own here")
+@pytest.mark.skipif(not HAS_LIBRARY, reason="this Python does not load OpenSSL as a separate library")
 @pytest.mark.parametrize("step", [("key_update", True), ("key_update", False), ("new_ticket",)])
 def test_data_after_post_handshake_messages(loop_kind, step):
     model = play(

@@ -130,7 +130,8 @@ class Loop(BaseLoop):
     connect_write_pipe = _pipes.connect_write_pipe
 
     # datagrams
-    create_datagram_endpoint = _datagram.create_datagram_endpoint  # type: ignore[assignment]  # no reuse_address: 3.11
+    # The abstract class still declares reuse_address, which asyncio's own loops have not accepted since Python 3.11.
+    create_datagram_endpoint = _datagram.create_datagram_endpoint  # type: ignore[assignment]
 
     # subprocesses
     subprocess_exec = _subprocess.subprocess_exec
@@ -168,5 +169,5 @@ def new_event_loop() -> Loop:
         OSError: the system has no descriptor left for the poller (``EMFILE``, ``ENFILE``).
     """
     if hooks.borrow is not None and (borrowed := hooks.borrow(None)) is not None:
-        return borrowed  # type: ignore[no-any-return]  # in a coro that hides its loop, the new loop borrows that one
+        return borrowed  # type: ignore[no-any-return]  # for a coro that hides its loop: a loop that borrows it
     return Loop()

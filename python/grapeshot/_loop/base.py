@@ -46,13 +46,13 @@ class BaseLoop(_core.Loop, asyncio.AbstractEventLoop):
     # executor
     _default_executor: concurrent.futures.Executor | None = None
     _executor_shutdown_called: bool = False
-    # while runs in coros borrow the loop: notes which run each task belongs to
+    # while coros borrow the loop: the `Ledger` that knows to which run each task belongs (coro/_borrowing.py)
     _ledger: Any = None
     # measures how long callbacks take, and holds the slow listeners
     _measuring: Any = None
     # by name: functions called after each step
     _step_observers: dict[str, Callable[[Any, int, int], object]] | None = None
-    # the CPU time of each owner
+    # CPU accounting: the CPU time of each task, coro and transport
     _charges: Any = None
     # in debug mode: where the program has opened transports and servers
     _origins: weakref.WeakKeyDictionary[Any, str] | None = None

@@ -47,7 +47,7 @@ def check_stream_socket(sock: socket.socket) -> None:
 
 def check_unused_socket(loop: _core.Loop, sock: socket.socket) -> None:
     """Raise RuntimeError if a transport of ``loop`` already uses ``sock``. That transport is not affected."""
-    if sock.fileno() != -1:  # a mock of a socket, in a program's tests, may return anything
+    if sock.fileno() != -1:  # not `>= 0`, because a mock of a socket in a program's tests may return any object
         loop._ensure_fd_no_transport(sock)
 
 

@@ -46,7 +46,8 @@ async def create_datagram_endpoint(
     The addresses have the form ``(host, port)``. With ``family=socket.AF_UNIX`` they are paths (str, bytes,
     :class:`os.PathLike`; abstract names begin with a NUL), and a stale socket file at ``local_addr`` is removed first.
     With ``allow_broadcast`` the socket is not connected, but the transport still sends to ``remote_addr``. Instead of
-    addresses, you may pass ``sock``, any open socket except a stream socket; it is used as it is.
+    addresses, you may pass ``sock``, an open datagram socket (from Python 3.13 on: any open socket except a stream
+    socket). It is used as it is.
 
     Raises:
         OSError: no address worked (this is the error of the first one), or a name does not resolve

@@ -49,7 +49,7 @@ async def getaddrinfo(
         return _lookup_logged(loop, *args) if loop.get_debug() else _lookup(*args)
     if loop.get_debug():
         return await loop.run_in_executor(None, _lookup_logged, loop, *args)
-    # The function is read from the socket module at each call: programs and tests replace it.
+    # The function is read from the socket module at each call, because programs and tests replace it.
     return await loop.run_in_executor(None, socket.getaddrinfo, *args)
 
 
@@ -122,7 +122,7 @@ def _literal_info(
 
 
 def is_answered_at_once(host: Any, port: Any, family: int) -> bool:
-    """Whether the C library can answer without a server, the hosts file and the services file."""
+    """Whether the C library can answer without asking a server and without the hosts and services files."""
     if isinstance(port, (bytes, str)):
         if port and not (port.isdigit() and port.isascii()):
             return False

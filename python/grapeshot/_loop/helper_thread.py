@@ -21,7 +21,7 @@ class HelperThread:
         self._ident: int | None = None
 
     def start(self) -> None:
-        """Start the thread, once. Raises RuntimeError if the system has no thread left."""
+        """Start the thread. Call this only once. Raises RuntimeError if the system has no thread left."""
         self._end.acquire()
         try:
             self._ident = _thread.start_new_thread(self._run, ())
@@ -33,7 +33,7 @@ class HelperThread:
         return not self._end.locked()
 
     def stop(self, timeout_s: float) -> None:
-        """Tell the thread to end, once, and wait until it has ended, for at most ``timeout_s``.
+        """Tell the thread to end, and wait until it has ended, for at most ``timeout_s``. Call this only once.
 
         The time limit is for a thread that the exiting interpreter has frozen: it never ends.
         """

@@ -1,6 +1,6 @@
-"""Functions of the rooms above that the loop calls. Each name is None until such a room sets it.
+"""Functions that the loop calls and that other packages set. Each name is None until it is set.
 
-So the loop can serve coros and the back door without importing them.
+This way, the loop can serve coros and the back door without importing them.
 """
 
 from __future__ import annotations
@@ -20,5 +20,6 @@ watch_end: Callable[[Any], Any] | None = None
 borrow: Callable[[Any], Any] | None = None
 # Called with each loop that begins to run.
 on_run: Callable[[Any], None] | None = None
-# Called with a loop, or with None for this thread. Returns its coros and what they wait for, for `insight.tree()`.
+# Called with a loop, or with None. Returns the coros of that loop, or of this thread, and what they wait for. Used by
+# `insight.tree()`.
 coros_of: Callable[[Any], Any] | None = None

@@ -1,7 +1,7 @@
 """Running and closing a loop, its executor, its asynchronous generators and its exception handler.
 
-The iterations of the loop are native (``loop._run()``). This module does the rest of what asyncio's ``BaseEventLoop``
-does, before and after them. Where Python versions differ, it behaves like the newest one on all of them: the executor's
+The iterations of the loop are native (``loop._run()``). This module does what asyncio's ``BaseEventLoop`` does
+before and after them. Where Python versions differ, it behaves like the newest one on all of them: the executor's
 shutdown has a timeout, and the exception handler runs in the context of the task or handle that failed.
 """
 

@@ -27,10 +27,10 @@ async def open_over(
     protocol_factory: Callable[[], _P],
     make: Callable[[_P, asyncio.Future[Any]], _T],
 ) -> tuple[_T, _P]:
-    """Make the protocol, and with ``make(protocol, waiter)`` its transport over ``sock``; return both once it is open.
+    """Make the protocol, and with ``make(protocol, waiter)`` its transport over ``sock``.
 
-    If the factory or ``make`` raises, if the transport cannot be opened, or if the wait is cancelled, the socket is
-    closed.
+    Returns both once the transport is open. If the factory or ``make`` raises, if the transport cannot be opened, or if
+    the wait is cancelled, the socket is closed.
 
     Raises:
         RuntimeError: another transport of the loop uses the socket. That transport is not affected.

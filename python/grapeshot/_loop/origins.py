@@ -1,4 +1,4 @@
-"""Debug mode only: where descriptors were opened, where coros were spawned, and in which coro a task began.
+"""Debug mode only: where transports and servers were opened, where coros were spawned, and which coro made a task.
 
 When such an object is made, its place in the program is found by walking up the stack, past the frames of this package
 and of asyncio.
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from .base import BaseLoop
 
-# Name and spawn site of the coro that this code runs in, or that started it, directly or through tasks.
+# Name and spawn site of the coro that this code runs in, or that started the current task, directly or through other
+# tasks.
 _coro: contextvars.ContextVar[tuple[str, str | None]] = contextvars.ContextVar("grapeshot coro")
 
 _NOT_OF_THE_PROGRAM = (
@@ -80,14 +81,14 @@ def origin_of(loop: Any, thing: Any) -> str | None:
 
 
 def note_coro(co: Any) -> None:
-    """Record where ``co`` is being started, in the coro and in its context. Native code calls this through a method."""
+    """Record where ``co`` is being started, in the coro and in its context. Only ``Coro._note_origin`` calls this."""
     frame = sys._getframe(2)
     co._source_traceback = format_helpers.extract_stack(frame)
     context = co.get_context()
     try:
         context.run(_coro.set, (co.name, site(frame)))
     except RuntimeError:
-        pass  # it shares the context of its caller, which is entered now, so the context keeps naming the caller's coro
+        pass  # the coro shares its caller's context, which is entered now and keeps the name of the caller's coro
 
 
 def coro_of(thing: Any) -> tuple[str, str | None] | None:

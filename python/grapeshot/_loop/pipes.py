@@ -28,7 +28,7 @@ async def connect_read_pipe(
     """Read from ``pipe``, a file object over a pipe, FIFO, terminal or socket; return ``(transport, protocol)``.
 
     The transport owns ``pipe``, makes it non-blocking and closes it. When the last writer has closed the pipe,
-    the protocol gets ``eof_received()`` (whatever it returns) and ``connection_lost(None)``.
+    the protocol gets ``eof_received()`` and then, whatever that returns, ``connection_lost(None)``.
 
     Raises:
         ValueError: ``pipe`` is something else, for example a regular file. The caller still owns it.

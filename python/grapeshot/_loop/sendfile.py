@@ -73,7 +73,7 @@ async def sendfile(
     """Send ``count`` bytes of ``file`` from ``offset`` on (None: up to its end); return the number of bytes sent.
 
     The bytes are sent after all data that was written before. During the call, the transport does not read. If the
-    system call is used, it also refuses writes.
+    system call is used, the transport also refuses writes.
 
     Raises:
         RuntimeError: the transport is closing, does not support sendfile, is already sending a file, or needs the
@@ -253,7 +253,7 @@ async def _send_by_blocks(
 
 
 class _FallbackProtocol(asyncio.Protocol):
-    """Takes the place of a transport's protocol while blocks are written, to be told about pauses and about the end."""
+    """Replaces a transport's protocol while blocks are written, to learn of pauses and of a lost connection."""
 
     def __init__(self, loop: BaseLoop, transport: Any) -> None:
         self._loop = loop

@@ -45,8 +45,8 @@ class Server(asyncio.Server):
     Each connection runs in a copy of the context in which the server was created, as in asyncio from Python 3.15 on.
     (Earlier versions use the context of ``start_serving``, which is the same one in most programs.)
 
-    ``isinstance(server, asyncio.Server)`` holds, but the code of that class is not used. As an async context manager,
-    the server is closed at the end of the block. It belongs to the loop's thread.
+    ``isinstance(server, asyncio.Server)`` holds, but the code of that class is not used. ``async with server`` closes
+    the server at the end of the block. Only the loop's thread may use a server.
     """
 
     def __init__(
@@ -369,7 +369,7 @@ def _set_options(
     if reuse_address:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, True)
     if reuse_port and sock.family in (socket.AF_INET, socket.AF_INET6):
-        # Since version 6.12.9, Linux refuses it for other families.
+        # Since version 6.12.9, Linux refuses SO_REUSEPORT for other families.
         set_reuse_port(sock)
     if keep_alive:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, True)

@@ -64,7 +64,7 @@ async def sock_recv(loop: BaseLoop, sock: socket.socket, nbytes: int) -> bytes:
     Raises:
         OSError: the connection's error.
         TypeError: ``sock`` is an ``ssl.SSLSocket``.
-        ValueError: in debug mode, ``sock`` is not non-blocking.
+        ValueError: in debug mode, ``sock`` is in blocking mode or has a timeout.
         RuntimeError: a transport uses the descriptor.
     """
     raise NotImplementedError

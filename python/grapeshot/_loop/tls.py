@@ -73,7 +73,7 @@ def make_transport(
     server_hostname: str | None = None,
     below: asyncio.WriteTransport | None = None,
 ) -> _core.SSLTransport:
-    """Return a TLS transport for ``protocol``. The caller makes it the protocol of the transport below.
+    """Return a TLS transport for ``protocol``. The caller sets it as the protocol of the transport below.
 
     ``below`` is the transport below if the connection is already open. Then ``connection_made`` of ``protocol`` was
     called before, and its methods are called in the context of the connection.
@@ -218,7 +218,7 @@ async def start_tls(
         below=transport,
     )
     inner: Any = transport
-    inner.pause_reading()  # no data may arrive before connection_made
+    inner.pause_reading()  # the TLS transport must get no data before its connection_made
     if server_side and isinstance(protocol, asyncio.StreamReaderProtocol):
         _take_received(protocol, above)
     inner.set_protocol(above)
@@ -236,9 +236,9 @@ async def start_tls(
 
 
 def _take_received(protocol: asyncio.StreamReaderProtocol, above: _core.SSLTransport) -> None:
-    """Move the StreamReader's buffer to the TLS transport. It is the client's first handshake message.
+    """Move the data in the StreamReader's buffer to the TLS transport.
 
-    A client may send that together with its request to start TLS.
+    It is the beginning of the handshake, which a client may send together with its request to start TLS.
     """
     reader: Any = protocol._stream_reader  # type: ignore[attr-defined]
     if reader is not None and reader._buffer:

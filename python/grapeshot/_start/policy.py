@@ -27,7 +27,7 @@ else:
         )
 
 
-class EventLoopPolicy(_Base):  # type: ignore[misc]  # its base has another name in each Python version
+class EventLoopPolicy(_Base):  # type: ignore[misc]  # the name of the base depends on the Python version
     """asyncio's default policy, except that it makes a :class:`grapeshot.Loop`.
 
     ``get_event_loop`` and ``set_event_loop`` behave as in the default policy of the running Python, per thread. There

@@ -30,7 +30,7 @@ _END_S = 5
 
 
 class _InterruptedRun:
-    """The coro that was running when Ctrl-C was pressed, and the number of its run, which ends when it yields."""
+    """The coro that was running when Ctrl-C was pressed, and the number of its run. A run ends when the coro yields."""
 
     def __init__(self, coro: Any, *, is_cancelled: bool) -> None:
         self.coro = coro

@@ -34,7 +34,10 @@ directory, each process opens a back door of its own in it.
 
 
 def _take_interrupts() -> None:
-    """Make Ctrl-C raise KeyboardInterrupt in this coro, as it does in the main thread of any program."""
+    """Make Ctrl-C raise KeyboardInterrupt in this coro, as it does in the main thread of any program.
+
+    After ``coro.patch()``, an exception of a signal handler is raised in the coro that has set the handler.
+    """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -60,7 +60,7 @@ class _ThreadCall:
 
 
 class _ReadCall(_ThreadCall):
-    """A call that takes data from a file. If the coro that waits is interrupted, the next one gets the data."""
+    """A call that takes data from a file. If the waiting coro is interrupted, the next reader gets the data."""
 
     def __init__(self, fd: int, call: Callable[[], Any]) -> None:
         self._identity = _identity_of(fd)

@@ -202,7 +202,7 @@ class BorrowedLoop(asyncio.AbstractEventLoop):
         return True
 
     def stop(self) -> None:
-        """Make :meth:`run_forever` or :meth:`run_until_complete` return: the current call, else the next one."""
+        """Make the current call of :meth:`run_forever` or :meth:`run_until_complete` return, or else the next one."""
         if self._turn is not None:
             self._turn.stop()
         else:

@@ -47,7 +47,7 @@ class Run:
             stop()
 
     def leave(self, exc: BaseException) -> bool:
-        """Raise the SystemExit or KeyboardInterrupt of the run's code in the coro that waits for the run.
+        """Raise ``exc`` in the coro that waits for the run. It is a SystemExit or KeyboardInterrupt of the run's code.
 
         Return False if no coro waits.
         """
@@ -80,7 +80,7 @@ class Run:
             _ledger_of(self.host).run_of_task[task] = self
 
     def has(self, task: Any) -> bool:
-        """Whether a task or coro belongs to this run. A coro that hides the loop never does: it stands for a thread."""
+        """Whether a task or coro belongs to this run. A coro that hides the loop does not: it stands for a thread."""
         return task in self._tasks and not (isinstance(task, Coro) and task._hides_loop)
 
     def left(self) -> set[Any]:
@@ -187,7 +187,7 @@ def _ledger_of(host: Loop) -> Ledger:
 
 
 def _stop(host: weakref.ref[Loop]) -> None:
-    """Replaces ``host.stop()`` while runs borrow the loop: stop the run that calls it, or else the loop."""
+    """Replaces ``host.stop()`` while runs borrow the loop: stop the caller's run; without one, stop the loop."""
     loop = host()
     if loop is None:
         return

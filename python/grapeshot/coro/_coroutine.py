@@ -270,7 +270,7 @@ class Wakeup:
 
 
 def check_started(coro: Coro[Any]) -> None:
-    """Raise NotStartedError if a wait for the end of ``coro`` would never end."""
+    """Raise NotStartedError if ``coro`` was not started, because a wait for its end would never return."""
     if coro._status == "new":
         raise _errors.NotStartedError("the coro was not started, so waiting for it would never end")
 

@@ -174,7 +174,7 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
             ClosedError: the object is closed, or was closed during the wait.
         """
         if count <= 0:
-            # os.read raises ValueError or returns nothing: it never waits.
+            # With such a count, os.read returns b"" or raises OSError at once.
             return self._repeat(wait_for_read, lambda fd: os.read(fd, count))
         return self._repeat(
             wait_for_read, lambda fd: os.read(fd, count), lambda fd, wait: _at_once.read(fd, count, wait)
@@ -283,9 +283,9 @@ class file_sock(fd_sock):  # noqa: N801
     file object is flushed first. Anything that is not a regular file works as in :class:`fd_sock`; data of a pipe that
     the file object has already read into its buffer is not seen.
 
-    The object has its own position in a regular file (:meth:`tell`, :meth:`seek`). It starts at the file's position,
-    which it does not move. An interrupted ``recv`` does not move the object's position. Timeouts have no effect on
-    regular files.
+    The object has its own position in a regular file (:meth:`tell`, :meth:`seek`), which starts at the file's position.
+    The file's position then stays where it is, unless the file is in append mode and the object writes. An interrupted
+    ``recv`` does not move the object's position. Timeouts have no effect on regular files.
     """
 
     def __init__(self, file: FileDescriptorLike, *, closefd: bool = True) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # Objects that belong to the parent. The child never frees them: that could run their finalizers and `finally` blocks.
 _forgotten: list[Any] = []
 # The tasks of the loop, while a coro forks. They are listed before the fork because from Python 3.14 on asyncio's own
-# list is empty in the child. (When one of the tasks ends there, the others are in asyncio's list again.)
+# list is empty in the child. (It does not stay empty: when one of the tasks ends there, the others are listed again.)
 _tasks: set[Any] = set()
 
 

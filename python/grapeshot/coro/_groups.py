@@ -54,7 +54,7 @@ def _wait_for_all(coros: Iterable[Coro[Any]]) -> list[Coro[Any]]:
     started: list[Coro[Any]] = []
     try:
         for co in coros:
-            started.append(co)  # noqa: PERF402  # list(coros) would lose those already started if the iterable raises
+            started.append(co)  # noqa: PERF402  # if the iterable raises, list(coros) would lose the started coros
         for co in started:
             _wait_for_one(co)
     except BaseException:

@@ -138,7 +138,7 @@ def test_the_head_of_an_answer_that_fails(address: Any) -> None:
         assert data.endswith(b"\r\n\r\n")
 
 
-def test_nothing_is_told_inside_an_answer(address: Any) -> None:
+def test_no_100_continue_is_sent_inside_an_answer(address: Any) -> None:
     with connect(address) as sock:
         sock.sendall(head("POST", "/late", "Content-Length: 4", "Expect: 100-continue"))
         received = b""

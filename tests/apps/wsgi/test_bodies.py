@@ -117,7 +117,7 @@ def test_a_client_that_goes_within_a_body() -> None:
 
 
 def test_an_upgrade_is_ignored_and_its_body_is_a_body() -> None:
-    """llhttp treats what follows as the other protocol, but a proxy may treat it as the body of this request."""
+    """llhttp treats the data after an upgrade as the other protocol, but a proxy may treat it as the request's body."""
     inner = b"GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n"
     fields = [b"Content-Length: %d" % len(inner), b"Transfer-Encoding: chunked"]
     for field, body in zip(fields, [inner, b"%x\r\n%b\r\n0\r\n\r\n" % (len(inner), inner)], strict=True):
@@ -131,7 +131,7 @@ def test_an_upgrade_is_ignored_and_its_body_is_a_body() -> None:
 
 
 def test_only_some_of_many_requests_are_parsed_at_once() -> None:
-    """A short request becomes an environ that is a hundred times as large."""
+    """A request that waits as a parsed environ takes a hundred times as much memory as its bytes."""
     from grapeshot.coro import wsgi
     from grapeshot.coro.wsgi import _connection
 

@@ -165,7 +165,7 @@ Start = Callable[..., Gunicorn]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts servers, which end with the test."""
+    """A function that starts servers. They end with the test."""
     started: list[Gunicorn] = []
 
     def begin(kind: str, *options: str, **more: Any) -> Gunicorn:
@@ -314,7 +314,9 @@ def test_other_workers_go_on_when_one_ends(start: Start) -> None:
 
 
 def test_a_worker_that_hangs_is_replaced(start: Start) -> None:
-    """A worker whose request only waits is not replaced, even if it waits longer than the other one hangs."""
+    """A worker whose request only waits is not replaced, even if it waits longer than the
+    other worker hangs.
+    """
     server = start("coros", "--timeout", "1", "--workers", "2", workers=2)
     with Wire(server.port) as waiting:
         waiting.send(head("GET", "/until/late"))
@@ -342,7 +344,7 @@ def test_a_worker_that_hangs_is_replaced(start: Start) -> None:
 
 
 def change(server: Gunicorn) -> Path:
-    """Change the application. Its bytecode is out of date, because the file's time is in the future."""
+    """Change the application. The file gets a time in the future, so that its bytecode is out of date."""
     path = server.folder / "served.py"
     path.write_text(path.read_text().replace("'one'", "'the second'"), encoding="utf-8")
     os.utime(path, (time.time() + 10, time.time() + 10))
@@ -493,7 +495,7 @@ together = threading.Barrier(5)
 def count(request):
     with connection.cursor() as cursor:
         cursor.execute("SELECT 6 * 7")
-        together.wait()  # each has a connection of its own
+        together.wait()  # each request has a connection of its own
         return HttpResponse(f"{cursor.fetchone()[0]}")
 
 urlpatterns = [path("", count)]

@@ -263,7 +263,7 @@ def test_an_upgrade_with_as_many_fields_as_there_may_be() -> None:
         assert [body for _, _, body in replies(talk(served.port, request + chunks + GET))] == [b"abc", b"ab", b""]
 
 
-def test_trailers_behind_an_upgrade_are_looked_at() -> None:
+def test_trailers_behind_an_upgrade_are_checked() -> None:
     request = UPGRADE.replace(b"GET", b"POST") + b"Transfer-Encoding: chunked\r\n\r\n0\r\nHost: b\r\n\r\n"
     with Served(echo) as served:
         assert statuses(talk(served.port, request)) == [400]
@@ -334,7 +334,7 @@ def test_mutated_streams_do_not_disturb_other_clients(seed: int) -> None:
 
 def test_a_tls_client_that_never_pauses_leaves_time_for_others(certificates: Certificates) -> None:
     """The client's data is there before the application reads it, so no read ever waits."""
-    length = 100_000  # the buffers of the system hold it
+    length = 100_000  # the system's buffers hold this much data
     sent = threading.Event()
     turns = [0]
 
@@ -360,7 +360,7 @@ def test_a_tls_client_that_never_pauses_leaves_time_for_others(certificates: Cer
     with Served(application, ssl=tls) as served, Wire(served.port, certificates.for_client()) as wire:
         wire.send(head("POST", "/", f"Content-Length: {length}"))
         for _ in range(length // 1000):
-            wire.send(b"a" * 1000)  # each one is a read of its own
+            wire.send(b"a" * 1000)  # the server reads each message separately
         sent.set()
         assert wire.reply().text == str(length)
     assert turns[1] > 0

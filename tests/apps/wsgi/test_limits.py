@@ -124,7 +124,7 @@ def test_limit_of_connections() -> None:
 def test_a_connection_without_a_request_ends_silently(data: bytes) -> None:
     with Served(echo, keepalive_timeout=0.05, timeout=0.05) as served:
         assert talk(served.port, data, half_close=False) == b""
-        assert statuses(talk(served.port, GET, half_close=False)) == [200]  # and then the connection ends
+        assert statuses(talk(served.port, GET, half_close=False)) == [200]  # and then the server closes the connection
 
 
 @pytest.mark.parametrize("data", [b"G", b"GET / HTTP/1.1\r\nHost: a\r\n"])
@@ -278,7 +278,7 @@ def test_command_line(folder: Path, signum: int) -> None:
             process.process.send_signal(signum)
             process.wait_line("Ending")
             assert wire.is_at_end()
-            process.process.send_signal(0)  # it still runs, for the request under way
+            process.process.send_signal(0)  # the process still runs, because a request is under way
             waiting.sock.setblocking(False)
             with pytest.raises(BlockingIOError):
                 waiting.sock.recv(1)

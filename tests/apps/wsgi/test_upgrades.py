@@ -108,7 +108,7 @@ def test_a_request_is_ordinary_if_its_socket_is_not_taken() -> None:
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         sock = environ.get(KEY)
         if sock is not None:
-            # Only asking for the socket does not take it.
+            # These calls alone do not take the socket over.
             seen.append(
                 (sock, sock.family, sock.getpeername()[0], sock.getsockname()[0], sock.gettimeout(), repr(sock))
             )
@@ -190,7 +190,7 @@ def test_an_answer_that_has_begun_keeps_the_socket() -> None:
 
 
 def test_send_sends_everything_and_keeps_it_together() -> None:
-    """Like a blocking socket, it sends everything: libraries ignore the result of `send`."""
+    """`send` sends everything, like `sendall` of a blocking socket, because libraries ignore its result."""
     length, senders = 3_000_000, 4
     counts: list[int] = []
 

@@ -166,7 +166,7 @@ def test_many_clients_at_once(served: Served) -> None:
         list(pool.map(talk, range(count)))
 
 
-def test_they_wait_for_each_other(served: Served) -> None:
+def test_clients_wait_for_each_other(served: Served) -> None:
     count = 20
 
     def meet(_: int) -> Any:

@@ -26,7 +26,7 @@ def outer():
 
 
 def places(text):
-    """The functions of a `where` or a traceback, and their files."""
+    """Return the functions that a `where` or a traceback names. All of them must be in this file."""
     parts = text.split("|")
     assert all(part.startswith(f"{__file__}:") for part in parts)
     return [part.split(" ")[1].rstrip(":") for part in parts]
@@ -127,7 +127,7 @@ def test_a_traceback_in_one_line():
 
 @pytest.fixture
 def notified():
-    """Sets a notifier. Returns the list of its calls."""
+    """Set a notifier and yield the list of its calls."""
     calls: list = []
 
     def notify(co, exc):
@@ -165,7 +165,7 @@ def test_the_notifier_gets_exceptions_of_the_coro(notified, reported):
     del co, other
     notified.clear()
     gc.collect()
-    assert reported == []  # it was reported only once, earlier
+    assert reported == []  # the notifier got the exceptions, so they are not reported again
 
 
 def test_the_notifier_does_not_hear_of_interruptions_and_exits(notified):
@@ -266,7 +266,7 @@ def test_without_a_notifier_an_unretrieved_exception_is_reported_once(reported):
 
 
 def acts_until_a_yield(act, most=100):
-    """Return the number of consecutive acts of a coro until it yields."""
+    """Return how many calls of `act` do not yield, before the first one that yields."""
     other_ran = []
     coro.yield_slice()
     coro.spawn(other_ran.append, 1)
@@ -305,7 +305,7 @@ def test_selfish_acts_are_counted():
             assert coro.set_selfishness(4) == 2
 
     coro.run(main)
-    assert _core._coro_act() is None  # this has no effect outside a coro
+    assert _core._coro_act() is None  # an act has no effect outside a coro
 
 
 def test_an_act_delivers_an_interruption():

@@ -155,7 +155,7 @@ def test_a_transport_that_could_read_makes_it_a_report(records):
 
 
 def test_a_run_that_delays_nothing_is_not_reported(records):
-    """Others wait for later timers and for descriptors without data. Data has arrived, but no coro waits for it."""
+    """Other coros wait for later timers and for descriptors without data. No coro waits for data that has arrived."""
 
     def main():
         pair, unread = Pair(), Pair()
@@ -185,8 +185,8 @@ def test_time_without_anything_that_waits_does_not_count(records):
 
     coro.run(in_the_way, work)
     first, _ = records.texts
-    # It reports how long the coro has run, not how long it has delayed others. (The time is rounded, and the clocks
-    # differ a little.)
+    # The message says how long the coro has run, not how long it has delayed others. (The time is rounded, and the
+    # clocks differ a little.)
     assert float(first.split(" has run for ")[1].split()[0]) >= 0.2
 
 
@@ -194,7 +194,7 @@ def test_a_run_that_keeps_the_gil_is_judged_at_its_end(records):
     def work(is_in_the_way):
         other = coro.spawn(coro.yield_slice) if is_in_the_way else None
         sum(range(3_000_000))  # keeps the GIL
-        coro.sleep_relative(0.2)  # not due at once, also on a slow machine
+        coro.sleep_relative(0.2)  # long enough not to be due at once, even on a slow machine
         if other is not None:
             other.join()
 
@@ -211,7 +211,7 @@ def test_a_run_that_keeps_the_gil_is_judged_at_its_end(records):
 
 def test_always_reports_all(records):
     assert coro.set_latency_warning(0.001, always=True) == pytest.approx(0.001)
-    coro.set_latency_warning(0.001)  # this changes only the limit
+    coro.set_latency_warning(0.001)  # changes the limit, but not `always`
     coro.run(in_the_way, records.spin_until_reported)
     assert len(records.texts) == 2
 
@@ -231,7 +231,7 @@ def test_tasks_and_callbacks_without_coros(records):
                 assert time.monotonic() < end
         else:
             spin()
-        loop.call_later(0.2, loop.stop)  # not due at once
+        loop.call_later(0.2, loop.stop)  # late enough not to be due at once
 
     texts = []
     loop = grapeshot.new_event_loop()
@@ -316,7 +316,7 @@ end = time.monotonic() + 30
 while not Handler.has_one and time.monotonic() < end:
     pass
 """
-# A thread waits for its turn.
+# Starts a thread that wants to run, so a main thread that keeps busy delays it.
 BEFORE = "import threading, time; threading.Thread(target=time.sleep, args=(0.001,)).start()"
 
 

@@ -22,13 +22,13 @@ if coro_is_available():
     from grapeshot._core import _coro_latency_hint as HINT
 
 CAP_S = 20
-# A thread of the native module is not in threading.enumerate().
+# The native module starts the watchdog, so the watchdog is not in threading.enumerate().
 HAS_TASKS = os.path.isdir("/proc/self/task")
 
 
 def count_watchdogs(count):
-    """Wait until there are that many watchdog threads. A thread sets its name when it begins, and leaves /proc after it
-    was joined.
+    """Wait until there are that many watchdog threads. A watchdog gets its name a little later than it starts, and may
+    stay in /proc for a moment after it was joined.
     """
     wait_until(lambda: watchdogs() == count, f"{count} watchdogs")
 
@@ -54,7 +54,7 @@ def warned(caplog):
 
 
 def texts(warned, name, kind):
-    """Return the messages of one kind about the coro with that name. Other coros may be slow because the machine is."""
+    """Return the messages of one kind about the coro with that name. On a slow machine, others may be slow, too."""
     messages = [text.replace(HINT, "") for text in warned.messages]
     return [text for text in messages if text.startswith(f"coro {name!r} {kind}")]
 
@@ -86,7 +86,7 @@ def test_a_coro_that_does_not_yield_is_seen_while_it_runs(warned):
 
     end = time.monotonic() + CAP_S
     coro.run(lambda: coro.spawn(work, name="slow one").join())
-    text, *_ = texts(warned, "slow one", "has run")  # the machine may be slow later, too
+    text, *_ = texts(warned, "slow one", "has run")  # a slow machine may cause more messages
     # The innermost frame is the busy loop itself, or something that it calls; the whole stack is shown.
     lines = range(compute.__code__.co_firstlineno + 1, compute.__code__.co_firstlineno + 3)
     stack = text.split("\n")
@@ -98,11 +98,11 @@ def test_a_coro_that_does_not_yield_is_seen_while_it_runs(warned):
     assert float(text.split(" has run for ")[1].split(" ")[0]) >= 0.001
     record, *_ = [record for record in warned.records if record.getMessage().replace(HINT, "") == text]
     assert (record.levelno, record.name, record.threadName) == (logging.WARNING, "asyncio", "coro-latency")
-    # The thread that noticed it leaves no thread object in `threading`.
+    # The watchdog leaves no thread object in `threading`.
     assert not [thread.name for thread in threading.enumerate() if "Dummy" in thread.name]
 
 
-def test_its_end_names_the_line_where_it_was_when_the_time_ran_out(warned):
+def test_the_last_message_repeats_the_line_of_the_first(warned):
     def work():
         spin_until(lambda: texts(warned, "slow one", "has run"))
         coro.yield_slice()
@@ -136,7 +136,7 @@ def test_a_call_of_c_code_is_named_by_its_line(warned):
         logger.removeHandler(handler)
     [text] = texts(warned, "slow one", "has run")
     assert f"line {work.__code__.co_firstlineno + 1}, in work\n    assert seen.wait(CAP_S)" in text
-    # The same with no Python function around the call.
+    # Now no Python function is around the call.
     seen.clear()
     logger.addHandler(handler)
     try:
@@ -175,7 +175,7 @@ def test_a_run_within_the_limit_is_not_late_because_the_clock_ticks(warned, limi
     times = [time.monotonic()]
 
     def work():
-        # Each run ends at once; some of them span a tick of the 4 ms clock.
+        # Each run is short, but some runs span a tick of the coarse clock, which ticks every 4 ms.
         for _ in range(20_000):
             coro.yield_slice()
             times.append(time.monotonic())
@@ -215,7 +215,7 @@ def test_without_a_sample_the_end_is_named(warned):
         coro.run(lambda: coro.spawn(work, name="slow one").join())
     finally:
         sys.setswitchinterval(before)
-    text, *_ = texts(warned, "slow one", "ran")  # the machine may be slow later, too
+    text, *_ = texts(warned, "slow one", "ran")  # a slow machine may cause more messages
     line = work.__code__.co_firstlineno + 2
     assert text.endswith(f"without a yield, until {__file__}:{line} in {work.__qualname__}")
 
@@ -241,7 +241,7 @@ def test_latency_warnings_can_be_off(warned):
     assert warned.messages == []
 
 
-def test_the_limit_can_be_set_by_the_one_that_runs(warned):
+def test_the_running_coro_can_set_the_limit(warned):
     coro.set_latency_warning(0)
 
     def work():
@@ -258,7 +258,7 @@ def test_the_limit_can_be_set_by_the_one_that_runs(warned):
     assert texts(warned, "slow one", "ran") == []
 
 
-def test_a_warnings_handler_that_raises_has_no_other_effect(warned, monkeypatch):
+def test_a_logging_filter_that_raises_does_not_disturb_the_coro(warned, monkeypatch):
     unraisable = []
     monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
     monkeypatch.setattr(threading, "excepthook", unraisable.append)
@@ -345,12 +345,10 @@ def test_a_thread_that_ends_leaves_no_watchdog_behind():
     loops[0].close()
 
 
-def test_it_sleeps_while_nothing_runs(warned):
-    """The watchdog sleeps while no coro runs and wakes when one does."""
-
+def test_the_watchdog_sleeps_while_nothing_runs(warned):
     def main():
         for number in range(3):
-            coro.sleep_relative(0.05)  # longer than it takes to fall asleep
+            coro.sleep_relative(0.05)  # long enough for the watchdog to fall asleep
             spin_until(lambda number=number: len(texts(warned, "slow one", "has run")) > number)
 
     coro.run(lambda: coro.spawn(main, name="slow one").join())
@@ -385,9 +383,10 @@ def spin_until(condition):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_fork():
-    """No watchdog thread may exist during the fork, because CPython would warn. Parent and child then start their own.
+    """No watchdog thread may exist during the fork, because CPython would warn. Afterwards parent and child each start
+    their own watchdog.
 
-    CPython would also warn about the thread that makes the record, so the fork happens after that has ended.
+    CPython would also warn about the thread that makes the record, so the fork happens after that thread has ended.
     """
     assert (
         run_script(

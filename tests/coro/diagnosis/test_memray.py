@@ -19,8 +19,8 @@ pytestmark = [
     pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter"),
 ]
 
-# The head of the scripts. Each block has a different length. `check` compares the functions that memray names for a
-# block, the innermost first, with the functions that ran.
+# The head of the scripts. Each block that they allocate has a different length, which identifies it. `check` compares
+# the functions that memray names for a block, the innermost first, with the functions that ran.
 HEAD = """
 import asyncio, collections, functools, itertools, os, random, sys
 import memray
@@ -203,9 +203,9 @@ def test_connections(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["loop", "coro", "thread"])
-def test_it_begins_and_ends_while_coros_wait(place, tmp_path):
-    """From 3.12 on, functions that a coro was in when memray started may be missing from its stacks. The stacks have no
-    functions of other coros.
+def test_memray_begins_and_ends_while_coros_wait(place, tmp_path):
+    """From 3.12 on, the functions that a coro was in when memray started may be missing from the stacks of its blocks.
+    But these stacks never contain functions of other coros.
     """
     run(
         WORK
@@ -269,7 +269,9 @@ check(complete=False, at_least=20)
 
 
 def test_waits_inside_a_trace_function(tmp_path):
-    """memray gets no events from inside a trace function, so its stacks may lack functions. Nothing else is wrong."""
+    """memray gets no events from inside a trace function, so its stacks may lack functions. The test
+    checks only that nothing crashes.
+    """
     run(
         WORK
         + """
@@ -291,8 +293,8 @@ print("checked")
 
 
 def test_a_python_profile_function_gets_no_switch_events():
-    """memray's profile function is recognized by having no Python object. A function of `sys.setprofile` gets no events
-    for switches.
+    """Only memray's profile function gets events for switches between coros. It is recognized because it has no Python
+    object, unlike a function of `sys.setprofile`.
     """
     from grapeshot import coro
 

@@ -52,7 +52,7 @@ def test_an_unseen_error_prints_where_the_coro_was_spawned(caplog):
     assert "'failing'" in text
 
 
-def test_without_debug_mode_it_does_not(caplog):
+def test_without_debug_mode_an_error_does_not_print_the_place(caplog):
     def body():
         coro.spawn(fail)
         coro.yield_slice()

@@ -17,9 +17,9 @@ from support import Script, coro_is_available
 
 pytestmark = [
     pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter"),
-    pytest.mark.skipif(sys.version_info < (3, 14), reason="new in 3.14"),
+    pytest.mark.skipif(sys.version_info < (3, 14), reason="tools can attach to a process from 3.14 on"),
 ]
-NEW_IN_3_15 = pytest.mark.skipif(sys.version_info < (3, 15), reason="new in 3.15")
+NEW_IN_3_15 = pytest.mark.skipif(sys.version_info < (3, 15), reason="profiling.sampling came with 3.15")
 FORBIDDEN = "ermission|not permitted|not supported"
 
 HEAD = """

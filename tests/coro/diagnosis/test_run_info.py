@@ -289,7 +289,7 @@ def test_outside_of_a_loop(capsys):
     assert in_thread(text) == "0 coros and 0 tasks\n"
 
 
-def test_coros_of_another_thread_are_not_asked():
+def test_coros_of_another_thread_are_left_out():
     def main():
         co = spawn_blocked(coro.wait)
 
@@ -307,7 +307,7 @@ def test_coros_of_another_thread_are_not_asked():
 
 
 def test_a_long_chain():
-    """Deeper than Python's recursion limit."""
+    """The chain of waiting coros is longer than Python's recursion limit."""
 
     def main():
         first = last = spawn_blocked(coro.wait, name="last")

@@ -319,8 +319,8 @@ WATCH = """
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring came with 3.12")
 @pytest.mark.parametrize("stack", ["shared", "own"])
 def test_monitoring_that_begins_while_coros_wait(stack):
-    """The functions in which they waited then raise and return. From 3.15 on all of that is reported; before 3.15
-    returns are not.
+    """The functions in which the coros waited then raise and return. From 3.15 on the tool gets both events; earlier
+    versions do not report the returns.
     """
     output = run_script(
         None,
@@ -356,7 +356,9 @@ def test_monitoring_that_begins_while_coros_wait(stack):
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring came with 3.12")
 @pytest.mark.parametrize("way", ["watch()", "sys.settrace(lambda *_: None)"])
 def test_a_tool_that_a_coro_switches_on_sees_the_frames_below_the_loop(way):
-    """These frames are on the thread's own stack. The exception passes through them when it leaves the loop."""
+    """The frames below the loop are on the thread's own stack. The coro's SystemExit passes through them when it leaves
+    the loop.
+    """
     output = run_script(
         None,
         WATCH
@@ -397,7 +399,7 @@ def test_cprofile_counts():
 
 
 def test_tracemalloc():
-    """Each allocation of a coro has the frames of that coro, also after its stack was moved."""
+    """The traceback of a coro's allocation has the frames of that coro, even if the coro's stack was moved before."""
 
     def allocate():
         coro.yield_slice()

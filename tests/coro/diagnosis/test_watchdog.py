@@ -39,12 +39,12 @@ class Records(logging.Handler):
         self.texts.append(record.getMessage())
 
     def about(self, what, kind=FIRST):
-        """Return the messages of one kind about one thing. Other things may be slow because the machine is."""
+        """Return the messages of one kind about `what`. A slow machine may cause messages about something else."""
         texts = [text.replace(HINT, "") for text in self.texts]
         return [text for text in texts if text.startswith(f"{what} {kind}")]
 
     def spin_until_named(self, what):
-        """Keep busy until there is a record that names the function."""
+        """Keep busy until there is a record about `what`."""
         end = time.monotonic() + CAP_S
         while not self.about(what):
             if time.monotonic() > end:
@@ -52,7 +52,7 @@ class Records(logging.Handler):
 
     @contextlib.contextmanager
     def lock_until_named(self, what):
-        """Return a lock that another thread releases when there is a record with that name."""
+        """Return a lock that another thread releases when there is a record about `what`."""
         lock = threading.Lock()
         lock.acquire()
 
@@ -84,7 +84,7 @@ def run(main):
 
 
 def code_lines(text):
-    """(function, line of code) of each entry of the stack in a message, the outermost first."""
+    """Return (function, line of code) for each entry of the stack in a message, the outermost first."""
     lines = text.split("\n")
     assert lines[1] == "Stack (most recent call last):"
     places = [number for number, line in enumerate(lines) if line.startswith('  File "')]
@@ -267,13 +267,13 @@ def test_one_record_for_each_run(records):
         await asyncio.create_task(work(), name="again")
 
     run(main())
-    # Other steps of the task may be slow because the machine is.
+    # On a slow machine, other steps of the task may be slow, too.
     first, last = records.about("task 'again'"), records.about("task 'again'", LAST)
     assert 3 <= len(first) == len([text for text in last if "; after " in text])
 
 
 def test_a_loop_that_waits_is_not_late(records):
-    # Far above the clock's resolution and the delays of a slow machine.
+    # The limit is far above the clock's resolution and the delays of a slow machine.
     coro.set_latency_warning(0.1)
 
     async def main():
@@ -301,7 +301,7 @@ def test_a_task_beside_coros(records):
     assert len(records.about("coro 'also slow'", LAST)) == 1
 
 
-def test_coroutines_in_a_coro_are_the_coros(records):
+def test_a_coroutine_that_a_coro_awaits_is_reported_as_the_coro(records):
     async def work():
         records.spin_until_named("coro 'outer'")
 
@@ -346,11 +346,11 @@ def test_the_limit_can_be_set_while_the_loop_runs(records):
 
 
 def sleeps_of_the_watchdog():
-    """Return how often the watchdog's thread has slept, or 0 if it does not wait without a time limit now."""
+    """Return how often the watchdog's thread has slept if it now sleeps without a time limit, otherwise 0."""
     for thread in Path("/proc/self/task").iterdir():
         if (thread / "comm").read_text() == "coro-watchdog\n":
             call = (thread / "syscall").read_text().split()
-            is_asleep = len(call) > 4 and int(call[4], 16) == 0  # the timeout of futex(2)
+            is_asleep = len(call) > 4 and int(call[4], 16) == 0  # the timeout argument of futex(2) is NULL
             count = re.search(r"^voluntary_ctxt_switches:\s*(\d+)", (thread / "status").read_text(), re.MULTILINE)
             return int(count[1]) if is_asleep else 0
     return 0
@@ -358,7 +358,9 @@ def sleeps_of_the_watchdog():
 
 @pytest.mark.skipif(not Path("/proc/self/syscall").exists(), reason="system calls cannot be seen on this system")
 def test_a_new_limit_in_a_long_run_wakes_the_watchdog(records):
-    """The watchdog sleeps while a run goes on that it has reported. After the new limit it also sees later runs."""
+    """After the watchdog has reported a run, it sleeps until the run ends. A new limit wakes it, and it also sees later
+    runs.
+    """
 
     def long():
         records.spin_until_named(f"callback {long.__qualname__!r}")

@@ -1,4 +1,6 @@
-"""Run each test with both kinds of caller: coros with `coro.sock`, and, as the control, a thread with plain sockets."""
+"""Run each test with coros that use `coro.sock`, with threads that use `coro.sock`, and, as the control, with threads
+that use plain sockets.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture
 def world(request: pytest.FixtureRequest) -> World:
-    """`plain`: threads with Python's sockets, the control. `threads`: threads with our sockets. `coros`: coros with
-    ours.
+    """`plain`: threads with Python's sockets, the control. `threads`: threads with `coro.sock`. `coros`: coros with
+    `coro.sock`.
     """
     return World(request.param)

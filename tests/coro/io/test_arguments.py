@@ -1,4 +1,4 @@
-"""Arguments of waiting calls are converted once, before the wait, and wrong ones raise before it."""
+"""Arguments of waiting calls are converted once, before the wait. Wrong arguments raise before the wait, too."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fill(sock):
 
 
 def spawn_waiting(world, function, *args):
-    """Spawn a function. When this returns, a coro waits; a thread may not wait yet, or may never need to."""
+    """Spawn a function. A coro waits when this returns; a thread may wait later, or not at all."""
     made = world.spawn(function, *args)
     if world.kind == "coros":
         until_waiting(made)
@@ -110,7 +110,7 @@ def test_numbers_and_ancillary_data_are_read_once(world):
                 receiver = spawn_waiting(world, call, bytearray(10), Number(5))
                 far.sendall(b"x")
                 receiver.join()
-            # Changing the list and the array later has no effect.
+            # The list and the array are changed while the call waits, which has no effect.
             count = fill(near)
             reader, writer = os.pipe()
             numbers, buffers = array.array("i", [reader]), [b"ab"]
@@ -130,7 +130,7 @@ def test_numbers_and_ancillary_data_are_read_once(world):
 
 def test_the_buffer_of_a_waiting_call_cannot_be_resized(world):
     if world.kind != "coros":
-        pytest.skip("nothing tells that a thread waits")
+        pytest.skip("the test cannot find out whether a thread waits")
 
     def main():
         near, far = world.tcp_pair()
@@ -168,7 +168,7 @@ def test_wrong_arguments_raise_the_errors_of_cpython_at_once(world, name):
         near, far = world.tcp_pair()
         with near, far, socket.socket() as plain:
             for arguments in WRONG[name]:
-                # The socket knows that it has no data, and it has no room to send.
+                # Now `near` knows that there is no data to read, and its send buffer is full.
                 far.sendall(b"x")
                 assert near.recv(100) == b"x"
                 fill(near)
@@ -197,7 +197,7 @@ def test_an_iterator_that_raises(world):
         near, far = world.pair()
         with near, far:
             for call in (near.sendmsg, near.recvmsg_into):
-                # CPython 3.14 says only that it is not an iterable.
+                # CPython 3.14 raises TypeError instead, which says that the iterator is not an iterable.
                 with pytest.raises((LookupError, TypeError) if world.kind == "plain" else LookupError):
                     call(items())
 

@@ -19,7 +19,7 @@ if coro_is_available():
     from grapeshot import coro
 
 
-def test_two_coros_that_wait_for_the_same():
+def test_two_coros_cannot_wait_for_the_same_event():
     def main():
         near, far = coro.socketpair()
         with near, far:
@@ -140,7 +140,9 @@ def test_numbers_that_are_closed_and_used_again():
 
 
 def test_numbers_that_are_closed_behind_the_back_of_the_socket():
-    """`os.close`, and another file takes the number: the waiting coro gets ClosedError, not that file's data."""
+    """`os.close` frees the number, and another file takes it. The waiting coro gets ClosedError, and no data of the
+    other file.
+    """
 
     def main():
         near, far = coro.socketpair()

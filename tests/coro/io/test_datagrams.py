@@ -44,7 +44,7 @@ def test_a_datagram_is_one_read(world):
             buffer = bytearray(10)
             assert far.recv_into(buffer) == 2
             assert far.recv(10) == b""
-            # An empty datagram is not the end.
+            # After an empty datagram, the next one can be received.
             near.send(b"i")
             assert far.recv(10) == b"i"
 

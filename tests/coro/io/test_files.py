@@ -23,7 +23,7 @@ BIG = bytes(range(256)) * 4096
 
 @pytest.fixture(params=["coros", "threads"])
 def run(request):
-    """Run the function in a coro, and in a thread where no coro runs."""
+    """The function with which a test runs its code: in a coro, or in a thread where no coro runs."""
     return coro.run if request.param == "coros" else in_thread
 
 
@@ -188,7 +188,7 @@ def test_closing_wakes_a_waiting_reader():
             number = reader.fileno()
             reader.close()
             reader.close()
-            # The number is not free until the coro has left.
+            # The descriptor stays open until the coro has left the call.
             os.fstat(number)
             with pytest.raises(coro.ClosedError) as caught:
                 waiting.join()
@@ -234,7 +234,7 @@ def test_detach_gives_the_descriptor_back():
     coro.run(main)
 
 
-def test_one_that_is_not_closed_is_warned_of():
+def test_a_reader_that_is_not_closed_causes_a_warning():
     read_end, write_end = os.pipe()
     os.close(write_end)
     reader = coro.fd_sock(read_end)
@@ -381,12 +381,12 @@ def test_the_position_of_a_buffered_file(tmp_path):
 
     def main():
         with open(path, "r+b") as plain:
-            assert plain.read(3) == b"012"  # and reads ahead
+            assert plain.read(3) == b"012"  # the buffer holds more than these bytes
             with coro.file_sock(plain, closefd=False) as file:
                 assert file.recv(2) == b"34"
             assert not plain.closed
             plain.seek(0)
-            plain.write(b"abc")  # not written yet
+            plain.write(b"abc")  # still in the buffer, not in the file
             with coro.file_sock(plain, closefd=False) as file:
                 file.seek(0)
                 assert file.recv(5) == b"abc34"
@@ -444,7 +444,7 @@ def test_every_split_of_a_delimiter():
             assert [stream.read_until(b"XYZ") for _ in range(3)] == [b"aXYXYZ", b"bXXYZ", b"XYZ"]
 
 
-def test_the_end_before_all_has_come():
+def test_a_stream_that_ends_too_early():
     stream = coro.read_stream(Pieces(b"abc"))
     with pytest.raises(EOFError, match=r"after 3 of 10 bytes"):
         stream.read_exact(10)
@@ -510,7 +510,7 @@ def test_sources(tmp_path):
 
 
 def test_interrupts_at_random_points_of_a_stream():
-    """Lines of random length come whole and in order."""
+    """Lines of random length come whole and in order, although their reader is interrupted."""
     generator = random.Random(2)
     lines = [b"%d:" % number + b"x" * generator.randrange(3000) + b"\n" for number in range(300)]
     data = b"".join(lines)
@@ -577,7 +577,9 @@ def test_another_reader_is_faster(kind):
 
 
 def test_data_that_a_real_thread_has_read_is_not_lost():
-    """The thread of an interrupted coro continues, and the next reader gets what it reads."""
+    """A thread reads for the coro. When the coro is interrupted, the thread continues, and the next reader gets its
+    data.
+    """
 
     def main():
         reader, writer = shared_ends("master")

@@ -113,7 +113,7 @@ def test_a_wait_for_data_that_is_already_there_ends_at_once():
                 coro.yield_slice()
             far.send(b"hello")
             assert reader.join() == b"hel"
-            # The event has ended the wait of `recv`, which did not read all data.
+            # The event ended the wait of `recv`, but `recv` has left some data unread.
             waiter = coro.spawn(coro.wait_for_read, near)
             assert let_run(waiter)
             waiter.join()
@@ -206,7 +206,7 @@ def test_init_once_more_for_a_socket_of_another_kind():
 
 
 def test_init_once_more_with_the_same_number():
-    """The earlier registration belonged to the file that had the number before, so it is not used for the new one."""
+    """The earlier registration belonged to the file that had the number before, so it is not used for the new file."""
 
     def main():
         near, far = tcp_pair()

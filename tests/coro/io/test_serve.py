@@ -194,7 +194,7 @@ def test_no_more_connections_than_the_limit():
             for number, client in enumerate(clients):
                 client.sendall(b"%d" % number)
             assert (first.recv(1), second.recv(1)) == (b"0", b"1")
-            # The others are connected in the system's queue, and their data is not read.
+            # The other clients wait, connected, in the system's queue. The server does not read their data.
             third.settimeout(0.05)
             with pytest.raises(TimeoutError):
                 third.recv(1)
@@ -263,7 +263,7 @@ def test_an_error_ends_only_its_connection():
 
 
 def test_an_error_is_reported_once():
-    """The error is reported once even though nothing refers to the coro, so that it is freed."""
+    """A coro that is freed reports its error if nothing has retrieved it. Here the server has already reported it."""
     messages = []
 
     def handler(sock, address):
@@ -558,7 +558,7 @@ def test_the_end_of_a_tls_stream_is_told():
 
 
 def test_a_thread_of_clients():
-    """Plain sockets in real threads, the control for the clients above."""
+    """The clients are real threads with plain sockets, the control for the clients above."""
     results = []
 
     def client(address):

@@ -125,7 +125,7 @@ def test_cycles_are_collected():
 
 def test_a_socket_that_is_not_closed_warns(world):
     if world.kind == "threads":
-        pytest.skip("the same objects as for coros")
+        pytest.skip("threads use the same socket objects as coros")
     with pytest.warns(ResourceWarning, match="unclosed"):
         world.socket()
 

@@ -28,7 +28,7 @@ CAP_S = 60 * SCALE
 
 
 class Stop(Exception):
-    """The exception that interrupts."""
+    """The exception with which coros are interrupted."""
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def tcp_pair():
 
 
 def reset(sock):
-    """Closes with RST."""
+    """Close the connection with RST."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.close()
 
@@ -153,7 +153,7 @@ def test_interruptions_of_streams(make_pair, size, chance):
 
 
 class Place:
-    """A connection that is repeatedly replaced by one with the same number."""
+    """A series of connections. Each new connection may reuse the descriptor numbers of closed ones."""
 
     def __init__(self, number, chance):
         self.number, self.chance = number, chance
@@ -189,7 +189,7 @@ class Place:
         return reader.join()
 
     def close_behind(self, near, far, mark, reader):
-        """Close the number and give it to another file at once. The next wait on it ends the reader's wait."""
+        """Close the number and give it to another file at once. The next wait on the number ends the reader's wait."""
         number = near.fileno()
         mine, another = socket.socketpair()
         os.close(number)
@@ -270,14 +270,14 @@ def visit(address, chance):
 
 
 def used():
-    """Open descriptors, and resident memory in KiB."""
+    """Return the number of open descriptors, and the resident memory in KiB."""
     gc.collect()
     with open("/proc/self/statm") as file:
         pages = int(file.read().split()[1])
     return len(os.listdir("/proc/self/fd")), pages * resource.getpagesize() // 1024
 
 
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts descriptors in /proc")
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the test counts descriptors in /proc")
 def test_connections_come_and_go(chance, eviction):
     """10,000 clients, 250 at a time. Afterwards nothing is left of them."""
     waves = (40 if eviction == "lazy" else 4) * SCALE
@@ -296,7 +296,7 @@ def test_connections_come_and_go(chance, eviction):
         return first, last
 
     def settled(first_of):
-        """Return what is in use once the server has seen the end of the last client."""
+        """Return what `used()` returns after the server has seen the end of the last client."""
         with coro.timeout(CAP_S):
             while len(coro.get_live_coros()) > 3 or (first_of is not None and used()[0] > first_of):
                 coro.sleep_relative(0.001)

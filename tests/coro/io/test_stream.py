@@ -46,8 +46,8 @@ def test_echo(world):
 
 
 def test_reads_of_changing_sizes_return_all_data(world):
-    """Small and large reads in turn, through the loop's buffer and without it: each step is awaited before the next
-    one.
+    """Reads of different sizes take turns, some through the loop's buffer, some without it. Each message is confirmed
+    before the next one is sent.
     """
     lengths = [102_400, 102_400, 10, 102_400, 8192, 8191, 65_536, 65_536, 102_400, 200_000, 1, 40_000] * 3
 
@@ -167,7 +167,7 @@ def test_recv_into(world):
     world.run(main)
 
 
-def test_recv_waits_for_each_of_its_relatives(world):
+def test_recv_and_its_variants_wait_for_data(world):
     def main():
         near, far = world.pair()
         with near, far:
@@ -442,7 +442,7 @@ def test_a_full_queue_of_a_unix_socket_is_waited_for(world, tmp_path):
 
 
 def test_descriptors_that_are_passed_do_not_stop_the_stream():
-    """On a unix socket, a read ends before passed descriptors. A short read does not mean that nothing is left."""
+    """On a unix socket, a read stops where descriptors were passed, so more data may be left after a short read."""
 
     def read(sock):
         received = b""
@@ -468,7 +468,7 @@ def test_descriptors_that_are_passed_do_not_stop_the_stream():
 
 
 def test_urgent_data_does_not_stop_the_stream(world):
-    """A read of TCP ends before urgent data."""
+    """A read of TCP stops before urgent data, so more data may be left after a short read."""
 
     def read(sock):
         received = b""

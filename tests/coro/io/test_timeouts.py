@@ -51,7 +51,7 @@ def test_each_call_ends_after_the_timeout_of_its_socket(world):
 
 
 def test_urgent_data_that_has_not_come(world):
-    """The kernel returns EINVAL at once. A socket with a timeout first waits until there is something to read."""
+    """Without urgent data, the kernel reports EINVAL at once. A socket with a timeout first waits for any data."""
     calls = [
         lambda sock: sock.recv(1, socket.MSG_OOB),
         lambda sock: sock.recv_into(bytearray(1), flags=socket.MSG_OOB),
@@ -183,7 +183,7 @@ def test_without_waiting(world):
 
 
 def test_a_timeout_concerns_the_whole_sendall():
-    """The timeout does not start again with each part."""
+    """The timeout does not start again with each part that `sendall` sends."""
 
     def read_slowly(sock, stop):
         while not stop:

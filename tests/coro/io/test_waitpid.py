@@ -27,7 +27,7 @@ def way(request, monkeypatch):
 
         monkeypatch.setattr(os, "pidfd_open", refused, raising=False)
     yield request.param
-    # The threads end with their children, which closes their descriptors.
+    # A thread ends after its child, and closes its end of a pipe. Wait for that, because descriptors are counted.
     wait_until(lambda: not any(thread.name.startswith("coro-waitpid") for thread in threading.enumerate()))
 
 

@@ -123,7 +123,7 @@ def test_cancelling_and_timeouts_of_blocks():
             reader.shutdown()
             reader.join()
             assert reader.cancelled()
-            # Nobody waits any more.
+            # No coro waits for the socket any more.
             near.sendall(b"x")
             assert far.recv(10) == b"x"
 

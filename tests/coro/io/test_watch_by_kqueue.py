@@ -13,7 +13,7 @@ from support import coro_is_available
 
 pytestmark = [
     pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter"),
-    pytest.mark.skipif(sys.platform != "linux", reason="kqueue's events are made from inotify's"),
+    pytest.mark.skipif(sys.platform != "linux", reason="the events are made with inotify, which only Linux has"),
 ]
 if coro_is_available():
     from grapeshot import coro
@@ -157,7 +157,7 @@ def test_changes_between_two_listings(folder, change, in_directory, of_file):
             found = told(all_events)
             assert (sorted(found) if change in (exchange, move_others_out, move_others) else found) == in_directory
             assert told(events) == of_file
-            # The file that exists now is watched, under its name.
+            # Each file that exists now is watched under its present name.
             for path in sorted(folder.iterdir()):
                 if path.name in {"a", "b", "c", "a.1", "second"}:
                     with open(path, "ab") as file:
@@ -233,7 +233,7 @@ def test_descriptors_are_closed(folder):
 
 @pytest.fixture
 def leave():
-    """Leave this many descriptors free, or restore the limit."""
+    """Return a function that leaves `count` descriptors free, or restores the limit."""
     old = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken = []
 
@@ -271,7 +271,7 @@ def test_no_descriptor_is_left_at_the_start(folder, leave, count):
 
 
 def test_no_descriptor_is_left_later(tmp_path, folder, leave):
-    """The next comparison finds what was missed."""
+    """The next comparison of listings finds the changes that were missed for lack of a descriptor."""
     (tmp_path / "other").touch()
     (tmp_path / "another").touch()
 

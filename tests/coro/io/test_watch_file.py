@@ -33,7 +33,7 @@ def system(request, monkeypatch):
 
 @pytest.fixture(params=["coros", "threads"])
 def run(request):
-    """Run the function in a coro, and in a thread where no coro runs."""
+    """The function with which a test runs its code: in a coro, or in a thread where no coro runs."""
     return coro.run if request.param == "coros" else in_thread
 
 
@@ -317,7 +317,7 @@ def test_files_that_cannot_be_watched(tmp_path):
 
 
 @pytest.mark.parametrize("system", ["inotify"], indirect=True)
-def test_a_system_that_has_neither(tmp_path, monkeypatch):
+def test_a_system_with_neither_inotify_nor_kqueue(tmp_path, monkeypatch):
     monkeypatch.setattr(_inotify, "_made", [])
     monkeypatch.setattr(ctypes, "CDLL", lambda *args, **kwargs: object())
     with pytest.raises(NotImplementedError, match="kqueue"):

@@ -61,7 +61,7 @@ class _Vnode:
         return notes & self.wanted
 
     def has_lost_link(self) -> bool:
-        """Whether the file has lost a link. A directory also has a link from each of its subdirectories."""
+        """Whether a lower link count means a deletion. A directory also loses a link when a subdirectory is deleted."""
         return self.status.st_nlink == 0 or not os.path.isdir(f"/proc/self/fd/{self.fd}")
 
 
@@ -107,7 +107,7 @@ class kqueue:
         self._vnodes[fd] = _Vnode(fd, notes)
         self._watches[self._watch(f"/proc/self/fd/{fd}", mask)].add(fd)
         if os.path.isdir(f"/proc/self/fd/{fd}"):
-            # Only the parent directory is told when an open directory is deleted.
+            # While a directory is open, only its parent gets an event about its deletion.
             self._parents[self._watch(f"/proc/self/fd/{fd}/..", _DELETE)].add(fd)
 
     def _watch(self, path: str, mask: int) -> int:

@@ -2,7 +2,7 @@
 
     python lock_subject.py thread|coro [PART/PARTS]
 
-Runs all of them, or every PARTS-th test beginning with number PART (counted from 0). Prints how many ran, and each
+Runs all tests, or every PARTS-th test beginning with number PART (counted from 0). Prints how many ran, and each
 failure.
 """
 
@@ -22,7 +22,7 @@ import threading  # noqa: E402
 
 from test import lock_tests  # noqa: E402
 
-# Tests of properties that the patched types do not have on purpose.
+# Tests of properties that the patched types deliberately lack.
 LEFT_OUT = {
     # A Condition on a plain lock cannot be acquired twice.
     "PlainConditionTests.test_acquire",

@@ -64,9 +64,9 @@ EXCEPTIONS: dict[str, dict[str, LeftOut]] = {
             "the function of the C API takes the ident of a real thread", is_run=False
         ),
         "InterruptMainTests.test_can_interrupt_tight_loops": PREEMPTION,
-        # Up to 3.12, with the functions that threading uses there instead of handles:
+        # Up to 3.12, where threading uses other functions instead of handles of threads:
         "ThreadTests.test_disallow_instantiation": LeftOut(
-            "a lock is made by its type in every version, as from 3.13 on"
+            "the lock's type can be called in every version, as in CPython from 3.13 on"
         ),
         "ThreadTests.test_shutdown_locks": LeftOut(
             "the program's first coro waits for the threads that are coros, not threading at the exit", is_run=False
@@ -115,7 +115,7 @@ MODULES = [
     "test_xmlrpc",
 ]
 
-# Five seconds of CPU time in all, and twenty with the waits.
+# Together these need five seconds of CPU time, and twenty seconds from start to end.
 QUICK = {
     "test_epoll",
     "test_httplib",
@@ -133,11 +133,12 @@ QUICK = {
     "test_xmlrpc",
 }
 
-# Pools of processes are not about threads. Where VSOCK exists without a hypervisor, its test also hangs plain.
+# Leave out the tests of process pools, which are not about threads, and the test of VSOCK: where VSOCK exists without a
+# hypervisor, the test also hangs plain.
 WITHOUT = {"test_concurrent_futures": "Process", "test_socket": "ThreadedVSOCK"}
 
 
-# module -> its outcome, which does not depend on how stacks are moved
+# module -> its outcome when it runs plain, which does not depend on how stacks are moved
 plain_outcomes: dict[str, dict[str, Any]] = {}
 
 

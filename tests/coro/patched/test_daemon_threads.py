@@ -114,7 +114,7 @@ coro.run(main)
     assert run_script(None, HEAD + run) == "clean\n"
 
 
-def test_the_others_are_awaited_first():
+def test_other_threads_are_awaited_before_daemons_are_ended():
     """Daemons serve the other threads until these end, as in plain Python. asyncio does not count daemons as tasks."""
     run = """
 import queue
@@ -141,7 +141,7 @@ def main():
 
 coro.run(main)
 """
-    # main, its task, and the thread that asks
+    # The tasks are main, its task, and the thread that asks.
     assert run_script(None, HEAD + run) == "['asks']\n3 3\nanswer 2\n"
 
 

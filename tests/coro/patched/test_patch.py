@@ -98,7 +98,7 @@ def test_late_patching_names_and_repairs():
 
 
 def test_late_patching_repairs_the_program_itself_once():
-    """multiprocessing puts ``__main__`` into ``sys.modules`` under a second name."""
+    """multiprocessing puts ``__main__`` into ``sys.modules`` under a second name. The warning names it once."""
     assert run(
         """
         import threading, warnings
@@ -154,7 +154,7 @@ def test_parts_that_need_others_and_the_one_by_choice():
         """
         import concurrent.futures, socket, select, os
         from grapeshot import coro
-        # Not as a plain name, because that would be replaced, too.
+        # In a list, because a global name for the class would be replaced, too.
         kept = [concurrent.futures.ThreadPoolExecutor]
         coro.patch("subprocess")
         print([name for name in ("thread", "time", "select", "os", "socket", "subprocess") if coro.is_patched(name)])
@@ -186,7 +186,7 @@ def test_threads_of_a_pool_are_real_or_coros():
                     print(idents == {real_ident()}, real_ident() in idents)
             executor = concurrent.futures.ThreadPoolExecutor(2)
             print(executor.submit(divmod, 7, 2).result(), type(executor.submit(divmod, 7, 0).exception()).__name__)
-            # Its threads wait for work when their loop ends.
+            # The executor's threads wait for work when the loop ends.
         coro.run(main)
         """
     ) == ["True True", "False False", "(3, 1) ZeroDivisionError"]

@@ -313,7 +313,7 @@ coro.run(main)
 """
 
 
-def test_a_terminal_gets_nothing_of_one_that_had_its_number():
+def test_a_terminal_gets_no_data_of_an_earlier_terminal_with_its_number():
     result = subprocess.run([sys.executable, "-c", STALE], capture_output=True, text=True, timeout=CAP_S, check=False)
     assert (result.stdout, result.stderr) == ("b'of the f' b'irst'\nb'of the second'\n", "")
 
@@ -324,7 +324,7 @@ from grapeshot import coro
 coro.patch()
 from grapeshot.coro._patching import _socket_numbers
 
-NUMBER = 900  # not the number of `sock`, as if that were closed
+NUMBER = 900  # `sock` has another number, as if it had been closed
 
 def use():
     try:

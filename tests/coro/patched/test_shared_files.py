@@ -1,7 +1,7 @@
 """Coros that use one file object at the same time: pipes of Popen, files of sockets, open(fd), the standard streams.
 
-The scripts print the same with plain threads. The tests that an exception loses no data run with coros only, because a
-thread cannot be interrupted.
+The scripts print the same with plain threads. Some tests check that no data is lost when an exception
+interrupts a read or write. They run with coros only, because a thread cannot be interrupted.
 """
 
 from __future__ import annotations
@@ -347,7 +347,7 @@ BODIES = {
         assert file.readline() == b"e two\\n"
         assert next(file) == b"three\\n"
         interrupted(file.readline)
-        # Each thread waits until the one before it has finished, and all are interrupted.
+        # Each thread waits until the one before it has finished. All of them are interrupted.
         def read():
             interrupted(file.readline)
         threads = [threading.Thread(target=read) for _ in range(3)]

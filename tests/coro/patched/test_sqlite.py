@@ -175,7 +175,8 @@ SCRIPTS = {
         print(connection.execute("pragma busy_timeout").fetchall())
         setup.execute("begin immediate")
         fails(connection.execute, "insert into t values (2, 1)")
-        # A transaction that has read, and one that waits for readers to end, would block each other: do not wait.
+        # If a transaction that has read waited for a writer that waits for readers to end, neither would ever end. So
+        # the insert fails without a wait.
         connection.execute("pragma busy_timeout = 30000")
         connection.rollback()
         connection.execute("begin")

@@ -64,7 +64,7 @@ SCRIPTS = {
             thread.start()
             ready.wait()
             go.set()
-            # From here on nothing waits.
+            # From here on no thread waits.
             end = time.monotonic() + 10
             while not (is_there := poll()) and time.monotonic() < end:
                 pass

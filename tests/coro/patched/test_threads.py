@@ -266,7 +266,7 @@ def test_to_thread_and_executors_keep_real_threads():
             time.sleep(0.005)
             return me.name.rpartition("_")[0] or me.name.rpartition("-")[0]
         def blocking(executor):
-            # In a coro: the loop runs while this waits.
+            # In a coro, the loop runs while this call waits.
             return {future.result() for future in [executor.submit(work, number) for number in range(8)]}
         async def main(factory=None):
             ticks = 0

@@ -86,7 +86,7 @@ def sends(world: World) -> None:
         producer.join()
     finally:
         # In a coro on its own stack, even the call of `shutdown` may collect garbage whose finalizer waits. Then other
-        # coros run, and the producer may end.
+        # coros run, and the producer may end before it is shut down.
         with contextlib.suppress(coro.DeadCoroutine):
             producer.shutdown()
 

@@ -107,7 +107,7 @@ def kill_some(world: World) -> None:
         context = co.get_context()
         if co.done() or context is None:
             continue
-        # From here on this coro, the coros that wait for it and its family may raise an injected exception.
+        # From here on `co`, the coros that wait for it and its family may raise an injected exception.
         world.killed.add(context.get(FAMILY))
         world.soak.kills += 1
         how = generator.randrange(4)

@@ -217,8 +217,8 @@ class Collected:
             self.log.append("refused")
         except INJECTED:
             self.log.append("injected")
-            # The collector may have interrupted the coro anywhere, perhaps while it waited for one that was killed. Or
-            # a timeout of the coro has expired, although the coro was not killed.
+            # The collector may call this anywhere in the coro, for example while the coro waits for a killed one, or
+            # after a timeout has expired. So the exception may arrive although this coro was not killed.
             WORLD.get().killed.add(FAMILY.get())
             coro.current().cancel()
         else:
@@ -231,7 +231,7 @@ def collections_of_garbage(world: World) -> None:
     world.pause()
     if world.generator.random() < 0.3:
         gc.collect()
-        # Another thread, or a coro on a stack of its own, may have collected it.
+        # Another thread, or a coro on a stack of its own, may have collected the object.
         check(len(log) <= 1, f"a finalizer has run twice: {log}")
 
 

@@ -29,7 +29,7 @@ INJECTED = (asyncio.CancelledError, coro.CoroCancelled, Injected, coro.InParalle
 
 # A coro that the soak has spawned forms a family with all its descendants. This is the family's number.
 FAMILY: contextvars.ContextVar[int] = contextvars.ContextVar("family", default=-1)
-# The world of this thread.
+# The world of the loop in which the code runs.
 WORLD: contextvars.ContextVar[World] = contextvars.ContextVar("world")
 LEVEL: contextvars.ContextVar[int] = contextvars.ContextVar("level", default=0)
 
@@ -45,7 +45,7 @@ def result_of(co: coro.Coro) -> Any:
 
 
 class World:
-    """One loop and what its coros share."""
+    """A loop, and the objects that its coros share."""
 
     def __init__(self, soak: Any, generator: random.Random) -> None:
         self.soak = soak

@@ -182,7 +182,7 @@ static void handle(int number, siginfo_t *info, void *context)
     }
 }
 
-/* Remember the addresses of the library whose name ends with this text. */
+/* Remember the addresses of the library if its file name ends with `name`. */
 static int find_library(struct dl_phdr_info *info, size_t size, void *name)
 {
     size_t length = strlen(info->dlpi_name), wanted = strlen(name);
@@ -234,8 +234,8 @@ static PyObject *begin_signals(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* Stop the signals. Return the number of walks in the handler, the number of walks at allocations, and the largest number
-   of frames. */
+/* Stop the signals. Return the number of walks in the handler, the number of walks at allocations, and the largest
+   number of frames. */
 static PyObject *end(PyObject *module, PyObject *unused)
 {
     if (atomic_exchange(&sending, 0)) {

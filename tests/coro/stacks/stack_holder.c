@@ -49,7 +49,8 @@ long hold(PyObject *callback, size_t len, uint32_t seed, long times)
     return wrong;
 }
 
-/* The same in each of `depth` nested C frames, the innermost of which calls back once. */
+/* Keep `len` known bytes in each of `depth` + 1 nested C frames. The innermost frame calls back once. Return how many
+   bytes were wrong afterwards, or -1 on an error. */
 long hold_nested(PyObject *callback, size_t len, uint32_t seed, long depth)
 {
     volatile unsigned char local[len];

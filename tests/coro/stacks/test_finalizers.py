@@ -16,7 +16,7 @@ COUNT = 10
 
 
 def slow(value):
-    """Yields, then returns the value."""
+    """Yield, then return the value."""
     coro.yield_slice()
     return value
 

@@ -102,8 +102,8 @@ def test_a_chain_is_whole_at_any_depth():
 
 
 def test_a_chain_is_whole_in_functions_that_c_code_calls_one_after_the_other():
-    """The coro's own function is C code, which starts a new chain for each call: a deep one, a shallow one, a
-    generator.
+    """The coro's own function, `sorted`, is C code. Each Python function that it calls begins a new chain, of varying
+    depth, with or without a generator.
     """
 
     def down(left: int) -> int:

@@ -9,7 +9,7 @@ from support import coro_is_available, together
 
 pytestmark = [
     pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter"),
-    pytest.mark.skipif(sys.version_info < (3, 15), reason="new in 3.15"),
+    pytest.mark.skipif(sys.version_info < (3, 15), reason="lazy imports came with 3.15"),
 ]
 
 WAITS = "from grapeshot import coro\nfor _ in range(3):\n    coro.yield_slice()\n"
@@ -17,7 +17,7 @@ WAITS = "from grapeshot import coro\nfor _ in range(3):\n    coro.yield_slice()\
 
 @pytest.fixture
 def make(tmp_path, monkeypatch):
-    """Writes modules that end in `value = 5`. Returns functions that import them lazily and return that value."""
+    """Return a function that writes modules which end in `value = 5`, and returns functions that use them lazily."""
     monkeypatch.syspath_prepend(tmp_path)
     names = []
 
@@ -50,7 +50,7 @@ def test_modules_that_wait_while_they_are_imported(make):
 
 
 def test_a_module_that_another_coro_is_importing(make):
-    """The coros belong to one thread, so CPython believes that the second one's module is importing itself."""
+    """To CPython both coros are the same thread. It takes the second import for one that the module itself makes."""
     (use,) = make(WAITS)
 
     def work(_):

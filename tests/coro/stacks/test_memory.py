@@ -91,7 +91,7 @@ def test_a_new_coro_without_memory_ends_with_the_error():
             _core._coro_fail_evictions(0)
             later.append(coro.spawn(work, 8))
 
-        # In the next iteration, only the first coro in the queue gets memory.
+        # Until `feed` runs, in the next iteration, no stack gets the memory for an eviction or an allocation.
         asyncio.get_running_loop().call_soon(feed)
         starve()
         failures = []
@@ -348,6 +348,6 @@ def test_reused_stacks_give_deep_memory_back(count, monkeypatch):
     used, peak, kept, grown = map(int, run_script(None, script).split())
     assert used > 30_000
     assert peak > count * (used - 24_000)
-    # 16 KiB of each of 1,024 stacks.
+    # At most 1,024 free stacks are kept, with 16 KiB of memory each.
     assert kept < min(count, 1024) * 16 * 1024 + 2**20
     assert grown < 2**20

@@ -128,7 +128,7 @@ def test_other_faults_end_the_process_as_usual(fault, faulthandler):
 
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGBUS"])
 def test_each_signal_goes_to_the_handler_that_it_had_before(name):
-    """The other one of the two signals has the default action."""
+    """A Python handler is set for one of SIGSEGV and SIGBUS. The other signal has the default action."""
     done = run(f"""
         import os, signal
         from grapeshot import coro
@@ -348,7 +348,7 @@ def test_deep_recursion_leaves_coro_and_loop_alive():
 
 
 @pytest.mark.skipif(
-    sys.version_info < (3, 12), reason="3.11 counts C and Python together: a high limit is a promise of its user"
+    sys.version_info < (3, 12), reason="3.11 counts C and Python together, so a high limit also allows too deep C calls"
 )
 def test_a_high_limit_is_for_python_alone():
     done = run(

@@ -128,7 +128,7 @@ def test_many_at_once_in_any_order(seed):
     assert texts == {"[w, {1: w, 2: [...]}, (w, [w]), [...]]", "{1: w, 2: [w, {...}, (w, [w]), [...]]}", "(w, [w])"}
 
 
-def test_one_that_is_ended_inside_leaves_nothing():
+def test_a_coro_that_is_ended_inside_a_repr_leaves_nothing():
     def main():
         shared = [Item(coro.wait)]
         first = coro.spawn(repr, shared)

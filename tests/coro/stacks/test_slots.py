@@ -125,7 +125,7 @@ def test_a_coro_that_finds_no_memory_gives_its_slot_back():
     coro.run(main)
 
 
-def test_slots_that_are_set_replace_them():
+def test_the_number_of_slots_can_be_set():
     def main() -> None:
         before = waiting(3)
         coro.set_stack_slots(1)
@@ -141,7 +141,7 @@ def test_slots_that_are_set_replace_them():
     coro.run(main)
 
 
-def test_each_thread_has_its_own():
+def test_each_thread_has_its_own_slots():
     barrier = threading.Barrier(3)
     outcomes: list[list[bool]] = []
 

@@ -47,7 +47,7 @@ def holder(tmp_path_factory: pytest.TempPathFactory) -> ctypes.PyDLL:
 
 
 def in_a_thread(fn: Callable[..., Any], *args: Any) -> Any:
-    """Runs ``coro.run(fn, *args)`` in a new thread, whose stacks and settings end with it."""
+    """Run ``coro.run(fn, *args)`` in a new thread, whose stacks and settings end with it."""
     outcome: list[Any] = []
 
     def work() -> None:
@@ -180,7 +180,7 @@ def test_interruptions_pass_through_c_frames(holder):
 
 
 @pytest.mark.parametrize("slots", SLOTS)
-def test_the_floating_point_state_is_the_coros(holder, slots):
+def test_each_coro_has_its_own_floating_point_state(holder, slots):
     def pause() -> None:
         # Other coros use other rounding modes in the meantime. A new coro rounds to nearest.
         assert coro.spawn(holder.rounding).join() == 0
@@ -203,9 +203,9 @@ def test_the_floating_point_state_is_the_coros(holder, slots):
 
 
 @pytest.mark.parametrize("slots", SLOTS)
-def test_callee_saved_registers_are_the_coros(holder, slots):
+def test_each_coro_has_its_own_callee_saved_registers(holder, slots):
     if holder.hold_registers(lambda: None, 1, 1) == -2:
-        pytest.skip("the program is not written for this processor; the tests of the switch itself are")
+        pytest.skip("stack_holder.c has no code for this processor; the tests of the switch itself cover it")
     count = count_of(slots)
     work = [(coro.yield_slice, seed, 20) for seed in range(count)]
     assert in_slots(slots, holder.hold_registers, work) == [0] * count
@@ -215,7 +215,7 @@ def test_callee_saved_registers_are_the_coros(holder, slots):
 def test_free_slots_give_deep_memory_back(holder, eviction):
     """Each of a few coros goes 4 MiB deep in a slot that no other coro uses."""
     if eviction == "always":
-        pytest.skip("copies of stacks are on the heap, which keeps memory in its own way")
+        pytest.skip("evicted stacks are copied to the heap, which may keep the memory of freed copies")
     deep = 4 * 2**20
 
     def resident() -> int:

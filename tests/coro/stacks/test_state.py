@@ -132,7 +132,7 @@ def test_room_for_errors_is_not_shared():
 
 @needs_coros
 def test_nested_deallocation_across_yields():
-    """A finalizer deep inside nested containers yields while others deallocate."""
+    """A finalizer deep inside nested containers yields while other coros deallocate."""
     log = []
 
     class Last:

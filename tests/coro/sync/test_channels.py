@@ -14,7 +14,7 @@ if coro_is_available():
 
 
 def in_coro(test):
-    """Runs the test as the first coro of a loop."""
+    """Return a test that runs `test` as the first coro of a loop."""
 
     @functools.wraps(test)
     def run():

@@ -63,7 +63,7 @@ def test_every_waiter_gets_the_exception_with_its_own_traceback():
     coro.run(main)
 
 
-def test_it_is_set_once():
+def test_a_future_is_set_once():
     def main():
         future = coro.future()
         with pytest.raises(TypeError):
@@ -77,7 +77,7 @@ def test_it_is_set_once():
     assert coro.run(main) == 1
 
 
-def test_tasks_and_coros_wait_for_the_same_one():
+def test_tasks_and_coros_wait_for_the_same_future():
     async def main():
         future = coro.future()
 
@@ -121,7 +121,7 @@ def test_an_exception_that_is_never_retrieved_is_reported():
     assert reported == ["asked False"]
 
 
-def test_it_belongs_to_one_thread():
+def test_a_future_belongs_to_one_thread():
     def main():
         future = coro.future()
         with pytest.raises(coro.ScheduleError):
@@ -281,7 +281,7 @@ def test_results_come_while_others_are_not_begun(call):
     def main():
         pool = coro.Pool(3)
         results = getattr(pool, call)(work, inputs())
-        assert len(pool) == 3  # they have started
+        assert len(pool) == 3  # the workers have started
         assert sorted(next(results) for _ in range(20)) == [number * 10 for number in range(20)]
         assert len(taken) <= 20 + 4
         pool.join()

@@ -29,7 +29,7 @@ KINDS = [
     "event",
     "inverted_semaphore",
 ]
-# The method that waits, for each kind, after `prepare`.
+# For each kind of primitive: a call that waits, if `make` has made the primitive.
 WAITS = {
     "semaphore": lambda one: one.acquire(),
     "lock": lambda one: one.acquire(),
@@ -41,7 +41,7 @@ WAITS = {
     "event": lambda one: one.wait(),
     "inverted_semaphore": lambda one: one.block_till_zero(),
 }
-# The method that wakes them. A lock is released by its holder.
+# For each kind: a call that wakes the coros that wait. A lock is released by its holder.
 WAKES = {
     "semaphore": lambda one: one.release(),
     "condition_variable": lambda one: one.wake_one(),
@@ -59,7 +59,7 @@ CHANGES = {
 
 
 def make(kind):
-    """A primitive whose method waits. A lock is held by the running coro."""
+    """Return a primitive for which a coro has to wait. If it is a lock, the running coro holds it."""
     one = getattr(coro, kind)()
     if kind in ("semaphore", "lock", "mutex", "inverted_semaphore"):
         one.acquire()
@@ -137,7 +137,7 @@ def test_another_thread_is_refused_and_changes_nothing(kind):
         attempt(WAKES[kind])
         if kind in CHANGES:
             attempt(CHANGES[kind])
-        # Also in a coro of another loop.
+        # Calls in a coro of another loop are refused, too.
         coro.run(attempt, WAITS[kind])
         return outcomes
 
@@ -212,7 +212,7 @@ def test_coros_made_before_any_loop_belong_to_the_first_thread_with_a_loop():
     assert len(one) == 0
 
 
-def test_its_maker_may_fill_it_before_its_loop_runs():
+def test_a_primitive_may_be_filled_before_its_loop_runs():
     one = coro.fifo()
     one.push(1)
     assert isinstance(raised_in_thread(lambda: one.push(2)), coro.ScheduleError)
@@ -220,7 +220,7 @@ def test_its_maker_may_fill_it_before_its_loop_runs():
     assert isinstance(raised_in_thread(lambda: coro.run(one.push, 2)), coro.ScheduleError)
 
 
-def test_it_outlives_the_loop_that_it_was_used_in():
+def test_a_primitive_outlives_the_loop_that_it_was_used_in():
     one = coro.semaphore(0)
     coro.run(one.release)
     coro.run(one.acquire)
@@ -231,7 +231,7 @@ def test_it_outlives_the_loop_that_it_was_used_in():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_coro_in_line_cannot_be_scheduled_but_interrupted(kind):
+def test_a_waiting_coro_cannot_be_scheduled_but_can_be_interrupted(kind):
     def main():
         one = make(kind)
         waiter = spawn_blocked(WAITS[kind], one)
@@ -422,7 +422,7 @@ def test_waiting_coros_are_not_collected():
     assert not [one for one in gc.get_objects() if type(one) is Found]
 
 
-def test_nested_ones_are_freed_however_deep():
+def test_primitives_are_freed_however_deeply_they_are_nested():
     inner = None
     for _ in range(100_000):
         outer = coro.fifo()

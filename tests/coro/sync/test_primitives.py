@@ -434,7 +434,7 @@ def test_a_pending_cancellation_comes_before_the_wait():
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("kind", ["lock", "mutex", "semaphore", "rw_lock"])
 def test_interruptions_leak_no_permit(kind, seed):
-    """Coros that hold the guard, wait for it or just got it are interrupted at random. At the end it is free."""
+    """Coros that hold the guard, wait for it or just got it are interrupted at random. At the end the guard is free."""
     rng = random.Random(seed)
 
     def main():
@@ -460,7 +460,7 @@ def test_interruptions_leak_no_permit(kind, seed):
                     release()
 
         threads = [coro.spawn(work) for _ in range(6)]
-        yield_slices(1)  # all begin, because a coro that is interrupted before that would end
+        yield_slices(1)  # every coro begins, because one that is interrupted before would end
         while not all(thread.done() for thread in threads):
             victim = rng.choice(threads)
             if not victim.done() and rng.random() < 0.5:

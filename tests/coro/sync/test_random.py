@@ -110,7 +110,7 @@ class Bench:
         ]
 
     def queue_of(self, what):
-        """The queue of the primitive that the worker waits in."""
+        """Return the name of the queue of the primitive in which a worker waits."""
         return True
 
     def timeout(self):
@@ -122,7 +122,7 @@ class Bench:
         return self.rng.choice([{}] * 8 + [{"timeout": 1e-9}] * 3 + [{"block": False}])
 
     def start(self):
-        """Starts a worker that rests or holds something."""
+        """Start a worker that rests or holds something."""
         idle = [worker for worker in self.workers if worker.coro._status == "waiting" and worker.wants is None]
         if idle:
             coro.schedule(self.rng.choice(idle).coro)

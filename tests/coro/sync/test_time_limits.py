@@ -76,7 +76,7 @@ def test_a_wait_ends_when_its_time_is_over(what, limit):
 def test_waiting_outside_of_coros_is_refused_and_polling_works(what):
     made, method, args, late = WAITS[what]
     if made[0] in ("lock", "mutex", "rw_lock"):
-        pytest.skip("a lock has a coro as its holder")
+        pytest.skip("only a coro can hold a lock")
 
     async def main():
         wait = getattr(busy(*made), method)
@@ -195,7 +195,7 @@ def test_a_waiter_that_gives_up_lets_later_ones_pass():
     coro.run(main)
 
 
-def test_a_lock_of_ones_own():
+def test_a_lock_that_the_coro_already_holds():
     def main():
         lock = coro.lock()
         assert lock.acquire(block=False)
@@ -268,7 +268,7 @@ def test_a_pusher_that_is_interrupted_has_not_pushed():
     coro.run(main)
 
 
-def test_one_that_is_interrupted_too_late_has_pushed_and_ends_where_it_waits_next():
+def test_a_pusher_that_is_interrupted_too_late_has_pushed_and_ends_at_its_next_wait():
     log = []
 
     def push(fifo):

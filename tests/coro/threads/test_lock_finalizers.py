@@ -124,7 +124,7 @@ def test_finalizer_waits_on_an_own_stack():
 
 
 def test_finalizers_wait_in_a_coro_that_only_collects():
-    """Automatic collection is off, as docs/coro-migration.md recommends. Others hold the lock most of the time."""
+    """Automatic collection is off, as docs/coro-migration.md recommends. Other coros hold the lock most of the time."""
     lock = make("thread_lock")
     total = 2 * 4 * 50
     ended, was_held = [], []

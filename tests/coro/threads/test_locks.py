@@ -479,7 +479,7 @@ def test_storm_over_one_lock():
 # ---------------------------------------------------------------- fork
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="no fork")
+@pytest.mark.skipif(not hasattr(signal, "SIGALRM"), reason="this system has neither SIGALRM nor fork")
 def test_waiters_of_the_parent_do_not_exist_in_the_child():
     """Even without `_at_fork_reinit`, a release in the child must not give the lock to a thread of the parent."""
     output = run_script(

@@ -48,7 +48,7 @@ def test_others_run():
     coro.run(main)
 
 
-def test_how_often_is_the_selfishness_of_the_coro():
+def test_the_selfishness_of_the_coro_sets_how_often_others_run():
     def main():
         lock = _core.thread_lock()
         spawn_blocked(lambda: (lock.acquire(), coro.wait()))
@@ -93,7 +93,9 @@ def test_a_poller_is_shut_down():
 
 
 def test_the_holder_of_a_lock_is_not_interrupted():
-    """``Condition.notify`` checks whether its caller holds the lock. If that were interrupted, no waiter would wake."""
+    """``Condition.notify`` checks whether its caller holds the lock. If the check raised an
+    interruption, no waiter would wake.
+    """
 
     def main():
         lock = _core.thread_lock()

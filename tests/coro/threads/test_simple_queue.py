@@ -74,7 +74,7 @@ def test_interrupted_get_loses_no_item():
 
 
 def test_storm_over_one_queue():
-    """Producers and consumers on both sides; each item arrives exactly once."""
+    """Coros and real threads produce and consume. Each item arrives exactly once."""
     queue = _core.thread_queue()
     got = []
 

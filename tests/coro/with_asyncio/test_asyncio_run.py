@@ -236,7 +236,7 @@ def test_exits_in_tasks_and_callbacks_come_out_of_run(run, kind):
     assert steps[:-1] == [(way, 1, False) for way in begin]
 
 
-def test_exit_of_the_program_leaves_the_program_while_runs_are_there():
+def test_an_exit_of_the_program_also_ends_an_active_run():
     ends = []
 
     async def waits():
@@ -301,7 +301,7 @@ def test_asyncio_works_in_main(run):
         return [task.result() for task in tasks], output, await queue.get()
 
     if run is in_thread and sys.version_info < (3, 12):
-        pytest.skip("child watchers")
+        pytest.skip("up to 3.11, asyncio's child watchers restrict subprocesses in threads")
     assert run(lambda: asyncio.run(main())) == ([0, 1, 2], b"5\n", 4)
 
 

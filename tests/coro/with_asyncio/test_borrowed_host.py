@@ -109,7 +109,7 @@ def test_coros_of_a_run_end_with_it():
     def outer():
         mine = coro.spawn(work, "the caller's")
         asyncio.run(main())
-        assert sorted(ended) == ["a thread's", "spawned"]  # its task was cancelled, and so was the awaited one
+        assert sorted(ended) == ["a thread's", "spawned"]  # the run cancelled its task and its coro
         mine.shutdown()
         coro.yield_slice()
 
@@ -317,7 +317,7 @@ def test_task_factory_of_the_loop_that_is_there():
     grapeshot.run(outer())
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks")
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with Python 3.12")
 def test_eager_tasks():
     async def child():
         return asyncio.current_task() is not None

@@ -29,9 +29,9 @@ def outcome_of(run):
 
 
 def in_both_ways(body, drive=None):
-    """Run ``body()`` as a task and, through await_, in a coro. ``drive(runner)`` acts on it from outside.
+    """Run ``body()`` as a task and, through await_, in a coro. ``drive(runner)`` acts on the task or coro from outside.
 
-    The outcomes and the logs of both must be equal. Returns them.
+    The outcomes and the logs of both must be equal. Return them.
     """
 
     async def main(is_coro):
@@ -258,7 +258,7 @@ def test_yields_that_a_task_would_refuse():
         future.set_exception(ValueError("failed"))
         future._asyncio_future_blocking = True
         try:
-            # The exception is raised at the yield, although nothing retrieves it from the future there.
+            # The future's exception is raised at the yield, although no code here calls the future's result().
             await step(future)
         except ValueError:
             log.append("raised at the yield")
@@ -577,7 +577,7 @@ def test_a_future_that_will_not_be_cancelled():
         await sleep_zero(2)
         waiter.interrupt()
         assert await waiter == "finished"
-        # The same for a coro that is shut down while it waits.
+        # A coro that is shut down while it waits behaves like the task.
         task = asyncio.create_task(stubborn())
         waiter = coro.spawn(coro.await_, task)
         await sleep_zero(2)

@@ -19,7 +19,7 @@ if coro_is_available():
 
 
 def need(*names):
-    """Skips the test where a package of the dev extra is missing."""
+    """Skip the test if one of these packages of the dev extra is missing."""
     for name in names:
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed (requirements/dev.txt): untested beside coros")

@@ -36,7 +36,7 @@ def run(request):
 
 @pytest.fixture(autouse=True)
 def _no_idle_thread() -> Iterator[None]:
-    """asgiref keeps the thread of its calls for the whole process."""
+    """End the thread that asgiref would otherwise keep for its calls until the process ends."""
     yield
     if (sync := sys.modules.get("asgiref.sync")) is not None:
         sync.SyncToAsync.single_thread_executor.shutdown()

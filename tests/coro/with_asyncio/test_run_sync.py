@@ -319,7 +319,7 @@ def test_threads_run_in_another_process():
     coro.run(main)
 
 
-@pytest.mark.skipif(sys.version_info < (3, 14), reason="from 3.14 on")
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="pools of interpreters came with Python 3.14")
 def test_threads_run_in_another_interpreter():
     def main():
         with concurrent.futures.InterpreterPoolExecutor(1) as executor:
