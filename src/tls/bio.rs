@@ -271,7 +271,7 @@ pub(super) unsafe extern "C" fn destroy(bio: *mut Bio) -> c_int {
     unsafe {
         drop(Box::from_raw(
             (openssl.BIO_get_data)(bio).cast::<Mutex<Buffers>>(),
-        ))
+        ));
     };
     1
 }
