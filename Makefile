@@ -119,7 +119,7 @@ lock: | $(VENV)/pyvenv.cfg ## lock the newest versions in requirements/*.txt (AR
 
 # ---------------------------------------------------------------- measure
 
-bench: $(VENV)/.dev build loadgen ## compare with every loop that can be installed (60 to 90 min; ARGS=--quick: 15 to 20)
+bench: $(VENV)/.dev build loadgen ## compare with every loop that can be installed (70 to 110 min; ARGS=--quick: 15 to 20)
 	$(BIN)/python -m benchmarks $(ARGS)
 
 tables: $(VENV)/.dev build ## write all tables (README, docs, benchmarks/results) from the committed JSON

@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterable
 from benchmarks._machine import ROOT
 
 LOOPS = ("grapeshot", "uvloop", "zuvloop", "rloop", "asyncio")
+# Not event loops: aiofastnet replaces the transports of the loop that is named after the sign. These take part in the
+# cases in which the transports matter most.
+AIOFASTNET = ("aiofastnet+asyncio", "aiofastnet+uvloop", "aiofastnet+grapeshot")
 # Not an event loop: the epoll server of the load generator's crate. It takes part in the cases that it can serve.
 RAW = "raw"
 
@@ -20,6 +23,7 @@ RAW = "raw"
 PACKAGES = (
     "grapeshot",
     "uvloop",
+    "aiofastnet",
     "aiohttp",
     "uvicorn",
     "httptools",
@@ -35,10 +39,14 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
 def loop_factory(name: str) -> LoopFactory:
-    """Return the factory of the loop with this name. `module:attribute` names a factory that is not listed here.
+    """Return the factory of the loop with this name. `module:attribute` names a factory that is not listed here, and
+    `aiofastnet+loop` a loop with aiofastnet's transports.
 
     Raises ImportError when the module is not installed.
     """
+    if name in AIOFASTNET:
+        patched: LoopFactory = importlib.import_module("aiofastnet").loop_factory(loop_factory(name.partition("+")[2]))
+        return patched
     if name == "asyncio":
         return asyncio.SelectorEventLoop
     module_name, _, attribute = name.partition(":")

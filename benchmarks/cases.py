@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from benchmarks import memory, micro, servers, services, startup
 from benchmarks._loops import RAW
@@ -114,7 +114,10 @@ def _startup() -> Case:
     return Case("startup", "Start", title, "beyond_ms", "ms CPU", (Bound(0.5),), measure, references=("asyncio",))
 
 
-CASES: tuple[Case, ...] = (
+# Besides all of TLS: the cases with the transports of aiofastnet. Three more loops take part in them.
+WITH_AIOFASTNET = ["echo-1k-10", "echo-100k-10", "streams-1k-100", "streams-100k-10", "split-4", "aiohttp", "uvicorn"]
+
+_CASES: tuple[Case, ...] = (
     _echo(128, 10, at_most=0.88),
     _echo(128, 100, at_most=0.88),
     _echo(1 * KIB, 10, at_most=0.88, raw=1.15),
@@ -221,3 +224,4 @@ CASES: tuple[Case, ...] = (
     _startup(),
     *services.CASES,
 )
+CASES = tuple(replace(case, with_aiofastnet=case.group == "TLS" or case.name in WITH_AIOFASTNET) for case in _CASES)

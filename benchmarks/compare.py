@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks import against, digest, tables
 from benchmarks._load import MeasurementError, UnsupportedError, loadgen
-from benchmarks._loops import LOOPS, PACKAGES, RAW, available, versions
+from benchmarks._loops import AIOFASTNET, LOOPS, PACKAGES, RAW, available, versions
 from benchmarks._machine import ROOT, cores, describe
 from benchmarks._screen import Screen, open_screen, say, show
 from benchmarks.cases import CASES
@@ -63,7 +63,7 @@ class Suite:
 
 LOOP_SUITE = Suite(
     cases=CASES,
-    loops=(*LOOPS, RAW),
+    loops=(*LOOPS, *AIOFASTNET, RAW),
     available=available,
     packages=PACKAGES,
     settings=Settings(),
@@ -71,7 +71,7 @@ LOOP_SUITE = Suite(
     committed=RESULTS / "comparison.json",
     has_load=True,
     page={},
-    references=(RAW,),
+    references=(RAW, "aiofastnet+grapeshot"),
 )
 
 
@@ -82,7 +82,8 @@ def now() -> str:
 def participants(case: Case, loops: Sequence[str]) -> list[str]:
     if case.only:
         return [loop for loop in loops if loop in case.only]
-    return [loop for loop in loops if loop != RAW or case.with_raw]
+    left_out = {*(() if case.with_raw else [RAW]), *(() if case.with_aiofastnet else AIOFASTNET)}
+    return [loop for loop in loops if loop not in left_out]
 
 
 def prepare(case: Case, loops: Sequence[str], settings: Any) -> tuple[dict[str, Any], Case, str | None]:

@@ -69,6 +69,8 @@ class Case:
     # Runs once, before the first run, for all loops that take part. Returns facts to keep (the rate of a load, the load
     # tool's version) and the function to use instead of `measure`.
     prepare: Callable[[Sequence[str], Any], tuple[dict[str, Any], Measure]] | None = None
+    # Whether loops with the transports of aiofastnet take part.
+    with_aiofastnet: bool = False
     # The name of the case with the same load at a smaller scale; the page shows the ratio of this case to that one.
     grown_from: str | None = None
 
