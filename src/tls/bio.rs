@@ -26,7 +26,6 @@ const RETRY_ANY: c_int = 0x07 | 0x08;
 const CTRL_EOF: c_int = 2;
 const CTRL_PENDING: c_int = 10;
 const CTRL_FLUSH: c_int = 11;
-const CTRL_DUP: c_int = 12;
 const CTRL_WPENDING: c_int = 13;
 /// An empty buffer with more capacity than this is freed, so that idle connections need little memory.
 const KEPT_CAPACITY: usize = 1024;
@@ -86,6 +85,11 @@ impl Buffers {
     }
 
     fn append(&mut self, data: &[u8]) -> bool {
+        // Remove what was read when it is at least half, so that each byte is moved at most once on average.
+        if self.incoming_start > 0 && self.incoming_start * 2 >= self.incoming.len() {
+            self.incoming.drain(..self.incoming_start);
+            self.incoming_start = 0;
+        }
         if self.incoming.try_reserve(data.len()).is_err() {
             self.is_broken = true;
             return false;
@@ -254,7 +258,7 @@ pub(super) unsafe extern "C" fn ctrl(bio: *mut Bio, command: c_int, _: c_long, _
     // SAFETY: OpenSSL passes one of our BIOs.
     let buffers = unsafe { locked(buffers_of(openssl, bio)) };
     match command {
-        CTRL_FLUSH | CTRL_DUP => 1,
+        CTRL_FLUSH => 1,
         CTRL_EOF => c_long::from(buffers.is_broken),
         CTRL_PENDING => buffers.incoming_len() as c_long,
         CTRL_WPENDING => buffers.outgoing_len() as c_long,

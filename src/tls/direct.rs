@@ -80,6 +80,11 @@ impl Direct {
         }
     }
 
+    /// Removes errors that other code has left in OpenSSL's queue.
+    pub(super) fn clear_errors(&self) {
+        self.openssl.clear_errors();
+    }
+
     fn buffers(&self) -> &Mutex<Buffers> {
         // SAFETY: our reference keeps the BIO, which owns the buffers.
         unsafe { self.buffers.as_ref() }
@@ -123,6 +128,7 @@ impl Direct {
         capacity: usize,
     ) -> Outcome {
         let capacity = c_int::try_from(capacity).unwrap_or(c_int::MAX);
+        self.openssl.clear_errors();
         // SAFETY: the caller's contract; the object keeps the SSL.
         alone(ssl_socket, || unsafe {
             self.outcome((self.openssl.SSL_read)(
@@ -140,6 +146,7 @@ impl Direct {
     #[inline]
     pub(super) unsafe fn write(&self, ssl_socket: &Bound<'_, PyAny>, data: &[u8]) -> Outcome {
         let len = c_int::try_from(data.len()).unwrap_or(c_int::MAX);
+        self.openssl.clear_errors();
         // SAFETY: `len` readable bytes; the object keeps the SSL.
         alone(ssl_socket, || unsafe {
             self.outcome((self.openssl.SSL_write)(
@@ -156,7 +163,7 @@ impl Direct {
         match usize::try_from(count) {
             Ok(count) if count > 0 => Outcome::Done(count),
             // SAFETY: the caller's contract.
-            _ if unsafe { self.openssl.needs_input(self.ssl.as_ptr()) } => Outcome::NeedsInput,
+            _ if unsafe { self.openssl.needs_input(self.ssl.as_ptr(), count) } => Outcome::NeedsInput,
             _ => Outcome::Other,
         }
     }

@@ -81,7 +81,9 @@ impl Engine {
         };
         if object.get_type().as_ptr() == module.ssl_object_type.as_ptr() {
             let ssl_socket = object.getattr(intern!(py, "_sslobj"))?;
-            engine.direct = direct(module.openssl, ssl, &ssl_socket);
+            if may_be_direct(&object, [&incoming, &outgoing])? {
+                engine.direct = direct(module.openssl, ssl, &ssl_socket);
+            }
             engine.ssl_socket.set(ssl_socket);
         }
         engine.object.set(object);
@@ -96,6 +98,13 @@ impl Engine {
     #[inline]
     fn direct<'py>(&self, py: Python<'py>) -> Option<(&Direct, Bound<'py, PyAny>)> {
         Some((self.direct.as_ref()?, self.ssl_socket.get(py)?))
+    }
+
+    /// Removes errors that other code has left in OpenSSL's queue, which would end this connection.
+    fn clear_errors(&self) {
+        if let Some(direct) = &self.direct {
+            direct.clear_errors();
+        }
     }
 
     /// True if data goes directly through OpenSSL.
@@ -179,6 +188,7 @@ impl Engine {
 
     /// Continues the handshake. True when it is complete.
     pub(super) fn handshake(&self, py: Python<'_>) -> PyResult<bool> {
+        self.clear_errors();
         let done = self.ask(
             py,
             self.module.do_handshake,
@@ -190,6 +200,7 @@ impl Engine {
 
     /// Sends `close_notify` if that was not done yet, and checks for the peer's. True when both sides have sent it.
     pub(super) fn shutdown(&self, py: Python<'_>) -> PyResult<bool> {
+        self.clear_errors();
         let done = self.ask(py, self.module.shutdown, intern!(py, "unwrap"), ptr::null_mut())?;
         Ok(done.is_some())
     }
@@ -379,6 +390,33 @@ impl Engine {
     pub(super) fn cells(&self) -> [&ObjectCell; 4] {
         [&self.object, &self.ssl_socket, &self.incoming, &self.outgoing]
     }
+}
+
+/// Whether data of `object` may go directly through OpenSSL and not through the BIOs.
+fn may_be_direct(object: &Bound<'_, PyAny>, bios: [&Bound<'_, PyAny>; 2]) -> PyResult<bool> {
+    let py = object.py();
+    for bio in bios {
+        // A `wrap_bio()` that the program has replaced may have kept or used a BIO.
+        // SAFETY: a live object.
+        let references = unsafe { ffi::Py_REFCNT(bio.as_ptr()) };
+        let is_new = references == 1
+            && bio.getattr(intern!(py, "pending"))?.eq(0)?
+            && !bio.getattr(intern!(py, "eof"))?.is_truthy()?;
+        if !is_new {
+            return Ok(false);
+        }
+    }
+    // Only methods of `_SSLSocket` raise the exceptions of these callbacks.
+    let context = object.getattr(intern!(py, "context"))?;
+    for name in [intern!(py, "_msg_callback"), intern!(py, "keylog_filename")] {
+        if context
+            .getattr_opt(name)?
+            .is_some_and(|callback| !callback.is_none())
+        {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Prepares the direct use of `ssl`, if that is the `SSL` of `ssl_socket` and OpenSSL can be called directly.

@@ -4,13 +4,14 @@
 //! process. Python does not tell where an `SSLSocket` keeps its `SSL*`. OpenSSL does: it calls `note_created` for each
 //! `SSL` that it creates. Before the pointer is used, `ssl_of` checks that the object really has it.
 //!
-//! If the library or a function is not found (OpenSSL is linked into the interpreter and its names are hidden, or the
-//! library is another one, which does not call `note_created`), TLS goes through `ssl.MemoryBIO`.
+//! If a function is not found (OpenSSL is linked into the interpreter and its names are hidden), or if the library is
+//! not OpenSSL itself (`LibreSSL` and AWS-LC have functions of the same names that work differently), TLS goes through
+//! `ssl.MemoryBIO`.
 //!
-//! Source: `SSL_get_ex_new_index(3)`, `BIO_meth_new(3)`, `SSL_want(3)`. All functions exist from OpenSSL 1.1.1 on.
+//! Source: `SSL_get_ex_new_index(3)`, `BIO_meth_new(3)`, `SSL_get_error(3)`. All functions exist from OpenSSL 1.1.1 on.
 
 use std::cell::Cell;
-use std::ffi::{CStr, c_char, c_int, c_long, c_void};
+use std::ffi::{CStr, CString, c_char, c_int, c_long, c_ulong, c_void};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -34,8 +35,8 @@ pub(super) struct BioMethod([u8; 0]);
 const CLASS_SSL: c_int = 0;
 /// The index at which `_ssl` stores a pointer to its own object in each `SSL` (`SSL_set_app_data`).
 const APP_DATA: c_int = 0;
-/// `SSL_READING`: the last call on an `SSL` has stopped because it needs more ciphertext.
-const SSL_READING: c_int = 3;
+/// `SSL_ERROR_WANT_READ`: the call has stopped because it needs more ciphertext.
+const WANT_READ: c_int = 2;
 
 /// This environment variable switches the direct use of OpenSSL off.
 const OFF: &str = "GRAPESHOT_MEMORY_BIO";
@@ -53,8 +54,10 @@ pub(super) struct OpenSsl {
     pub(super) SSL_write: unsafe extern "C" fn(*mut Ssl, *const c_void, c_int) -> c_int,
     pub(super) SSL_pending: unsafe extern "C" fn(*const Ssl) -> c_int,
     pub(super) SSL_set_bio: unsafe extern "C" fn(*mut Ssl, *mut Bio, *mut Bio),
-    SSL_want: unsafe extern "C" fn(*const Ssl) -> c_int,
+    SSL_get_error: unsafe extern "C" fn(*const Ssl, c_int) -> c_int,
     SSL_get_ex_data: unsafe extern "C" fn(*const Ssl, c_int) -> *mut c_void,
+    ERR_peek_error: unsafe extern "C" fn() -> c_ulong,
+    ERR_clear_error: unsafe extern "C" fn(),
     pub(super) BIO_new: unsafe extern "C" fn(*const BioMethod) -> *mut Bio,
     pub(super) BIO_up_ref: unsafe extern "C" fn(*mut Bio) -> c_int,
     pub(super) BIO_free: unsafe extern "C" fn(*mut Bio) -> c_int,
@@ -95,16 +98,19 @@ struct Library(*mut c_void);
 impl Library {
     /// The library of the extension module `_ssl`, which leads to the libraries that it is linked to. If `_ssl` is
     /// built into the interpreter: all libraries whose names are global.
-    fn of_ssl_module(module: &Bound<'_, PyModule>) -> PyResult<Option<Self>> {
-        let Some(path) = module.as_any().getattr_opt(intern!(module.py(), "__file__"))? else {
-            return Ok(Some(Self(libc::RTLD_DEFAULT)));
+    fn of_ssl_module(module: &Bound<'_, PyModule>) -> Option<Self> {
+        let version = module.getattr(intern!(module.py(), "OPENSSL_VERSION")).ok()?;
+        if !version.extract::<String>().ok()?.starts_with("OpenSSL ") {
+            return None;
+        }
+        let Ok(path) = module.getattr(intern!(module.py(), "__file__")) else {
+            return Some(Self(libc::RTLD_DEFAULT));
         };
-        let mut path = path.extract::<PathBuf>()?.into_os_string().into_vec();
-        path.push(0);
+        let path = CString::new(path.extract::<PathBuf>().ok()?.into_os_string().into_vec()).ok()?;
         // SAFETY: the path ends in NUL. RTLD_NOLOAD loads nothing: it returns the library that Python has loaded, or
         // null. The reference that it adds keeps the library forever, as Python does.
-        let library = unsafe { libc::dlopen(path.as_ptr().cast(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
-        Ok((!library.is_null()).then_some(Self(library)))
+        let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
+        (!library.is_null()).then_some(Self(library))
     }
 
     /// The function with this name.
@@ -126,15 +132,16 @@ static LOADED: OnceLock<Option<OpenSsl>> = OnceLock::new();
 impl OpenSsl {
     /// Finds the functions of the library that `module` (`_ssl`) uses, at the first call. None if one is missing, or if
     /// the environment variable `GRAPESHOT_MEMORY_BIO` is set.
-    pub(super) fn load(module: &Bound<'_, PyModule>) -> PyResult<Option<&'static Self>> {
-        let library = if env::var_os(OFF).is_some_and(|value| !value.is_empty() && value != "0") {
+    pub(super) fn load(module: &Bound<'_, PyModule>) -> Option<&'static Self> {
+        let is_off = env::var_os(OFF).is_some_and(|value| !value.is_empty() && value != "0");
+        let library = if is_off {
             None
         } else {
-            Library::of_ssl_module(module)?
+            Library::of_ssl_module(module)
         };
-        // SAFETY: each type is that of the function in OpenSSL's headers (ssl.h, bio.h, crypto.h).
+        // SAFETY: each type is that of the function in OpenSSL's headers (ssl.h, bio.h, crypto.h, err.h).
         let find = || library.and_then(|library| unsafe { Self::find_all(&library) });
-        Ok(LOADED.get_or_init(find).as_ref())
+        LOADED.get_or_init(find).as_ref()
     }
 
     /// The result of `load`. Any thread may call this, attached or not.
@@ -169,8 +176,10 @@ impl OpenSsl {
                 SSL_write: library.find(c"SSL_write")?,
                 SSL_pending: library.find(c"SSL_pending")?,
                 SSL_set_bio: library.find(c"SSL_set_bio")?,
-                SSL_want: library.find(c"SSL_want")?,
+                SSL_get_error: library.find(c"SSL_get_error")?,
                 SSL_get_ex_data: library.find(c"SSL_get_ex_data")?,
+                ERR_peek_error: library.find(c"ERR_peek_error")?,
+                ERR_clear_error: library.find(c"ERR_clear_error")?,
                 BIO_new: library.find(c"BIO_new")?,
                 BIO_up_ref: library.find(c"BIO_up_ref")?,
                 BIO_free: library.find(c"BIO_free")?,
@@ -220,12 +229,22 @@ impl OpenSsl {
         }
     }
 
-    /// True if the last call on `ssl` has stopped because it needs more ciphertext.
+    /// True if the last call on `ssl`, which has returned `result`, has stopped because it needs more ciphertext.
     ///
     /// # Safety
     /// `ssl` must be live.
-    pub(super) unsafe fn needs_input(&self, ssl: *mut Ssl) -> bool {
+    pub(super) unsafe fn needs_input(&self, ssl: *mut Ssl, result: c_int) -> bool {
         // SAFETY: the caller's contract.
-        unsafe { (self.SSL_want)(ssl) == SSL_READING }
+        unsafe { (self.SSL_get_error)(ssl, result) == WANT_READ }
+    }
+
+    /// Removes errors that other code has left in the thread's queue, where the next call would find them.
+    pub(super) fn clear_errors(&self) {
+        // SAFETY: the functions have no requirements.
+        unsafe {
+            if (self.ERR_peek_error)() != 0 {
+                (self.ERR_clear_error)();
+            }
+        }
     }
 }

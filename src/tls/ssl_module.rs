@@ -48,7 +48,7 @@ impl SslModule {
         let bio = ssl.getattr("MemoryBIO")?;
         let kept = |owner: &Bound<'_, PyAny>, name: &str| owner.getattr(name).map(|found| Kept::new(&found));
         Ok(Self {
-            openssl: OpenSsl::load(&native)?,
+            openssl: OpenSsl::load(&native),
             ssl_object_type: kept(ssl.as_any(), "SSLObject")?,
             memory_bio_type: Kept::new(&bio),
             certificate_error: kept(ssl.as_any(), "CertificateError")?,

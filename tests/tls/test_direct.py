@@ -5,6 +5,7 @@ notice which. (GRAPESHOT_MEMORY_BIO=1 selects MemoryBIO. `.ci/run` also runs the
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import re
@@ -61,6 +62,16 @@ def test_the_variable_selects_the_way(value, way):
     assert re.findall(r"and calls (\w+)", done.stderr) == [way] * 2
 
 
+def test_a_module_without_a_path():
+    """A frozen program may have no path of `_ssl`."""
+    code = "import _ssl\n_ssl.__file__ = None\n" + ECHO
+    environment = os.environ | {"GRAPESHOT_DEBUG": "tls"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert re.findall(r"and calls (\w+)", done.stderr) == ["MemoryBIO"] * 2
+
+
 # ---------------------------------------------------------------- the SSLObject that a program holds
 
 
@@ -111,6 +122,109 @@ async def test_a_context_that_makes_other_objects_too(loop, side):
     peer.close()
 
 
+class Replacing(ssl.SSLContext):
+    """Calls `change` with what `wrap_bio` gets and returns."""
+
+    change = staticmethod(lambda _incoming, _outgoing, _made: None)
+
+    def wrap_bio(self, incoming, outgoing, **options):
+        made = super().wrap_bio(incoming, outgoing, **options)
+        self.change(incoming, outgoing, made)
+        return made
+
+
+def begin_handshake(_incoming, _outgoing, made):
+    with pytest.raises(ssl.SSLWantReadError):
+        made.do_handshake()
+
+
+@pytest.mark.parametrize("change", [begin_handshake, lambda *_args: None], ids=["handshake", "nothing"])
+async def test_a_wrap_bio_that_uses_the_bios(loop, change):
+    """A program may replace `wrap_bio`, and use the BIOs before the transport does."""
+    context = Replacing(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.change = change
+    transport, protocol, peer = await connected(loop, Recorder, "client", ours=context)
+    await peer.write(b"hello")
+    await until(lambda: bytes(protocol.data) == b"hello")
+    transport.write(b"ours")
+    assert await peer.read() == b"ours"
+    transport.abort()
+    peer.close()
+
+
+async def test_a_message_callback_that_raises_ends_the_connection(loop):
+    """The exception leaves the call that reads, as in asyncio."""
+    raising, reported = [], []
+    loop.set_exception_handler(lambda _loop, context: reported.append(context["exception"]))
+
+    def callback(*_args):
+        if raising:
+            raise raising[0]
+
+    context = server_context()
+    context._msg_callback = callback
+    _transport, protocol, peer = await connected(loop, Recorder, "server", ours=context)
+    raising.append(RuntimeError("raised by the callback"))
+    await peer.write(b"hello")
+    await until(lambda: protocol.is_lost)
+    assert protocol.lost_with == raising
+    assert reported == raising
+    peer.close()
+    context._msg_callback = None  # the collector does not see this reference
+    # The exception refers to the frames of the test.
+    protocol.lost_with.clear()
+    reported.clear()
+    raising.clear()
+
+
+class Sipping(asyncio.Protocol):
+    """Pauses reading after each piece of data, for a moment."""
+
+    def __init__(self):
+        self.count = 0
+
+    def connection_made(self, transport):
+        self.transport = transport
+
+    def data_received(self, data):
+        self.count += len(data)
+        self.transport.pause_reading()
+        asyncio.get_running_loop().call_later(0.0005, self.transport.resume_reading)
+
+
+class Filling(asyncio.BufferedProtocol):
+    def __init__(self):
+        self.count, self.buffer = 0, bytearray(65536)
+
+    def get_buffer(self, _hint):
+        return self.buffer
+
+    def buffer_updated(self, count):
+        self.count += count
+
+
+@pytest.mark.parametrize("factory", [Sipping, Filling])
+async def test_what_was_read_does_not_stay_in_memory(loop, factory):
+    """Also while a part of a record is always left."""
+    psutil = pytest.importorskip("psutil")
+    transport, protocol, peer = await connected(loop, factory, "server")
+    process, piece = psutil.Process(), bytes(100_000)
+
+    async def send(total):
+        end = protocol.count + total
+        for _ in range(total // len(piece)):
+            await peer.write(piece)
+        await until(lambda: protocol.count == end)
+
+    await send(10_000_000)
+    before = process.memory_info().rss
+    await send(100_000_000)
+    assert process.memory_info().rss - before < 30_000_000
+    transport.abort()
+    peer.close()
+
+
 async def test_methods_of_the_object_in_another_thread(loop, serve):
     """They may run at any moment, while the loop reads and writes."""
     server = await serve(Echo, HOST, 0, ssl=server_context())
@@ -122,8 +236,9 @@ async def test_methods_of_the_object_in_another_thread(loop, serve):
         try:
             while not is_over.is_set():
                 assert tls.cipher()
-                assert tls.version() == "TLSv1.3"
-                assert tls.getpeercert()
+                tls.version()
+                with contextlib.suppress(ValueError):  # asyncio: "handshake not done yet" while a ticket is read
+                    assert tls.getpeercert()
                 assert tls.selected_alpn_protocol() is None
         except BaseException as error:
             failures.append(error)
