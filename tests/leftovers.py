@@ -174,7 +174,7 @@ class Leftovers:
         return found
 
     def _unfinished(self) -> dict[str, Any]:
-        """Return threads, child processes and descriptors, which may just be about to end."""
+        """Return new threads, child processes and descriptors. They may be about to end."""
         found = {
             "threads": sorted(thread.name for thread in _threads() - self.threads),
             "child processes": sorted(children() - self.children),

@@ -88,7 +88,7 @@ class Server:
 
 
 def failures(options: argparse.Namespace, name: str, port: int, conversations: list[str]) -> set[str]:
-    """Run a script with the given conversations, or with any if the list is empty. Return the ones that fail."""
+    """Run the given conversations of a script, or `--count` random ones if the list is empty. Return the failures."""
     script = Path(options.scripts) / f"test-{name}.py"
     count = [] if conversations else ["-n", str(options.count)]
     done = subprocess.run(

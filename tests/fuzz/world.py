@@ -181,7 +181,7 @@ def recursive() -> list[Any]:
 
 
 async def nothing() -> None:
-    """Ends in its first step."""
+    """A coroutine that ends in its first step."""
 
 
 @functools.cache
@@ -204,7 +204,7 @@ class World(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
         maker = MAKERS.get(name)
         if maker is None or self.is_over:
-            raise KeyError(name)  # it may be the name of a builtin
+            raise KeyError(name)  # eval() then looks for a builtin of this name
         self.is_making = True
         try:
             value = maker(self)
@@ -376,7 +376,7 @@ def native_types() -> Iterator[tuple[str, type]]:
     Evil.world = world
     seen = set()
     for name in MAKERS:
-        if name == "waiting":  # only inside a coro
+        if name == "waiting":  # can be created only inside a coro
             continue
         for base in type(world[name]).__mro__:
             if (base.__module__ == "grapeshot._core" or base in vars(_core).values()) and base not in seen:

@@ -19,7 +19,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root
 
 
 class Caller(Peer):
-    """Speaks plain text, like `nc -U`."""
+    """A client that speaks plain text, like `nc -U`."""
 
     def __init__(self, path: Any) -> None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

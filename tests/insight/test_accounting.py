@@ -260,7 +260,7 @@ async def test_connections_of_a_server_are_one_row_that_grows(loop, serve):
     assert f"{len(second.descriptors)} open descriptors (+4)\n" in text
     assert f"{host}:{port} -> " not in text, "no row for a single connection"
     assert second.text(each=True).count(f"tcp {host}:{port} -> ") == 5
-    server.close()  # they still belong to the server after it has stopped listening
+    server.close()  # its connections still belong to it after it has stopped listening
     assert rows(grapeshot.insight.accounting(loop))[f"TCP connection accepted at {host}:{port}: Echo"] == (5, None)
     for client in clients:
         client.close()
@@ -314,7 +314,7 @@ async def test_ended_names_with_numbers_share_an_account(loop):
 
 
 async def test_tasks_that_end_with_the_interpreter_are_counted_without_functions(loop, monkeypatch):
-    """By then the modules have lost their functions."""
+    """An interpreter that exits clears its modules, so the functions that name an account may be gone."""
     loop.set_cpu_accounting(True)
     await loop.create_task(worker(0), name="kept")
     await asyncio.sleep(0)

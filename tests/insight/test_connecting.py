@@ -20,7 +20,7 @@ from grapeshot.insight.backdoor import _reach
 from grapeshot.insight.backdoor._wire import HELLO, frame
 
 ESCAPE = "\x1b]0;owned\x07"
-# The first question of `top`, and JSON that none of Python's parsers accepts.
+# The parts that `top` asks for first. Below them, JSON that Python cannot parse because it is nested too deep.
 PARTS = {"waits": [], "descriptors": [], "memory": {}}
 NESTED = b"[" * 100_000
 needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/net/unix"), reason="this system has no /proc")
@@ -171,7 +171,7 @@ def test_several_back_doors_of_a_process(path):
 def test_a_process_without_a_back_door(path):
     with program() as script:
         pid = script.process.pid
-        listener = listen(path)  # another socket that listens changes nothing
+        listener = listen(path)  # this process listens, too, but the other process is asked for
         assert refusal(pid).startswith(f"the process {pid} has no back door open. It does not handle SIGUSR2")
         assert "GRAPESHOT_BACKDOOR=PATH python -m grapeshot" in refusal(pid)
         listener.close()

@@ -124,7 +124,7 @@ def loop_hides_transports(loop):
     return type(loop).__module__.startswith("uvloop")
 
 
-def test_looking_leaves_sockets_as_they_are():
+def test_tree_does_not_change_the_mode_of_sockets():
     """With a default timeout, each new socket object would switch its descriptor to nonblocking."""
     first, second = socket.socketpair()
     with first, second:

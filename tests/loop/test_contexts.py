@@ -31,7 +31,7 @@ def run_all(loop):
 
 @pytest.fixture
 def fresh():
-    """The state of the test's own context is restored."""
+    """Set `variable` in the context of the test, and restore it afterwards."""
     token = variable.set("outer")
     yield
     variable.reset(token)
@@ -73,7 +73,7 @@ def test_a_token_belongs_to_one_callback(loop, fresh):
 
 
 def test_a_token_of_a_value_that_was_taken_back(loop, fresh):
-    """The callback's context has its old values again, but something refers to it."""
+    """The callback's context has its old values again, but a token still refers to it."""
     tokens, errors = [], []
 
     def set_and_reset():
@@ -152,7 +152,7 @@ def test_the_current_context_of_a_thread(loop, fresh):
     assert seen == ["outer", "thread", "outer"]
 
 
-@pytest.mark.skip_on(uvloop="it calls the handler outside", asyncio="from 3.12 on", when=sys.version_info < (3, 12))
+@pytest.mark.skip_on(uvloop="it uses another context", asyncio="new in Python 3.12", when=sys.version_info < (3, 12))
 def test_an_exception_handler_runs_in_the_callbacks_context(loop, fresh):
     seen = []
     loop.set_exception_handler(lambda _loop, _context: seen.append(variable.get()))

@@ -321,7 +321,7 @@ def scene(loop):
 @pytest.mark.parametrize("where", ["pipe_data_received", "pipe_connection_lost", "process_exited", "connection_lost"])
 def test_processes(loop_kind, where):
     if loop_kind == "asyncio" and sys.version_info < (3, 12):
-        pytest.skip("asyncio's child watcher wants the main thread")
+        pytest.skip("asyncio's child watcher needs a loop in the main thread")
     exits(
         loop_kind,
         f"""

@@ -46,7 +46,7 @@ thread.join()
 print(len(freed))
 """
 
-# The loop drops all of them when it is closed. After that each is held by the next one.
+# When the loop is closed, it drops all handles and timers. After that, only the next object refers to each one.
 LINKS = {
     "handle": "return loop.call_soon(print, inner)",
     "timer": "return loop.call_later(1000, print, inner)",

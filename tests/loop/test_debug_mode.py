@@ -185,7 +185,7 @@ def test_the_callback_that_ends_a_run_is_a_plain_function(loop, caplog):
     async def main():
         return repr(asyncio.current_task())
 
-    ends = ("_run_until_complete_cb", "_stop_when_done")  # asyncio's and ours
+    ends = ("_run_until_complete_cb", "_stop_when_done")  # the names in asyncio and in grapeshot
     text = loop.run_until_complete(main())
     assert re.search(rf"cb=\[({'|'.join(ends)})\(\) at ", text)
     records = [record.getMessage() for record in caplog.records if any(end in record.getMessage() for end in ends)]

@@ -73,7 +73,7 @@ async def test_asyncios_timeouts_and_sleeps(loop, clock):
 
 
 async def test_a_clock_that_is_ahead(loop):
-    """asyncio.timeout() computes a deadline with this clock. The timeout must end."""
+    """asyncio.timeout() computes its deadline with this clock, and must expire as with the real clock."""
     real = loop.time
     loop.time = lambda: real() + 1000
     try:
@@ -268,7 +268,7 @@ async def test_blocking_waits_follow_the_clock(loop):
 
     loop.time = fast
     try:
-        await asyncio.sleep(1)  # a millisecond
+        await asyncio.sleep(1)  # a real millisecond
     finally:
         del loop.time
     assert jumps

@@ -38,7 +38,7 @@ class Chain:
         self.events.append("io")
 
     async def is_later_than_io(self, steps):
-        """At most `steps` steps ran before the event."""
+        """Return whether at most `steps` steps ran before the event."""
         await self.over
         return "io" in self.events and self.events.index("io") <= steps
 

@@ -91,7 +91,7 @@ async def ask(loop, *args, **kwargs):
 @pytest.mark.parametrize("kind", [0, socket.SOCK_STREAM, socket.SOCK_DGRAM])
 @pytest.mark.parametrize("flags", [0, socket.AI_NUMERICHOST])
 def test_literals_equal_the_socket_module(loop, kind, flags):
-    """With the flag that forbids name servers, every host is tested; without it, only hosts that need no lookup."""
+    """With AI_NUMERICHOST, which forbids name servers, every host is tested; without it, only numeric hosts."""
     hosts = HOSTS if flags else [host for host in HOSTS if is_numeric(host)]
 
     async def main():
@@ -268,7 +268,7 @@ async def test_unknown_names(loop):
 
 @pytest.mark.skip_on(uvloop="it resolves in a thread pool of its own")
 async def test_cancelled_lookup(loop):
-    """The lookup waits for the only thread of the executor when it is cancelled."""
+    """The lookup is cancelled while it waits for the executor's only thread."""
     gate = threading.Event()
     loop.set_default_executor(concurrent.futures.ThreadPoolExecutor(1))
     blocker = loop.run_in_executor(None, gate.wait)

@@ -17,7 +17,7 @@ needs_fd_directory = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reas
 
 @pytest.fixture
 def own_fd():
-    """Sets a wakeup fd of the program before any loop runs. Returns its other end."""
+    """Set a wakeup fd, as a program may before a loop runs. Return the end to read from, and the number of the fd."""
     read_end, write_end = socket.socketpair()
     read_end.setblocking(False)
     write_end.setblocking(False)
@@ -75,14 +75,14 @@ def test_an_own_wakeup_fd_is_left_alone(new_loop, own_fd, usr1):
     assert read_end.recv(100) == bytes([usr1])
 
 
-@pytest.mark.xfail_on(uvloop="it is removed after the run")
+@pytest.mark.xfail_on(uvloop="it removes the descriptor after the run")
 def test_a_wakeup_fd_set_during_a_run_stays(new_loop, usr1):
     read_end, write_end = socket.socketpair()
     write_end.setblocking(False)
     loop = new_loop()
 
     async def main():
-        await asyncio.sleep(0.001)  # the loop has blocked
+        await asyncio.sleep(0.001)  # so that the loop blocks in a poll
         signal.set_wakeup_fd(write_end.fileno())
         await asyncio.sleep(0.001)
         os.kill(os.getpid(), usr1)
@@ -198,7 +198,7 @@ async def test_every_signal_can_be_handled(loop, loop_kind, number):
     assert seen == [number]
 
 
-@pytest.mark.xfail_on(asyncio="a number lost in the full buffer is lost", uvloop="as asyncio")
+@pytest.mark.xfail_on(asyncio="a signal whose number does not fit into the buffer is lost", uvloop="as asyncio")
 async def test_a_full_buffer_loses_no_kind_of_signal(loop):
     counts = {signal.SIGUSR1: 0, signal.SIGUSR2: 0}
 
@@ -401,8 +401,8 @@ _ENDS_IN_A_THREAD = """
 
 
 @needs_fd_directory
-@pytest.mark.xfail_on(asyncio="the number of a closed descriptor stays set")
-@pytest.mark.skip_on(uvloop="the same, if it is collected")
+@pytest.mark.xfail_on(asyncio="the wakeup fd stays set to the number of a closed descriptor")
+@pytest.mark.skip_on(uvloop="as asyncio, if the loop is collected")
 @pytest.mark.parametrize("end", ["close", "collect"])
 def test_a_loop_that_ends_in_another_thread(loop_kind, end):
     """The interpreter's wakeup fd is never the number of a closed descriptor, because another file may get it."""
@@ -480,7 +480,7 @@ def test_others_keep_their_wakeup_fd_when_a_loop_ends_in_another_thread(loop_kin
     )
 
 
-def test_a_loop_that_ends_in_another_thread_while_the_interpreter_does(loop_kind):
+def test_a_loop_that_ends_in_another_thread_while_the_interpreter_exits(loop_kind):
     """The loop is closed in an exit handler, after which the main thread runs no more bytecode."""
     run_script(
         loop_kind,

@@ -176,7 +176,7 @@ def test_long_timers_that_are_due_soon_after_one_another_share_a_wakeup():
         loop.close()
 
 
-def test_a_long_timer_that_is_due_already_is_not_slept_on():
+def test_the_loop_does_not_sleep_when_a_long_timer_is_already_due():
     loop = grapeshot.new_event_loop()
     try:
         handle = loop.call_later(1, loop.stop)
@@ -193,11 +193,11 @@ async def test_short_sleeps_are_never_short(loop):
         start = time.monotonic()
         await asyncio.sleep(0.0007)
         if loop.__class__.__module__.startswith("uvloop"):
-            continue  # its clock counts in ms
+            continue  # uvloop's clock counts in ms
         assert time.monotonic() - start >= 0.0007
 
 
-@pytest.mark.xfail_on(uvloop="#482: a plain Handle")
+@pytest.mark.xfail_on(uvloop="#482: it returns a plain Handle")
 def test_call_later_zero_gives_a_timer_handle(loop):
     handle = loop.call_later(0, print)
     assert isinstance(handle, asyncio.TimerHandle)
@@ -309,7 +309,7 @@ def test_no_deadline(loop):
         loop.call_later(None, print)
 
 
-def test_arguments_of_the_wrong_number(loop):
+def test_a_wrong_number_of_arguments_is_refused(loop):
     with pytest.raises(TypeError):
         loop.call_later(1)
     with pytest.raises(TypeError):

@@ -30,7 +30,7 @@ def _the_helper_threads_are_there(loop_kind):
         assert {done.result() for done in barrier} == {os.getpid()}
 
 
-@pytest.mark.xfail_on(uvloop="it runs before the redirections")
+@pytest.mark.xfail_on(uvloop="it runs preexec_fn before the redirections")
 async def test_it_runs_in_the_child(loop):
     process = await asyncio.create_subprocess_exec(
         *sh("echo program"), stdout=PIPE, preexec_fn=lambda: os.write(1, b"before the ")
@@ -38,8 +38,8 @@ async def test_it_runs_in_the_child(loop):
     assert await process.communicate() == (b"before the program\n", None)
 
 
-@pytest.mark.xfail_on(uvloop="it runs before the redirections")
-async def test_it_sees_the_context_of_the_start(loop):
+@pytest.mark.xfail_on(uvloop="it runs preexec_fn before the redirections")
+async def test_preexec_fn_sees_the_context_of_the_start(loop):
     variable = contextvars.ContextVar("variable", default="outside")
     variable.set("inside")
     process = await asyncio.create_subprocess_exec(
@@ -49,7 +49,7 @@ async def test_it_sees_the_context_of_the_start(loop):
 
 
 @pytest.mark.skip_on(uvloop="it leaves the child behind")
-async def test_an_error_in_it_is_an_error_of_the_start(loop):
+async def test_an_error_in_preexec_fn_is_an_error_of_the_start(loop):
     def fail():
         raise KeyError("in the child")
 
