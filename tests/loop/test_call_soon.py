@@ -196,9 +196,7 @@ def test_many_generations_from_one_burst(loop):
 
 @pytest.mark.xfail_on(uvloop="libuv calls the callbacks of an event as soon as a poll finds it")
 def test_ready_callbacks_run_before_the_events_of_the_next_poll(loop):
-    """Data of a connection is available when a callback is scheduled. The callback still runs first, in every
-    iteration.
-    """
+    """Data of a connection arrives while callbacks are scheduled. They run before the data is delivered."""
     log = []
 
     class Logging(asyncio.Protocol):
@@ -211,7 +209,7 @@ def test_ready_callbacks_run_before_the_events_of_the_next_poll(loop):
             transport, _ = await loop.connect_accepted_socket(Logging, here)
             for number in range(50):
                 ready = loop.create_future()
-                for number in range(40):  # more iterations than the loop runs without a poll
+                for number in range(40):  # all run in the next iteration
                     loop.call_soon(log.append, number)
                 there.send(b"%d" % number)
                 loop.call_soon(loop.call_soon, ready.set_result, None)

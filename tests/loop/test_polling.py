@@ -74,7 +74,7 @@ async def test_a_callback(loop, chain, method):
 
 
 async def test_a_callback_that_is_added_later(loop, chain):
-    """The other direction of a descriptor that is already registered is added."""
+    """A writer is added for a descriptor that already has a reader."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         loop.add_reader(ours, print)

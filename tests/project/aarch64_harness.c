@@ -115,7 +115,7 @@ int main(void) {
         check(stacks[i].changed == 0, "registers of a stack");
         check(stacks[i].fpcr_at_start == 0, "FPCR at the start");
         check(stacks[i].caller_fp == 0, "the chain of frame pointers does not end");
-        // on_stack and start
+        // the frames of on_stack and coro_start
         check(stacks[i].frames == 2, "the unwind chain has another length");
     }
     puts("right");

@@ -39,7 +39,7 @@ def layout() -> dict[str, str]:
 
 
 def build(folder: Path, replaced: dict[str, str]) -> Path:
-    """Build the harness with the extension's instructions, in which the ``replaced`` lines are exchanged."""
+    """Build the harness with the extension's instructions. ``replaced`` maps lines to the lines that replace them."""
     definitions = [f"-D{name}={value}" for name, value in layout().items()]
     for name, file in {"SWITCH": "aarch64_switch.s", "START": "aarch64_start.s"}.items():
         text = (ARCH / file).read_text(encoding="utf-8")

@@ -132,7 +132,7 @@ def test_garbage_is_refused(start, data, status):
     assert b"Hello, you!" in service.get("/hello/you")
 
 
-def test_slow_and_silent_clients_do_not_hold_it_up(start):
+def test_slow_and_silent_clients_do_not_hold_up_the_service(start):
     service = start(request_timeout=0.3, idle_timeout=0.3)
     with service.connect() as slow, service.connect():
         slow.sendall(b"GET /hello")
@@ -223,7 +223,7 @@ def test_the_back_door_looks_inside(start, tmp_path):
     asyncio.run(talk())
 
 
-def test_it_can_be_profiled_while_it_serves(start, tmp_path):
+def test_the_service_can_be_profiled_while_it_serves(start, tmp_path):
     service = start()
     saved = tmp_path / "service.profile"
 

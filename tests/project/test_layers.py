@@ -46,7 +46,7 @@ DEPENDENCIES = {
     "Cargo.toml": {"bitflags", "grapeshot-core", "libc", "pyo3"},
     "core/Cargo.toml": {"crossbeam-queue", "libc", "nix"},
 }
-# Instead of the project's build.rs, which also reads files of `coro`.
+# The rooms are built with this script. The project's build.rs would also read files of `coro`.
 BUILD_SCRIPT = """
 #[path = "build_stub.rs"]
 mod stub;

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 pytestmark = [
-    pytest.mark.only_on("asyncio", "grapeshot"),  # the other tests also run on uvloop
+    pytest.mark.only_on("asyncio", "grapeshot"),  # the other files of this folder also test uvloop
     # From 3.14 on, hypothesis may warn about its own generator.
     pytest.mark.filterwarnings("ignore:It looks like `register_random`"),
 ]
@@ -75,7 +75,7 @@ def test_a_server_survives_any_packets(new_loop, style, caplog):
     """After each packet the connection is closed or answers, nothing is reported, and no call is left under way."""
     loop = new_loop()
     if style == "coros" and not (coro_is_available() and isinstance(loop, grapeshot.Loop)):
-        pytest.skip("coros need this interpreter and grapeshot's loop")
+        pytest.skip("coros need grapeshot's loop and an interpreter that supports them")
     start = coro_ends if style == "coros" else ends
     reported = []
     loop.set_exception_handler(lambda _loop, context: reported.append(context))

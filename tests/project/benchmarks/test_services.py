@@ -35,7 +35,7 @@ def own(module, kind, *options):
 
 def test_idle_timers_fire_once_a_second_each():
     sample = own("scale", "idle_timers", "--seconds", "0.2", "--warm-up", "0.01")
-    # They are spread over the second, so as many fire as the time allows. A busy machine delays some.
+    # The timers are spread over a second, so only a part of them fires in 0.2 s. A busy machine delays some of these.
     assert 0 < sample["fired"] <= scale.IDLE_TIMERS * (sample["seconds"] + 0.1)
     assert sample["cpu_ms_per_s"] > 0
 
