@@ -1,7 +1,7 @@
 // Tests the switch of coros on AArch64 with exactly the instructions that the extension is built with. test_arch.py
-// compiles this file for aarch64-linux-gnu and runs it in an emulator. It defines SWITCH and START (the files with the
-// instructions), and FRAME_WORDS, ENTRY, ARGUMENT and RETURN_ADDRESS (the layout of the frame, from `prepare` in
-// aarch64.rs).
+// compiles this file for aarch64-linux-gnu and runs it in an emulator. The compiler's command line defines SWITCH and
+// START (the files with the instructions), and FRAME_WORDS, ENTRY, ARGUMENT and RETURN_ADDRESS (the layout of the
+// frame, from constants in aarch64.rs).
 
 #include <fenv.h>
 #include <stdint.h>

@@ -76,7 +76,9 @@ def rest_of(client: socket.socket) -> bytes:
 
 @pytest.fixture
 def start(tmp_path):
-    """Start the service. At the end it must have the same descriptors as before, print nothing and stop."""
+    """A function that starts the service. After the test, the service must have closed the test's descriptors, and stop
+    without an error.
+    """
     started = []
 
     def begin(**options):

@@ -21,7 +21,7 @@ from benchmarks.blocking.styles import GEVENT, OURS
 from benchmarks.measure import own_sample
 from benchmarks.servers import KINDS
 
-pytest.importorskip("grapeshot.coro", reason="coros do not work here", exc_type=ImportError)
+pytest.importorskip("grapeshot.coro", reason="no coros on this interpreter", exc_type=ImportError)
 
 
 def where_installed(name, *others):
@@ -42,7 +42,7 @@ def unsupported(kind, style):
 @pytest.mark.parametrize(("kind", "style"), SERVERS)
 def test_the_server_echoes_on_many_connections(kind, style):
     if kind == "patched" and unsupported(kind, style):
-        pytest.skip("no patched sockets")
+        pytest.skip("this style does not patch sockets")
     with Child(server_command(kind, style, {"read_len": 1000}), None) as running:
         connections = [connect(running.ready["address"]) for _ in range(5)]
         try:
