@@ -157,7 +157,7 @@ async def test_a_handler_that_runs_long_keeps_its_connection(loop):
 
 
 async def test_a_busy_loop_does_not_drop_its_peer(loop):
-    """The loop is busy for longer than the answer to a ping may take. The proxy in this loop cannot forward the answer."""
+    """The loop is busy until the time for an answer is over. The proxy runs in this loop and has not forwarded one."""
     async with ends(keepalive=None) as both, proxied(both.port) as (_, port):
         client = rpc.Client(HOST, port, keepalive=0.2)
         call = asyncio.create_task(client.call("hold", "busy"))

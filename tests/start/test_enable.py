@@ -96,7 +96,7 @@ def test_the_program_has_the_last_word(environment):
     assert environment.output("-c", f"import grapeshot; grapeshot.uninstall(); {LOOP}") == PLAIN
 
 
-def test_servers_are_told_unless_the_user_has_told_them(environment):
+def test_servers_get_the_loop_unless_the_user_has_chosen_one(environment):
     environment.grapeshot("enable")
     code = """
 import asyncio, os

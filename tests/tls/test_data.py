@@ -27,7 +27,7 @@ class KeepsEcho(Recorder):
 
 
 async def finish(transport, protocol, peer):
-    """Both sides close in order."""
+    """Close both sides in order."""
     transport.close()
     with peer:
         await peer.read_to_end()
