@@ -61,7 +61,7 @@ async def test_while_decrypting(loop, size):
 
 
 @pytest.mark.skip_on(
-    asyncio="calls buffer_updated() of the new protocol for the old one's buffer, or data_received() of a BufferedProtocol",
+    asyncio="calls buffer_updated() of the wrong protocol, or data_received() of a BufferedProtocol",
     uvloop="as asyncio",
 )
 @pytest.mark.parametrize("size", SIZES)
@@ -74,7 +74,9 @@ async def test_with_buffers_while_decrypting(loop, before, after, size):
     await replaced_while_decrypting(loop, before, after, size)
 
 
-@pytest.mark.skip_on(asyncio="calls buffer_updated() of the new protocol, or of the old one forever", uvloop="as asyncio")
+@pytest.mark.skip_on(
+    asyncio="calls buffer_updated() of the new protocol, or of the old one forever", uvloop="as asyncio"
+)
 @pytest.mark.parametrize("after", [Recorder, BufferedRecorder])
 async def test_inside_get_buffer(loop, after):
     """Nothing has been decrypted yet, so all data goes to the new protocol."""

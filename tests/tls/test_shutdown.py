@@ -118,8 +118,8 @@ async def test_data_written_before_close_arrives(loop, size, where):
 
 
 async def test_eof_then_answer_is_lost(loop):
-    """The TLS of the loop has no half-closed state. After the peer's close_notify nothing more is sent, whatever eof_received
-    returns.
+    """The TLS of the loop has no half-closed state. After the peer's close_notify nothing more is sent, whatever
+    eof_received returns.
     """
 
     class KeepsOpen(Recorder):

@@ -13,7 +13,7 @@ BIG = 1 << 20  # more than any of the kernel's buffers takes at once
 
 
 class Flow(asyncio.BaseProtocol):
-    """Records its calls. Its base is asyncio.BaseProtocol, because a writing end needs no method of asyncio.Protocol."""
+    """Records its calls. Its base is asyncio.BaseProtocol, because a writing end needs no asyncio.Protocol."""
 
     def __init__(self):
         self.events = []

@@ -101,7 +101,9 @@ async def test_buffered(loop, reported, serve, name, message):
 @pytest.mark.skip_on(uvloop="the connection stays open and the transport leaks")
 @pytest.mark.xfail_on(asyncio="it reports the error and keeps the connection")
 async def test_connection_made(loop, reported, serve, how):
-    """In asyncio connection_made is an ordinary callback. In grapeshot its error closes the connection, as errors of other callbacks do."""
+    """In asyncio connection_made is an ordinary callback. In grapeshot its error closes the connection, like errors of
+    other callbacks.
+    """
     made = []
 
     def factory():

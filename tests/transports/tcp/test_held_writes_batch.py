@@ -324,7 +324,7 @@ KEPT = pytest.mark.skip_on(uvloop="keeps the data that was written before the ex
     "how", ["stop", *(pytest.param(how, marks=KEPT) for how in ("KeyboardInterrupt", "SystemExit", "Ctrl-C"))]
 )
 def test_a_later_step_ends_the_run(loop, how):
-    """Data written before the step that ends the run is sent when the run returns. Later data waits for the next run."""
+    """Data written before the step that ends the run is sent when the run returns. Later data waits for the next."""
     transport, protocol, peer = loop.run_until_complete(unix_pair(loop))
 
     def end():
@@ -366,7 +366,7 @@ def test_an_exception_of_a_later_step(loop, reported):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-@pytest.mark.skip_on(uvloop="parent and child both send the data that was written before")
+@pytest.mark.skip_on(uvloop="parent and child both send the earlier data")
 def test_a_later_step_forks(loop_kind):
     """The child sends none of the parent's data, although the child's loop continues to run."""
     out = run_script(

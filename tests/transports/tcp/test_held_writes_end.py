@@ -181,7 +181,7 @@ async def test_a_write_of_a_signal_handler_while_the_loop_waits(loop):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-@pytest.mark.skip_on(uvloop="parent and child both send the data that was written before")
+@pytest.mark.skip_on(uvloop="parent and child both send the earlier data")
 @pytest.mark.parametrize("flags", [(), ("-X", "dev")], ids=["plain", "dev"])
 def test_fork(loop_kind, flags):
     """Data written before the fork is sent once. The child's own writes are sent although no loop ends its step."""
@@ -215,7 +215,7 @@ def test_fork(loop_kind, flags):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-@pytest.mark.skip_on(asyncio="writes leave at once", uvloop="parent and child both send the data that was written before")
+@pytest.mark.skip_on(asyncio="writes leave at once", uvloop="parent and child both send the earlier data")
 def test_fork_while_held_writes_leave(loop_kind):
     """The socket of one transport forks in `fileno()`, before the data of the next transport is sent. Parent and child
     together must send that data only once.

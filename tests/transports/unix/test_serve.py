@@ -117,7 +117,7 @@ async def test_a_stale_socket_is_replaced(loop, serve_unix, address_of, form):
 
 @pytest.mark.parametrize(
     "form",
-    ["str", "bytes", pytest.param("pathlike", marks=pytest.mark.xfail_on(uvloop="its message has the repr of the object instead of the path"))],
+    ["str", "bytes", pytest.param("pathlike", marks=pytest.mark.xfail_on(uvloop="its message names the object"))],
 )
 async def test_another_file_is_not_replaced(loop, address_of, form):
     address = address_of(form)
