@@ -64,8 +64,8 @@ async def test_calls_beyond_the_servers_limit_wait_at_the_client(loop):
         for _ in range(50):
             await asyncio.sleep(0)
         assert both.methods.begun == [0, 1, 2]
-        calls[1].cancel()  # the place of this call is free once the server has answered
-        calls[3].cancel()  # this call waits at the client, so it frees no place
+        calls[1].cancel()  # its place is free once the server has answered
+        calls[3].cancel()  # this one waits, so it frees no place
         await until(lambda: len(both.methods.begun) == 4)
         assert both.methods.begun == [0, 1, 2, 4]
         both.methods.released.set()
@@ -74,7 +74,7 @@ async def test_calls_beyond_the_servers_limit_wait_at_the_client(loop):
         assert both.methods.begun == [0, 1, 2, 4, 5, 6, 7, 8, 9]
 
 
-async def test_calls_of_many_tasks_share_a_write(loop):
+async def test_many_tasks_write_in_few_packets_of_the_system(loop):
     """All calls of one iteration are sent in one write."""
     async with ends() as both:
         client = both.client()

@@ -103,7 +103,7 @@ async def test_the_deadline_ends_both_sides(loop):
 
 
 async def test_the_server_ends_a_call_by_its_own_clock(loop):
-    """The client sends no cancellation, as if it were stopped. The server knows the deadline from the request."""
+    """The client sends no cancellation, as if it had stopped: the server knows the deadline only from the request."""
     async with ends() as both:
         client = both.client()
         await client.connect()
@@ -143,7 +143,7 @@ async def test_a_timeout_of_asyncio_cancels_the_handler(loop):
         await until(lambda: both.methods.cancelled == ["timed"])
 
 
-async def test_a_handler_that_ignores_its_cancellation_keeps_its_place(loop):
+async def test_a_handler_that_goes_on_keeps_its_place(loop):
     """A call counts until the server has answered, even if its caller has stopped waiting."""
     async with ends(max_calls=1) as both:
         release = asyncio.Event()

@@ -88,7 +88,7 @@ async def test_many_streams_share_a_turn(loop):
 
 
 async def test_a_stream_whose_client_has_gone_ends(loop, caplog):
-    """The handler closes the client's socket itself, and never waits."""
+    """The handler itself closes the client's socket, and never waits."""
     async with ends() as both:
         client = socket.create_connection((HOST, both.port))
         made = 0

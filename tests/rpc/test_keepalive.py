@@ -20,7 +20,7 @@ from support import HOST, coro_is_available, until
 
 from grapeshot import rpc
 
-pytestmark = pytest.mark.only_on("asyncio", "grapeshot")  # the other files of this folder also test uvloop
+pytestmark = pytest.mark.only_on("asyncio", "grapeshot")  # the other tests also run on uvloop
 PING, PONG = [10, 0], [11, 0]
 PING_BYTES = msgspec.msgpack.encode(PING)
 
@@ -54,7 +54,7 @@ def server_process():
 
 
 class Proxy:
-    """A proxy between a client and a server. It can swallow all data, as if the cable were pulled."""
+    """A proxy between a client and a server that can swallow all data, as if the cable were pulled."""
 
     def __init__(self, port: int, chunk: int, pause_s: float) -> None:
         self._port, self._chunk, self._pause_s = port, chunk, pause_s
@@ -108,7 +108,7 @@ async def test_a_stopped_server_ends_the_calls(loop):
         assert caught.value.sent
         assert isinstance(caught.value.__cause__, TimeoutError)
         with pytest.raises(rpc.ConnectionLost) as caught:
-            await client.call("hold")  # the kernel still accepts connections for a stopped process
+            await client.call("hold")  # the kernel of a stopped process still accepts
         assert not caught.value.sent
         await client.close()
 
@@ -157,7 +157,7 @@ async def test_a_handler_that_runs_long_keeps_its_connection(loop):
 
 
 async def test_a_busy_loop_does_not_drop_its_peer(loop):
-    """The loop is busy until the time for an answer is over. The proxy runs in this loop and has not forwarded one."""
+    """The time for the answer passes while the loop is busy, so the proxy has not passed the answer on by then."""
     async with ends(keepalive=None) as both, proxied(both.port) as (_, port):
         client = rpc.Client(HOST, port, keepalive=0.2)
         call = asyncio.create_task(client.call("hold", "busy"))

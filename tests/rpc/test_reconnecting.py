@@ -79,7 +79,7 @@ async def test_a_killed_server_is_reported_honestly(loop, loop_kind, place):
         assert isinstance(result, rpc.ConnectionLost)
         assert result.sent
         assert "may have run" in str(result)
-    # there is no server now, so these calls wait for the next one
+    # there is no server now: these calls wait for one
     later = [asyncio.create_task(client.call("note", number)) for number in (10, 11)]
     await until(lambda: client._trouble_since is not None)
     with server_process(loop_kind, place):

@@ -68,7 +68,7 @@ def mutual(*, version: ssl.TLSVersion | None = None) -> tuple[ssl.SSLContext, ss
     return server, client_context(version)
 
 
-async def test_a_handshake_that_does_not_begin_ends_after_the_time_for_a_hello(loop, folder, monkeypatch):
+async def test_a_handshake_that_does_not_begin_has_the_time_of_a_hello(loop, folder, monkeypatch):
     monkeypatch.setattr("grapeshot.rpc._server.HELLO_S", 0.02)
     server_side, _ = mutual()
     async with new_server() as server:
@@ -177,7 +177,7 @@ async def test_pickle_is_refused_over_tcp(loop):
 
 @pytest.mark.parametrize("codecs", [(rpc.Pickle, rpc.Msgpack), (rpc.Msgpack, rpc.Pickle)])
 async def test_ends_with_different_codecs_refuse_each_other(loop, folder, codecs):
-    """Neither end decodes a message of the other end."""
+    """Neither end decodes what the other has sent."""
     async with new_server(codec=codecs[0]()) as server:
         await server.listen_unix(folder / "s")
         client = rpc.Client(path=folder / "s", codec=codecs[1]())

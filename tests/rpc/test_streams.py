@@ -35,7 +35,7 @@ async def test_streams_and_calls_share_the_connection(loop):
 
 
 async def test_a_slow_reader_stops_the_handler(loop):
-    """The handler is ahead of the reader by no more than the window, so that the server's memory does not grow."""
+    """The server runs no further ahead than the window, so that its memory does not grow."""
     async with ends({"stream_window": 8}) as both:
         client = both.client()
         async with client.stream("endless") as stream:
@@ -59,7 +59,7 @@ async def test_a_stream_of_large_items_waits_for_the_transport(loop):
             for _ in range(100):
                 await asyncio.sleep(0)
                 assert connection.pending_bytes() < 3_000_000
-            assert both.methods.begun[-1] < 100  # as many items as the system's buffers take, not the window's 1,000
+            assert both.methods.begun[-1] < 100  # as many as the system's buffers take, not the window's 1,000
             client._connection._transport.resume_reading()
             for _ in range(20):
                 await anext(stream)

@@ -64,7 +64,7 @@ class Methods:
 
 
 def with_ends(test, **options):
-    """Run test(client, methods, server) as a coro. Fail if an error is reported to the loop."""
+    """Run test(client, methods, server) as a coro. Fails if something is reported to the loop."""
     reported = []
 
     def main():
@@ -160,7 +160,7 @@ def test_streams():
                 if number == 5:
                     break
         wait_for(lambda: methods.ended == ["count", "count"])
-        assert len(methods.begun) < 40  # it stopped when the window was full
+        assert len(methods.begun) < 40  # not more than the window
         for _ in client.stream("count", 1000):
             break
         gc.collect()

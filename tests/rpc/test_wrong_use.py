@@ -94,7 +94,7 @@ async def test_paths_may_be_bytes(loop, tmp_path):
 
 @pytest.mark.parametrize("_round", range(3))
 async def test_without_a_connection_the_error_says_why(loop, _round):
-    """The error names the cause of an earlier attempt: the last attempt usually ends because the time is over."""
+    """The error names the cause of an earlier attempt: the last one usually ends because the time is over."""
     client = rpc.Client(HOST, free_port(), connect_timeout=0.5)
     with pytest.raises(rpc.ConnectionLost, match=r"cannot connect: .*refused|Connect call failed") as caught:
         await client.call("add", 1)
@@ -102,7 +102,7 @@ async def test_without_a_connection_the_error_says_why(loop, _round):
     await client.close()
 
 
-async def test_a_server_of_another_protocol_is_recognized(loop):
+async def test_a_server_of_another_protocol_is_told_apart(loop):
     def answer(_reader, writer):
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         writer.close()

@@ -72,7 +72,7 @@ async def test_ways_to_run_one(loop, pair):
     assert task.result() == b"z"
 
 
-def test_run_until_complete_takes_the_coroutine(loop, pair):
+def test_run_until_complete_takes_one(loop, pair):
     pair[1].send(b"x")
     assert loop.run_until_complete(loop.sock_recv(pair[0], 10)) == b"x"
 
@@ -108,7 +108,7 @@ async def test_tasks_written_in_python(loop, pair):
     assert await loop.sock_recv(ours, 10) == b"y"
 
 
-def test_nothing_happens_before_the_coroutine_is_awaited(loop, pair, quiet):
+def test_nothing_happens_before_it_is_awaited(loop, pair, quiet):
     ours, theirs = pair
     theirs.send(b"x")
     coroutine = loop.sock_recv(ours, 10)
@@ -120,7 +120,7 @@ def test_nothing_happens_before_the_coroutine_is_awaited(loop, pair, quiet):
     assert "sock_recv' was never awaited" in str(warning.message)
 
 
-def test_each_coroutine_that_is_never_awaited_warns(loop, pair, quiet):
+def test_each_one_that_is_never_awaited_warns(loop, pair, quiet):
     for _ in range(3):
         loop.sock_recv(pair[0], 10)
     gc.collect()
@@ -128,7 +128,7 @@ def test_each_coroutine_that_is_never_awaited_warns(loop, pair, quiet):
 
 
 @pytest.mark.parametrize("debug", [False, True])
-def test_a_coroutine_that_is_never_awaited_is_collected_in_another_thread(loop, pair, quiet, debug):
+def test_one_that_is_never_awaited_is_collected_in_another_thread(loop, pair, quiet, debug):
     loop.set_debug(debug)
 
     async def forget():
@@ -141,8 +141,8 @@ def test_a_coroutine_that_is_never_awaited_is_collected_in_another_thread(loop, 
     assert [warning.category for warning in quiet] == [RuntimeWarning]
 
 
-def test_a_coroutine_that_is_never_awaited_warns_at_the_end_of_the_interpreter(loop_kind):
-    """The warning comes when the interpreter can no longer import modules."""
+def test_one_that_is_never_awaited_warns_at_the_end_of_the_interpreter(loop_kind):
+    """The interpreter can no longer import anything then."""
     error = run_script(
         loop_kind,
         """
@@ -168,7 +168,7 @@ def test_a_coroutine_that_is_never_awaited_warns_at_the_end_of_the_interpreter(l
 
 
 @pytest.mark.xfail_on(uvloop="compiled coroutines do not record where they were created")
-def test_debug_mode_shows_where_a_coroutine_was_made(loop, pair, quiet):
+def test_debug_mode_shows_where_it_was_made(loop, pair, quiet):
     loop.set_debug(True)
 
     async def forget():
@@ -181,7 +181,7 @@ def test_debug_mode_shows_where_a_coroutine_was_made(loop, pair, quiet):
     assert "in forget" in texts[0]
 
 
-def test_closing_a_coroutine_that_was_not_started(loop, pair):
+def test_closing_one_that_was_not_started(loop, pair):
     loop.sock_recv(pair[0], 10).close()
     with pytest.raises(ZeroDivisionError):
         loop.sock_recv(pair[0], 10).throw(ZeroDivisionError)
@@ -213,7 +213,7 @@ async def test_a_suspended_coroutine_cannot_be_awaited_again(loop, pair):
     assert await task == b"x"
 
 
-@pytest.mark.xfail_on(uvloop="it uses a future of its own type, which has fewer methods")
+@pytest.mark.xfail_on(uvloop="it uses its own future, which has fewer methods")
 def test_driven_by_hand(loop, pair):
     """The test calls send() until the coroutine waits, and again once it may continue."""
     ours, theirs = pair
@@ -252,9 +252,9 @@ def test_driven_by_hand(loop, pair):
     loop.run_until_complete(main())
 
 
-@pytest.mark.xfail_on(asyncio="its future takes the StopIteration for the result", uvloop="a StopIteration comes out")
+@pytest.mark.xfail_on(asyncio="its future ends the wait with it", uvloop="a StopIteration comes out")
 def test_a_thrown_stop_iteration_is_not_a_result(loop, pair):
-    """The code that drives the coroutine would mistake the StopIteration for the result (PEP 479)."""
+    """PEP 479: the code that drives the coroutine would mistake it for the result."""
 
     async def main():
         coroutine = loop.sock_recv(pair[0], 10)
@@ -296,7 +296,7 @@ def test_thrown_into_by_hand(loop, pair):
         coroutine.close()
         coroutine.close()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # throw() with three arguments is deprecated since 3.12
+            warnings.simplefilter("ignore", DeprecationWarning)  # three arguments are deprecated since 3.12
             coroutine = loop.sock_recv(pair[0], 10)
             coroutine.send(None)
             with pytest.raises(ZeroDivisionError, match="why"):
@@ -485,7 +485,7 @@ async def test_strange_buffers(loop, loop_kind, pair, buffer):
     assert found == expected
 
 
-@pytest.mark.skip_on(uvloop="it takes None for empty data")
+@pytest.mark.skip_on(uvloop="None is nothing to send for it")
 @pytest.mark.parametrize("data", ["text", None, 5, memoryview(b"0123456789")[::2]])
 async def test_strange_data(loop, pair, data):
     expected = outcome(lambda: pair[0].send(data))

@@ -32,8 +32,8 @@ async def test_cancelling_leaves_the_socket_usable(loop, pair):
 
 @pytest.mark.skip_on(uvloop="it receives in the callback, and loses the received data")
 async def test_cancelling_after_the_event_loses_nothing(loop, pair):
-    """The event has arrived, but the task has not run yet when it is cancelled. asyncio receives the data
-    in its callback and would lose it, so the test cancels before this callback, in the same iteration.
+    """The event has arrived, but the task has not run yet when it is cancelled. asyncio receives in its callback, so
+    the cancellation must come first in the same iteration, or the data is lost.
     """
     ours, theirs = pair
     for _ in range(20):
@@ -196,7 +196,7 @@ async def test_remove_reader_ends_the_wait_of_recv(loop, pair):
 
 
 async def test_a_reader_after_operations(loop, pair):
-    """The loop calls the reader while there is data, whatever operations were registered before."""
+    """The loop calls a callback while there is data, whatever operations were registered before."""
     ours, theirs = pair
     task = await blocked_task(loop, loop.sock_recv(ours, 10))
     theirs.send(b"x")
@@ -283,7 +283,7 @@ async def test_closing_the_socket_under_an_operation(loop):
 
 @pytest.mark.skip_on(
     uvloop="libuv aborts the process when a descriptor is reused",
-    asyncio="its selector believes that the number is registered, and the wait never ends",
+    asyncio="its selector takes the number for registered, and the wait never ends",
 )
 async def test_a_reused_number_while_the_old_operation_still_waits(loop):
     ours, theirs = socket.socketpair()
@@ -463,7 +463,7 @@ def test_an_interrupt_in_another_callback_loses_no_event(loop):
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="from 3.12 on, no collection runs inside an allocation")
-def test_a_finalizer_that_runs_while_a_wait_begins_does_not_end_the_wait():
+def test_a_finalizer_that_runs_while_a_wait_begins_does_not_end_it():
     """A collection in the middle of `sock_recv` finds garbage whose finalizer removes the descriptor from the loop."""
     run_script(
         "grapeshot",

@@ -13,7 +13,7 @@ import pytest
 from support import Peer, Recorder, connected, iterations, raw_pair, until
 from tls.endpoints import connected as tls_connected
 
-pytestmark = pytest.mark.skip_on(uvloop="#228: it has no sendfile and no sock_sendfile")
+pytestmark = pytest.mark.skip_on(uvloop="#228: it has neither")
 
 CONTENT = random.Random(5).randbytes(3_000_000)
 
@@ -99,7 +99,7 @@ async def test_windows_of_a_file_on_a_socket(loop, file, args, start, end, is_na
         assert not count or opened.tell() == end
 
 
-@pytest.mark.skip_on(when=sys.version_info < (3, 14, 7), asyncio="earlier versions leave the file at its old position")
+@pytest.mark.skip_on(when=sys.version_info < (3, 14, 7), asyncio="earlier ones leave the file where it was")
 async def test_the_position_when_nothing_is_sent(loop, file):
     ours, theirs = raw_pair()
     with ours, theirs:
@@ -121,7 +121,7 @@ async def test_an_empty_file(loop, tmp_path):
 
 
 @pytest.mark.parametrize("is_native", WAYS, ids=["native", "fallback"])
-async def test_the_file_is_sent_between_writes(loop, file, is_native):
+async def test_it_is_sent_between_writes(loop, file, is_native):
     opened = file if is_native else Unmappable(CONTENT)
     transport, protocol, peer = await connected(loop, small=True)
     with peer:
@@ -192,7 +192,7 @@ async def test_writes_are_refused_during_sendfile(loop, file):
         await iterations(3)
 
 
-@pytest.mark.xfail_on(asyncio="it raises KeyError, and the first transfer loses its transport")
+@pytest.mark.xfail_on(asyncio="KeyError, and the first one is left without its transport")
 async def test_one_transfer_at_a_time(loop, file):
     transport, _, peer = await connected(loop, small=True)
     with peer:
@@ -232,7 +232,7 @@ async def test_a_cancelled_transfer_leaves_the_transport_usable(loop, file, is_n
         await until(lambda: protocol.is_lost)
 
 
-@pytest.mark.skip_on(asyncio="it leaves the file at its old position")
+@pytest.mark.skip_on(asyncio="it leaves the file where it was before")
 async def test_the_position_after_a_cancellation(loop, file):
     ours, theirs = raw_pair(small=True)
     with ours, Peer(theirs) as peer:
@@ -292,7 +292,7 @@ async def test_aborting_the_transport_while_it_waits_for_earlier_writes(loop, fi
 
 
 async def test_the_connection_of_the_fallback_is_lost(loop):
-    """The transport's protocol gets connection_lost, although another protocol takes its place during the transfer."""
+    """The transport's protocol gets connection_lost, although another protocol replaces it for the duration."""
     transport, protocol, peer = await connected(loop, small=True)
     with peer:
         task = loop.create_task(loop.sendfile(transport, Unmappable(CONTENT)))
@@ -357,7 +357,7 @@ async def test_a_transport_that_cannot(loop, file):
 
 
 async def test_a_pipe_as_the_file(loop):
-    """A pipe is not a regular file. Its size is 0, so nothing is sent. If a count is given, the pipe is read."""
+    """A pipe is not a regular file. Its size is 0, so nothing is sent; with a count, it is read."""
     reading, writing = os.pipe()
     os.write(writing, b"through a pipe")
     os.close(writing)

@@ -96,7 +96,7 @@ def test_the_program_has_the_last_word(environment):
     assert environment.output("-c", f"import grapeshot; grapeshot.uninstall(); {LOOP}") == PLAIN
 
 
-def test_servers_get_the_loop_unless_the_user_has_chosen_one(environment):
+def test_servers_are_told_unless_the_user_has_told_them(environment):
     environment.grapeshot("enable")
     code = """
 import asyncio, os
@@ -129,7 +129,7 @@ def test_nothing_is_left_to_fail_when_grapeshot_is_gone(environment, value):
     assert environment.output("-c", "try: import grapeshot\nexcept ImportError: print('gone')", value=value) == "gone"
 
 
-def test_a_broken_installation_is_reported(environment, tmp_path):
+def test_a_broken_installation_is_told(environment, tmp_path):
     (tmp_path / "broken" / "grapeshot").mkdir(parents=True)
     (tmp_path / "broken" / "grapeshot" / "__init__.py").write_text("import no_such_module")
     environment.grapeshot("enable")

@@ -81,7 +81,7 @@ def test_a_loop_derived_from_ours_is_ours(run):
     assert run(code)[1] == []
 
 
-def test_a_package_that_starts_another_loop_is_named_with_its_caller(run, tmp_path):
+def test_a_package_that_starts_it_is_named_with_its_caller(run, tmp_path):
     package = tmp_path / "serving"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -126,7 +126,7 @@ def test_silence(run, value):
     assert run("import os; os.environ['GRAPESHOT_QUIET'] = '1'; by_hand()")[1] == []
 
 
-def test_after_uninstall_nothing_is_reported(run):
+def test_after_uninstall_nothing_is_told(run):
     assert run("import grapeshot; grapeshot.uninstall(); asyncio.run(main())") == (["asyncio.unix_events"], [])
 
 
@@ -142,7 +142,7 @@ def test_install_in_the_program_does_not_watch(run):
 @pytest.mark.parametrize(
     ("given", "found"), [({}, "grapeshot:new_event_loop"), ({"UVICORN_LOOP": "asyncio"}, "asyncio")]
 )
-def test_uvicorns_command_gets_the_loop_unless_the_user_has_chosen_one(run, tmp_path, given, found):
+def test_uvicorns_command_is_told_unless_the_user_has_told_it(run, tmp_path, given, found):
     show = "import os; print(os.environ.get('UVICORN_LOOP'))"
     (tmp_path / "uvicorn").write_text(show)
     assert run("", way=("-m", "grapeshot", "./uvicorn"), **given)[0] == [found]

@@ -10,7 +10,7 @@ from support import HOST, Peer, iterations, listening, until
 
 
 class Streams:
-    """Makes connections, each with a server of its own, and closes all of them at the end of the test."""
+    """Run a server; yield its reader and writer of one connection, and the client's reader and writer."""
 
     def __init__(self, api, loop):
         self.api = api

@@ -124,7 +124,7 @@ async def test_end_of_stream(loop):
 
 
 async def test_sizes_from_one_to_beyond_every_buffer(loop, loop_kind):
-    """After several large reads in a row, the loop receives straight into the reader's buffer."""
+    """The loop receives steady large reads straight into the reader's buffer."""
     stream = await open_stream(loop, 2**20)
     with PythonCalls() as calls:
         for size in (1, 7, 1000, *[30_000] * 8, 3, *[100_000] * 8, *[300_000] * 3, 5000, *[30_000] * 7):
@@ -385,7 +385,7 @@ async def test_the_reader_of_a_protocol_replaced(loop):
 
 
 async def test_the_transport_of_a_reader_replaced(loop):
-    """The loop calls `pause_reading` of the transport that the reader refers to."""
+    """The loop calls `pause_reading` of the reader's own transport."""
 
     class CannotPause:
         count = 0
@@ -503,7 +503,7 @@ FATAL = "Fatal error: protocol.data_received() call failed."
 
 
 async def failed(stream, reported, kind):
-    """Wait for the end of the connection. Check that its error is reported once, with all the usual context."""
+    """The connection ends with the error. The error is reported once, with all the usual context."""
     await until(lambda: stream.protocol._closed.done(), "the end of the connection")
     [context] = reported
     assert context["message"] == FATAL

@@ -411,7 +411,7 @@ async def test_paused_and_resumed(api, loop):
 async def test_no_python_between(loop, loop_kind):
     """A read with a wait, a write and a drain run no Python code of asyncio."""
     if loop_kind != "grapeshot":
-        pytest.skip("on this loop, asyncio's Python code does the work")
+        pytest.skip("there asyncio's code does it")
     (reader, writer), (other_reader, other) = await connection(grapeshot.streams, loop)
     with PythonCalls() as calls:
         calls.NAMES = (
@@ -437,7 +437,7 @@ async def test_no_python_between(loop, loop_kind):
 
 @pytest.mark.parametrize("name", ["readline", "feed_data", "_maybe_resume_transport"])
 async def test_subclasses(api, loop, name):
-    """A method that a subclass replaces is called."""
+    """A subclass that replaces one method is called there."""
     seen = []
 
     def spied(reader, *args):
@@ -490,7 +490,7 @@ async def test_drain_calls_a_drain_helper_of_the_protocol(api, loop):
 
 
 async def test_a_stop_iteration_is_not_a_result(api, loop):
-    """A StopIteration from the transport must not end drain() as if it had returned (PEP 479)."""
+    """PEP 479: otherwise the StopIteration would end the drain as if it had returned."""
 
     class Stops:
         def is_closing(self):
@@ -638,7 +638,7 @@ async def test_a_handler_that_fails(api, loop, reported):
 
 
 async def test_types_of_a_connection(api, loop, loop_kind):
-    """On other loops, the functions of grapeshot.streams make asyncio's readers and writers."""
+    """On other loops the functions are asyncio's."""
     ends = await connection(api, loop)
     module = api if loop_kind == "grapeshot" else asyncio
     for reader, writer in ends:

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-# gunicorn's settings that our server has, too. For each: its name in our server, and the limit that 0 stands for in
-# gunicorn. (gunicorn limits the whole line; our server limits the target.)
+# gunicorn's settings that our server has too: its name for each, and the limit that 0 stands for in gunicorn. (gunicorn
+# limits the whole line; we limit the target.)
 LIMITS = {
     "limit_request_line": ("max_target_size", 8190),
     "limit_request_fields": ("max_headers", 100),
@@ -160,7 +160,7 @@ def main() -> int:
         sys.path.insert(0, str(HERE))  # it runs as a program, not as part of a package
         import run
 
-        # Run this file in an environment that has gunicorn and httptools, and with the grapeshot of this environment.
+        # Runs in an environment that has gunicorn and httptools, with the grapeshot of this one.
         python, work = run.prepare("gunicorn", corpus)
         environment = os.environ | {"PYTHONPATH": str(run.package()), "PYTHONUTF8": "1"}
         command = [str(python), str(Path(__file__).resolve()), str(work / "tests" / "requests")]

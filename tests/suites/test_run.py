@@ -103,7 +103,7 @@ def test_run_suite(subject: str, tmp_path: Path) -> None:
     assert sum((end.loops for end in ended.values()), collections.Counter[str]()) == {subject: 2}
 
 
-def test_run_suite_ignores_the_settings_of_the_surrounding_project(tmp_path: Path) -> None:
+def test_run_suite_ignores_the_settings_around_it(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\nfilterwarnings = error\n")
     (tmp_path / "conftest.py").write_text("raise AssertionError('not of this suite')")
     work = tmp_path / "work"

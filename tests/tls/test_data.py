@@ -27,7 +27,7 @@ class KeepsEcho(Recorder):
 
 
 async def finish(transport, protocol, peer):
-    """Close both sides in order."""
+    """Both sides close in order."""
     transport.close()
     with peer:
         await peer.read_to_end()

@@ -24,7 +24,7 @@ async def end(transport, protocol, peer):
 
 
 async def fails(connecting, expected, match=None):
-    """Return the exception that ends the task, without the objects that its traceback keeps alive."""
+    """Returns the exception that ends the task, without the objects that its traceback keeps alive."""
     with pytest.raises(expected, match=match) as caught:
         await connecting
     exception = caught.value
@@ -370,7 +370,7 @@ async def test_many_handshakes_at_once_some_fail(loop, serve, count):
 
 
 @pytest.mark.leaks_on(asyncio="does not close the socket")
-@pytest.mark.skip_on(uvloop="reports the error as well")
+@pytest.mark.skip_on(uvloop="reports it as well")
 async def test_wrap_bio_refuses(loop):
     """create_connection raises the error of the context, and the socket is closed."""
     connecting, peer = begin(loop, server_hostname="x" * 300)

@@ -70,7 +70,7 @@ async def test_writes_of_one_step_share_a_record(loop, where):
 
 @pytest.mark.xfail_on(asyncio=AT_ONCE, uvloop=AT_ONCE)
 async def test_full_records(loop):
-    """40 writes of 1,000 bytes need three records, because a record has at most 16 KiB."""
+    """40 writes of 1,000 bytes: 16 KiB is the most that a record can have."""
     transport, protocol, peer = await quiet(loop)
     for number in range(40):
         transport.write(b"%c" % (65 + number) * 1000)
@@ -123,7 +123,7 @@ async def test_is_closing_does_not_look(loop, loop_kind):
 
 
 async def test_steps_of_several_connections_in_one_iteration(loop):
-    """A later step aborts one of the connections."""
+    """One of them is aborted by a later step."""
     ends = [await quiet(loop) for _ in range(4)]
     for number, (transport, _, _) in enumerate(ends):
         loop.call_soon(transport.write, b"%d, " % number)

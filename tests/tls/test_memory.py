@@ -191,7 +191,7 @@ def test_dropped_with_the_loop_warns(files):
 
 @pytest.mark.parametrize("kind", ["asyncio", "grapeshot"])
 def test_memory_that_is_lent_to_openssl_cannot_be_taken(files, kind):
-    """During a read or write, a callback cannot get a view of the lent buffer from any object that gc shows."""
+    """A callback cannot get a view of the buffer from any object that the collector shows during a read or write."""
     code = f"""
         import asyncio, gc, ssl
 

@@ -41,8 +41,7 @@ class BufferedCloses(BufferedRecorder):
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize(
     ("factory", "messages"),
-    # BufferedCloses gets only one record. asyncio's shutdown fails with APPLICATION_DATA_AFTER_CLOSE_NOTIFY if records
-    # do not fit into the buffer.
+    # If records are left behind a small buffer, asyncio's shutdown fails: APPLICATION_DATA_AFTER_CLOSE_NOTIFY.
     [(Closes, (b"x",)), (BufferedCloses, (b"x",)), (Closes, (b"x" * 16384, b"y" * 16384, b"z"))],
     ids=["one record", "one record into a buffer", "several"],
 )
@@ -92,13 +91,13 @@ class WhileWriting:
         self.context._msg_callback = None
 
 
-BROKEN = "encrypts the same data a second time: RecursionError, or a broken connection"
+BROKEN = "encrypts what it is encrypting once more: RecursionError, or a broken connection"
 
 
 @pytest.mark.parametrize("size", [1000, 2_000_000])
 @pytest.mark.skip_on(asyncio=BROKEN, uvloop=BROKEN)
 async def test_write_while_encrypting(loop, size):
-    """Data of a write inside another write is sent after the outer data, however much of that the socket has taken."""
+    """Data written during another write is sent after it, no matter how much of that the socket has taken."""
     with WhileWriting() as writing:
         transport, protocol, peer = await connected(loop, ours=writing.context, small=True)
         with peer:

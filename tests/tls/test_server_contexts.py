@@ -21,7 +21,7 @@ async def plain_client(server):
     return Peer(socket.create_connection(server.sockets[0].getsockname()))
 
 
-@pytest.mark.skip_on(asyncio="uses the context of the caller of resume_reading()", when=sys.version_info < (3, 15))
+@pytest.mark.skip_on(asyncio="the context of the caller of resume_reading()", when=sys.version_info < (3, 15))
 @pytest.mark.skip_on(uvloop="all connections share one context")
 @pytest.mark.parametrize("uses_tls", [False, True])
 async def test_reading_is_resumed_in_another_context(loop, serve, uses_tls):
@@ -78,7 +78,7 @@ async def test_reading_is_resumed_in_another_context(loop, serve, uses_tls):
     made.clear()
 
 
-@pytest.mark.skip_on(asyncio="uses the context of the code that called close()", when=sys.version_info < (3, 15))
+@pytest.mark.skip_on(asyncio="the context of the code that called close()", when=sys.version_info < (3, 15))
 @pytest.mark.skip_on(uvloop="all connections share one context")
 @pytest.mark.parametrize("end", ["close", "abort"])
 @pytest.mark.parametrize("uses_tls", [False, True])

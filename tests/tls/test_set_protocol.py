@@ -61,8 +61,8 @@ async def test_while_decrypting(loop, size):
 
 
 @pytest.mark.skip_on(
-    asyncio="calls buffer_updated() of the wrong protocol, or data_received() of a BufferedProtocol",
-    uvloop="as asyncio",
+    asyncio="tells the new protocol of what lies in the old one's buffer, or calls data_received() of one with buffers",
+    uvloop="the same",
 )
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(
@@ -74,9 +74,7 @@ async def test_with_buffers_while_decrypting(loop, before, after, size):
     await replaced_while_decrypting(loop, before, after, size)
 
 
-@pytest.mark.skip_on(
-    asyncio="calls buffer_updated() of the new protocol, or of the old one forever", uvloop="as asyncio"
-)
+@pytest.mark.skip_on(asyncio="calls buffer_updated() of the new protocol, or of the old one forever", uvloop="the same")
 @pytest.mark.parametrize("after", [Recorder, BufferedRecorder])
 async def test_inside_get_buffer(loop, after):
     """Nothing has been decrypted yet, so all data goes to the new protocol."""

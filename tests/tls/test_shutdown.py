@@ -38,7 +38,7 @@ async def test_close(loop, side):
 async def test_peer_says_close_notify(loop, side):
     transport, protocol, peer = await connected(loop, side=side)
     await peer.write(b"last words")
-    await peer.unwrap()  # returns only when the loop has answered with its own close_notify
+    await peer.unwrap()  # returns only when the loop has answered with its own
     await until(lambda: protocol.is_lost, "connection_lost")
     assert protocol.events == ["made", "data", "eof", "lost"]
     assert protocol.data == b"last words"
@@ -118,8 +118,8 @@ async def test_data_written_before_close_arrives(loop, size, where):
 
 
 async def test_eof_then_answer_is_lost(loop):
-    """The TLS of the loop has no half-closed state. After the peer's close_notify nothing more is sent, whatever
-    eof_received returns.
+    """TLS here has no half-closed state. After the peer's close_notify nothing more is sent, whatever eof_received
+    returns.
     """
 
     class KeepsOpen(Recorder):
@@ -377,7 +377,7 @@ async def test_close_inside_data_received_after_the_peers_end(loop, buffered, en
 
 
 def close_notify(peer):
-    """Return an encrypted close_notify, without sending it."""
+    """Encrypts a close_notify and does not send it."""
     with contextlib.suppress(ssl.SSLWantReadError):
         peer.object.unwrap()
     return peer.outgoing.read()

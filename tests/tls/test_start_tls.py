@@ -150,7 +150,7 @@ async def test_the_first_data_comes_with_the_end_of_the_handshake(loop, serve):
     del made[0].upgrade
 
 
-@pytest.mark.xfail_on(asyncio="uses the context of the caller of resume_reading()", when=sys.version_info < (3, 15))
+@pytest.mark.xfail_on(asyncio="the context of the caller of resume_reading()", when=sys.version_info < (3, 15))
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("side", SIDES)
 async def test_contexts(loop, side, layers):

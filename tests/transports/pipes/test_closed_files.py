@@ -10,7 +10,7 @@ import socket
 import pytest
 from support import ForeignSocket, Recorder, is_closed_error, iterations, pipe_ends, until
 
-pytestmark = pytest.mark.skip_on(asyncio="it uses whichever file has the number", uvloop="as asyncio")
+pytestmark = pytest.mark.skip_on(asyncio="it reads and writes whichever file has the number", uvloop="the same")
 
 
 def buffered_reader(ends):
@@ -18,7 +18,7 @@ def buffered_reader(ends):
 
 
 class Wrapper:
-    """A file object that is not one of Python's own."""
+    """A file object of the user."""
 
     def __init__(self, file):
         self.file = file

@@ -40,7 +40,7 @@ async def test_regular_files_are_refused_and_stay_open(loop, direction):
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.leaks_on(asyncio="3.14 warns of its own incomplete transport")
+@pytest.mark.leaks_on(asyncio="3.14 complains of its own half-made transport")
 async def test_closed_files_are_refused(loop, direction):
     ends = pipe_ends("pipe", direction)
     ends.close_other()
@@ -68,7 +68,7 @@ async def test_cancelled_while_it_connects(loop, direction):
     protocol = Recorder()
     with pipe_ends("pipe", direction) as ends:
         task = loop.create_task(connect(loop, direction, lambda: protocol, ends.file))
-        loop.call_soon(task.cancel)  # runs after the task's first step, and before connection_made wakes the task
+        loop.call_soon(task.cancel)  # after the task's first step, before connection_made has woken it
         with pytest.raises(asyncio.CancelledError):
             await task
         await until(lambda: protocol.is_lost)
@@ -95,7 +95,7 @@ async def test_the_descriptor_is_closed_once(loop, direction):
         gc.collect()
         await iterations(3)
         for number in taken:
-            os.close(number)  # fails if the transport has closed this number again
+            os.close(number)  # fails unless each of them is still open
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -124,8 +124,8 @@ async def test_the_pipe_object_is_closed_once(loop, direction):
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.skip_on(uvloop="drops the exception of close()")
-@pytest.mark.leaks_on(asyncio="it never marks the transport as closed")
+@pytest.mark.skip_on(uvloop="drops what close() raises")
+@pytest.mark.leaks_on(asyncio="the transport does not count as closed")
 async def test_a_pipe_whose_close_fails_is_reported(loop, reported, direction):
     class Stubborn:
         def __init__(self, file):

@@ -302,7 +302,7 @@ async def test_stream_reader(loop, limit):
         await until(lambda: ends.file.closed)
 
 
-@pytest.mark.skip_on(uvloop="it reports the interrupt like any error")
+@pytest.mark.skip_on(uvloop="it reports it like any error")
 def test_an_interrupt_in_connection_made_keeps_the_pipe(loop):
     """The pipe continues with the next run, and so does the task that waits for it."""
 

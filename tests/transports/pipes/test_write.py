@@ -13,7 +13,7 @@ BIG = 1 << 20  # more than any of the kernel's buffers takes at once
 
 
 class Flow(asyncio.BaseProtocol):
-    """Records its calls. Its base is asyncio.BaseProtocol, because a writing end needs no asyncio.Protocol."""
+    """Not a subclass of asyncio.Protocol, because the writing end needs none of its methods."""
 
     def __init__(self):
         self.events = []
@@ -95,7 +95,7 @@ async def test_many_chunks_stay_in_order(loop):
         assert protocol.events[-1] == "lost"
 
 
-@pytest.mark.skip_on(uvloop="its default low watermark is 16 bytes")
+@pytest.mark.skip_on(uvloop="the low watermark is 16 bytes unless set")
 async def test_watermarks(loop):
     with pipe_ends("pipe", "write") as ends:
         transport, protocol = await loop.connect_write_pipe(Flow, ends.file)
@@ -256,7 +256,7 @@ async def test_unread_data_is_not_a_lost_reader(loop):
         await until(lambda: protocol.is_lost)
 
 
-@pytest.mark.skip_on(uvloop="accepts only terminals among the devices")
+@pytest.mark.skip_on(uvloop="opens a terminal, and /dev/null is not one")
 async def test_device_that_takes_everything(loop):
     transport, protocol = await loop.connect_write_pipe(Flow, open(os.devnull, "wb", buffering=0))
     transport.write(bytes(BIG))
@@ -324,7 +324,7 @@ async def test_flow_control_that_raises_is_reported(loop, reported, name):
         assert context["protocol"] is protocol
 
 
-@pytest.mark.xfail_on(asyncio="forgets the data of the last write", uvloop="accepts writes after close()")
+@pytest.mark.xfail_on(asyncio="forgets what was written last", uvloop="accepts writes after close()")
 async def test_closed_and_written_by_resume_writing(loop):
     class More(Flow):
         def resume_writing(self):

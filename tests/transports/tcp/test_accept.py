@@ -106,7 +106,7 @@ async def test_callbacks_of_the_factory_run_first(loop, serve, schedule):
 
 @UVLOOP
 async def test_callbacks_of_the_factory_see_the_task(loop, serve):
-    """The callback sees two tasks: the task of this test, and the task that accepts the connection."""
+    """There are two tasks: this test and the task that accepts."""
     made = []
 
     def factory():

@@ -56,7 +56,7 @@ async def test_writing_after_the_socket_was_closed(loop, how, end):
             await iterations(3)
             assert foreign.ours.recv(100) == b"for the foreign socket"
             transport.write(b"lost")
-            transport.get_write_buffer_size()  # sends the written data
+            transport.get_write_buffer_size()  # sends what was written
             assert transport.is_closing()
             await until(lambda: protocol.is_lost)
             assert is_closed_error(protocol.lost_with[0])
@@ -81,7 +81,7 @@ async def test_other_ways_of_writing(loop, write):
         if write == "corked":
             await peer.send(b"x")
             await until(lambda: protocol.data)
-            if not protocol.is_lost and not transport.is_closing():  # asyncio's may be closing by now
+            if not protocol.is_lost and not transport.is_closing():  # asyncio has written it at once
                 transport.write(b"lost")
         else:
             sock.close()

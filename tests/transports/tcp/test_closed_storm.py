@@ -133,7 +133,7 @@ async def main():
 
 
 @pytest.mark.skip_on(
-    asyncio="it cannot use the number of a closed socket again: RuntimeError, FileNotFoundError",
+    asyncio="a number that was closed behind its back is lost to it: RuntimeError, FileNotFoundError",
     uvloop="it keeps sockets open until its transports are closed",
 )
 @pytest.mark.parametrize("seed", range(4))

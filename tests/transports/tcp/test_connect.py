@@ -82,7 +82,7 @@ async def test_local_addr(loop):
         transport, protocol = await loop.create_connection(Recorder, *listener.getsockname(), local_addr=(HOST, port))
         assert transport.get_extra_info("sockname") == (HOST, port)
         accepted, _ = listener.accept()
-        accepted.close()  # first, so that the TIME_WAIT is not at the client's port
+        accepted.close()  # so that the TIME_WAIT is at the other end
         await until(lambda: protocol.is_lost)
 
 
@@ -191,7 +191,7 @@ def run_on(other, coroutine_function):
 
 def test_several_errors_in_one_message(loop, loop_kind):
     if loop_kind == "uvloop":
-        pytest.skip("it does not resolve names with its own getaddrinfo()")
+        pytest.skip("it resolves without its own method")
     other, port = subclassed(loop, "127.0.0.1", "127.0.0.2"), free_port()
 
     async def main():
@@ -203,7 +203,7 @@ def test_several_errors_in_one_message(loop, loop_kind):
 
 def test_the_next_address_is_tried(loop, loop_kind):
     if loop_kind == "uvloop":
-        pytest.skip("it does not resolve names with its own getaddrinfo()")
+        pytest.skip("it resolves without its own method")
     other = subclassed(loop, "127.0.0.2", "127.0.0.3", HOST)
 
     async def main():
@@ -289,7 +289,7 @@ def test_interleave_orders_the_addresses(loop, loop_kind, options, order):
 
 def test_no_addresses(loop, loop_kind):
     if loop_kind == "uvloop":
-        pytest.skip("it does not resolve names with its own getaddrinfo()")
+        pytest.skip("it resolves without its own method")
     other = subclassed(loop)
 
     async def main():

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skip_on(asyncio="has no limits", uvloop="has no limits"
 
 
 def connect(server):
-    """Return a client that the kernel has connected. The server may not have accepted it yet."""
+    """Connect a client. The system has accepted the connection; the server may not have done so yet."""
     client = socket.create_connection(address_of(server), 10)
     client.setblocking(False)
     return client
@@ -101,7 +101,7 @@ async def test_a_server_that_is_closed_while_it_waits_stays_closed(loop, serve):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only epoll refuses regular files")
-async def test_a_server_that_cannot_resume_accepting_does_not_stop_others(loop, serve):
+async def test_a_server_that_cannot_resume_accepting_does_not_keep_others_from_it(loop, serve):
     reports = []
     loop.set_exception_handler(lambda loop, context: reports.append(context))
     broken = await serve(Echo, HOST, 0)
@@ -219,7 +219,7 @@ async def test_nothing_is_opened_above_the_limit_of_descriptors(loop, what, tmp_
     server.close()
 
 
-async def test_limits_are_shown_and_checked(loop):
+async def test_limits_are_told_and_checked(loop):
     assert loop.get_limits() == {"connections": None, "descriptors": None, "coros": None}
     loop.set_limits(connections=10, coros=5)
     assert loop.get_limits() == {"connections": 10, "descriptors": None, "coros": 5}

@@ -97,7 +97,7 @@ if sys.version_info >= (3, 12):
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
 @pytest.mark.xfail_on(asyncio="a system call per write", uvloop="a system call per write")
 async def test_writes_of_one_step_leave_together(loop, step, is_debug):
-    """Without Nagle's algorithm each system call sends a segment. A step that the system delays may need several."""
+    """Without Nagle's algorithm each system call sends a segment. A step that the system holds up may need several."""
     loop.set_debug(is_debug)
     transport, protocol, peer = await connected(loop)
     with peer:
@@ -206,7 +206,7 @@ async def test_large_writes_leave_at_once(loop):
         assert arrived(peer) == b"y" * 30_000 + b"z" * 20_000
         for _ in range(100):
             transport.write(b"w" * 1000)
-        assert len(arrived(peer)) > 50_000  # many small writes are not held until the end of the step
+        assert len(arrived(peer)) > 50_000  # the writes of one step do not pile up
         await finish(transport, protocol)
 
 
@@ -244,7 +244,7 @@ async def test_calls_that_could_reveal_held_data_send_it_first(loop, loop_kind, 
     transport, protocol, peer = await unix_pair(loop)
     with peer:
         if look is LOOKS["socket"]:
-            look(transport)  # the first call creates the socket object, and later calls return the same one
+            look(transport)  # the first call makes the object, and the second one gets the same object
         transport.write(b"held, ")
         transport.write(b"both")
         assert peer.is_silent() == (loop_kind == "grapeshot")
@@ -332,7 +332,7 @@ async def test_drain_raises_the_error_of_the_write(loop):
     peer.close()
     writer.write(b"lost")
     with pytest.raises(ConnectionError):
-        await writer.drain()  # raises on asyncio's loop
+        await writer.drain()  # asyncio's raises
         await asyncio.sleep(0)
         await writer.drain()
     with pytest.raises(BrokenPipeError):

@@ -19,7 +19,7 @@ LATER = "its writes leave at the end of the iteration"
 
 
 class Shared:
-    """Transports on duplicates of one socket. The other end receives their data in the order of the system calls."""
+    """Transports on duplicates of one socket: its other end has what they send, in the order of the system calls."""
 
     def __init__(self, loop, count):
         self.loop = loop
@@ -258,7 +258,7 @@ async def test_a_transport_that_only_the_list_of_held_writes_refers_to(loop):
 
 
 async def test_one_waiting_transport_fails(loop):
-    """The other transports send their data, and the failed one reports the error to its own protocol."""
+    """The others send, and the failed one reports its error to its own protocol."""
     pairs = [await unix_pair(loop) for _ in range(3)]
     _, failing, peer = pairs[1]
     pairs[1][0].pause_reading()
@@ -317,14 +317,14 @@ def test_loops_in_two_threads(new_loop):
 # ---------------------------------------------------------------- the end of the run
 
 
-KEPT = pytest.mark.skip_on(uvloop="keeps the data that was written before the exception until the next run")
+KEPT = pytest.mark.skip_on(uvloop="keeps what was written before the exception for the next run")
 
 
 @pytest.mark.parametrize(
     "how", ["stop", *(pytest.param(how, marks=KEPT) for how in ("KeyboardInterrupt", "SystemExit", "Ctrl-C"))]
 )
 def test_a_later_step_ends_the_run(loop, how):
-    """Data written before the step that ends the run is sent when the run returns. Later data waits for the next."""
+    """Data written before that step is sent when the run returns. Data written after it waits for the next run."""
     transport, protocol, peer = loop.run_until_complete(unix_pair(loop))
 
     def end():
@@ -366,9 +366,9 @@ def test_an_exception_of_a_later_step(loop, reported):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-@pytest.mark.skip_on(uvloop="parent and child both send the earlier data")
+@pytest.mark.skip_on(uvloop="parent and child both send what was written before")
 def test_a_later_step_forks(loop_kind):
-    """The child sends none of the parent's data, although the child's loop continues to run."""
+    """The child sends none of the parent's data, although its loop goes on."""
     out = run_script(
         loop_kind,
         """

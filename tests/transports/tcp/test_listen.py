@@ -156,7 +156,7 @@ async def test_close_does_not_close_clients(loop, serve):
     await server.wait_closed()
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="wait_closed waits for connections from 3.12 on")
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="wait_closed really waits from 3.12 on")
 @pytest.mark.skip_on(uvloop="its servers count as closed at other moments")
 async def test_wait_closed_waits_for_the_connections(loop, serve):
     factory = Keeping()
@@ -172,7 +172,7 @@ async def test_wait_closed_waits_for_the_connections(loop, serve):
         assert protocol.is_lost
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="wait_closed waits for connections from 3.12 on")
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="wait_closed really waits from 3.12 on")
 async def test_wait_closed_of_an_open_server_waits(loop, serve):
     server = await serve(Recorder, HOST, 0)
     waiting = loop.create_task(server.wait_closed())
@@ -408,7 +408,7 @@ async def test_close_with_connections_in_the_backlog(loop, serve):
 
 
 async def test_close_inside_connection_made(loop, serve):
-    """When a callback closes the server, the server accepts no more of the pending connections."""
+    """When a callback closes the server, the batch of accepts ends."""
     made = []
 
     class Closing(Recorder):
@@ -450,7 +450,7 @@ async def test_the_server_is_collected(loop):
 
 
 def test_a_loop_closed_with_a_server_and_connections(new_loop, quiet):
-    """Closing the loop does not crash, and closes all descriptors."""
+    """Nothing crashes, and all descriptors are closed."""
     import gc
 
     loop = new_loop()

@@ -17,7 +17,7 @@ from support import HOST, Echo, Recorder, connected, gil_is_enabled, until
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads counters that only Linux has")
 
 
-@pytest.mark.xfail_on(asyncio="allocates 256 KiB for each read, and shrinks them afterwards")
+@pytest.mark.xfail_on(asyncio="a bytes of 256 KiB per read, cut off afterwards")
 async def test_a_small_read_allocates_little(loop):
     """While 1 KiB arrives, Python's allocator never holds much more than that."""
     _, protocol, peer = await connected(loop)
@@ -107,10 +107,10 @@ async def test_no_thread_is_started(loop, serve):
     assert max(counts) == counts[0]  # a thread of an earlier test may end during this one
 
 
-@pytest.mark.skipif(not gil_is_enabled(), reason="there is no GIL")
+@pytest.mark.skipif(not gil_is_enabled(), reason="there is no GIL to give up")
 @pytest.mark.skip_on(
-    asyncio="releases the GIL at each poll; the system decides which thread takes it",
-    uvloop="as asyncio",
+    asyncio="gives up the GIL whenever it looks at its sockets; who gets it is up to the system",
+    uvloop="the same",
 )
 async def test_the_gil_is_kept_while_work_is_ready(loop):
     """Another thread gets the GIL only after the switch interval, not between any two callbacks."""

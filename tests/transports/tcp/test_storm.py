@@ -12,7 +12,7 @@ import time
 import pytest
 from support import CAP_S, HOST, Recorder, gil_is_enabled, iterations, listening, until
 
-# Without a GIL, objects of a finished task that belong to the interpreter outlive a collection, on asyncio's loop, too.
+# Without the GIL the interpreter's own objects of a finished task outlive a collection, asyncio's like ours.
 LEFT_WITHOUT_GIL = {} if gil_is_enabled() else {"asyncio": "no GIL", "grapeshot": "no GIL"}
 
 

@@ -49,7 +49,7 @@ async def test_types_that_can_be_written(loop, data):
         await close(protocol)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the memory limit is computed from /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="the limit is set by the numbers of /proc")
 @pytest.mark.skip_on(asyncio="it keeps a view of the data", uvloop="it keeps a view of the data")
 def test_no_memory_for_unsent_data(loop_kind):
     """The data of a view is copied if it has to wait."""
@@ -113,7 +113,7 @@ async def test_writing_nothing(loop):
         await close(protocol)
 
 
-@pytest.mark.skip_on(asyncio="after writelines() of nothing, the connection is never closed")
+@pytest.mark.skip_on(asyncio="the connection is never closed after it")
 async def test_writelines_of_nothing(loop):
     transport, protocol, peer = await connected(loop)
     with peer:
@@ -134,7 +134,7 @@ async def test_writelines(loop):
         await close(protocol)
 
 
-@pytest.mark.xfail_on(uvloop="it takes None for empty data")
+@pytest.mark.xfail_on(uvloop="None is taken for nothing")
 async def test_none_cannot_be_written(loop):
     transport, protocol, peer = await connected(loop)
     with peer:

@@ -40,7 +40,7 @@ async def test_isinstance(loop):
     await finish(protocol)
 
 
-@pytest.mark.xfail_on(uvloop="it returns a PseudoSocket, and a default for the missing peer")
+@pytest.mark.xfail_on(uvloop="a PseudoSocket, and a default for the missing peer")
 async def test_extra_info(loop):
     transport, protocol, address = await endpoint(loop)
     sock = transport.get_extra_info("socket")
@@ -199,7 +199,7 @@ async def test_a_socket_pair(loop):
 
 
 @pytest.mark.skip_on(uvloop="it accepts only a type of exactly SOCK_DGRAM")
-@pytest.mark.skipif(sys.version_info < (3, 13), reason="before 3.13 only SOCK_DGRAM is accepted")
+@pytest.mark.skipif(sys.version_info < (3, 13), reason="SOCK_DGRAM only")
 async def test_a_socket_that_is_neither_stream_nor_datagram(loop):
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with right:
@@ -217,7 +217,7 @@ async def test_stream_sockets_are_refused(loop):
         await loop.create_datagram_endpoint(Datagrams, sock=sock)
 
 
-@pytest.mark.xfail_on(uvloop="its message lists more arguments")
+@pytest.mark.xfail_on(uvloop="its argument list is longer")
 async def test_arguments_that_a_socket_excludes(loop):
     with socket.socket(type=socket.SOCK_DGRAM) as sock:
         for given, shown in [
@@ -247,8 +247,8 @@ async def test_arguments_that_a_socket_excludes(loop):
         ({"remote_addr": (HOST, 9), "family": socket.AF_UNIX}, TypeError, "string is expected"),
     ],
 )
-@pytest.mark.skip_on(uvloop="it has other checks, in another order")
-async def test_unsuitable_arguments_are_refused(loop, arguments, error, text):
+@pytest.mark.skip_on(uvloop="other checks, in another order")
+async def test_arguments_that_do_not_do(loop, arguments, error, text):
     with pytest.raises(error, match=text):
         await loop.create_datagram_endpoint(Datagrams, **arguments)
 
@@ -284,7 +284,7 @@ async def test_a_factory_that_raises(loop):
 
 
 @pytest.mark.skip_on(uvloop="its transport stays partly initialized")
-async def test_cancelled_while_the_endpoint_is_made(loop):
+async def test_cancelled_while_it_is_made(loop):
     made = []
 
     def factory():
@@ -310,10 +310,10 @@ def paths(folder):
 @pytest.mark.skip_on(uvloop="#196: no Unix datagrams")
 @pytest.mark.parametrize("kind", range(6 if IS_ABSTRACT else 4))
 async def test_unix_addresses(loop, loop_kind, tmp_path, monkeypatch, kind):
-    monkeypatch.chdir(tmp_path)  # relative paths, because the path of a socket is limited to about 100 bytes
+    monkeypatch.chdir(tmp_path)  # the path of a socket is limited to about a hundred bytes
     path = paths(pathlib.Path())[kind]
     if loop_kind == "asyncio" and not isinstance(path, str):
-        pytest.skip("asyncio takes str only")
+        pytest.skip("it takes str only")
     _, server, address = await endpoint(loop, local_addr=path, family=socket.AF_UNIX)
     assert address == server.transport.get_extra_info("socket").getsockname()
     with raw_socket(socket.AF_UNIX, "peer") as peer:
@@ -327,7 +327,7 @@ async def test_unix_addresses(loop, loop_kind, tmp_path, monkeypatch, kind):
     assert transport.get_extra_info("peername") == address
     transport.sendto(b"two")
     await until(lambda: len(server.received) == 2)
-    assert server.received[1] == (b"two", None)  # an unnamed socket has no address
+    assert server.received[1] == (b"two", None)  # an unnamed socket gets no answer
     await finish(client)
     sender, third, _ = await endpoint(loop, local_addr="third", family=socket.AF_UNIX)
     sender.sendto(b"three", address)

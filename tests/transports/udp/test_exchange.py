@@ -48,7 +48,7 @@ async def test_empty_datagrams_are_received(loop):
     await finish(protocol)
 
 
-@pytest.mark.xfail_on(when=SENDS_EMPTY, uvloop="it never sends empty datagrams")
+@pytest.mark.xfail_on(when=SENDS_EMPTY, uvloop="it never sends them")
 @pytest.mark.parametrize("is_connected", [False, True])
 async def test_empty_datagrams_are_sent_as_the_version_does(loop, is_connected):
     with raw_socket() as peer:
@@ -132,7 +132,7 @@ async def test_numeric_addresses(loop, address_of):
     "address_of",
     [
         lambda port: ("localhost", port),
-        lambda port: ("", port),  # any address; Linux sends to the loopback interface
+        lambda port: ("", port),  # any address: on Linux the loopback's
         lambda port: ("0x7f000001", port),
         lambda port: (bytearray(b"127.0.0.1"), port),
     ],
@@ -241,7 +241,7 @@ async def test_set_protocol(loop):
     await iterations(2)
 
 
-@pytest.mark.skip_on(uvloop="it delivers the whole batch to the first protocol")
+@pytest.mark.skip_on(uvloop="a batch goes to its first protocol")
 async def test_set_protocol_inside_a_batch(loop):
     second = Datagrams()
 

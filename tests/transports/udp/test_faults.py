@@ -96,7 +96,7 @@ async def test_an_error_in_datagram_received_is_only_reported(loop, reported):
     await finish(protocol)
 
 
-@pytest.mark.skip_on(uvloop="it loses one of the errors")
+@pytest.mark.skip_on(uvloop="it loses one of them")
 async def test_an_error_in_error_received_is_only_reported(loop, reported):
     transport, protocol, _ = await endpoint(loop, failing("error_received"), remote_addr=unused_address())
     for count in (1, 2):
@@ -108,7 +108,7 @@ async def test_an_error_in_error_received_is_only_reported(loop, reported):
     await finish(protocol)
 
 
-@pytest.mark.xfail_on(asyncio="it reports the handle of its own method", uvloop="no message")
+@pytest.mark.xfail_on(asyncio="the handle of its own method", uvloop="no message")
 async def test_the_report_names_transport_and_protocol(loop, reported):
     transport, protocol, address = await endpoint(loop, failing("datagram_received"))
     transport.sendto(b"x", address)
@@ -130,7 +130,7 @@ async def test_error_received_that_raises_inside_sendto(loop):
     await finish(protocol)
 
 
-@pytest.mark.skip_on(uvloop="the endpoint receives nothing after the error")
+@pytest.mark.skip_on(uvloop="nothing is received then")
 async def test_connection_made_that_raises(loop, reported):
     transport, protocol, address = await endpoint(loop, failing("connection_made"))
     transport.sendto(b"hello", address)
@@ -152,7 +152,7 @@ async def test_connection_lost_that_raises(loop, reported):
     assert protocol.events == ["made", "lost"]
 
 
-async def test_a_protocol_without_datagram_methods(loop, reported):
+async def test_a_protocol_without_the_methods(loop, reported):
     transport, protocol = await loop.create_datagram_endpoint(asyncio.BaseProtocol, local_addr=(HOST, 0))
     transport.sendto(b"x", transport.get_extra_info("sockname"))
     await until(lambda: reported)
@@ -163,7 +163,7 @@ async def test_a_protocol_without_datagram_methods(loop, reported):
     await iterations(5)
 
 
-@pytest.mark.skip_on(uvloop="it reports interrupts like any error")
+@pytest.mark.skip_on(uvloop="it reports them like any error")
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 def test_an_interrupt_loses_no_datagram(loop, kind):
     class Leaving(Datagrams):
@@ -191,7 +191,7 @@ def test_an_interrupt_loses_no_datagram(loop, kind):
     loop.run_until_complete(finish(*protocols))
 
 
-@pytest.mark.skip_on(uvloop="it reports interrupts like any error")
+@pytest.mark.skip_on(uvloop="it reports them like any error")
 def test_an_interrupt_in_connection_made_keeps_the_endpoint(loop):
     class Leaving(Datagrams):
         def connection_made(self, transport):
@@ -263,7 +263,7 @@ async def test_closed_while_paused_inside_a_batch(loop):
 # ---------------------------------------------------------------- ends
 
 
-@pytest.mark.xfail_on(uvloop="its warnings differ")
+@pytest.mark.xfail_on(uvloop="it warns of something else")
 def test_a_loop_closed_over_open_endpoints(loop_kind):
     out = run_script(
         loop_kind,
@@ -291,7 +291,7 @@ def test_a_loop_closed_over_open_endpoints(loop_kind):
 
 async def test_a_closed_endpoint_is_not_kept(loop):
     transport, protocol, _ = await endpoint(loop)
-    protocol.itself = transport  # a reference cycle, as in most protocols
+    protocol.itself = transport  # a cycle, as usual
     gone = weakref.ref(transport), weakref.ref(protocol)
     await finish(protocol)
     opened.clear()

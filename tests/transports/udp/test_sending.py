@@ -16,7 +16,7 @@ HEADER_LEN = 8 if sys.version_info >= (3, 13) else 0
 no_unix = pytest.mark.skip_on(uvloop="#196: no Unix datagrams")
 
 
-async def test_another_address_than_the_remote_one_is_refused(loop):
+async def test_another_address_than_that_of_the_endpoint(loop):
     with raw_socket() as peer:
         address = peer.getsockname()
         transport, protocol, _ = await endpoint(loop, remote_addr=address)
@@ -29,7 +29,7 @@ async def test_another_address_than_the_remote_one_is_refused(loop):
         await finish(protocol)
 
 
-@pytest.mark.xfail_on(uvloop="EDESTADDRREQ, and the endpoint stays open")
+@pytest.mark.xfail_on(uvloop="EDESTADDRREQ, and the endpoint goes on")
 async def test_no_address_at_all_ends_the_endpoint(loop, reported):
     transport, protocol, _ = await endpoint(loop)
     transport.sendto(b"to whom?")
@@ -46,7 +46,7 @@ async def test_no_address_at_all_ends_the_endpoint(loop, reported):
     reported.clear()
 
 
-@pytest.mark.skip_on(uvloop="it raises the errors, or closes without a report")
+@pytest.mark.skip_on(uvloop="it raises them, or closes without a report")
 @pytest.mark.parametrize(
     ("address", "kind"),
     [(5, TypeError), ((HOST,), TypeError), ((HOST, "9"), TypeError), ((HOST, 65536), OverflowError)],
@@ -71,7 +71,7 @@ async def test_a_name_that_does_not_resolve(loop):
 
 
 async def test_an_address_that_cannot_be_reached(loop):
-    """Broadcasting without SO_BROADCAST is refused with EACCES. error_received() gets the error."""
+    """Broadcasting without permission."""
     transport, protocol, _ = await endpoint(loop, family=socket.AF_INET)
     transport.sendto(b"everybody", ("255.255.255.255", 9))
     assert [error.errno for error in protocol.errors] == [errno.EACCES]
@@ -98,7 +98,7 @@ async def test_connected_endpoints_ignore_datagrams_after_close(loop):
             peer.recv(1)
 
 
-@pytest.mark.skip_on(asyncio="AttributeError in its own error handling", uvloop="as asyncio")
+@pytest.mark.skip_on(asyncio="AttributeError in its own error handling", uvloop="the same")
 async def test_unconnected_endpoints_ignore_datagrams_after_the_end(loop):
     with raw_socket() as peer, logged() as messages:
         transport, protocol, _ = await endpoint(loop)
@@ -110,14 +110,14 @@ async def test_unconnected_endpoints_ignore_datagrams_after_the_end(loop):
             peer.recv(1)
 
 
-async def test_close_and_abort_end_the_endpoint_once(loop):
+async def test_close_and_abort_end_it_once(loop):
     for end in (["close"], ["abort"], ["close", "abort"], ["abort", "close", "close", "abort"]):
         transport, protocol, _ = await endpoint(loop)
         sock = transport.get_extra_info("socket")
         for method in end:
             getattr(transport, method)()
         assert transport.is_closing()
-        assert protocol.events == ["made"]  # connection_lost is never called inside close() or abort()
+        assert protocol.events == ["made"]  # never inside the call
         await until(lambda: protocol.is_lost)
         await iterations(3)
         assert protocol.events == ["made", "lost"]
@@ -198,7 +198,7 @@ async def test_pause_and_resume_writing(loop, tmp_path, monkeypatch):
     with peer:
         for number in range(9):
             transport.sendto(b"%06d" % number)
-        assert protocol.events == ["made"]  # the buffer is at the high mark, not above it
+        assert protocol.events == ["made"]  # at the mark, not above
         transport.sendto(b"pause.")
         transport.sendto(b"paused")
         assert protocol.events == ["made", "pause"]
@@ -248,7 +248,7 @@ async def test_close_sends_pending_data(loop, tmp_path, monkeypatch):
         transport.sendto(b"before")
         transport.close()
         assert transport.is_closing()
-        transport.sendto(b"after.")  # accepted, because datagrams are still pending
+        transport.sendto(b"after.")  # still open for the next datagram
         await iterations(3)
         assert not protocol.is_lost
         assert (await received_by(peer, count + 2))[-2:] == [b"before", b"after."]
@@ -264,7 +264,7 @@ async def test_abort_drops_pending_data(loop, tmp_path, monkeypatch):
     with peer:
         transport.sendto(b"before")
         transport.abort()
-        assert transport.get_write_buffer_size() in (0, 2 * (6 + HEADER_LEN))  # asyncio does not reset the size
+        assert transport.get_write_buffer_size() in (0, 2 * (6 + HEADER_LEN))  # asyncio keeps the number
         await until(lambda: protocol.is_lost)
         await received_by(peer, count - 1)
         await iterations(3)
@@ -343,7 +343,7 @@ async def test_a_socket_that_is_full_and_has_no_peer(loop, tmp_path, monkeypatch
 
 
 async def test_a_refusal_does_not_stop_the_others(loop):
-    """Datagrams are sent to two peers, of which one does not exist."""
+    """Datagrams to several peers, one of which does not exist."""
     deaf = unused_address()
     with raw_socket() as peer:
         transport, protocol, _ = await endpoint(loop)

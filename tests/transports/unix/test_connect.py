@@ -83,8 +83,8 @@ async def test_an_abstract_name_without_a_listener(loop, address_of):
         await loop.create_unix_connection(Recorder, address_of("abstract str"))
 
 
-@pytest.mark.xfail_on(uvloop="it has the system's message, and accepts objects that are not paths")
-async def test_paths_that_are_not_possible(loop, folder):
+@pytest.mark.xfail_on(uvloop="the system's message, and it passes on what is not a path")
+async def test_paths_that_cannot_be(loop, folder):
     with pytest.raises(OSError, match="too long"):
         await loop.create_unix_connection(Recorder, str(folder / ("x" * 120)))
     for wrong in (5, 1.5, ["path"]):
@@ -137,7 +137,7 @@ LATER = "takes a full queue for a connection, which then fails with ENOTCONN"
 
 @pytest.mark.xfail_on(asyncio=LATER, uvloop="fails with EAGAIN")
 async def test_a_full_queue_is_waited_for(loop, address_of):
-    """While the queue is full, connect() fails with EAGAIN, and no event tells when it has space again."""
+    """The system answers EAGAIN then, and reports no event when the queue has space again."""
     address = address_of("str")
     with listener_at(address, backlog=1) as listener:
         connecting = [loop.create_task(loop.create_unix_connection(Recorder, address)) for _ in range(8)]

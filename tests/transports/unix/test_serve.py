@@ -117,7 +117,7 @@ async def test_a_stale_socket_is_replaced(loop, serve_unix, address_of, form):
 
 @pytest.mark.parametrize(
     "form",
-    ["str", "bytes", pytest.param("pathlike", marks=pytest.mark.xfail_on(uvloop="its message names the object"))],
+    ["str", "bytes", pytest.param("pathlike", marks=pytest.mark.xfail_on(uvloop="names the object, not the path"))],
 )
 async def test_another_file_is_not_replaced(loop, address_of, form):
     address = address_of(form)
@@ -168,7 +168,7 @@ async def test_default_of_cleanup_socket(loop, serve_unix, address_of, form):
     assert os.path.exists(address) == BEFORE_CLEANUP
 
 
-@pytest.mark.xfail_on(when=BEFORE_CLEANUP, asyncio="the argument is new in 3.13")
+@pytest.mark.xfail_on(when=BEFORE_CLEANUP, asyncio="a new argument of 3.13")
 @pytest.mark.parametrize("is_wanted", [True, False])
 @pytest.mark.parametrize("how", ["path", "sock"])
 async def test_cleanup_socket_on_every_version(loop, serve_unix, address_of, how, is_wanted):
@@ -185,7 +185,7 @@ async def test_cleanup_socket_on_every_version(loop, serve_unix, address_of, how
         assert os.path.exists(address) != is_wanted
 
 
-@pytest.mark.xfail_on(when=BEFORE_CLEANUP, asyncio="the argument is new in 3.13")
+@pytest.mark.xfail_on(when=BEFORE_CLEANUP, asyncio="a new argument of 3.13")
 async def test_cleanup_keeps_the_socket_file_of_another_server(loop, serve_unix, address_of):
     address = address_of("str")
     first = await serve_unix(Echo, address, cleanup_socket=True)
@@ -269,7 +269,7 @@ async def test_server_closes_no_client(loop, serve_unix, address_of):
 
 
 @pytest.mark.xfail_on(uvloop="has no such method")
-@pytest.mark.xfail_on(when=sys.version_info < (3, 13), asyncio="the method is new in 3.13")
+@pytest.mark.xfail_on(when=sys.version_info < (3, 13), asyncio="a new method of 3.13")
 @pytest.mark.parametrize("way", ["close_clients", "abort_clients"])
 async def test_clients_can_be_closed(loop, serve_unix, address_of, way):
     address = address_of("str")
