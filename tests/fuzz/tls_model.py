@@ -248,7 +248,7 @@ class TlsModel:
             self.peer.unwrap()
 
     def do_peer_fails(self) -> None:
-        """Make the peer send a fatal alert, encrypted."""
+        """Give the peer a record that it cannot decrypt, so that it sends a fatal alert."""
         self.incoming.write(b"\x17\x03\x03\x00\x20" + bytes(32))
 
     def can_ask(self, version: str) -> bool:

@@ -186,7 +186,7 @@ async def nothing() -> None:
 
 @functools.cache
 def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Return a client's context that checks nothing and a server's without a certificate: no handshake can complete."""
+    """Return a client's and a server's context. The server has no certificate, so no handshake can complete."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.verify_mode = ssl.CERT_NONE
@@ -214,7 +214,7 @@ class World(dict[str, Any]):
         return value
 
     def near(self, kind: int = socket.SOCK_STREAM) -> socket.socket:
-        """Return a nonblocking socket. Its other end stays open, and has sent something."""
+        """Return one end of a nonblocking socket pair. The other end stays open, and has sent a few bytes."""
         mine, other = socket.socketpair(socket.AF_UNIX, kind)
         mine.setblocking(False)
         other.setblocking(False)
@@ -270,7 +270,7 @@ def a_reader(world: World) -> Any:
 def a_listener(world: World) -> Any:
     sock = socket.socket(socket.AF_UNIX)
     sock.setblocking(False)
-    sock.bind("")  # an abstract address
+    sock.bind("")  # the kernel chooses an abstract address
     sock.listen()
     world.keep.append(sock)
     return world["loop"]._listen(sock, asyncio.Protocol, EvilOwner("none"), 5)

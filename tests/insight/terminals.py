@@ -66,7 +66,7 @@ class Terminal:
         self._seen = self._text.index(text, self._seen) + len(text)
 
     def interrupt(self) -> None:
-        """Press Ctrl-C once the program waits: readline echoes keys before that, and then loses the signal."""
+        """Press Ctrl-C once the program waits for input. Before that, readline echoes keys but loses the signal."""
         wait_blocked(self.pid)
         self.type("\x03")
 

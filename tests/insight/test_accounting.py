@@ -29,7 +29,7 @@ def burn(seconds=0.02):
 
 
 def account(loop, kind, part):
-    """Return the only account of this kind whose name contains this text."""
+    """Return the only account of the given kind whose name contains the text `part`."""
     [found] = [each for each in grapeshot.insight.accounting(loop).cpu if each.kind == kind and part in each.name]
     return found
 
@@ -166,7 +166,10 @@ def owner_at(loop, fd):
     return found
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 12) and tracemalloc.is_tracing(), reason="tracemalloc reports more")
+@pytest.mark.skipif(
+    sys.version_info >= (3, 12) and tracemalloc.is_tracing(),
+    reason="tracemalloc also tells where sockets were made",
+)
 async def test_debug_mode_names_the_code_that_opened_a_descriptor(loop, monkeypatch):
     monkeypatch.setattr(
         "grapeshot.insight._accounting._SHOWN", 10_000
@@ -304,7 +307,7 @@ async def test_cpu_is_added_up_by_function_and_name(loop):
 
 
 async def test_ended_names_with_numbers_share_an_account(loop):
-    """A program that numbers its tasks does not fill the memory while CPU is counted."""
+    """If a program numbers its tasks, they do not use more and more memory while CPU is counted."""
     loop.set_cpu_accounting(True)
     for number in range(20):
         await loop.create_task(asyncio.sleep(0), name=f"request {number}")

@@ -190,7 +190,9 @@ async def test_a_stream_that_the_program_replaces_stays(loop, path, monkeypatch)
 
 
 async def test_a_client_that_does_not_read(loop, path):
-    """Its pending output is bounded, and the loop goes on. When the client reads again, it learns what it missed."""
+    """The client's pending output is bounded, and the loop goes on. When the client reads again, a message tells how
+    many bytes were dropped.
+    """
     from grapeshot.insight.backdoor import _wire
 
     with backdoor.serve(path) as server, await call(path) as caller:
@@ -260,9 +262,9 @@ async def test_empty_lines_count_as_input_that_waits(loop, path, monkeypatch):
     "frames",
     [
         pytest.param(b"e\0\0\0\0" * 2, id="two ends"),
-        pytest.param(b"e\0\0\0\0e\0\0\0\0i\0\0\0\0s\0\0\0\x046*7\n", id="commands behind the end"),
+        pytest.param(b"e\0\0\0\0e\0\0\0\0i\0\0\0\0s\0\0\0\x046*7\n", id="commands after the end"),
         pytest.param(b"o\xff\xff\xff\xff", id="a frame of 4 GiB"),
-        pytest.param(b"\xff\0\0\0\0" * 3 + b"p\0\0\0\x01x", id="kinds that there are not"),
+        pytest.param(b"\xff\0\0\0\0" * 3 + b"p\0\0\0\x01x", id="unknown kinds"),
     ],
 )
 async def test_wrong_frames_are_an_error_of_the_client(loop, path, frames, monkeypatch):
@@ -357,7 +359,9 @@ async def test_a_client_that_vanishes_ends_its_command(loop, path):
 
 
 async def test_a_client_that_vanishes_after_its_last_line(loop, path, monkeypatch):
-    """The client ends its side of the stream, so that the server reads nothing more; then it closes."""
+    """The client first shuts down its side of the stream, after which the server stops reading. Then the client closes
+    the socket.
+    """
     from grapeshot.insight.backdoor import _wire
 
     monkeypatch.setattr(_wire, "_CHECK_S", 0.1)
@@ -430,7 +434,7 @@ def test_the_end_of_the_run_closes_the_server(new_loop, path):
 
 
 def test_the_end_of_the_run_closes_clients_that_do_not_read(new_loop, path):
-    """The sockets of these clients are closed with output unsent: waiting would last longer than the run."""
+    """The end of the run does not wait until such a client has read its output, but closes the connection."""
 
     async def main():
         server = backdoor.serve(path)

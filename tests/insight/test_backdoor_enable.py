@@ -152,7 +152,7 @@ def test_in_a_patched_program(path):
 @pytest.mark.parametrize("kind", ["asyncio", "grapeshot"])
 @pytest.mark.parametrize("is_idle", [False, True], ids=["busy", "idle"])
 def test_a_process_that_was_not_prepared(path, tmp_path, kind, is_idle):
-    """A script that is injected into the process, as a debugger does it, opens the back door.
+    """A script that is injected into the process, as a debugger does, opens the back door.
 
     The interpreter runs the script before its next bytecode. A loop without events runs no bytecode until the process
     is stopped and continued.

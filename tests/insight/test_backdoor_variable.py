@@ -37,7 +37,7 @@ LISTING = """
 
 
 class Command:
-    """A program that runs under one of the commands, with the variable."""
+    """A program that runs under one of the commands, with GRAPESHOT_BACKDOOR set."""
 
     def __init__(self, command, value, code, *arguments):
         self.process = subprocess.Popen(

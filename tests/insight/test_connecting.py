@@ -79,7 +79,7 @@ def test_a_relative_path_behind_a_link_of_ones_own(path, monkeypatch):
 
 
 def silent(listener):
-    """Check that nothing was sent to the listener."""
+    """Return whether nothing was sent to the listener."""
     listener.setblocking(False)
     try:
         accepted, _ = listener.accept()
@@ -91,8 +91,8 @@ def silent(listener):
 
 @needs_root
 def test_a_name_that_a_stranger_has_taken_first(path):
-    """In a directory like /tmp any user can bind the name. That user could read the input, and send escape sequences
-    to the terminal.
+    """In a directory like /tmp any user can be the first to bind a socket to the name. That user could read what is
+    typed, and send escape sequences to the terminal.
     """
     path.parent.chmod(0o1777)
     with listen(path) as listener:

@@ -176,7 +176,7 @@ def test_tls(tmp_path):
     assert not any("grapeshot.io" in line for line in found)
 
 
-def test_the_programs_own_logging_gets_them_instead_of_stderr():
+def test_the_programs_own_logging_gets_the_records_instead_of_stderr():
     code = """
 import logging, sys
 logging.basicConfig(stream=sys.stdout, level=logging.INFO, format="own %(name)s")

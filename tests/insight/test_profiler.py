@@ -344,7 +344,7 @@ def test_threads(clocks):
     assert function(found, "burn", worker).own_cpu == 9
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.setprofile does not reach threads that run")
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.setprofile does not reach threads that already run")
 async def test_threads_that_began_before(loop, clocks):
     first, second = threading.Event(), threading.Event()
 
@@ -484,7 +484,7 @@ def test_another_profiler():
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring is new in 3.12")
-def test_somebody_takes_the_events_away():
+def test_other_code_frees_the_profilers_tool_id():
     with profiler.profile() as found:
         sys.monitoring.free_tool_id(sys.monitoring.PROFILER_ID)
     assert found.owners
@@ -529,7 +529,7 @@ async def test_a_task_whose_get_name_raises(loop):
     assert owner(found, "test_a_task_whose_get_name_raises.<locals>.Task").kind == "task"
 
 
-def test_off_nothing_is_installed():
+def test_nothing_is_installed_after_a_profile():
     with profiler.profile():
         pass
     assert sys.getprofile() is None

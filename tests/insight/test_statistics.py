@@ -89,7 +89,7 @@ async def test_writes_and_events_of_an_echo(loop):
     assert counted.writes == counted.corked_writes == 50
     assert counted.bytes_written == 200
     assert counted.connections_accepted == 1
-    assert counted.events == 50 + 2  # one for the connection, one for its end
+    assert counted.events == 50 + 2  # one event for the new connection, and one for its end
     assert counted.accept_errors == counted.wakeups == counted.threadsafe_calls == 0
 
 
@@ -248,7 +248,7 @@ def test_wakeups_by_other_threads(loop):
 
     def other():
         for index in range(rounds):
-            assert woken.acquire(timeout=CAP_S)  # the time of the previous poll is counted
+            assert woken.acquire(timeout=CAP_S)  # by then, the loop has counted the time of its last poll
             blocked_s = loop.statistics().polling_s
             wait_until(lambda: loop.statistics().polling_s > blocked_s + 0.001)
             loop.call_soon_threadsafe(woken.release if index < rounds - 1 else loop.stop)

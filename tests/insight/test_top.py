@@ -66,7 +66,7 @@ def program(path, request):
 
 @pytest.fixture
 def start():
-    """Start a `Top`, and end its process afterwards."""
+    """A function that starts a `Top`. After the test, the processes are ended."""
     made = []
 
     def start(path, columns):
@@ -79,7 +79,7 @@ def start():
 
 
 class Top:
-    """The command on a terminal, as a terminal draws it."""
+    """`grapeshot top` on a terminal whose screen a test can read."""
 
     def __init__(self, path, columns, lines=30):
         pytest.importorskip("rich")
@@ -306,7 +306,7 @@ async def test_a_sampler_whose_client_has_vanished(loop, monkeypatch):
 
 
 async def test_a_sampler_ends_with_its_client(loop, path, tasks):
-    """The sampler ends even if the client did not tell it to end, or had gone before the process could start it."""
+    """The sampler ends even if its client has not told it to end, or has gone before the sampler starts."""
     with backdoor.serve(path), await call(path) as caller:
         await caller.ask(
             "from grapeshot.insight.backdoor._sampling import Sampler; sampler = Sampler(loop); sampler.sample()"

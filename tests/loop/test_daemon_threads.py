@@ -351,7 +351,7 @@ def test_panics_are_caught():
     assert run_script("grapeshot", script) == "\ninternal error in grapeshot: a test has asked for it\n" * 3
 
 
-@pytest.mark.skipif(not coro_is_available(), reason="there are no coros here")
+@pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 @pytest.mark.parametrize("stack", ["shared", "own"])
 @pytest.mark.parametrize(
     "work",

@@ -381,8 +381,8 @@ def unclosed(caught, kind):
     return found
 
 
-@pytest.mark.leaks_on(asyncio="the transport's descriptor stays open", uvloop="as asyncio")
-@pytest.mark.xfail_on(uvloop="another text")
+@pytest.mark.leaks_on(asyncio="the transport's descriptor stays open", uvloop="same as asyncio")
+@pytest.mark.xfail_on(uvloop="its warning has another text")
 def test_an_unclosed_transport_warns(new_loop, quiet, loop_kind):
     loop = new_loop()
     sock, other = socket.socketpair()
@@ -409,7 +409,7 @@ def test_an_unclosed_transport_warns(new_loop, quiet, loop_kind):
     gc.collect()
 
 
-@pytest.mark.xfail_on(uvloop="no source")
+@pytest.mark.xfail_on(uvloop="its warning has no source")
 def test_an_unclosed_loop_warns_with_its_source(loop_kind, _audit, quiet):
     from support import loop_factory
 
@@ -425,7 +425,7 @@ def test_an_unclosed_loop_warns_with_its_source(loop_kind, _audit, quiet):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="3.11 does not find where such objects were allocated")
-@pytest.mark.xfail_on(uvloop="no warning")
+@pytest.mark.xfail_on(uvloop="it does not warn")
 def test_tracemalloc_shows_where_an_unclosed_loop_was_made(loop_kind):
     code = """
         import gc, sys, warnings

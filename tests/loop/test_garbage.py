@@ -270,7 +270,6 @@ async def test_traversal_of_a_live_transport(loop):
 
 
 def test_collecting_inside_every_callback(loop):
-    """The collector runs in the middle of the loop's work."""
     seen = []
 
     async def main():

@@ -37,7 +37,7 @@ def test_cancel_and_cancelled(loop):
         assert handle.cancelled() is True
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="new in 3.12")
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="get_context() is new in 3.12")
 @pytest.mark.xfail_on(uvloop="no get_context")
 def test_get_context(loop):
     context = contextvars.copy_context()
@@ -104,7 +104,7 @@ def test_repr_is_that_of_asyncio(loop):
     with_arguments.cancel()
     handle.cancel()
     timer.cancel()
-    reference._scheduled = False  # asyncio's handle is not in the loop's heap
+    reference._scheduled = False  # so that cancel() does not tell the loop, which does not have this timer
     asyncio.Handle.cancel(reference)
     assert repr(timer) == repr(reference)
 
@@ -294,7 +294,7 @@ def made(loop, name):
 @pytest.mark.parametrize("name", TIMER_SLOTS)
 @pytest.mark.skip_on(uvloop=NO_SLOTS)
 def test_an_attribute_is_deleted_and_set_again(loop, name):
-    """unittest.mock.patch.object does this on an object without a dict."""
+    """mock.patch.object deletes and sets the attribute of an object that has no dict."""
     handle = made(loop, name)
     own = getattr(handle, name)
     delattr(handle, name)

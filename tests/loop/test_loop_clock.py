@@ -268,7 +268,7 @@ async def test_blocking_waits_follow_the_clock(loop):
 
     loop.time = fast
     try:
-        await asyncio.sleep(1)  # a real millisecond
+        await asyncio.sleep(1)  # takes a real millisecond
     finally:
         del loop.time
     assert jumps

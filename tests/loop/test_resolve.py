@@ -290,7 +290,7 @@ async def test_getnameinfo(loop):
 
 
 @pytest.mark.parametrize("address", [("127.0.0.1",), ("127.0.0.1", "80"), "127.0.0.1", ("not an address", 80)])
-@pytest.mark.skip_on(uvloop="it accepts some of them, and raises other errors")
+@pytest.mark.skip_on(uvloop="it accepts some of these addresses, and raises other errors")
 async def test_getnameinfo_errors(loop, address):
     expected = answer(lambda: socket.getnameinfo(address, 0))
     with pytest.raises((TypeError, OSError)):

@@ -77,7 +77,7 @@ def test_run_until_complete_takes_an_awaitable(loop):
 
 
 @pytest.mark.parametrize("thing", [None, 1, "text", print])
-def test_run_until_complete_of_something_else(loop, thing):
+def test_run_until_complete_refuses_other_objects(loop, thing):
     with pytest.raises(TypeError, match="is required"):
         loop.run_until_complete(thing)
 

@@ -426,7 +426,9 @@ def test_a_run_inside_of_a_method(loop):
     uvloop="it does not notice that the number of a closed object now belongs to another object",
 )
 def test_a_finalizer_that_uses_the_loop_while_it_looks_for_a_closed_object(loop, pair):
-    """Without a GIL, the loop may drop the last reference to an object that another thread gives up."""
+    """While the loop looks for a closed object, it holds a reference to each object in turn. Without a GIL, another
+    thread may drop its own reference at that moment, so that the finalizer runs inside the loop.
+    """
     number, this_thread = pair[0].fileno(), threading.current_thread()
 
     class Closed:

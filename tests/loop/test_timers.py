@@ -62,7 +62,7 @@ def test_equal_deadlines_of_call_at_all_run(loop):
     assert sorted(seen) == list(range(200))
 
 
-@pytest.mark.skip_on(asyncio="its heap is not stable for equal deadlines", uvloop="its clock may advance in between")
+@pytest.mark.skip_on(asyncio="its heap is not stable for equal deadlines", uvloop="its clock may advance meanwhile")
 def test_equal_deadlines_keep_their_order(loop):
     seen = []
     when = loop.time() + 0.005
@@ -92,7 +92,9 @@ def test_call_at_in_the_past_orders_by_deadline(loop):
 
 
 def run_many_due(loop, later, choices):
-    """Run more due timers than the loop takes from its heap one by one; return which ran, and the sorted deadlines."""
+    """Make more timers due than the loop takes from its heap one by one. Return them in the order in which they ran,
+    and in the order of their deadlines.
+    """
     seen, handles = [], []
     order = random.Random(5)
     offsets = [number % choices for number in range(6000)]
@@ -125,7 +127,7 @@ def test_many_due_together_keep_their_order(loop):
     assert seen == due
 
 
-@pytest.mark.xfail_on(uvloop="timers run before idle callbacks")
+@pytest.mark.xfail_on(uvloop="libuv runs due timers before callbacks of call_soon")
 def test_ready_callbacks_run_before_a_timer_that_becomes_due(loop):
     seen = []
     loop.call_later(0, seen.append, "timer")

@@ -179,7 +179,7 @@ async def test_signals_to_an_ended_process(loop):
     transport.close()
 
 
-@pytest.mark.skip_on(when=sys.version_info < (3, 13), asyncio="older versions may fetch the status and say 255")
+@pytest.mark.skip_on(when=sys.version_info < (3, 13), asyncio="older versions may lose the status and return 255")
 async def test_signals_race_with_the_end(loop):
     """In either order, the only possible error is ProcessLookupError, and the return code is right."""
     for number in range(40):
@@ -193,7 +193,7 @@ async def test_signals_race_with_the_end(loop):
         assert await process.wait() in (7, -signal.SIGTERM)
 
 
-@pytest.mark.skip_on(when=sys.version_info < (3, 14, 7), asyncio="older versions send a signal")
+@pytest.mark.skip_on(when=sys.version_info < (3, 14, 7), asyncio="older versions may send such a signal")
 async def test_no_signal_to_a_number_that_is_free_again(loop, monkeypatch):
     """Nothing may run between fetching the status and publishing it, or a signal could reach another process."""
     killed = []
@@ -469,7 +469,7 @@ def test_a_loop_closed_under_a_running_process(loop_kind):
     assert out.strip() == "done"
 
 
-@pytest.mark.skip_on(asyncio="it leaves the child running", uvloop="it needs no descriptor")
+@pytest.mark.skip_on(asyncio="it leaves the child running", uvloop="it watches children without a descriptor")
 def test_a_child_that_cannot_be_watched_is_ended(loop_kind):
     """Starting the child takes the last free descriptor, so that no pidfd can be opened to watch the child."""
     out = run_script(
@@ -533,7 +533,7 @@ reading, other = os.pipe()
 loop = new_event_loop()
 """
 
-only_with_pidfds = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="no pidfds")
+only_with_pidfds = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="this system has no pidfds")
 
 
 @only_with_pidfds

@@ -19,7 +19,9 @@ PIPE = subprocess.PIPE
 
 @pytest.fixture(autouse=True)
 def _the_helper_threads_are_there(loop_kind):
-    """Starts the helper threads before the audit. They never end."""
+    """Start grapeshot's helper threads before the test. They never end, so a test that started them would seem to leave
+    threads behind.
+    """
     if loop_kind != "grapeshot":
         return
     from grapeshot._loop import subprocess as _subprocess
@@ -93,7 +95,7 @@ async def test_cancelled_while_preexec_fn_runs(loop, is_late):
     os.close(write_end)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="prctl(2)")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has prctl(2)")
 def test_the_parents_death_signal_does_not_come_early(loop_kind):
     """The kernel sends PR_SET_PDEATHSIG when the thread that started the child ends."""
     out = run_script(

@@ -169,7 +169,7 @@ def test_links_inside_the_site_have_targets(html, found):
 
 
 def test_a_warning_ends_the_build(html, tmp_path):
-    """Build a small project with the configuration of the site, and with one link or name that leads nowhere."""
+    """Build a small project with the configuration of the site: first without faults, then with three dead links."""
     shutil.copytree(SITE, tmp_path / "docs" / "site")
     configuration = tmp_path / "docs" / "site" / "conf.py"
     text = configuration.read_text(encoding="utf-8")

@@ -25,7 +25,7 @@ pytest.importorskip("grapeshot.coro", reason="no coros on this interpreter", exc
 
 
 def where_installed(name, *others):
-    reason = f"no {name} here"
+    reason = f"{name} is not installed"
     return pytest.param(*others, name, marks=pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=reason))
 
 
@@ -93,7 +93,7 @@ def test_the_web_server_says_hello(kind, style):
 def test_a_client_calls_in_each_style(library, style):
     for needed in (library, style):
         if importlib.util.find_spec(needed) is None:
-            pytest.skip(f"no {needed} here")
+            pytest.skip(f"{needed} is not installed")
     sample = own_sample("blocking.clients", library, style, "--style", style, "--seconds", "0.001")
     assert sample["rounds"] >= 3
     assert sample["cpu_ns"] > 0

@@ -22,7 +22,7 @@ from benchmarks.coros.__main__ import SUITE
 pytest.importorskip("grapeshot.coro", reason="no coros on this interpreter", exc_type=ImportError)
 
 PEERS = [
-    pytest.param(name, marks=pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"no {name} here"))
+    pytest.param(name, marks=pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"{name} is missing"))
     for name in (cases.GREENLET, cases.GEVENT)
 ]
 STYLES = [cases.OURS, *PEERS]
