@@ -332,7 +332,7 @@ async def test_tasks_that_end_with_the_interpreter_are_counted_without_functions
     assert account(loop, "task", "last").ended == 1
 
 
-async def test_names_do_not_reach_a_terminal_as_they_are(loop, tmp_path):
+async def test_control_characters_in_names_do_not_reach_a_terminal(loop, tmp_path):
     """Names of tasks and files may come from an untrusted source."""
     loop.set_cpu_accounting(True)
     task = loop.create_task(worker(1), name="a\x1b[31m\nb")
@@ -359,7 +359,7 @@ async def test_the_back_door_shows_growth(loop, tmp_path, monkeypatch):
     await until(lambda: len(asyncio.all_tasks()) == 1, "the session to end")
 
 
-# ---- memory, and what it is asked of
+# ---- memory
 
 
 async def test_memory(loop, serve):
@@ -383,7 +383,7 @@ async def test_limits_are_shown(loop):
     assert str(grapeshot.insight.accounting()).endswith("\nLimits: connections 7")
 
 
-def test_it_needs_a_loop_of_grapeshot():
+def test_accounting_needs_a_grapeshot_loop():
     with pytest.raises(RuntimeError, match="no running event loop"):
         grapeshot.insight.accounting()
     loop = asyncio.SelectorEventLoop()

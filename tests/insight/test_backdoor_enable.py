@@ -26,7 +26,7 @@ def untouched():
     assert hooks.on_run is None
 
 
-async def test_a_signal_opens_it(loop, path, caplog):
+async def test_a_signal_opens_the_back_door(loop, path, caplog):
     with backdoor.enable(path) as switch:
         await asyncio.sleep(0.001)
         assert not path.exists()
@@ -48,7 +48,7 @@ async def test_a_signal_reaches_a_loop_that_sleeps(loop, path):
         await until(path.exists, "the back door to open")
 
 
-async def test_a_variable_opens_it(loop, path, monkeypatch):
+async def test_a_variable_opens_the_back_door(loop, path, monkeypatch):
     monkeypatch.setenv("GRAPESHOT_BACKDOOR", "1")
     with backdoor.enable(path, namespace={"answer": 42}), await call(path) as caller:
         assert await caller.ask("answer") == "42\n"

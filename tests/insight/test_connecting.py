@@ -111,7 +111,7 @@ def test_a_listener_of_another_user(path, monkeypatch):
         assert silent(listener)
 
 
-def test_a_system_that_cannot_tell(path, monkeypatch):
+def test_a_system_that_cannot_tell_who_listens(path, monkeypatch):
     monkeypatch.setattr(peer, "peer_uid", None)
     with listen(path):
         assert "cannot tell which user is listening there" in refusal(path)

@@ -73,7 +73,7 @@ def output_of(*command):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 14), reason="sys.remote_exec is new in 3.14")
-def test_a_script_by_remote_exec_shows_all(program, tmp_path):
+def test_a_script_run_by_remote_exec_shows_all_coros_and_tasks(program, tmp_path):
     probe = tmp_path / "probe.py"
     probe.write_text("import grapeshot\nprint(grapeshot.insight.tree(), flush=True)\nprint('looked', flush=True)\n")
     try:

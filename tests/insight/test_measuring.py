@@ -91,7 +91,7 @@ def test_durations(loop):
     assert durations.percentile(99.5) >= BUSY_S > durations.percentile(50)
 
 
-def test_switched_off_the_numbers_stay(loop):
+def test_the_numbers_stay_after_measuring_has_ended(loop):
     loop.measure_callbacks()
     run(loop, int)
     loop.measure_callbacks(False)
@@ -166,7 +166,7 @@ def test_delays_of_other_threads_and_many_iterations(loop):
     assert found.scheduling_delays.sum_s + found.callback_durations.sum_s <= took_s
 
 
-async def test_protocols_count_and_wait_behind_each_other(loop):
+async def test_protocol_callbacks_are_counted_and_delay_each_other(loop):
     loop.measure_callbacks()
     pairs = [raw_pair() for _ in range(2)]
     transports = [(await loop.connect_accepted_socket(Busy, ours))[0] for ours, _ in pairs]

@@ -124,7 +124,7 @@ async def test_cycles_through_attributes_are_collected(loop, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_it_cannot_be_pickled(loop, kind):
+async def test_a_transport_cannot_be_pickled(loop, kind):
     async with opened(loop, kind) as transport:
         transport.note = "mine"
         with pytest.raises((TypeError, AttributeError, pickle.PicklingError)):

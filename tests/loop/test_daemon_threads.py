@@ -32,7 +32,7 @@ class Stays:
     __del__ = stay
 
 class Last:
-    # The interpreter deletes it after it has begun to end threads. The delay gives the daemon thread time to end.
+    # The interpreter deletes `last` after it has begun to end threads. The delay gives the daemon thread time to end.
     def __del__(self, sleep=time.sleep):
         sleep(0.05)
 

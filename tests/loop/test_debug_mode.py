@@ -26,7 +26,7 @@ def test_get_and_set(loop):
     assert loop.get_debug() is False
 
 
-def test_the_environment_sets_it(loop_kind):
+def test_the_environment_sets_debug_mode(loop_kind):
     code = "loop = new_event_loop(); print(loop.get_debug()); loop.close()"
     assert run_script(loop_kind, code).strip() == "False"
     assert run_script(loop_kind, code, flags=("-X", "dev")).strip() == "True"

@@ -75,7 +75,7 @@ def test_a_cancelled_handle_still_shows_its_call(loop, delay):
 
 
 @pytest.mark.xfail_on(uvloop="its handles show nothing once cancelled")
-def test_debug_mode_counts_when_the_handle_is_cancelled(loop):
+def test_debug_mode_at_the_time_of_cancel_keeps_the_call_in_the_repr(loop):
     handle = loop.call_soon(named)
     loop.set_debug(True)
     handle.cancel()

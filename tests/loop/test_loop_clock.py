@@ -51,8 +51,8 @@ async def test_call_later_and_call_at(loop, clock):
     assert await due(seen) == ["at", "later"]
 
 
-async def test_due_at_the_very_time(loop, clock):
-    """A timer is due at exactly its deadline, whatever the rounding of floats."""
+async def test_a_timer_is_due_at_exactly_its_deadline(loop, clock):
+    """The rounding of floats makes no difference."""
     for number in range(200):
         clock.now = 0.1 * number
         seen = []

@@ -225,7 +225,7 @@ async def test_a_replaced_resolver_is_used(loop, monkeypatch):
     assert (await loop.getaddrinfo("127.0.0.1", 80))[0][4] == ("127.0.0.1", 80)
 
 
-def test_it_is_a_coroutine(loop):
+def test_getaddrinfo_returns_a_coroutine(loop):
     for host in ("127.0.0.1", "localhost"):
         coroutine = loop.getaddrinfo(host, 80)
         assert asyncio.iscoroutine(coroutine)

@@ -39,7 +39,7 @@ def test_stop_before_run_forever_makes_one_iteration(loop):
     assert seen == [1]
 
 
-def test_stop_is_used_up(loop):
+def test_two_stops_end_only_one_run(loop):
     loop.stop()
     loop.stop()
     loop.run_forever()

@@ -201,7 +201,7 @@ async def ident():
     return threading.get_ident()
 
 
-def test_a_second_thread_cannot_run_it(loop):
+def test_a_second_thread_cannot_run_the_loop(loop):
     errors = []
 
     async def main():

@@ -63,7 +63,7 @@ async def test_the_popen_object(loop):
 
 
 @pytest.mark.skip_on(uvloop="its repr differs, and the test hangs after the failure")
-async def test_the_repr_says_how_it_is(loop):
+async def test_the_repr_names_the_state_and_the_pipes(loop):
     transport, protocol = await loop.subprocess_exec(Events, *CAT, stderr=None)
     text = repr(transport)
     assert f"SubprocessTransport pid={transport.get_pid()} running stdin=<" in text
@@ -194,7 +194,7 @@ async def test_signals_race_with_the_end(loop):
 
 
 @pytest.mark.skip_on(when=sys.version_info < (3, 14, 7), asyncio="older versions may send such a signal")
-async def test_no_signal_to_a_number_that_is_free_again(loop, monkeypatch):
+async def test_no_signal_is_sent_to_a_process_id_that_is_free_again(loop, monkeypatch):
     """Nothing may run between fetching the status and publishing it, or a signal could reach another process."""
     killed = []
     process = await asyncio.create_subprocess_exec(*sh("exit"))
@@ -538,7 +538,7 @@ only_with_pidfds = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="thi
 
 @only_with_pidfds
 @pytest.mark.skip_on(asyncio="it waits forever", uvloop="it uses no pidfds")
-def test_the_number_of_a_watch_that_another_file_got(loop_kind):
+def test_another_file_gets_the_number_of_the_pidfd(loop_kind):
     """Another file gets the number of the child's pidfd. The loop notices this and watches the child again."""
     out = run_script(
         loop_kind,
@@ -562,7 +562,7 @@ loop.close()
 @only_with_pidfds
 @pytest.mark.skip_on(uvloop="it uses no pidfds")
 @pytest.mark.skip_on(when=sys.version_info < (3, 12), asyncio="its child watcher does not belong to the loop")
-def test_a_file_that_has_the_number_of_a_watch_stays_open(loop_kind):
+def test_another_file_with_the_number_of_the_pidfd_stays_open(loop_kind):
     out = run_script(
         loop_kind,
         CLOSED_WATCH

@@ -33,7 +33,7 @@ def _the_helper_threads_are_there(loop_kind):
 
 
 @pytest.mark.xfail_on(uvloop="it runs preexec_fn before the redirections")
-async def test_it_runs_in_the_child(loop):
+async def test_preexec_fn_runs_in_the_child(loop):
     process = await asyncio.create_subprocess_exec(
         *sh("echo program"), stdout=PIPE, preexec_fn=lambda: os.write(1, b"before the ")
     )

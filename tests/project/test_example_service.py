@@ -96,7 +96,7 @@ def start(tmp_path):
             service.process.communicate()
 
 
-def test_it_answers(start):
+def test_the_service_answers(start):
     service = start()
     with service.connect() as client:
         client.sendall(
