@@ -44,7 +44,8 @@ PATCHED = (
     threading,
     time,
 )
-# Attributes that the modules change themselves, or that the first coro that hides the loop replaces permanently.
+# Attributes that may differ after a test: the modules change them themselves, or the first coro that hides the loop
+# replaces them permanently.
 CHANGING = {
     "all_tasks",
     "_shutdown_locks",
@@ -58,9 +59,9 @@ LOGGERS = ("asyncio", "grapeshot", "concurrent.futures")
 # Threads with this prefix run until the process ends. They start child processes, and a child can ask for a signal
 # when the thread that started it ends (PR_SET_PDEATHSIG).
 STAYING = "grapeshot-preexec"
-# A library that keeps its files open.
+# matplotlib keeps its files open. They do not count.
 CACHES = "/site-packages/matplotlib/"
-# A library that installs callbacks of the collector.
+# hypothesis adds functions to gc.callbacks. They do not count.
 FOLLOWERS = "hypothesis."
 _ABSENT = object()
 
@@ -71,7 +72,7 @@ def open_descriptors() -> set[str]:
         try:
             target = os.readlink(f"/dev/fd/{fd}")
         except OSError:
-            continue  # the descriptor with which the directory was listed
+            continue  # listdir() has closed the descriptor with which it read the directory
         if CACHES not in target and int(fd) != _tracker()[1]:
             fds.add(f"{fd} -> {target}")
     return fds
@@ -174,7 +175,7 @@ class Leftovers:
         return found
 
     def _unfinished(self) -> dict[str, Any]:
-        """Return threads, child processes and descriptors, which may just be about to end."""
+        """Return new threads, child processes and descriptors. They may be about to end."""
         found = {
             "threads": sorted(thread.name for thread in _threads() - self.threads),
             "child processes": sorted(children() - self.children),

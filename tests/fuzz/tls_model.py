@@ -20,7 +20,7 @@ from support import loop_factory
 from tls.contexts import HOSTNAME, client_context, server_context
 
 ROUNDS = 12
-# OpenSSL itself, if Python uses it as a shared library.
+# Python's `_ssl` module. It also gives access to OpenSSL's functions if Python uses OpenSSL as a shared library.
 LIBRARY = ctypes.CDLL(getattr(_ssl, "__file__", None))
 HAS_LIBRARY = hasattr(LIBRARY, "SSL_key_update")
 VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
@@ -28,7 +28,7 @@ VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 @functools.cache
 def contexts(side: str, version: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Return the context of the loop's side, and that of the peer."""
+    """Return the TLS contexts of the loop's side and of the peer."""
     server, client = server_context(version=VERSIONS[version]), client_context(VERSIONS[version])
     return (server, client) if side == "server" else (client, server)
 
@@ -37,7 +37,7 @@ class Openssl:
     """Functions of OpenSSL that Python's ssl module does not offer, applied to a connection."""
 
     def __init__(self, tls: ssl.SSLObject) -> None:
-        # The layout of PySSLSocket: the head of an object, a weak reference, SSL *.
+        # PySSLSocket begins with the object header and a pointer to a weak reference. OpenSSL's `SSL *` follows.
         place = id(tls._sslobj) + object.__basicsize__ + ctypes.sizeof(ctypes.c_void_p)  # type: ignore[attr-defined]
         self.ssl = ctypes.c_void_p.from_address(place)
         version = LIBRARY.SSL_get_version
@@ -159,7 +159,7 @@ class TlsModel:
             quiet = 0 if moved or before != (len(self.log), len(self.data)) else quiet + 1
 
     def send(self, cuts: list[int]) -> None:
-        """Send what is pending, in pieces, unless it is held."""
+        """Send the bytes in `pending`, cut in pieces, unless they are held back."""
         if self.is_held:
             return
         data, self.pending = bytes(self.pending), bytearray()
@@ -175,7 +175,7 @@ class TlsModel:
     # ---------------------------------------------------------------- steps
 
     def shake_hands(self, cuts: list[int], spoiled_round: int, spoil: tuple[Any, ...]) -> None:
-        """Do the handshake in pieces. The data that the peer sends in round `spoiled_round` is spoiled."""
+        """Do the handshake, with the peer's data cut in pieces, and spoil the data of round `spoiled_round`."""
         self.settle()
         for number in range(ROUNDS):
             if number == spoiled_round:
@@ -188,7 +188,7 @@ class TlsModel:
     def step(self, name: str, *arguments: Any, spoil: tuple[Any, ...] = (), cuts: list[int]) -> None:
         """Do a step of the peer or of the application; then spoil and cut what the peer sends."""
         self.note("step", name)
-        with contextlib.suppress(ssl.SSLError, OSError, ValueError):  # the peer's own connection may be over
+        with contextlib.suppress(ssl.SSLError, OSError, ValueError):  # the peer's connection may have ended
             getattr(self, f"do_{name}")(*arguments)
         self.advance_peer()
         if spoil:
@@ -199,7 +199,7 @@ class TlsModel:
             self.note("state", self.transport.is_closing())
 
     def change(self, name: str, *arguments: Any) -> None:
-        """Change what is pending."""
+        """Change the bytes in `pending`."""
         self.has_spoiled = True
         where = arguments[0] % (len(self.pending) + 1) if arguments else 0
         if name == "corrupt" and where < len(self.pending):
@@ -248,7 +248,7 @@ class TlsModel:
             self.peer.unwrap()
 
     def do_peer_fails(self) -> None:
-        """Make the peer send a fatal alert, encrypted."""
+        """Give the peer a record that it cannot decrypt, so that it sends a fatal alert."""
         self.incoming.write(b"\x17\x03\x03\x00\x20" + bytes(32))
 
     def can_ask(self, version: str) -> bool:

@@ -3,8 +3,9 @@
     python tests/fuzz/tlsfuzzer.py --scripts CLONE/scripts --python PYTHON [--count 40] [--seconds 600] [NAME...]
 
 `.ci/soak fuzz` does this. PYTHON must have tlslite-ng. Scripts run in random order, and no script starts after the
-given seconds. A conversation that fails on grapeshot is repeated, also on asyncio. If it fails there too, the cause is
-OpenSSL and its configuration, not the loop. The status is 0 if no conversation fails only on grapeshot.
+given seconds. A conversation that fails on grapeshot is run again on grapeshot and on asyncio. If it fails on asyncio
+too, the cause is OpenSSL and its configuration, not the loop. The status is 0 if no conversation fails only on
+grapeshot, at least one script has run, and both servers have ended without an error.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class Server:
 
 
 def failures(options: argparse.Namespace, name: str, port: int, conversations: list[str]) -> set[str]:
-    """Run a script with the given conversations, or with any if the list is empty. Return the ones that fail."""
+    """Run the given conversations of a script, or `--count` random ones if the list is empty. Return the failures."""
     script = Path(options.scripts) / f"test-{name}.py"
     count = [] if conversations else ["-n", str(options.count)]
     done = subprocess.run(

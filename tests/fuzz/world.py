@@ -181,12 +181,12 @@ def recursive() -> list[Any]:
 
 
 async def nothing() -> None:
-    """Ends in its first step."""
+    """A coroutine that ends in its first step."""
 
 
 @functools.cache
 def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Return a client's context that checks nothing and a server's without a certificate: no handshake can complete."""
+    """Return a client's and a server's context. The server has no certificate, so no handshake can complete."""
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     client.check_hostname = False
     client.verify_mode = ssl.CERT_NONE
@@ -204,7 +204,7 @@ class World(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
         maker = MAKERS.get(name)
         if maker is None or self.is_over:
-            raise KeyError(name)  # it may be the name of a builtin
+            raise KeyError(name)  # eval() then looks for a builtin of this name
         self.is_making = True
         try:
             value = maker(self)
@@ -214,7 +214,7 @@ class World(dict[str, Any]):
         return value
 
     def near(self, kind: int = socket.SOCK_STREAM) -> socket.socket:
-        """Return a nonblocking socket. Its other end stays open, and has sent something."""
+        """Return one end of a nonblocking socket pair. The other end stays open, and has sent a few bytes."""
         mine, other = socket.socketpair(socket.AF_UNIX, kind)
         mine.setblocking(False)
         other.setblocking(False)
@@ -270,7 +270,7 @@ def a_reader(world: World) -> Any:
 def a_listener(world: World) -> Any:
     sock = socket.socket(socket.AF_UNIX)
     sock.setblocking(False)
-    sock.bind("")  # an abstract address
+    sock.bind("")  # the kernel chooses an abstract address
     sock.listen()
     world.keep.append(sock)
     return world["loop"]._listen(sock, asyncio.Protocol, EvilOwner("none"), 5)
@@ -376,7 +376,7 @@ def native_types() -> Iterator[tuple[str, type]]:
     Evil.world = world
     seen = set()
     for name in MAKERS:
-        if name == "waiting":  # only inside a coro
+        if name == "waiting":  # can be created only inside a coro
             continue
         for base in type(world[name]).__mro__:
             if (base.__module__ == "grapeshot._core" or base in vars(_core).values()) and base not in seen:

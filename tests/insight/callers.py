@@ -19,7 +19,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root
 
 
 class Caller(Peer):
-    """Speaks plain text, like `nc -U`."""
+    """A client that speaks plain text, like `nc -U`."""
 
     def __init__(self, path: Any) -> None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -53,8 +53,8 @@ async def call(path: Any) -> Caller:
 
 
 async def connected_as_nobody(path: Any) -> tuple[int, int]:
-    """Start a process of another user that connects and sends a command. Return its id, and the pipe that it reports
-    to.
+    """Start a process of another user that connects and sends a command. Return the id of the process, and the end of a
+    pipe from which its report can be read.
     """
     reader, writer = os.pipe()
     with warnings.catch_warnings():

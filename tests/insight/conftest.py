@@ -16,5 +16,5 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make clients tasks, whatever other tests have imported."""
+    """Make every client of a back door a task, even if another test has imported `grapeshot.coro`."""
     without_coros(monkeypatch)

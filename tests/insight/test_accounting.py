@@ -29,7 +29,7 @@ def burn(seconds=0.02):
 
 
 def account(loop, kind, part):
-    """Return the only account of this kind whose name contains this text."""
+    """Return the only account of the given kind whose name contains the text `part`."""
     [found] = [each for each in grapeshot.insight.accounting(loop).cpu if each.kind == kind and part in each.name]
     return found
 
@@ -166,7 +166,10 @@ def owner_at(loop, fd):
     return found
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 12) and tracemalloc.is_tracing(), reason="tracemalloc reports more")
+@pytest.mark.skipif(
+    sys.version_info >= (3, 12) and tracemalloc.is_tracing(),
+    reason="tracemalloc also tells where sockets were made",
+)
 async def test_debug_mode_names_the_code_that_opened_a_descriptor(loop, monkeypatch):
     monkeypatch.setattr(
         "grapeshot.insight._accounting._SHOWN", 10_000
@@ -260,7 +263,7 @@ async def test_connections_of_a_server_are_one_row_that_grows(loop, serve):
     assert f"{len(second.descriptors)} open descriptors (+4)\n" in text
     assert f"{host}:{port} -> " not in text, "no row for a single connection"
     assert second.text(each=True).count(f"tcp {host}:{port} -> ") == 5
-    server.close()  # they still belong to the server after it has stopped listening
+    server.close()  # its connections still belong to it after it has stopped listening
     assert rows(grapeshot.insight.accounting(loop))[f"TCP connection accepted at {host}:{port}: Echo"] == (5, None)
     for client in clients:
         client.close()
@@ -304,7 +307,7 @@ async def test_cpu_is_added_up_by_function_and_name(loop):
 
 
 async def test_ended_names_with_numbers_share_an_account(loop):
-    """A program that numbers its tasks does not fill the memory while CPU is counted."""
+    """If a program numbers its tasks, they do not use more and more memory while CPU is counted."""
     loop.set_cpu_accounting(True)
     for number in range(20):
         await loop.create_task(asyncio.sleep(0), name=f"request {number}")
@@ -314,7 +317,7 @@ async def test_ended_names_with_numbers_share_an_account(loop):
 
 
 async def test_tasks_that_end_with_the_interpreter_are_counted_without_functions(loop, monkeypatch):
-    """By then the modules have lost their functions."""
+    """An interpreter that exits clears its modules, so the functions that name an account may be gone."""
     loop.set_cpu_accounting(True)
     await loop.create_task(worker(0), name="kept")
     await asyncio.sleep(0)
@@ -329,7 +332,7 @@ async def test_tasks_that_end_with_the_interpreter_are_counted_without_functions
     assert account(loop, "task", "last").ended == 1
 
 
-async def test_names_do_not_reach_a_terminal_as_they_are(loop, tmp_path):
+async def test_control_characters_in_names_do_not_reach_a_terminal(loop, tmp_path):
     """Names of tasks and files may come from an untrusted source."""
     loop.set_cpu_accounting(True)
     task = loop.create_task(worker(1), name="a\x1b[31m\nb")
@@ -356,7 +359,7 @@ async def test_the_back_door_shows_growth(loop, tmp_path, monkeypatch):
     await until(lambda: len(asyncio.all_tasks()) == 1, "the session to end")
 
 
-# ---- memory, and what it is asked of
+# ---- memory
 
 
 async def test_memory(loop, serve):
@@ -380,7 +383,7 @@ async def test_limits_are_shown(loop):
     assert str(grapeshot.insight.accounting()).endswith("\nLimits: connections 7")
 
 
-def test_it_needs_a_loop_of_grapeshot():
+def test_accounting_needs_a_grapeshot_loop():
     with pytest.raises(RuntimeError, match="no running event loop"):
         grapeshot.insight.accounting()
     loop = asyncio.SelectorEventLoop()

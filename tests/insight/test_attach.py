@@ -129,14 +129,14 @@ def test_completion(terminal, program):
 def test_history_lasts(path, program):
     history = path.parent / "history"
     options = [] if HAS_PROMPT_TOOLKIT else ["--plain"]
-    # Both ways of editing use the same file.
+    # prompt_toolkit and `--plain` use the same history file.
     for number, more in enumerate((options, ["--plain"])):
         with Terminal(*attach(path, *more), GRAPESHOT_HISTORY=str(history)) as terminal:
             terminal.wait_for(">>>")
             if number == 0:
                 terminal.type("'from ' + 'before'\r")
             else:
-                terminal.type("\x1b[A\r")  # the up key
+                terminal.type("\x1b[A\r")  # the Up key
             terminal.wait_for("'from before'\n")
             terminal.wait_for(">>>")
             terminal.type("\x04")
@@ -150,7 +150,7 @@ def test_output_of_a_callback_appears_while_a_line_is_edited(path, program):
     with Terminal(*attach(path), GRAPESHOT_HISTORY=os.devnull) as terminal:
         terminal.wait_for(">>>")
         terminal.type(f"loop.add_signal_handler({signal.SIGUSR1:d}, print, 'from ' + 'a callback') or 'rea' + 'dy'\r")
-        terminal.wait_for("ready")  # not the prompt, which is drawn again at each key
+        terminal.wait_for("ready")  # not for the prompt, which is drawn again at each key
         terminal.type("40")
         terminal.wait_for("40")
         program.process.send_signal(signal.SIGUSR1)
@@ -167,7 +167,7 @@ def test_the_end_of_the_process_ends_the_prompt(path, program):
         terminal.finish()
 
 
-def test_without_prompt_toolkit_it_says_so(path, program, tmp_path):
+def test_without_prompt_toolkit_attach_says_so(path, program, tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['prompt_toolkit'] = None\n")
     search = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     with Terminal(*attach(path), PYTHONPATH=search, GRAPESHOT_HISTORY=os.devnull) as terminal:
@@ -208,7 +208,7 @@ def test_a_path_where_no_process_listens(path):
     done = run(path, "")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"{path}: No such file or directory\n"
-    with socket.socket(socket.AF_UNIX) as sock:  # a process that was killed leaves its file
+    with socket.socket(socket.AF_UNIX) as sock:  # a process that was killed leaves its socket file
         sock.bind(str(path))
     done = run(path, "")
     assert (done.returncode, done.stdout) == (1, "")
@@ -228,7 +228,7 @@ def test_the_command_line(arguments, status):
 
 
 def test_a_blocked_process_is_named(path, program):
-    """Nothing answers while the loop is blocked. The third Ctrl-C leaves."""
+    """The back door cannot answer while the loop is blocked. attach says so, and ends at the third Ctrl-C."""
     with Terminal(*attach(path, "--plain"), GRAPESHOT_HISTORY=os.devnull) as terminal:
         terminal.wait_for(">>>")
         terminal.type("import time; print('be' + 'gins'); time.sleep(1000)\r")

@@ -83,7 +83,7 @@ async def test_syntax_errors_and_tracebacks(loop, path):
 
 
 async def test_a_command_that_raises_generator_exit(loop, path):
-    """This ends the client that raised it, and is not reported as an error of the program."""
+    """The exception ends the client whose command raised it, and is not reported as an error of the program."""
     reported = []
     loop.set_exception_handler(lambda _, context: reported.append(context))
     with backdoor.serve(path) as server, await call(path) as caller:
@@ -131,7 +131,7 @@ async def test_output_goes_to_its_client_only(loop, path, capsys):
             await asyncio.sleep(0)
 
     with backdoor.serve(path):
-        assert (sys.stdout, sys.stderr, sys.displayhook) == below  # nothing is replaced without clients
+        assert (sys.stdout, sys.stderr, sys.displayhook) == below  # replaced only while there are clients
         with await call(path) as first, await call(path) as second:
             printing = loop.create_task(program())
             talk = ["for n in range(20):", "  print('of {}'); await asyncio.sleep(0)", ""]
@@ -156,7 +156,7 @@ async def test_tasks_and_threads_of_a_command_write_to_its_client(loop, path, ca
         await caller.ask("gate = asyncio.Event()")
         await caller.ask("async def late():", "  await gate.wait(); print('late')", "")
         await caller.ask("task, asyncio.late = asyncio.create_task(late()), gate.set")
-    # Once the client has gone, the command prints to the program's own output.
+    # Once the client has gone, its task prints to the program's own output.
     asyncio.late()
     del asyncio.late
     await until(lambda: "late\n" in capsys.readouterr().out, "the output")
@@ -190,7 +190,9 @@ async def test_a_stream_that_the_program_replaces_stays(loop, path, monkeypatch)
 
 
 async def test_a_client_that_does_not_read(loop, path):
-    """Its pending output is bounded, and the loop goes on. When the client reads again, it learns what it missed."""
+    """The client's pending output is bounded, and the loop goes on. When the client reads again, a message tells how
+    many bytes were dropped.
+    """
     from grapeshot.insight.backdoor import _wire
 
     with backdoor.serve(path) as server, await call(path) as caller:
@@ -201,7 +203,7 @@ async def test_a_client_that_does_not_read(loop, path):
         assert _wire.MAX_OUTPUT_LEN // 2 < len(wire._to_send) <= _wire.MAX_OUTPUT_LEN
         with await call(path) as other:
             assert await other.ask("'alive'") == "'alive'\n"
-        # The next command waits until it has read.
+        # The next command waits until the client has read.
         assert wire._lines
         text = await caller.read_until("'done'\n>>> ")
         assert "bytes of output were dropped: they were not read in time]" in text
@@ -231,7 +233,7 @@ async def test_a_line_that_never_ends_is_refused(loop, path, monkeypatch):
         assert "this line is too long" in text
 
 
-async def test_a_line_too_long_of_a_client_that_is_gone(loop, path, monkeypatch):
+async def test_a_too_long_line_of_a_client_that_is_gone(loop, path, monkeypatch):
     from grapeshot.insight.backdoor import _wire
 
     monkeypatch.setattr(_wire, "MAX_INPUT_LEN", 1000)
@@ -260,9 +262,9 @@ async def test_empty_lines_count_as_input_that_waits(loop, path, monkeypatch):
     "frames",
     [
         pytest.param(b"e\0\0\0\0" * 2, id="two ends"),
-        pytest.param(b"e\0\0\0\0e\0\0\0\0i\0\0\0\0s\0\0\0\x046*7\n", id="commands behind the end"),
+        pytest.param(b"e\0\0\0\0e\0\0\0\0i\0\0\0\0s\0\0\0\x046*7\n", id="commands after the end"),
         pytest.param(b"o\xff\xff\xff\xff", id="a frame of 4 GiB"),
-        pytest.param(b"\xff\0\0\0\0" * 3 + b"p\0\0\0\x01x", id="kinds that there are not"),
+        pytest.param(b"\xff\0\0\0\0" * 3 + b"p\0\0\0\x01x", id="unknown kinds"),
     ],
 )
 async def test_wrong_frames_are_an_error_of_the_client(loop, path, frames, monkeypatch):
@@ -280,7 +282,7 @@ async def test_wrong_frames_are_an_error_of_the_client(loop, path, frames, monke
                     pass
                 await until(lambda: not server._sessions, "the session to end")
         await until(lambda: not server._sessions, "the session to end")
-        for _ in range(3):  # a timer left over would be due by now
+        for _ in range(3):  # a timer that was left over would run now
             await asyncio.sleep(0.002)
         with await call(path) as caller:
             assert await caller.ask("1 + 1") == "2\n"
@@ -288,7 +290,7 @@ async def test_wrong_frames_are_an_error_of_the_client(loop, path, frames, monke
 
 
 @pytest.mark.parametrize("frame", [b"i\0\0\0\0", b"c\0\0\0\4type"], ids=["interruptions", "completions"])
-async def test_a_client_that_asks_on_and_does_not_read_the_answers(loop, path, frame, monkeypatch):
+async def test_a_client_that_keeps_asking_and_does_not_read_the_answers(loop, path, frame, monkeypatch):
     from grapeshot.insight.backdoor import _wire
 
     monkeypatch.setattr(_wire, "MAX_OUTPUT_LEN", 50_000)
@@ -325,7 +327,7 @@ async def test_ctrl_c_interrupts_an_await(loop, path, command):
         assert await caller.read_until(">>> ") == "\nKeyboardInterrupt\n"
         assert session.task.cancelling() == 0
         assert await caller.ask("await asyncio.sleep(0, 'works')") == "'works'\n"
-        # A command may catch it.
+        # A command may catch the CancelledError.
         lines = ["try:", "  await asyncio.sleep(1000)", "except asyncio.CancelledError:", "  print('caught')", ""]
         await caller.send("\n".join([*lines, ""]).encode())
         await until(lambda: session._runs_command, "the command to wait")
@@ -357,7 +359,9 @@ async def test_a_client_that_vanishes_ends_its_command(loop, path):
 
 
 async def test_a_client_that_vanishes_after_its_last_line(loop, path, monkeypatch):
-    """The client ends its side of the stream, so that the server reads nothing more; then it closes."""
+    """The client first shuts down its side of the stream, after which the server stops reading. Then the client closes
+    the socket.
+    """
     from grapeshot.insight.backdoor import _wire
 
     monkeypatch.setattr(_wire, "_CHECK_S", 0.1)
@@ -416,7 +420,7 @@ async def test_a_client_may_close_the_server(loop, path):
         assert server.is_closed
 
 
-def test_the_end_of_the_run_closes_it(new_loop, path):
+def test_the_end_of_the_run_closes_the_server(new_loop, path):
     async def main():
         backdoor.serve(path)
         return await call(path)
@@ -430,7 +434,7 @@ def test_the_end_of_the_run_closes_it(new_loop, path):
 
 
 def test_the_end_of_the_run_closes_clients_that_do_not_read(new_loop, path):
-    """The loop does not wait until they have read everything: it would be closed before their sockets."""
+    """The end of the run does not wait until such a client has read its output, but closes the connection."""
 
     async def main():
         server = backdoor.serve(path)

@@ -26,7 +26,7 @@ def untouched():
     assert hooks.on_run is None
 
 
-async def test_a_signal_opens_it(loop, path, caplog):
+async def test_a_signal_opens_the_back_door(loop, path, caplog):
     with backdoor.enable(path) as switch:
         await asyncio.sleep(0.001)
         assert not path.exists()
@@ -48,7 +48,7 @@ async def test_a_signal_reaches_a_loop_that_sleeps(loop, path):
         await until(path.exists, "the back door to open")
 
 
-async def test_a_variable_opens_it(loop, path, monkeypatch):
+async def test_a_variable_opens_the_back_door(loop, path, monkeypatch):
     monkeypatch.setenv("GRAPESHOT_BACKDOOR", "1")
     with backdoor.enable(path, namespace={"answer": 42}), await call(path) as caller:
         assert await caller.ask("answer") == "42\n"
@@ -152,7 +152,7 @@ def test_in_a_patched_program(path):
 @pytest.mark.parametrize("kind", ["asyncio", "grapeshot"])
 @pytest.mark.parametrize("is_idle", [False, True], ids=["busy", "idle"])
 def test_a_process_that_was_not_prepared(path, tmp_path, kind, is_idle):
-    """A script that is injected into the process, as a debugger does it, opens the back door.
+    """A script that is injected into the process, as a debugger does, opens the back door.
 
     The interpreter runs the script before its next bytecode. A loop without events runs no bytecode until the process
     is stopped and continued.

@@ -29,7 +29,7 @@ async def test_the_file_is_for_its_user_only(loop, path):
             assert stat.S_ISSOCK(status.st_mode)
             assert stat.S_IMODE(status.st_mode) == 0o600
             assert status.st_uid == os.geteuid()
-            assert os.listdir(path.parent) == ["app.bd"]  # nothing is left of how it was made
+            assert os.listdir(path.parent) == ["app.bd"]  # nothing temporary is left
     finally:
         os.umask(before)
     assert os.listdir(path.parent) == []
@@ -62,7 +62,7 @@ async def test_another_user_is_refused(loop, path, is_open, caplog):
             folder.chmod(folder.stat().st_mode | stat.S_IXOTH)
     with backdoor.serve(path) as server:
         if is_open:
-            path.chmod(0o666)  # the file's mode allows it, but the user is compared, too
+            path.chmod(0o666)  # now everybody may connect, but the server compares the user, too
         with caplog.at_level(logging.WARNING, "grapeshot.insight.backdoor"):
             output = await output_of(*await connected_as_nobody(path))
         if is_open:
@@ -86,7 +86,7 @@ async def test_the_user_is_compared_before_a_byte_is_read(loop, path, monkeypatc
             try:
                 assert await loop.sock_recv(sock, 100) == b""
             except ConnectionResetError:
-                pass  # what was sent was not read
+                pass  # the server has closed the connection without reading
         assert server._count == 0
     assert "was refused" in caplog.text
 
@@ -267,7 +267,7 @@ def test_a_socket_of_another_user_is_refused(path):
 
 
 def test_many_replace_a_stale_socket_at_once(path):
-    """One of them wins, and its socket stays reachable. The others report that the socket is in use."""
+    """One thread wins, and its socket stays reachable. The other threads report that the socket is in use."""
     for _ in range(20):
         leave_stale(path)
         barrier = threading.Barrier(8)
@@ -317,7 +317,7 @@ async def test_a_forked_child_leaves_the_file_and_the_client_alone(loop, path):
         assert path.exists()
 
 
-async def test_without_descriptors_it_waits_and_goes_on(loop, path, monkeypatch, caplog):
+async def test_without_descriptors_the_server_waits_and_goes_on(loop, path, monkeypatch, caplog):
     monkeypatch.setattr("grapeshot.insight.backdoor._server._PAUSE_S", 0.001)
     with backdoor.serve(path) as server:
 

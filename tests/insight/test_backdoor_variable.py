@@ -26,7 +26,7 @@ WAITING = """
     asyncio.run(main())
     print("ended")
 """
-# List a directory after one iteration of the loop.
+# A program that lists a directory after one iteration of the loop.
 LISTING = """
     import asyncio, os, sys
 
@@ -37,7 +37,7 @@ LISTING = """
 
 
 class Command:
-    """A program that runs under one of the commands, with the variable."""
+    """A program that runs under one of the commands, with GRAPESHOT_BACKDOOR set."""
 
     def __init__(self, command, value, code, *arguments):
         self.process = subprocess.Popen(
@@ -73,7 +73,7 @@ def ask(path, line):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_it_is_there_while_the_program_runs(path, command):
+def test_the_back_door_is_there_while_the_program_runs(path, command):
     with Command(command, path, WAITING) as program:
         wait_until(lambda: path.exists() or program.process.poll() is not None, "the back door to open", PROCESS_CAP_S)
         assert ask(path, "import os; os.getpid()") == f"{program.process.pid}\n"
@@ -82,7 +82,7 @@ def test_it_is_there_while_the_program_runs(path, command):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_directory_has_one_for_each_process(path, command):
+def test_a_directory_has_a_back_door_for_each_process(path, command):
     with Command(command, f"{path.parent}", WAITING) as program:
         own = path.parent / f"{program.process.pid}.bd"
         wait_until(lambda: own.exists() or program.process.poll() is not None, "the back door to open", PROCESS_CAP_S)
@@ -90,7 +90,7 @@ def test_a_directory_has_one_for_each_process(path, command):
     assert os.listdir(path.parent) == []
 
 
-def test_a_directory_that_is_meant(path):
+def test_a_path_that_ends_with_a_slash(path):
     """A slash at the end of the path means a directory, whether it exists or not."""
     with Command("grapeshot", f"{path.parent}/none/", WAITING) as program:
         _, err = program.finish()
@@ -143,7 +143,7 @@ def test_a_relative_path_of_a_program_that_changes_its_directory(path, monkeypat
         assert program.finish() == (f"{program.process.pid} app.bd\n", "")
 
 
-def test_each_loop_has_it_and_one_that_is_left_open_leaves_no_file(path):
+def test_each_loop_has_the_back_door_and_an_unclosed_loop_leaves_no_file(path):
     code = (
         LISTING
         + """
@@ -198,7 +198,7 @@ def test_children_do_not_fight_over_the_path(path, tmp_path_factory, kind, has_e
     """Children have a path of their own, or none, and leave their parent's path alone."""
     start = FORK if kind == "os.fork" else PROCESS.format(method=kind)
     code = textwrap.dedent(CHILDREN.format(start=start))
-    if has_enable:  # at module level, so that children which import it call it, too
+    if has_enable:  # at module level: children that import the module call it, too
         code = "from grapeshot.insight import backdoor\nbackdoor.enable('/nowhere')\n" + code
     file = tmp_path_factory.mktemp("program") / "app.py"
     file.write_text(code)
@@ -249,7 +249,7 @@ def test_a_daemon_has_the_path(path):
         assert (out, err) == ("app.bd\n", "")
 
 
-def test_the_own_enable_of_the_program_replaces_it(path):
+def test_the_programs_own_enable_replaces_the_variable(path):
     code = f"""
         from grapeshot.insight import backdoor
         switch = backdoor.enable({os.fspath(path.with_name("other.bd"))!r}, namespace=dict(answer=42))

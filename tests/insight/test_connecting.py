@@ -20,7 +20,7 @@ from grapeshot.insight.backdoor import _reach
 from grapeshot.insight.backdoor._wire import HELLO, frame
 
 ESCAPE = "\x1b]0;owned\x07"
-# The first question of `top`, and JSON that none of Python's parsers accepts.
+# The parts that `top` asks for first. Below them, JSON that Python cannot parse because it is nested too deep.
 PARTS = {"waits": [], "descriptors": [], "memory": {}}
 NESTED = b"[" * 100_000
 needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/net/unix"), reason="this system has no /proc")
@@ -79,7 +79,7 @@ def test_a_relative_path_behind_a_link_of_ones_own(path, monkeypatch):
 
 
 def silent(listener):
-    """Check that nothing was sent to the listener."""
+    """Return whether nothing was sent to the listener."""
     listener.setblocking(False)
     try:
         accepted, _ = listener.accept()
@@ -91,8 +91,8 @@ def silent(listener):
 
 @needs_root
 def test_a_name_that_a_stranger_has_taken_first(path):
-    """In a directory like /tmp any user can bind the name. That user could read the input, and send escape sequences
-    to the terminal.
+    """In a directory like /tmp any user can be the first to bind a socket to the name. That user could read what is
+    typed, and send escape sequences to the terminal.
     """
     path.parent.chmod(0o1777)
     with listen(path) as listener:
@@ -111,7 +111,7 @@ def test_a_listener_of_another_user(path, monkeypatch):
         assert silent(listener)
 
 
-def test_a_system_that_cannot_tell(path, monkeypatch):
+def test_a_system_that_cannot_tell_who_listens(path, monkeypatch):
     monkeypatch.setattr(peer, "peer_uid", None)
     with listen(path):
         assert "cannot tell which user is listening there" in refusal(path)
@@ -171,7 +171,7 @@ def test_several_back_doors_of_a_process(path):
 def test_a_process_without_a_back_door(path):
     with program() as script:
         pid = script.process.pid
-        listener = listen(path)  # another socket that listens changes nothing
+        listener = listen(path)  # this process listens, too, but the other process is asked for
         assert refusal(pid).startswith(f"the process {pid} has no back door open. It does not handle SIGUSR2")
         assert "GRAPESHOT_BACKDOOR=PATH python -m grapeshot" in refusal(pid)
         listener.close()

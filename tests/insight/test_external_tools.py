@@ -72,8 +72,8 @@ def output_of(*command):
     return done.stdout
 
 
-@pytest.mark.skipif(sys.version_info < (3, 14), reason="new in 3.14")
-def test_a_script_by_remote_exec_shows_all(program, tmp_path):
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="sys.remote_exec is new in 3.14")
+def test_a_script_run_by_remote_exec_shows_all_coros_and_tasks(program, tmp_path):
     probe = tmp_path / "probe.py"
     probe.write_text("import grapeshot\nprint(grapeshot.insight.tree(), flush=True)\nprint('looked', flush=True)\n")
     try:
@@ -99,7 +99,7 @@ def test_faulthandler_shows_the_coro_that_runs(program):
     assert "sleep_suspended" not in rest
 
 
-def test_current_frames_have_the_running_coro_and_all_tasks_have_all(program):
+def test_current_frames_have_the_running_coro_and_all_tasks_has_every_task_and_coro(program):
     go_on(program)
     frames = program.line().split()
     assert frames == ["run_here"]

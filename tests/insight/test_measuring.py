@@ -91,13 +91,13 @@ def test_durations(loop):
     assert durations.percentile(99.5) >= BUSY_S > durations.percentile(50)
 
 
-def test_switched_off_the_numbers_stay(loop):
+def test_the_numbers_stay_after_measuring_has_ended(loop):
     loop.measure_callbacks()
     run(loop, int)
     loop.measure_callbacks(False)
     run(loop, int)
     assert loop.statistics().callback_durations.count == 2
-    run(loop, loop.measure_callbacks, int)  # called inside a callback, which is not measured itself
+    run(loop, loop.measure_callbacks, int)  # the callback that begins the measuring is not measured itself
     assert loop.statistics().callback_durations.count == 4
 
 
@@ -166,7 +166,7 @@ def test_delays_of_other_threads_and_many_iterations(loop):
     assert found.scheduling_delays.sum_s + found.callback_durations.sum_s <= took_s
 
 
-async def test_protocols_count_and_wait_behind_each_other(loop):
+async def test_protocol_callbacks_are_counted_and_delay_each_other(loop):
     loop.measure_callbacks()
     pairs = [raw_pair() for _ in range(2)]
     transports = [(await loop.connect_accepted_socket(Busy, ours))[0] for ours, _ in pairs]
@@ -273,8 +273,8 @@ def test_stacks(loop):
 
 @pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 def test_stacks_in_a_patched_program():
-    """The sampling thread is a real one. Threads of a patched `threading` are coros, which run only while nothing else
-    does.
+    """The sampling thread is a real thread. Threads of a patched `threading` are coros, which could not run during the
+    slow callback.
     """
     code = """
         from grapeshot import coro
@@ -451,7 +451,7 @@ async def test_each_turn_of_a_coro_that_has_the_loop_for_itself_is_measured(loop
     await coro.spawn(lambda: [coro.yield_slice() for _ in range(10)])
     count = loop.statistics().callback_durations.count if way == "histogram" else len(turns)
     loop._set_step_observer(None)
-    assert 11 <= count <= 15  # a few are of this task
+    assert 11 <= count <= 15  # a few belong to this test's own task
 
 
 async def test_an_echo_server_works_while_callbacks_are_measured(loop):

@@ -48,7 +48,7 @@ def test_a_page_has_sessions(page, count):
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts the program of a page, once its back door is open."""
+    """A function that starts the program of a page, and waits until its back door is open."""
     tmp_path.chmod(0o700)
     started = []
 
@@ -97,7 +97,7 @@ def test_a_command_prints_the_output_on_the_page(block, start):
         words.pop(0).split("=", 1) for _ in range(sum(re.match("[A-Z_]+=", word) is not None for word in words))
     )
     if "python" in block.words and sys.version_info < tuple(map(int, block.words["python"].split("."))):
-        pytest.skip("this Python does not have it")
+        pytest.skip(f"the command needs Python {block.words['python']}")
     if "needs" in block.words and shutil.which(block.words["needs"]) is None:
         pytest.skip(f"NOT TESTED: {block.words['needs']} is not installed")
     wanted = block.words["prints"]

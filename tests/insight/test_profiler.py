@@ -90,7 +90,7 @@ def test_functions_and_their_callees(clocks):
     assert function(found, "burn").own_cpu == 13
     here = owner(found, threading.current_thread().name)
     assert (here.kind, here.cpu, here.wall, here.wait) == ("thread", 13, 113, 100)
-    assert function(found, "test_functions_and_their_callees").cpu == 13  # it began before the profile
+    assert function(found, "test_functions_and_their_callees").cpu == 13  # this test began before the profile
 
 
 def test_recursion_counts_the_time_once(clocks):
@@ -234,7 +234,7 @@ async def test_context_switches_are_charged_to_the_running_task(loop, clocks):
     assert [owner(found, f"blocks {times}").voluntary_switches for times in (1, 2, 3)] == [1, 2, 3]
 
 
-async def test_beyond_the_limit_they_share_a_row(loop, clocks, monkeypatch):
+async def test_beyond_the_limit_tasks_share_a_row(loop, clocks, monkeypatch):
     async def work(units):
         clocks.burn(units)
         await asyncio.sleep(0)
@@ -267,7 +267,7 @@ def test_coros_that_take_turns(clocks):
     one, other = owner(found, "burns 1"), owner(found, "burns 100")
     assert [one.kind, one.cpu, other.cpu] == ["coro", 3, 300]
     assert one.wait == 300
-    assert other.wait == 2  # the other one's second and third turn
+    assert other.wait == 2  # during the second and third turn of `burns 1`
     assert function(found, "yield_slice", one).wait == 300
     assert function(found, "burns").cpu == 303
     assert function(found, "burns").calls == 2
@@ -344,7 +344,7 @@ def test_threads(clocks):
     assert function(found, "burn", worker).own_cpu == 9
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.setprofile does not reach threads that run")
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.setprofile does not reach threads that already run")
 async def test_threads_that_began_before(loop, clocks):
     first, second = threading.Event(), threading.Event()
 
@@ -394,7 +394,7 @@ def test_the_real_clocks():
 @needs_coros
 @pytest.mark.parametrize("others", [0, 1])
 def test_work_of_the_loop_is_not_charged_to_waiting_coros(others):
-    """Native code that the loop calls causes no events, and neither does a switch."""
+    """Neither native code that the loop calls nor a switch between coros causes an event for the profiler."""
     from grapeshot import coro
 
     def waits():
@@ -438,13 +438,13 @@ def test_work_of_a_native_call_after_its_wait_is_charged_to_the_coro():
 
     found = coro.run(main)
     loop = owner(found, threading.current_thread().name)
-    assert function(found, "recv_exact").own_cpu > loop.cpu / 4  # it copies 20 MB
+    assert function(found, "recv_exact").own_cpu > loop.cpu / 4  # it copies 20 MiB
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts for each thread")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts page faults for each thread")
 def test_page_faults():
     def touch():
-        with mmap.mmap(-1, 1 << 20) as pages:  # freed memory of the heap may still have its pages
+        with mmap.mmap(-1, 1 << 20) as pages:  # not the heap, where freed memory may still have its pages
             pages.write(bytes(1 << 20))
 
     with profiler.profile() as found:
@@ -483,8 +483,8 @@ def test_another_profiler():
         pass
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring")
-def test_somebody_takes_the_events_away():
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring is new in 3.12")
+def test_other_code_frees_the_profilers_tool_id():
     with profiler.profile() as found:
         sys.monitoring.free_tool_id(sys.monitoring.PROFILER_ID)
     assert found.owners
@@ -519,17 +519,17 @@ def test_the_child_of_a_fork_is_not_profiled(how, tmp_path):
     assert run_script(None, script, flags=("-W", "ignore::DeprecationWarning")).strip() == "ok"
 
 
-async def test_a_task_whose_name_cannot_be_had(loop):
+async def test_a_task_whose_get_name_raises(loop):
     class Task(asyncio.Task):
         def get_name(self):
             raise ZeroDivisionError
 
     with profiler.profile() as found:
         await Task(asyncio.sleep(0), loop=loop)
-    assert owner(found, "test_a_task_whose_name_cannot_be_had.<locals>.Task").kind == "task"
+    assert owner(found, "test_a_task_whose_get_name_raises.<locals>.Task").kind == "task"
 
 
-def test_off_nothing_is_installed():
+def test_nothing_is_installed_after_a_profile():
     with profiler.profile():
         pass
     assert sys.getprofile() is None
@@ -545,7 +545,7 @@ def test_a_profile_that_ends_with_an_exception(tmp_path):
 
 def test_run(tmp_path, capfd):
     async def main():
-        sum(range(300_000))  # so that it is among the first rows
+        sum(range(300_000))  # so that `main` is among the first rows
         await asyncio.sleep(0)
         return "done"
 

@@ -111,7 +111,7 @@ def test_sorts(saved, sort):
         profile.table("name")
 
 
-def test_the_functions_of_one(saved, capsys):
+def test_the_functions_of_one_owner(saved, capsys):
     assert command(["show", str(saved), "--owner", "MainThread"]) == 0
     assert "outer (" in capsys.readouterr().out
     assert command(["show", str(saved), "--owner", "nobody"]) == 1

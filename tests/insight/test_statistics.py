@@ -31,7 +31,7 @@ def names():
 
 
 class Counted:
-    """Return how much each number has grown."""
+    """Has an attribute for each number of the statistics, which tells how much the number has grown."""
 
     def __init__(self, loop):
         self.loop = loop
@@ -89,7 +89,7 @@ async def test_writes_and_events_of_an_echo(loop):
     assert counted.writes == counted.corked_writes == 50
     assert counted.bytes_written == 200
     assert counted.connections_accepted == 1
-    assert counted.events == 50 + 2  # one for the connection, one for its end
+    assert counted.events == 50 + 2  # one event for the new connection, and one for its end
     assert counted.accept_errors == counted.wakeups == counted.threadsafe_calls == 0
 
 
@@ -114,7 +114,7 @@ async def test_writes_of_a_task(loop):
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert (counted.writes, counted.corked_writes, counted.bytes_written) == (1, 3, 11)
-        transport.write(bytes(20_000))  # it is sent at once
+        transport.write(bytes(20_000))  # too long to wait for other writes
         assert (counted.writes, counted.corked_writes, counted.bytes_written) == (2, 3, 20_011)
         transport.close()
 
@@ -237,7 +237,7 @@ async def test_timers(loop):
     timer.cancel()
     assert counted.timers == 3
     await until(lambda: len(ran) == 3)
-    assert counted.timers_run >= 3  # and the timers of `until`
+    assert counted.timers_run >= 3  # `until` sets timers, too
     assert loop.statistics().timers == 0
     assert counted.timers_set == counted.timers_run + 1
 
@@ -248,7 +248,7 @@ def test_wakeups_by_other_threads(loop):
 
     def other():
         for index in range(rounds):
-            assert woken.acquire(timeout=CAP_S)  # the time of the previous poll is counted
+            assert woken.acquire(timeout=CAP_S)  # by then, the loop has counted the time of its last poll
             blocked_s = loop.statistics().polling_s
             wait_until(lambda: loop.statistics().polling_s > blocked_s + 0.001)
             loop.call_soon_threadsafe(woken.release if index < rounds - 1 else loop.stop)
@@ -260,7 +260,7 @@ def test_wakeups_by_other_threads(loop):
     found = loop.statistics()
     assert (found.wakeups, found.threadsafe_calls) == (rounds, rounds)
     assert found.callbacks == rounds + 1
-    loop.call_soon_threadsafe(loop.stop)  # no thread sleeps
+    loop.call_soon_threadsafe(loop.stop)  # the loop is not asleep, so nothing has to wake it
     loop.run_forever()
     assert (loop.statistics().wakeups, loop.statistics().threadsafe_calls) == (rounds, rounds + 1)
 
@@ -313,7 +313,7 @@ def test_another_thread_reads_while_the_loop_runs(loop):
     assert seen[0].iterations < seen[-1].iterations
 
 
-async def test_in_a_callback_the_last_iterations_are_there(loop):
+async def test_a_callback_sees_the_iterations_before_it(loop):
     before = loop.statistics().iterations
     await asyncio.sleep(0)
     assert loop.statistics().iterations == before + 1

@@ -66,7 +66,7 @@ def program(path, request):
 
 @pytest.fixture
 def start():
-    """Start a `Top`, and end its process afterwards."""
+    """A function that starts a `Top`. After the test, the processes are ended."""
     made = []
 
     def start(path, columns):
@@ -79,7 +79,7 @@ def start():
 
 
 class Top:
-    """The command on a terminal, as a terminal draws it."""
+    """`grapeshot top` on a terminal whose screen a test can read."""
 
     def __init__(self, path, columns, lines=30):
         pytest.importorskip("rich")
@@ -97,7 +97,7 @@ class Top:
         return "\n".join(self.screen.display)
 
     def shows(self, *texts):
-        """Waits until all of these are on the screen at once, and returns it."""
+        """Wait until all of these texts are on the screen at once, and return the screen."""
         give_up = time.monotonic() + 3 * CAP_S
         while not all(text in self.draw() for text in texts):
             assert time.monotonic() < give_up, f"waited for {texts}, and it shows\n{self.draw()}"
@@ -118,7 +118,7 @@ def test_views_and_keys(path, program, start, columns, tmp_path, monkeypatch):
     assert "a second" in shown
     top.terminal.type("s")
     shown = top.shows("callback reindex", "times, ", "in reindex", "while time.monotonic() < end")
-    assert ("bytes_written" in shown) == (columns == 160)  # the numbers stay where there is room
+    assert ("bytes_written" in shown) == (columns == 160)  # a wide terminal has room for the numbers beside the stacks
     if columns == 160:
         assert re.search(r"^callback_durations +p50 .* max [\d.]+ [mun]?s( |$)", shown, re.MULTILINE), (
             "nothing is cut off"
@@ -154,7 +154,7 @@ def test_views_and_keys(path, program, start, columns, tmp_path, monkeypatch):
     top.terminal.type(" ")
     top.shows("space run")
     top.terminal.type(" \t")
-    top.shows("space hold", "busy")  # after the last view comes the first one
+    top.shows("space hold", "busy")  # Tab on the last view shows the first one again
     top.terminal.type("q")
     assert top.terminal.finish() == 0
 
@@ -256,7 +256,7 @@ async def test_a_sampler_measures_until_it_ends(loop):
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     found = sampler.collect("tree", "waits", "descriptors", "each descriptor")
-    # Anything else that took long did so because the machine is slow.
+    # On a slow machine the sample may contain other callbacks, too.
     assert ("slow", 1) in [(each["name"].rpartition(".")[2], each["count"]) for each in found["slow"]]
     assert found["statistics"]["callback_durations"]["max"] >= 0.02
     assert found["statistics"]["iterations"] == loop.statistics().iterations
@@ -306,7 +306,7 @@ async def test_a_sampler_whose_client_has_vanished(loop, monkeypatch):
 
 
 async def test_a_sampler_ends_with_its_client(loop, path, tasks):
-    """The sampler ends even if the client did not tell it to end, or had gone before the process could start it."""
+    """The sampler ends even if its client has not told it to end, or has gone before the sampler starts."""
     with backdoor.serve(path), await call(path) as caller:
         await caller.ask(
             "from grapeshot.insight.backdoor._sampling import Sampler; sampler = Sampler(loop); sampler.sample()"

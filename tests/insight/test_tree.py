@@ -124,8 +124,10 @@ def loop_hides_transports(loop):
     return type(loop).__module__.startswith("uvloop")
 
 
-def test_looking_leaves_sockets_as_they_are():
-    """With a default timeout, each new socket object would switch its descriptor to nonblocking."""
+def test_tree_does_not_change_the_mode_of_sockets():
+    """If a default timeout is set, a socket object that is made for a descriptor makes the descriptor nonblocking.
+    tree() must avoid this.
+    """
     first, second = socket.socketpair()
     with first, second:
         first.setblocking(True)
@@ -156,7 +158,6 @@ async def test_threads(loop):
             await until(
                 lambda: len([one for one in grapeshot.insight.tree().threads if is_idle(one)]) == 1, "the second one"
             )
-            # Libraries may have executors of their own, with idle threads.
             threads = [thread for thread in grapeshot.insight.tree().threads if thread.is_executor]
             (busy,) = (thread for thread in threads if not thread.is_idle)
             assert any(line.endswith("in work") for line in busy.stack)
@@ -234,6 +235,6 @@ def test_importing_the_package_does_not_import_insight():
     assert not re.search("_tree|_waits|backdoor|_attach", done.stdout)
 
 
-def test_only_of_loops():
+def test_tree_refuses_objects_that_are_not_loops():
     with pytest.raises(TypeError, match=r"tree\(\) needs an event loop, got 3"):
         grapeshot.insight.tree(3)

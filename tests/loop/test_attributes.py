@@ -124,7 +124,7 @@ async def test_cycles_through_attributes_are_collected(loop, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_it_cannot_be_pickled(loop, kind):
+async def test_a_transport_cannot_be_pickled(loop, kind):
     async with opened(loop, kind) as transport:
         transport.note = "mine"
         with pytest.raises((TypeError, AttributeError, pickle.PicklingError)):
@@ -149,7 +149,7 @@ async def test_weak_references_to_transports(loop, kind):
     assert not by_transport
 
 
-async def test_weak_references_to_the_rest(loop):
+async def test_weak_references_to_servers_handles_and_loops(loop):
     server = await loop.create_server(Recorder, HOST, 0)
     handles = [loop.call_soon(print), loop.call_later(1000, print)]
     references = [weakref.ref(thing) for thing in (server, *handles, loop)]
@@ -180,7 +180,7 @@ async def test_attributes_of_a_server(loop):
 
 
 async def test_a_stream_writer_writes_through_the_replaced_method(loop):
-    """telnetlib3 compresses this way, and tracing tools observe writes this way."""
+    """telnetlib3 replaces `write` to compress the data, and tracing tools replace it to observe writes."""
     received = loop.create_future()
 
     async def receive(reader, writer):
@@ -204,7 +204,7 @@ async def test_a_stream_writer_writes_through_the_replaced_method(loop):
     await server.wait_closed()
 
 
-async def test_a_method_replaced_inside_a_callback_is_used_in_the_rest_of_it(loop):
+async def test_a_method_replaced_inside_a_callback_is_used_in_the_rest_of_the_callback(loop):
     class Protocol(Recorder):
         def data_received(self, data):
             super().data_received(data)

@@ -17,7 +17,7 @@ import warnings
 import pytest
 from support import Recorder, connected, raw_pair, until
 
-pytestmark = pytest.mark.skip_on(uvloop="it has no sendfile, and makes all of it natively")
+pytestmark = pytest.mark.skip_on(uvloop="it has no sendfile, and makes all of these calls natively")
 
 KNOWN = {
     "sendfile",
@@ -44,7 +44,7 @@ def is_known():
 
 @pytest.fixture
 def watched(monkeypatch):
-    """Start to watch when called. Return the names of the calls that were made elsewhere."""
+    """A function that starts to watch, and returns the list of the calls that tools would report."""
     seen = []
 
     def replacement(name, original):
@@ -143,7 +143,7 @@ async def test_errors_of_paths(loop, tmp_path):
         gc.collect()
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 13), reason="a thread is joined without a lock there")
+@pytest.mark.skipif(sys.version_info >= (3, 13), reason="from 3.13 on, a thread is joined without a lock")
 @pytest.mark.skip_on(asyncio="tools know the frame in which it waits for the lock")
 def test_the_threads_of_the_executor_are_not_waited_for_under_a_lock(loop, monkeypatch):
     joined = []

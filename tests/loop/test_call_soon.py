@@ -122,7 +122,7 @@ def test_one_context_for_several_callbacks(loop):
     assert seen == ["shared"]
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="asyncio does so from 3.12 on")
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="asyncio uses this context from 3.12 on")
 def test_context_of_an_exception_handler_is_that_of_the_callback(loop):
     seen = []
     loop.set_exception_handler(lambda _loop, context: seen.append(variable.get()))
@@ -194,11 +194,9 @@ def test_many_generations_from_one_burst(loop):
     assert seen == [0] * 100
 
 
-@pytest.mark.xfail_on(uvloop="libuv calls what a poll finds at once")
+@pytest.mark.xfail_on(uvloop="libuv calls the callbacks of an event as soon as a poll finds it")
 def test_ready_callbacks_run_before_the_events_of_the_next_poll(loop):
-    """Data of a connection is available when a callback is scheduled. The callback still runs first, in every
-    iteration.
-    """
+    """Data of a connection arrives while callbacks are scheduled. They run before the data is delivered."""
     log = []
 
     class Logging(asyncio.Protocol):
@@ -211,7 +209,7 @@ def test_ready_callbacks_run_before_the_events_of_the_next_poll(loop):
             transport, _ = await loop.connect_accepted_socket(Logging, here)
             for number in range(50):
                 ready = loop.create_future()
-                for number in range(40):  # more iterations than the loop runs without a poll
+                for number in range(40):  # all run in the next iteration
                     loop.call_soon(log.append, number)
                 there.send(b"%d" % number)
                 loop.call_soon(loop.call_soon, ready.set_result, None)

@@ -1,4 +1,4 @@
-"""A callback that is scheduled without a context runs in its own copy of the current one."""
+"""A callback that is scheduled without a context runs in its own copy of the current context."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def run_all(loop):
 
 @pytest.fixture
 def fresh():
-    """The state of the test's own context is restored."""
+    """Set `variable` in the context of the test, and restore it afterwards."""
     token = variable.set("outer")
     yield
     variable.reset(token)
 
 
 @pytest.mark.parametrize("way", ["soon", "threadsafe", "timer"])
-def test_callbacks_of_one_state_share_nothing(loop, fresh, way):
+def test_callbacks_scheduled_in_one_context_share_nothing(loop, fresh, way):
     schedule = {
         "soon": loop.call_soon,
         "threadsafe": loop.call_soon_threadsafe,
@@ -73,7 +73,7 @@ def test_a_token_belongs_to_one_callback(loop, fresh):
 
 
 def test_a_token_of_a_value_that_was_taken_back(loop, fresh):
-    """The callback's context has its old values again, but something refers to it."""
+    """The callback's context has its old values again, but a token still refers to it."""
     tokens, errors = [], []
 
     def set_and_reset():
@@ -93,9 +93,9 @@ def test_a_token_of_a_value_that_was_taken_back(loop, fresh):
     assert "different Context" in errors[0]
 
 
-@pytest.mark.skip_on(asyncio="new in Python 3.12", when=sys.version_info < (3, 12))
+@pytest.mark.skip_on(asyncio="get_context() is new in 3.12", when=sys.version_info < (3, 12))
 @pytest.mark.xfail_on(uvloop="no get_context")
-def test_each_handle_has_its_own(loop, fresh):
+def test_each_handle_has_its_own_context(loop, fresh):
     seen = []
     one, other = (loop.call_soon(lambda: seen.append(variable.get())) for _ in range(2))
     context = one.get_context()
@@ -107,7 +107,7 @@ def test_each_handle_has_its_own(loop, fresh):
     assert seen == ["changed", "outer"]
 
 
-@pytest.mark.skip_on(asyncio="new in Python 3.12", when=sys.version_info < (3, 12))
+@pytest.mark.skip_on(asyncio="get_context() is new in 3.12", when=sys.version_info < (3, 12))
 @pytest.mark.xfail_on(uvloop="no get_context")
 def test_the_context_of_a_cancelled_or_pending_timer(loop, fresh):
     timer = loop.call_later(1000, print)
@@ -152,7 +152,7 @@ def test_the_current_context_of_a_thread(loop, fresh):
     assert seen == ["outer", "thread", "outer"]
 
 
-@pytest.mark.skip_on(uvloop="it calls the handler outside", asyncio="from 3.12 on", when=sys.version_info < (3, 12))
+@pytest.mark.skip_on(uvloop="it uses another context", asyncio="new in 3.12", when=sys.version_info < (3, 12))
 def test_an_exception_handler_runs_in_the_callbacks_context(loop, fresh):
     seen = []
     loop.set_exception_handler(lambda _loop, _context: seen.append(variable.get()))
@@ -167,7 +167,7 @@ def test_an_exception_handler_runs_in_the_callbacks_context(loop, fresh):
     assert seen == ["failed", "outer"]
 
 
-@pytest.mark.skip_on(uvloop="timers that are due run before what was scheduled earlier")
+@pytest.mark.skip_on(uvloop="due timers run before callbacks that were scheduled earlier")
 def test_values_live_as_long_as_on_asyncio(loop):
     """The loop keeps no value of a context variable alive while it sleeps or after it has stopped."""
     value = Value()
@@ -192,8 +192,8 @@ def test_values_live_as_long_as_on_asyncio(loop):
     assert known() is None
 
 
-def test_values_of_an_older_state_live_as_long_as_on_asyncio(loop):
-    """A timer that was set in a context with values runs after something was scheduled in a context without them."""
+def test_values_of_an_older_context_live_as_long_as_on_asyncio(loop):
+    """A timer that was set in a context with values runs after a callback was scheduled in a context without them."""
     value = Value()
     seen, known = [], weakref.ref(value)
 

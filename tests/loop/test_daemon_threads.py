@@ -32,7 +32,7 @@ class Stays:
     __del__ = stay
 
 class Last:
-    # The interpreter deletes it after it has begun to end threads. The delay gives the daemon thread time to end.
+    # The interpreter deletes `last` after it has begun to end threads. The delay gives the daemon thread time to end.
     def __del__(self, sleep=time.sleep):
         sleep(0.05)
 
@@ -321,7 +321,7 @@ def scene(loop):
 @pytest.mark.parametrize("where", ["pipe_data_received", "pipe_connection_lost", "process_exited", "connection_lost"])
 def test_processes(loop_kind, where):
     if loop_kind == "asyncio" and sys.version_info < (3, 12):
-        pytest.skip("asyncio's child watcher wants the main thread")
+        pytest.skip("asyncio's child watcher needs a loop in the main thread")
     exits(
         loop_kind,
         f"""
@@ -351,7 +351,7 @@ def test_panics_are_caught():
     assert run_script("grapeshot", script) == "\ninternal error in grapeshot: a test has asked for it\n" * 3
 
 
-@pytest.mark.skipif(not coro_is_available(), reason="there are no coros here")
+@pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 @pytest.mark.parametrize("stack", ["shared", "own"])
 @pytest.mark.parametrize(
     "work",

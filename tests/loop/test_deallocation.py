@@ -46,7 +46,7 @@ thread.join()
 print(len(freed))
 """
 
-# The loop drops all of them when it is closed. After that each is held by the next one.
+# When the loop is closed, it drops all handles and timers. Then only the next object of the chain refers to each one.
 LINKS = {
     "handle": "return loop.call_soon(print, inner)",
     "timer": "return loop.call_later(1000, print, inner)",
@@ -127,7 +127,9 @@ def work(count):
 @pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 @pytest.mark.parametrize("stack", ["shared", "own"])
 def test_coros_that_wait_in_the_middle_of_a_deallocation(stack):
-    """Each stack counts its own nested deallocations, so a coro that waits in one does not defer objects of others."""
+    """Each stack counts its own nested deallocations, so a coro that waits in a deallocation delays no deallocations on
+    other stacks.
+    """
     script = f"""
 import grapeshot
 from grapeshot import coro

@@ -26,7 +26,7 @@ def test_get_and_set(loop):
     assert loop.get_debug() is False
 
 
-def test_the_environment_sets_it(loop_kind):
+def test_the_environment_sets_debug_mode(loop_kind):
     code = "loop = new_event_loop(); print(loop.get_debug()); loop.close()"
     assert run_script(loop_kind, code).strip() == "False"
     assert run_script(loop_kind, code, flags=("-X", "dev")).strip() == "True"
@@ -88,7 +88,7 @@ def test_coroutines_are_refused(loop, name):
 
 
 @pytest.mark.parametrize("name", ["call_soon", "call_soon_threadsafe", "call_later", "call_at"])
-@pytest.mark.xfail_on(uvloop="no check")
+@pytest.mark.xfail_on(uvloop="it does not check the callback")
 def test_objects_that_are_not_callable_are_refused(loop, name):
     loop.set_debug(True)
     with pytest.raises(TypeError, match=r"a callable object was expected by call_\w+\(\), got 'not callable'"):
@@ -131,7 +131,7 @@ def test_slow_tasks_are_logged(loop, caplog):
 
 
 class Named:
-    """Objects other than functions that may be callbacks."""
+    """Its method and its instances are used as callbacks."""
 
     def method(self, *args):
         time.sleep(0.002)
@@ -156,7 +156,7 @@ def slow(*args, **kwargs):
         pytest.param(functools.partial(slow, 1, key=2), (3,), "slow(1, key=2)(3)", id="partial"),
         pytest.param(functools.partial(Named().method), (), "Named.method()()", id="partial of a method"),
         pytest.param(time.sleep, (0.002,), "sleep(0.002)", id="builtin"),
-        pytest.param(threading.Event().wait, (0.002,), "Event.wait(0.002)", id="method of a builtin wait"),
+        pytest.param(threading.Event().wait, (0.002,), "Event.wait(0.002)", id="method that waits"),
         pytest.param(Named(), (1,), "<named>(1)", id="callable object"),
     ],
 )
@@ -175,8 +175,8 @@ async def test_slow_callbacks_are_named_as_asyncio_names_them(loop, caplog, call
 
 @pytest.mark.skip_on(uvloop="it names callbacks its own way")
 def test_the_callback_that_ends_a_run_is_a_plain_function(loop, caplog):
-    """In the repr of the task and in the log of a slow callback, the only brackets after its name belong to the
-    call.
+    """In the repr of the task and in the log of a slow callback, the only brackets after the callback's
+    name belong to the call.
     """
     caplog.set_level(logging.WARNING, "asyncio")
     loop.set_debug(True)
@@ -185,7 +185,7 @@ def test_the_callback_that_ends_a_run_is_a_plain_function(loop, caplog):
     async def main():
         return repr(asyncio.current_task())
 
-    ends = ("_run_until_complete_cb", "_stop_when_done")  # asyncio's and ours
+    ends = ("_run_until_complete_cb", "_stop_when_done")  # the names in asyncio and in grapeshot
     text = loop.run_until_complete(main())
     assert re.search(rf"cb=\[({'|'.join(ends)})\(\) at ", text)
     records = [record.getMessage() for record in caplog.records if any(end in record.getMessage() for end in ends)]

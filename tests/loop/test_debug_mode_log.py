@@ -75,7 +75,7 @@ def test_a_cancelled_handle_still_shows_its_call(loop, delay):
 
 
 @pytest.mark.xfail_on(uvloop="its handles show nothing once cancelled")
-def test_debug_mode_counts_when_the_handle_is_cancelled(loop):
+def test_debug_mode_at_the_time_of_cancel_keeps_the_call_in_the_repr(loop):
     handle = loop.call_soon(named)
     loop.set_debug(True)
     handle.cancel()
@@ -87,7 +87,7 @@ def test_debug_mode_counts_when_the_handle_is_cancelled(loop):
     assert "cancelled" in repr(later)
 
 
-@pytest.mark.skipif(sys.version_info < (3, 13), reason="shown in any mode until 3.13")
+@pytest.mark.skipif(sys.version_info < (3, 13), reason="before 3.13 arguments are shown without debug mode, too")
 @pytest.mark.xfail_on(uvloop="its handles show no arguments")
 def test_arguments_are_shown_in_debug_mode_only(loop, reported):
     loop.call_soon(lambda secret: 1 / 0, "secret")
@@ -356,7 +356,7 @@ def error_in_thread(method):
     return "\n".join(errors)
 
 
-@pytest.mark.skip_on(uvloop="no check: it would close the connection from the other thread")
+@pytest.mark.skip_on(uvloop="it has no check, and would close the connection from the other thread")
 async def test_closing_a_transport_on_another_thread(loop, loop_kind):
     loop.set_debug(True)
     for name in ("close", "abort"):
@@ -381,8 +381,8 @@ def unclosed(caught, kind):
     return found
 
 
-@pytest.mark.leaks_on(asyncio="the loop has forgotten its descriptor", uvloop="as asyncio")
-@pytest.mark.xfail_on(uvloop="another text")
+@pytest.mark.leaks_on(asyncio="the transport's descriptor stays open", uvloop="same as asyncio")
+@pytest.mark.xfail_on(uvloop="its warning has another text")
 def test_an_unclosed_transport_warns(new_loop, quiet, loop_kind):
     loop = new_loop()
     sock, other = socket.socketpair()
@@ -409,7 +409,7 @@ def test_an_unclosed_transport_warns(new_loop, quiet, loop_kind):
     gc.collect()
 
 
-@pytest.mark.xfail_on(uvloop="no source")
+@pytest.mark.xfail_on(uvloop="its warning has no source")
 def test_an_unclosed_loop_warns_with_its_source(loop_kind, _audit, quiet):
     from support import loop_factory
 
@@ -425,7 +425,7 @@ def test_an_unclosed_loop_warns_with_its_source(loop_kind, _audit, quiet):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="3.11 does not find where such objects were allocated")
-@pytest.mark.xfail_on(uvloop="no warning")
+@pytest.mark.xfail_on(uvloop="it does not warn")
 def test_tracemalloc_shows_where_an_unclosed_loop_was_made(loop_kind):
     code = """
         import gc, sys, warnings
@@ -448,7 +448,7 @@ def test_the_environment_variable(loop_kind, monkeypatch):
     code = "loop = new_event_loop(); print(loop.get_debug()); loop.close()"
     monkeypatch.setenv("PYTHONASYNCIODEBUG", "1")
     assert run_script(loop_kind, code).strip() == "True"
-    # -E ignores PYTHONPATH as well
+    # -E ignores PYTHONPATH, too, so the script sets sys.path itself
     ignoring = f"""
         import sys
         sys.path[:0] = {sys.path!r}

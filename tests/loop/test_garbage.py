@@ -163,7 +163,7 @@ def test_an_open_loop_is_collected(loop_kind):
     ids=["new", "has run", "timer", "executor", "signal handler", "reader", "exception handler"],
 )
 def test_an_open_loop_at_the_end_of_the_interpreter(loop_kind, used, flags):
-    """A loop that is still the current one outlives the modules. Only development mode warns."""
+    """A loop that is still set as the current loop outlives the modules. Only development mode warns about it."""
     out = run_script(
         loop_kind,
         f"""
@@ -232,7 +232,7 @@ async def test_an_aborted_connection_with_data_in_its_buffer(loop):
         del protocol, transport
         await iterations(3)
         assert collected(reference)
-    payload.append(1)  # this fails if a view of it still exists
+    payload.append(1)  # fails if a view of the payload still exists
 
 
 @pytest.mark.xfail_on(asyncio="a view of the data is kept", when=sys.version_info >= (3, 12))
@@ -270,7 +270,6 @@ async def test_traversal_of_a_live_transport(loop):
 
 
 def test_collecting_inside_every_callback(loop):
-    """The collector runs in the middle of the loop's work."""
     seen = []
 
     async def main():

@@ -37,7 +37,7 @@ def test_cancel_and_cancelled(loop):
         assert handle.cancelled() is True
 
 
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="new in 3.12")
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="get_context() is new in 3.12")
 @pytest.mark.xfail_on(uvloop="no get_context")
 def test_get_context(loop):
     context = contextvars.copy_context()
@@ -104,7 +104,7 @@ def test_repr_is_that_of_asyncio(loop):
     with_arguments.cancel()
     handle.cancel()
     timer.cancel()
-    reference._scheduled = False  # asyncio's handle is not in the loop's heap
+    reference._scheduled = False  # so that cancel() does not tell the loop, which does not have this timer
     asyncio.Handle.cancel(reference)
     assert repr(timer) == repr(reference)
 
@@ -169,7 +169,7 @@ def test_private_names_that_others_use(loop):
 @pytest.mark.xfail_on(uvloop="no _run")
 @pytest.mark.parametrize("count", [1, 4, 5])
 def test_run_before_its_turn(loop, count):
-    """The loop still runs the handle."""
+    """The loop runs the handle in its turn, even if other code has called `_run()` before."""
     seen = []
     handle = loop.call_soon(lambda *args: seen.append(args), *range(count))
     handle._run()
@@ -245,7 +245,7 @@ def test_run_at_any_time(loop_kind):
 
 @pytest.mark.xfail_on(uvloop="no _run")
 def test_run_once_more(loop, loop_kind):
-    """A handle that the loop has run refers to nothing."""
+    """In grapeshot, a handle that the loop has run no longer refers to its callback, and `_run()` does nothing."""
     seen = []
     handle = loop.call_soon(seen.append, 1)
     loop.run_until_complete(iterations(1))
@@ -294,7 +294,7 @@ def made(loop, name):
 @pytest.mark.parametrize("name", TIMER_SLOTS)
 @pytest.mark.skip_on(uvloop=NO_SLOTS)
 def test_an_attribute_is_deleted_and_set_again(loop, name):
-    """unittest.mock.patch.object does this on an object without a dict."""
+    """mock.patch.object deletes and sets the attribute of an object that has no dict."""
     handle = made(loop, name)
     own = getattr(handle, name)
     delattr(handle, name)
@@ -360,7 +360,7 @@ def test_cancelled_by_its_attribute(loop):
 
 
 @pytest.mark.parametrize("name", ["_callback", "_context"])
-@pytest.mark.skip_on(asyncio="its report fails as well", uvloop=NO_SLOTS)
+@pytest.mark.skip_on(asyncio="it fails while it reports the error", uvloop=NO_SLOTS)
 def test_a_run_without_an_attribute_is_reported(loop, reported, name):
     handle = loop.call_soon(named)
     delattr(handle, name)
@@ -431,7 +431,7 @@ def test_cycles_through_attributes_are_collected(loop):
 
 @pytest.mark.skip_on(uvloop=NO_SLOTS)
 def test_attributes_do_not_pass_to_the_next_handle(loop):
-    """A freelist hands out the memory of handles that were freed."""
+    """A freelist reuses the memory of freed handles."""
     for _ in range(100):
         handle = loop.call_soon(named)
         del handle._callback, handle._loop

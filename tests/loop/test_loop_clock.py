@@ -51,8 +51,8 @@ async def test_call_later_and_call_at(loop, clock):
     assert await due(seen) == ["at", "later"]
 
 
-async def test_due_at_the_very_time(loop, clock):
-    """A timer is due at exactly its deadline, whatever the rounding of floats."""
+async def test_a_timer_is_due_at_exactly_its_deadline(loop, clock):
+    """The rounding of floats makes no difference."""
     for number in range(200):
         clock.now = 0.1 * number
         seen = []
@@ -73,7 +73,7 @@ async def test_asyncios_timeouts_and_sleeps(loop, clock):
 
 
 async def test_a_clock_that_is_ahead(loop):
-    """asyncio.timeout() computes a deadline with this clock. The timeout must end."""
+    """asyncio.timeout() computes its deadline with this clock, and must expire as with the real clock."""
     real = loop.time
     loop.time = lambda: real() + 1000
     try:
@@ -268,7 +268,7 @@ async def test_blocking_waits_follow_the_clock(loop):
 
     loop.time = fast
     try:
-        await asyncio.sleep(1)  # a millisecond
+        await asyncio.sleep(1)  # takes a real millisecond
     finally:
         del loop.time
     assert jumps

@@ -225,7 +225,7 @@ def test_interrupt_during_a_blocking_poll(loop_kind, work):
 
 
 def test_the_python_handler_runs_during_a_blocking_poll(loop_kind):
-    """A handler set with signal.signal does not raise: the loop continues."""
+    """A handler that was set with signal.signal runs. It does not raise, so the loop continues."""
     with Script(
         loop_kind,
         """
@@ -246,8 +246,8 @@ def test_the_python_handler_runs_during_a_blocking_poll(loop_kind):
         assert script.finish().strip() == "handled"
 
 
-@pytest.mark.skip_on(uvloop="it sometimes raises that it was stopped before the future completed")
-@pytest.mark.skipif(not gil_is_enabled(), reason="nothing keeps the loop from going on before the signal")
+@pytest.mark.skip_on(uvloop="it sometimes raises 'stopped before Future completed'")
+@pytest.mark.skipif(not gil_is_enabled(), reason="without a GIL the loop may continue before the signal arrives")
 def test_an_interrupt_loses_no_event_of_the_same_poll(loop_kind):
     """The signal arrives after the poll returned an event and while the loop waits for the GIL."""
     out = run_script(

@@ -1,4 +1,4 @@
-"""Allocations that fail: each call raises MemoryError (or what it raises anyway), and the loop continues.
+"""Allocations that fail: each call raises MemoryError or the error that it raises anyway, and the loop continues.
 
 CPython's `_testcapi` can make the n-th allocation of a call fail, or all from the n-th on.
 """
@@ -27,7 +27,7 @@ def nothing():
 
 def sweep(name, call, undo=None, count=60, others=()):
     global failures
-    call_and_undo(call, undo, others)  # a first call, which creates what is created only once
+    call_and_undo(call, undo, others)  # the first call creates objects that are created only once
     gc.disable()
     for start in range(count):
         for stop in (start + 1, 0):

@@ -38,7 +38,7 @@ class Chain:
         self.events.append("io")
 
     async def is_later_than_io(self, steps):
-        """At most `steps` steps ran before the event."""
+        """Return whether at most `steps` steps ran before the event."""
         await self.over
         return "io" in self.events and self.events.index("io") <= steps
 
@@ -74,7 +74,7 @@ async def test_a_callback(loop, chain, method):
 
 
 async def test_a_callback_that_is_added_later(loop, chain):
-    """The other direction of a descriptor that is already registered is added."""
+    """A writer is added for a descriptor that already has a reader."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
         loop.add_reader(ours, print)

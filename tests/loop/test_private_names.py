@@ -156,7 +156,7 @@ async def test_of_a_subprocess(loop):
 
 
 def check_setting(owner, *names):
-    """Check that a program can set the attributes and read its values back, and that deleting restores the original."""
+    """Check that a program can set the attributes and read them back, and that deleting restores the original value."""
     for name in names:
         before, value = getattr(owner, name), object()
         setattr(owner, name, value)

@@ -91,7 +91,7 @@ async def ask(loop, *args, **kwargs):
 @pytest.mark.parametrize("kind", [0, socket.SOCK_STREAM, socket.SOCK_DGRAM])
 @pytest.mark.parametrize("flags", [0, socket.AI_NUMERICHOST])
 def test_literals_equal_the_socket_module(loop, kind, flags):
-    """With the flag that forbids name servers, every host is tested; without it, only hosts that need no lookup."""
+    """With AI_NUMERICHOST, which forbids name servers, every host is tested; without it, only numeric hosts."""
     hosts = HOSTS if flags else [host for host in HOSTS if is_numeric(host)]
 
     async def main():
@@ -225,7 +225,7 @@ async def test_a_replaced_resolver_is_used(loop, monkeypatch):
     assert (await loop.getaddrinfo("127.0.0.1", 80))[0][4] == ("127.0.0.1", 80)
 
 
-def test_it_is_a_coroutine(loop):
+def test_getaddrinfo_returns_a_coroutine(loop):
     for host in ("127.0.0.1", "localhost"):
         coroutine = loop.getaddrinfo(host, 80)
         assert asyncio.iscoroutine(coroutine)
@@ -268,7 +268,7 @@ async def test_unknown_names(loop):
 
 @pytest.mark.skip_on(uvloop="it resolves in a thread pool of its own")
 async def test_cancelled_lookup(loop):
-    """The lookup waits for the only thread of the executor when it is cancelled."""
+    """The lookup is cancelled while it waits for the executor's only thread."""
     gate = threading.Event()
     loop.set_default_executor(concurrent.futures.ThreadPoolExecutor(1))
     blocker = loop.run_in_executor(None, gate.wait)
@@ -290,7 +290,7 @@ async def test_getnameinfo(loop):
 
 
 @pytest.mark.parametrize("address", [("127.0.0.1",), ("127.0.0.1", "80"), "127.0.0.1", ("not an address", 80)])
-@pytest.mark.skip_on(uvloop="it accepts some of them, and raises other errors")
+@pytest.mark.skip_on(uvloop="it accepts some of these addresses, and raises other errors")
 async def test_getnameinfo_errors(loop, address):
     expected = answer(lambda: socket.getnameinfo(address, 0))
     with pytest.raises((TypeError, OSError)):

@@ -39,7 +39,7 @@ def test_stop_before_run_forever_makes_one_iteration(loop):
     assert seen == [1]
 
 
-def test_stop_is_used_up(loop):
+def test_two_stops_end_only_one_run(loop):
     loop.stop()
     loop.stop()
     loop.run_forever()
@@ -77,7 +77,7 @@ def test_run_until_complete_takes_an_awaitable(loop):
 
 
 @pytest.mark.parametrize("thing", [None, 1, "text", print])
-def test_run_until_complete_of_something_else(loop, thing):
+def test_run_until_complete_refuses_other_objects(loop, thing):
     with pytest.raises(TypeError, match="is required"):
         loop.run_until_complete(thing)
 
@@ -95,7 +95,7 @@ def test_stopped_before_the_future_is_done(loop):
     with pytest.raises(RuntimeError, match="Event loop stopped before Future completed"):
         loop.run_until_complete(future)
     future.cancel()
-    # the callback that stops the loop is gone, so the next run does not end with this future
+    # the run has removed its callback from the future, so this future does not end the next run
     loop.run_until_complete(asyncio.sleep(0.001))
 
 
@@ -186,7 +186,7 @@ def test_a_closed_loop_refuses(new_loop):
     coroutine.close()
 
 
-@pytest.mark.xfail_on(uvloop="stop() raises once it is closed")
+@pytest.mark.xfail_on(uvloop="stop() of a closed loop raises")
 def test_a_closed_loop_still_answers(new_loop):
     loop = new_loop()
     loop.close()

@@ -17,7 +17,7 @@ needs_fd_directory = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reas
 
 @pytest.fixture
 def own_fd():
-    """Sets a wakeup fd of the program before any loop runs. Returns its other end."""
+    """Set a wakeup fd, as a program may before a loop runs. Return the end to read from, and the number of the fd."""
     read_end, write_end = socket.socketpair()
     read_end.setblocking(False)
     write_end.setblocking(False)
@@ -75,14 +75,14 @@ def test_an_own_wakeup_fd_is_left_alone(new_loop, own_fd, usr1):
     assert read_end.recv(100) == bytes([usr1])
 
 
-@pytest.mark.xfail_on(uvloop="it is removed after the run")
+@pytest.mark.xfail_on(uvloop="it removes the descriptor after the run")
 def test_a_wakeup_fd_set_during_a_run_stays(new_loop, usr1):
     read_end, write_end = socket.socketpair()
     write_end.setblocking(False)
     loop = new_loop()
 
     async def main():
-        await asyncio.sleep(0.001)  # the loop has blocked
+        await asyncio.sleep(0.001)  # so that the loop blocks in a poll
         signal.set_wakeup_fd(write_end.fileno())
         await asyncio.sleep(0.001)
         os.kill(os.getpid(), usr1)
@@ -113,7 +113,9 @@ def test_nothing_is_set_between_runs(new_loop):
 
 
 def test_a_timer_that_a_signal_handler_sets_as_the_loop_falls_asleep(loop):
-    """kill() runs no bytecode: its handler runs when the loop checks for signals for the last time before it blocks."""
+    """No bytecode runs after kill(), which ctypes calls. So the signal's Python handler runs when the loop checks for
+    signals for the last time before it blocks.
+    """
 
     def handle(*_args):
         loop.call_later(0, loop.stop)
@@ -198,7 +200,7 @@ async def test_every_signal_can_be_handled(loop, loop_kind, number):
     assert seen == [number]
 
 
-@pytest.mark.xfail_on(asyncio="a number lost in the full buffer is lost", uvloop="as asyncio")
+@pytest.mark.xfail_on(asyncio="a signal whose number does not fit into the buffer is lost", uvloop="same as asyncio")
 async def test_a_full_buffer_loses_no_kind_of_signal(loop):
     counts = {signal.SIGUSR1: 0, signal.SIGUSR2: 0}
 
@@ -225,7 +227,7 @@ async def test_a_full_buffer_loses_no_kind_of_signal(loop):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.skip_on(
-    when=sys.version_info < (3, 12), asyncio="the child writes into its parent's socket pair", uvloop="as asyncio"
+    when=sys.version_info < (3, 12), asyncio="the child writes into its parent's socket pair", uvloop="same as asyncio"
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 async def test_the_signals_of_a_forked_child_are_its_own(loop):
@@ -401,8 +403,8 @@ _ENDS_IN_A_THREAD = """
 
 
 @needs_fd_directory
-@pytest.mark.xfail_on(asyncio="the number of a closed descriptor stays set")
-@pytest.mark.skip_on(uvloop="the same, if it is collected")
+@pytest.mark.xfail_on(asyncio="the wakeup fd stays set to the number of a closed descriptor")
+@pytest.mark.skip_on(uvloop="same as asyncio, if the loop is collected")
 @pytest.mark.parametrize("end", ["close", "collect"])
 def test_a_loop_that_ends_in_another_thread(loop_kind, end):
     """The interpreter's wakeup fd is never the number of a closed descriptor, because another file may get it."""
@@ -418,7 +420,7 @@ def test_a_loop_that_ends_in_another_thread(loop_kind, end):
         gc.collect()
 
     def end_and_signal(loops):
-        # The main thread waits in join(), so it can do nothing.
+        # The main thread waits in join(), so it runs no bytecode.
         if end == "close":
             close(loops.pop())
         else:
@@ -480,7 +482,7 @@ def test_others_keep_their_wakeup_fd_when_a_loop_ends_in_another_thread(loop_kin
     )
 
 
-def test_a_loop_that_ends_in_another_thread_while_the_interpreter_does(loop_kind):
+def test_a_loop_that_ends_in_another_thread_while_the_interpreter_exits(loop_kind):
     """The loop is closed in an exit handler, after which the main thread runs no more bytecode."""
     run_script(
         loop_kind,

@@ -30,15 +30,15 @@ ASYNCIO = {
     "WritePipeTransport": unix_events._UnixWritePipeTransport,
 }
 OTHERWISE = {
-    ("Loop", "create_task"): "which keywords there are depends on the version; ours go to the task as they are",
-    ("Loop", "sock_recv"): "the second parameter is called as asyncio's documentation calls it, not as its code does",
+    ("Loop", "create_task"): "asyncio's keywords depend on the version; grapeshot passes all keywords to the task",
+    ("Loop", "sock_recv"): "the second parameter has its name in asyncio's documentation, not its name in the code",
     ("Loop", "_add_reader"): "a private method; it has a context from 3.15 on",
     ("Loop", "_add_writer"): "a private method; it has a context from 3.15 on",
 }
 
 
 def parameters(method):
-    """Without `self`, which native methods do not take by name."""
+    """Return the parameters except `self`, which native methods do not take by name."""
     return [(each.name, each.kind, each.default) for each in list(inspect.signature(method).parameters.values())[1:]]
 
 
@@ -59,7 +59,7 @@ def test_the_parameters_are_the_same_as_asyncios(kind, name):
     assert parameters(getattr(TYPES[kind], name)) == parameters(theirs)
 
 
-def test_the_list_of_types_is_whole():
+def test_the_list_of_types_is_complete():
     assert {name for name, _ in NATIVE} >= ASYNCIO.keys()
     assert {*OTHERWISE} <= {*NATIVE}
 
@@ -78,7 +78,7 @@ async def test_arguments_by_name(loop):
     loop.set_task_factory(factory=None)
 
 
-@pytest.mark.xfail_on(uvloop="add_reader calls it fileobj")
+@pytest.mark.xfail_on(uvloop="add_reader calls the parameter fileobj")
 async def test_a_descriptor_by_name(loop):
     ours, theirs = socket.socketpair()
     with ours, theirs:

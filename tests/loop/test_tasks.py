@@ -46,8 +46,8 @@ async def test_a_task_without_a_name_of_its_own(loop):
 
 
 @pytest.mark.parametrize("running", ["none", "another"])
-def test_a_task_is_of_the_loop_that_made_it(loop, running):
-    # The loop that asyncio finds in this thread.
+def test_a_task_belongs_to_the_loop_that_made_it(loop, running):
+    # If `running` is "another", asyncio believes that this loop is running in this thread.
     other = asyncio.SelectorEventLoop()
     tasks = []
 
@@ -102,7 +102,7 @@ def any_task(loop, coro, **kwargs):
 @pytest.mark.parametrize("factory", [None, any_task])
 @pytest.mark.parametrize("extra", [{}, {"name": "its name", "context": None}], ids=["alone", "with others"])
 async def test_create_task_refuses_keywords_that_are_not_its_own(loop, new_loop, factory, extra):
-    """A task never runs on a loop other than the one that made it."""
+    """`loop` is one of the refused keywords: create_task cannot make a task of another loop."""
     loop.set_task_factory(factory)
     other = new_loop()
     for keyword in ("loop", "loop", "unknown"):
@@ -219,7 +219,7 @@ async def test_eager_task_factory(loop):
     seen.clear()
 
 
-@pytest.mark.skipif(sys.version_info < (3, 14), reason="asyncio names them later in some earlier versions")
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="some earlier versions set the name later")
 @pytest.mark.skip_on(uvloop="its create_task does not fit the factories of 3.13 and later")
 async def test_an_eager_task_has_its_name_from_the_start(loop):
     seen = []

@@ -29,7 +29,7 @@ def test_wakes_a_loop_that_sleeps(loop):
         loop.call_soon_threadsafe(loop.stop)
 
     [thread] = in_threads(1, work)
-    loop.run_forever()  # with nothing else to do
+    loop.run_forever()  # the loop has nothing else to do, and sleeps
     thread.join()
     assert ran.is_set()
 
@@ -201,7 +201,7 @@ async def ident():
     return threading.get_ident()
 
 
-def test_a_second_thread_cannot_run_it(loop):
+def test_a_second_thread_cannot_run_the_loop(loop):
     errors = []
 
     async def main():
@@ -422,11 +422,13 @@ def test_a_run_inside_of_a_method(loop):
 
 
 @pytest.mark.skip_on(
-    asyncio="it does not notice that a number has passed to another object",
-    uvloop="it does not notice that a number has passed to another object",
+    asyncio="it does not notice that the number of a closed object now belongs to another object",
+    uvloop="it does not notice that the number of a closed object now belongs to another object",
 )
 def test_a_finalizer_that_uses_the_loop_while_it_looks_for_a_closed_object(loop, pair):
-    """Without a GIL, the loop may drop the last reference to an object that another thread gives up."""
+    """While the loop looks for a closed object, it holds a reference to each object in turn. Without a GIL, another
+    thread may drop its own reference at that moment, so that the finalizer runs inside the loop.
+    """
     number, this_thread = pair[0].fileno(), threading.current_thread()
 
     class Closed:
@@ -494,7 +496,7 @@ async def test_reprs_in_other_threads(loop):
 
 @pytest.mark.xfail_on(uvloop="no _thread_id")
 async def test_calls_that_other_threads_may_make(loop):
-    """Debug mode times a look-up in the executor's thread."""
+    """In debug mode, a look-up in the executor's thread reads the loop's clock."""
     loop.set_debug(True)
     own = threading.get_ident()
 

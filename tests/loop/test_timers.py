@@ -62,7 +62,7 @@ def test_equal_deadlines_of_call_at_all_run(loop):
     assert sorted(seen) == list(range(200))
 
 
-@pytest.mark.skip_on(asyncio="its heap is not stable for equal deadlines", uvloop="its clock may advance in between")
+@pytest.mark.skip_on(asyncio="its heap is not stable for equal deadlines", uvloop="its clock may advance meanwhile")
 def test_equal_deadlines_keep_their_order(loop):
     seen = []
     when = loop.time() + 0.005
@@ -92,7 +92,9 @@ def test_call_at_in_the_past_orders_by_deadline(loop):
 
 
 def run_many_due(loop, later, choices):
-    """Run more due timers than the loop takes from its heap one by one; return which ran, and the sorted deadlines."""
+    """Make more timers due than the loop takes from its heap one by one. Return them in the order in which they ran,
+    and in the order of their deadlines.
+    """
     seen, handles = [], []
     order = random.Random(5)
     offsets = [number % choices for number in range(6000)]
@@ -125,7 +127,7 @@ def test_many_due_together_keep_their_order(loop):
     assert seen == due
 
 
-@pytest.mark.xfail_on(uvloop="timers run before idle callbacks")
+@pytest.mark.xfail_on(uvloop="libuv runs due timers before callbacks of call_soon")
 def test_ready_callbacks_run_before_a_timer_that_becomes_due(loop):
     seen = []
     loop.call_later(0, seen.append, "timer")
@@ -176,7 +178,7 @@ def test_long_timers_that_are_due_soon_after_one_another_share_a_wakeup():
         loop.close()
 
 
-def test_a_long_timer_that_is_due_already_is_not_slept_on():
+def test_the_loop_does_not_sleep_when_a_long_timer_is_already_due():
     loop = grapeshot.new_event_loop()
     try:
         handle = loop.call_later(1, loop.stop)
@@ -193,11 +195,11 @@ async def test_short_sleeps_are_never_short(loop):
         start = time.monotonic()
         await asyncio.sleep(0.0007)
         if loop.__class__.__module__.startswith("uvloop"):
-            continue  # its clock counts in ms
+            continue  # uvloop's clock counts in ms
         assert time.monotonic() - start >= 0.0007
 
 
-@pytest.mark.xfail_on(uvloop="#482: a plain Handle")
+@pytest.mark.xfail_on(uvloop="#482: it returns a plain Handle")
 def test_call_later_zero_gives_a_timer_handle(loop):
     handle = loop.call_later(0, print)
     assert isinstance(handle, asyncio.TimerHandle)
@@ -309,7 +311,7 @@ def test_no_deadline(loop):
         loop.call_later(None, print)
 
 
-def test_arguments_of_the_wrong_number(loop):
+def test_a_wrong_number_of_arguments_is_refused(loop):
     with pytest.raises(TypeError):
         loop.call_later(1)
     with pytest.raises(TypeError):

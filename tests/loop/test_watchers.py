@@ -202,7 +202,7 @@ async def test_an_object_that_was_closed_before_it_is_removed(loop):
                 remove(ours)
 
 
-@pytest.mark.xfail_on(asyncio="EBADF: it tells the closed descriptor to epoll", uvloop="it returns None")
+@pytest.mark.xfail_on(asyncio="EBADF: it passes the closed descriptor to epoll", uvloop="it returns None")
 async def test_a_reader_and_a_writer_of_a_closed_object(loop):
     ours, theirs = socket.socketpair()
     with theirs:
@@ -228,7 +228,7 @@ async def test_the_other_direction_of_a_closed_object(loop):
 async def test_a_closed_object_that_was_never_added(loop, method):
     ours, theirs = socket.socketpair()
     with theirs:
-        getattr(loop, method.replace("remove", "add"))(ours.fileno(), print)  # adds the number, not the object
+        getattr(loop, method.replace("remove", "add"))(ours.fileno(), print)  # the loop gets only the number
         number = ours.fileno()
         ours.close()
         with pytest.raises(ValueError, match="Invalid file descriptor: -1"):
@@ -250,7 +250,7 @@ async def test_a_closed_object_that_is_added_again(loop):
         try:
             remove(ours)
         except ValueError:
-            pass  # by then asyncio has dropped both, and uvloop the writer
+            pass  # by now asyncio has dropped the reader and the writer, and uvloop the writer
 
 
 @pytest.mark.skip_on(uvloop="libuv aborts the process")
@@ -304,7 +304,7 @@ async def test_a_registered_object_is_kept(loop):
 @pytest.mark.parametrize("taker", ["reader", "writer", "transport", "operation"])
 async def test_a_removal_that_comes_after_the_number_was_reused(loop, taker):
     """anyio closes its socket first, and removes the callback in the next iteration."""
-    await iterations(1)  # the loop makes its own descriptors when it first sleeps
+    await iterations(1)  # the first sleep makes the loop's own descriptors, so that they take no number later
     ours, theirs = socket.socketpair()
     loop.add_reader(ours, print, "stale")
     loop.add_writer(ours, print, "stale")
@@ -346,7 +346,7 @@ async def test_a_removal_that_comes_after_the_number_was_reused(loop, taker):
 )
 async def test_closed_while_registered_then_reused(loop):
     """The kernel forgets a closed descriptor. The same number may come back and must work like a new one."""
-    await iterations(1)  # the loop makes its own descriptors when it first sleeps
+    await iterations(1)  # the first sleep makes the loop's own descriptors, so that they take no number later
     seen = []
     for round_number in range(20):
         ours, theirs = socket.socketpair()

@@ -1,4 +1,4 @@
-"""Helpers of the subprocess tests: short programs, a recording protocol, a count of children."""
+"""Helpers of the subprocess tests: short programs, a recording protocol, a list of the children."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ _others: set[int] = set()
 
 
 def note_other_children() -> None:
-    """Exclude the present children from the count."""
+    """Exclude the current children from the result of `children()`."""
     _others.clear()
     _others.update(children())
 
 
 def children() -> set[int]:
-    """Return the children of this process whose status was not fetched, whether they have ended or not, except the
-    children of `_others`.
+    """Return the ids of this process's children, except those in `_others`. A child that has ended is included until
+    its status is fetched.
     """
     return {child.pid for child in psutil.Process().children()} - _others
 

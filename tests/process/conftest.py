@@ -13,6 +13,6 @@ from process.children import children, note_other_children
 def _no_children(loop_kind: str) -> Iterator[None]:
     note_other_children()
     yield
-    # This fetches the statuses, so that later tests see no children.
+    # waitpid() fetches the statuses, so that later tests do not see these children.
     left = [os.waitpid(pid, 0) for pid in children()]
     assert not left, f"children left behind by the test, (pid, status): {left}"

@@ -25,7 +25,7 @@ def running(**kwargs):
 # ---------------------------------------------------------------- the transport
 
 
-@pytest.mark.skip_on(uvloop="set_protocol has no effect, and a failed test hangs")
+@pytest.mark.skip_on(uvloop="set_protocol has no effect, and the test hangs after the failure")
 async def test_the_interface(loop):
     transport, protocol = await loop.subprocess_exec(Events, *CAT, stderr=None)
     assert isinstance(transport, asyncio.SubprocessTransport)
@@ -62,8 +62,8 @@ async def test_the_popen_object(loop):
     transport.close()
 
 
-@pytest.mark.skip_on(uvloop="another repr, and a failed test hangs")
-async def test_the_repr_says_how_it_is(loop):
+@pytest.mark.skip_on(uvloop="its repr differs, and the test hangs after the failure")
+async def test_the_repr_names_the_state_and_the_pipes(loop):
     transport, protocol = await loop.subprocess_exec(Events, *CAT, stderr=None)
     text = repr(transport)
     assert f"SubprocessTransport pid={transport.get_pid()} running stdin=<" in text
@@ -179,7 +179,7 @@ async def test_signals_to_an_ended_process(loop):
     transport.close()
 
 
-@pytest.mark.skip_on(when=sys.version_info < (3, 13), asyncio="older versions may fetch the status and say 255")
+@pytest.mark.skip_on(when=sys.version_info < (3, 13), asyncio="older versions may lose the status and return 255")
 async def test_signals_race_with_the_end(loop):
     """In either order, the only possible error is ProcessLookupError, and the return code is right."""
     for number in range(40):
@@ -193,8 +193,8 @@ async def test_signals_race_with_the_end(loop):
         assert await process.wait() in (7, -signal.SIGTERM)
 
 
-@pytest.mark.skip_on(when=sys.version_info < (3, 14, 7), asyncio="older versions do send one")
-async def test_no_signal_to_a_number_that_is_free_again(loop, monkeypatch):
+@pytest.mark.skip_on(when=sys.version_info < (3, 14, 7), asyncio="older versions may send such a signal")
+async def test_no_signal_is_sent_to_a_process_id_that_is_free_again(loop, monkeypatch):
     """Nothing may run between fetching the status and publishing it, or a signal could reach another process."""
     killed = []
     process = await asyncio.create_subprocess_exec(*sh("exit"))
@@ -302,7 +302,7 @@ async def test_sigchld_is_left_alone(loop, loop_kind):
 
 
 @pytest.mark.skip_on(uvloop="it waits forever")
-@pytest.mark.skip_on(when=sys.version_info < (3, 12), asyncio="a waiting thread may be faster")
+@pytest.mark.skip_on(when=sys.version_info < (3, 12), asyncio="its waiting thread may fetch the status first")
 async def test_a_status_that_other_code_has_fetched(loop, caplog):
     process = await running()
     process.kill()
@@ -329,7 +329,7 @@ async def test_ignored_sigchld(loop, ignored_sigchld, caplog):
     caplog.clear()
 
 
-@pytest.mark.skip_on(asyncio="ProcessLookupError where the child is faster than its watch", uvloop="it waits forever")
+@pytest.mark.skip_on(asyncio="ProcessLookupError if the child ends before it is watched", uvloop="it waits forever")
 async def test_ignored_sigchld_and_short_children(loop, ignored_sigchld, caplog):
     for _ in range(20):
         process = await asyncio.create_subprocess_exec(*sh("exit"))
@@ -337,7 +337,7 @@ async def test_ignored_sigchld_and_short_children(loop, ignored_sigchld, caplog)
     caplog.clear()
 
 
-@pytest.mark.xfail_on(asyncio="255: it does not look there")
+@pytest.mark.xfail_on(asyncio="it returns 255, because it does not ask the Popen object")
 @pytest.mark.skip_on(uvloop="it has no Popen object")
 async def test_a_status_fetched_through_the_popen_object_is_known(loop, caplog):
     process = await running()
@@ -367,7 +367,7 @@ async def test_close_kills_a_running_process(loop, stdio):
     assert transport.get_returncode() == -signal.SIGKILL
 
 
-@pytest.mark.xfail_on(asyncio="255: its own poll() fetches the status")
+@pytest.mark.xfail_on(asyncio="it returns 255, because its own poll() has fetched the status")
 @pytest.mark.skip_on(when=sys.version_info < (3, 12), asyncio="a waiting thread fetches the status")
 async def test_close_keeps_the_code_of_a_process_that_has_ended(loop):
     """The child has ended and the loop has not noticed. Nothing is killed, and the return code is kept."""
@@ -469,9 +469,9 @@ def test_a_loop_closed_under_a_running_process(loop_kind):
     assert out.strip() == "done"
 
 
-@pytest.mark.skip_on(asyncio="it leaves the child running", uvloop="it needs no descriptor")
+@pytest.mark.skip_on(asyncio="it leaves the child running", uvloop="it watches children without a descriptor")
 def test_a_child_that_cannot_be_watched_is_ended(loop_kind):
-    """The child uses the last descriptor, so that none is left for the watch."""
+    """Starting the child takes the last free descriptor, so that no pidfd can be opened to watch the child."""
     out = run_script(
         loop_kind,
         """
@@ -533,12 +533,12 @@ reading, other = os.pipe()
 loop = new_event_loop()
 """
 
-only_with_pidfds = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="no pidfds")
+only_with_pidfds = pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="this system has no pidfds")
 
 
 @only_with_pidfds
-@pytest.mark.skip_on(asyncio="it waits forever", uvloop="it has none")
-def test_the_number_of_a_watch_that_another_file_got(loop_kind):
+@pytest.mark.skip_on(asyncio="it waits forever", uvloop="it uses no pidfds")
+def test_another_file_gets_the_number_of_the_pidfd(loop_kind):
     """Another file gets the number of the child's pidfd. The loop notices this and watches the child again."""
     out = run_script(
         loop_kind,
@@ -560,9 +560,9 @@ loop.close()
 
 
 @only_with_pidfds
-@pytest.mark.skip_on(uvloop="it has none")
+@pytest.mark.skip_on(uvloop="it uses no pidfds")
 @pytest.mark.skip_on(when=sys.version_info < (3, 12), asyncio="its child watcher does not belong to the loop")
-def test_a_file_that_has_the_number_of_a_watch_stays_open(loop_kind):
+def test_another_file_with_the_number_of_the_pidfd_stays_open(loop_kind):
     out = run_script(
         loop_kind,
         CLOSED_WATCH

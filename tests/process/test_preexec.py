@@ -19,7 +19,9 @@ PIPE = subprocess.PIPE
 
 @pytest.fixture(autouse=True)
 def _the_helper_threads_are_there(loop_kind):
-    """Starts the helper threads before the audit. They never end."""
+    """Start grapeshot's helper threads before the test. They never end, so a test that started them would seem to leave
+    threads behind.
+    """
     if loop_kind != "grapeshot":
         return
     from grapeshot._loop import subprocess as _subprocess
@@ -30,16 +32,16 @@ def _the_helper_threads_are_there(loop_kind):
         assert {done.result() for done in barrier} == {os.getpid()}
 
 
-@pytest.mark.xfail_on(uvloop="it runs before the redirections")
-async def test_it_runs_in_the_child(loop):
+@pytest.mark.xfail_on(uvloop="it runs preexec_fn before the redirections")
+async def test_preexec_fn_runs_in_the_child(loop):
     process = await asyncio.create_subprocess_exec(
         *sh("echo program"), stdout=PIPE, preexec_fn=lambda: os.write(1, b"before the ")
     )
     assert await process.communicate() == (b"before the program\n", None)
 
 
-@pytest.mark.xfail_on(uvloop="it runs before the redirections")
-async def test_it_sees_the_context_of_the_start(loop):
+@pytest.mark.xfail_on(uvloop="it runs preexec_fn before the redirections")
+async def test_preexec_fn_sees_the_context_of_the_start(loop):
     variable = contextvars.ContextVar("variable", default="outside")
     variable.set("inside")
     process = await asyncio.create_subprocess_exec(
@@ -49,7 +51,7 @@ async def test_it_sees_the_context_of_the_start(loop):
 
 
 @pytest.mark.skip_on(uvloop="it leaves the child behind")
-async def test_an_error_in_it_is_an_error_of_the_start(loop):
+async def test_an_error_in_preexec_fn_is_an_error_of_the_start(loop):
     def fail():
         raise KeyError("in the child")
 
@@ -93,7 +95,7 @@ async def test_cancelled_while_preexec_fn_runs(loop, is_late):
     os.close(write_end)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="prctl(2)")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has prctl(2)")
 def test_the_parents_death_signal_does_not_come_early(loop_kind):
     """The kernel sends PR_SET_PDEATHSIG when the thread that started the child ends."""
     out = run_script(

@@ -76,7 +76,7 @@ async def test_popen_arguments(loop, loop_kind, tmp_path):
     assert await output_of(*sh("pwd"), cwd=tmp_path) == str(tmp_path.resolve())
     assert await output_of(*sh("echo $ONE"), env={"ONE": "1"}) == "1"
     assert await output_of("not this name", "-c", "echo ran", executable=SHELL) == "ran"
-    if loop_kind != "uvloop":  # it refuses these
+    if loop_kind != "uvloop":  # uvloop refuses these arguments
         assert await output_of(*sh("umask"), umask=0o27) == "0027"
         script = "import os; print(os.getpgid(0) == os.getpid())"
         assert await output_of(sys.executable, "-c", script, process_group=0) == "True"
@@ -123,7 +123,7 @@ async def test_text_and_buffering_are_refused(loop, how, option, value):
         await start(factory, "true", **{option: value})
 
 
-@pytest.mark.xfail_on(uvloop="TypeError")
+@pytest.mark.xfail_on(uvloop="it raises a TypeError")
 async def test_a_command_line_is_text(loop):
     with pytest.raises(ValueError, match="string"):
         await loop.subprocess_shell(Events, ["true"])
@@ -168,7 +168,7 @@ async def test_a_conversation(loop):
 @pytest.mark.skip_on(uvloop="RuntimeError from a transport that may already be closed")
 async def test_a_program_that_does_not_read(loop):
     process = await asyncio.create_subprocess_exec(*sh("exec 0<&-; exit 4"), stdin=PIPE, stdout=PIPE)
-    await process.communicate(bytes(1_000_000))  # a broken pipe is not an error here
+    await process.communicate(bytes(1_000_000))  # communicate() ignores the broken pipe
     assert process.returncode == 4
 
 
@@ -204,7 +204,7 @@ async def test_debug_mode_logs_the_life_of_a_process(loop, caplog):
     process = await asyncio.create_subprocess_exec(*sh("exit 2"), "secret", stdin=PIPE)
     await process.communicate()
     text = caplog.text
-    caplog.clear()  # its records hold the transports
+    caplog.clear()  # the log records refer to the transports
     assert f"execute program '{SHELL}' stdin=<pipe>" in text
     assert f"created: pid {process.pid}" in text
     assert "exited with return code 2" in text

@@ -1,7 +1,7 @@
 // Tests the switch of coros on AArch64 with exactly the instructions that the extension is built with. test_arch.py
-// compiles this file for aarch64-linux-gnu and runs it in an emulator. It defines SWITCH and START (the files with the
-// instructions), and FRAME_WORDS, ENTRY, ARGUMENT and RETURN_ADDRESS (the layout of the frame, from `prepare` in
-// aarch64.rs).
+// compiles this file for aarch64-linux-gnu and runs it in an emulator. The compiler's command line defines SWITCH and
+// START (the files with the instructions), and FRAME_WORDS, ENTRY, ARGUMENT and RETURN_ADDRESS (the layout of the
+// frame, from constants in aarch64.rs).
 
 #include <fenv.h>
 #include <stdint.h>
@@ -115,7 +115,7 @@ int main(void) {
         check(stacks[i].changed == 0, "registers of a stack");
         check(stacks[i].fpcr_at_start == 0, "FPCR at the start");
         check(stacks[i].caller_fp == 0, "the chain of frame pointers does not end");
-        // on_stack and start
+        // the frames of on_stack and coro_start
         check(stacks[i].frames == 2, "the unwind chain has another length");
     }
     puts("right");

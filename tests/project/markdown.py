@@ -13,7 +13,7 @@ word=value -->` in one line, has these words:
     needs=coro,node   the block needs an interpreter that has coros (coro), a program (node), or a package, which may be
                       one of requirements/frameworks.in
     python=3.12       the block needs that Python or a later one
-    end=kill          the server is killed in the end, because on any loop it may miss SIGTERM soon after its start
+    end=kill          the test kills the server, because a server may miss a SIGTERM soon after its start, on any loop
 
 In commands 8000 stands for a free port.
 """

@@ -31,7 +31,7 @@ def tool(*names: str, where_from: str = PACKAGES, is_required: bool = True) -> s
 
 
 def layout() -> dict[str, str]:
-    """The constants of ``prepare``."""
+    """Return the constants of aarch64.rs, which describe the frame that ``prepare`` makes."""
     source = (ARCH / "aarch64.rs").read_text(encoding="utf-8")
     found = dict(re.findall(r"^const (\w+): usize = (\d+);", source, re.MULTILINE))
     assert sorted(found) == ["ARGUMENT", "ENTRY", "FRAME_WORDS", "RETURN_ADDRESS"]
@@ -39,7 +39,7 @@ def layout() -> dict[str, str]:
 
 
 def build(folder: Path, replaced: dict[str, str]) -> Path:
-    """Build the harness with the extension's instructions, in which the ``replaced`` lines are exchanged."""
+    """Build the harness with the extension's instructions. ``replaced`` maps lines to the lines that replace them."""
     definitions = [f"-D{name}={value}" for name, value in layout().items()]
     for name, file in {"SWITCH": "aarch64_switch.s", "START": "aarch64_start.s"}.items():
         text = (ARCH / file).read_text(encoding="utf-8")
@@ -74,7 +74,7 @@ def test_the_switch_on_aarch64(tmp_path: Path) -> None:
         (".cfi_undefined x30", "", "wrong: the unwind chain does not end\n"),
     ],
 )
-def test_the_harness_would_notice(tmp_path: Path, line: str, other: str, outcome: str) -> None:
+def test_the_harness_notices_wrong_instructions(tmp_path: Path, line: str, other: str, outcome: str) -> None:
     assert run(build(tmp_path, {line: other})).stdout == outcome
 
 
@@ -86,14 +86,14 @@ def test_the_instructions_are_assembled_for_apple(tmp_path: Path) -> None:
 
 
 def test_an_unknown_processor_builds(tmp_path: Path) -> None:
-    """arch/none.rs has everything that arch/mod.rs requires of a file. With it, coros are refused
+    """arch/none.rs has everything that arch/mod.rs requires of each processor's file. With none.rs, coros are refused
     (tests/coro/stacks/test_state.py).
     """
     rustc = tool("rustc", where_from="https://rustup.rs")
     crate = tmp_path / "arch.rs"
     module = (ARCH / "mod.rs").read_text(encoding="utf-8")
     module = "".join(f"{line}\n" for line in module.splitlines() if not line.startswith("//!"))
-    # Build for this processor, as if it had another name.
+    # No condition on the processor is true any more, so mod.rs uses none.rs.
     module = module.replace("target_arch =", "target_env =")
     crate.write_text(
         f"pub mod arch {{\n{module}\n"

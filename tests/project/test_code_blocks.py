@@ -19,7 +19,8 @@ BLOCKS = [block for page in pages() for block in blocks(page)]
 
 SCRIPTS = [block for block in BLOCKS if block.language == "python" and "save" not in block.words]
 NOT_RUN = [block for block in BLOCKS if "not_run" in block.words]
-# Blocks that are not in SCRIPTS must have one of these words, by which a test finds the blocks that it runs.
+# The words by which tests find the blocks that they run. A block of these languages that is not in SCRIPTS must have
+# one of them.
 RUN_BY = {"bash": {"prints", "serves", "run", "not_run"}, "js": {"prints"}, "python": {"save"}, "json": {"save"}}
 # The tests that type blocks into a back door, or run them beside a program that has one. They name the page.
 WALKTHROUGHS = [path.read_text(encoding="utf-8") for path in ROOT.glob("tests/insight/test_*.py")]
@@ -105,7 +106,7 @@ def test_bash_block_names_real_commands(block):
             pytest.fail(f"{block.name}: this test cannot check the line {line!r}")
 
 
-def test_the_two_commands_are_in_the_readme():
+def test_make_demo_and_make_test_are_in_the_readme():
     lines = {line for block in NOT_RUN if block.page.name == "README.md" for line in block.text.splitlines()}
     assert {"make demo", "make test"} <= lines
 

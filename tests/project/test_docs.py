@@ -32,7 +32,7 @@ def test_links_have_targets(page):
 
 
 def project_files():
-    """The files that git tracks or would track."""
+    """The files that git tracks or would add."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     files = [ROOT / name for name in done.stdout.split("\0") if name]
@@ -87,7 +87,7 @@ def test_the_names_that_a_page_shows_exist(page):
             except (AttributeError, ImportError) as error:
                 if isinstance(error, AttributeError) or str(error.name).startswith(
                     "grapeshot"
-                ):  # else it needs an extra
+                ):  # another module is in an extra
                     missing.append(name)
     assert missing == []
 

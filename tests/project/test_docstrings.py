@@ -39,7 +39,7 @@ def test_the_examples_of_a_module(name):
 
 
 def run(source: str, names: dict[str, object], runner: asyncio.Runner) -> str:
-    """Run statements, which may use `await` outside of functions; return the repr of the last value, empty for None."""
+    """Run statements, which may use a top-level `await`. Return the repr of the last value, or "" if that is None."""
     tree = ast.parse(source)
     *statements, last = tree.body
     if isinstance(last, ast.Expr) or (isinstance(last, ast.AsyncWith) and isinstance(last.body[-1], ast.Expr)):

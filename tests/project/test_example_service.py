@@ -76,7 +76,9 @@ def rest_of(client: socket.socket) -> bytes:
 
 @pytest.fixture
 def start(tmp_path):
-    """Start the service. At the end it must have the same descriptors as before, print nothing and stop."""
+    """A function that starts the service. After the test, the service must have closed the test's descriptors, and stop
+    without an error.
+    """
     started = []
 
     def begin(**options):
@@ -94,7 +96,7 @@ def start(tmp_path):
             service.process.communicate()
 
 
-def test_it_answers(start):
+def test_the_service_answers(start):
     service = start()
     with service.connect() as client:
         client.sendall(
@@ -132,7 +134,7 @@ def test_garbage_is_refused(start, data, status):
     assert b"Hello, you!" in service.get("/hello/you")
 
 
-def test_slow_and_silent_clients_do_not_hold_it_up(start):
+def test_slow_and_silent_clients_do_not_hold_up_the_service(start):
     service = start(request_timeout=0.3, idle_timeout=0.3)
     with service.connect() as slow, service.connect():
         slow.sendall(b"GET /hello")
@@ -223,7 +225,7 @@ def test_the_back_door_looks_inside(start, tmp_path):
     asyncio.run(talk())
 
 
-def test_it_can_be_profiled_while_it_serves(start, tmp_path):
+def test_the_service_can_be_profiled_while_it_serves(start, tmp_path):
     service = start()
     saved = tmp_path / "service.profile"
 

@@ -1,8 +1,9 @@
 """The rooms of the two crates form layers: a room uses only rooms below it. (`lint-imports` does the same for Python.)
 
 cargo keeps the two crates apart: grapeshot-core can use only what core/Cargo.toml lists, and crates cannot depend on
-each other in a circle. Inside a crate every module could name every other one. So cargo checks each room alone here,
-together with the rooms that it may use: a room that names another one does not compile.
+each other in a circle. Inside a crate every module could name every other one. So these tests let cargo check
+each room in a crate that has only this room and the rooms that it may use. A room that names any other room does not
+compile there.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # ---------------------------------------------------------------- Rust
 
-# The rooms of each crate, by source folder, and the rooms that each one uses. It may also use the rooms that these use.
+# The rooms of each crate, by source folder, and the rooms that each room uses. A room may also use the rooms that its
+# listed rooms use.
 USES = {
     "src": {
         "binding": [],
@@ -46,7 +48,7 @@ DEPENDENCIES = {
     "Cargo.toml": {"bitflags", "grapeshot-core", "libc", "pyo3"},
     "core/Cargo.toml": {"crossbeam-queue", "libc", "nix"},
 }
-# Instead of the project's build.rs, which also reads files of `coro`.
+# The rooms are built with this script. The project's build.rs would also read files of `coro`.
 BUILD_SCRIPT = """
 #[path = "build_stub.rs"]
 mod stub;
@@ -59,7 +61,7 @@ fn main() {
 
 
 def with_rooms_below(source: str, room: str) -> list[str]:
-    """The room, after all rooms that it may use."""
+    """Return the names of all rooms that the room may use, and then its own."""
     rooms = [below for used in USES[source][room] for below in with_rooms_below(source, used)]
     return [*dict.fromkeys(rooms), room]
 
@@ -113,7 +115,7 @@ def check(source: str, room: str, planted: str = "") -> subprocess.CompletedProc
 
 
 def crates_below(name: str, lock: str) -> set[str]:
-    """Every crate that this one is built from or tested with, under its real name."""
+    """Return all crates that this crate is built or tested with, by their names in Cargo.lock."""
     packages = {package["name"]: package for package in tomllib.loads(lock)["package"]}
     found: set[str] = set()
     wanted = [name]
@@ -160,7 +162,7 @@ def test_the_package_needs_nothing_at_run_time():
 
 # ---------------------------------------------------------------- a planted edge is caught
 
-# Each line is refused, except for the last one.
+# Each line is refused, except for the last one, which uses a room below.
 FORBIDDEN = {
     ("src", "event_loop"): """\
 use crate::transports::stream;

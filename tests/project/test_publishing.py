@@ -56,7 +56,7 @@ def test_one_action_has_one_version():
     assert {action: commits for action, commits in versions.items() if len(commits) > 1} == {}
 
 
-def test_the_version_stands_in_one_place():
+def test_the_version_is_written_in_one_place():
     version = tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
     assert grapeshot.__version__ == version
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -67,7 +67,9 @@ def test_the_version_stands_in_one_place():
 
 
 def test_the_wheels_are_for_the_versions_that_the_project_names():
-    """pyproject.toml, .ci/common and release.yml name the same versions; release.yml may have more builds."""
+    """pyproject.toml, .ci/common and release.yml name the same versions. release.yml may also build for free-threaded
+    Python.
+    """
     classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
     named = {each.rpartition(" ")[2] for each in classifiers if re.search(r":: 3\.\d+$", each)}
     release = (ROOT / ".github" / "workflows" / "release.yml").read_text()
@@ -108,7 +110,7 @@ def test_wheels_have_the_licences():
 
 
 def linked_files(page):
-    """The files of the project that a page links."""
+    """Yield the files of the project that a page links to."""
     for target in re.findall(r"\]\(([^)#\s]+)", (ROOT / page).read_text()):
         if "://" not in target:
             yield (ROOT / page).parent.joinpath(target).resolve()

@@ -36,7 +36,7 @@ def problems_with(test: str) -> Iterator[str]:
 
 
 def excuses(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
-    """Yield the marks that excuse grapeshot from a test."""
+    """Yield the marks with which a test is skipped or may fail on grapeshot."""
     for decorator in function.decorator_list:
         if isinstance(decorator, ast.Call):
             mark = ast.unparse(decorator.func).removeprefix("pytest.mark.")

@@ -94,7 +94,7 @@ def found(html):
     }
 
 
-def test_every_page_for_users_is_in_it(found):
+def test_every_page_for_users_is_in_the_site(found):
     expected = {
         path.relative_to(ROOT).with_suffix(".html").as_posix() for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
     }
@@ -169,7 +169,7 @@ def test_links_inside_the_site_have_targets(html, found):
 
 
 def test_a_warning_ends_the_build(html, tmp_path):
-    """A small project with this configuration, and one link or name that leads nowhere."""
+    """Build a small project with the configuration of the site: first without faults, then with three dead links."""
     shutil.copytree(SITE, tmp_path / "docs" / "site")
     configuration = tmp_path / "docs" / "site" / "conf.py"
     text = configuration.read_text(encoding="utf-8")

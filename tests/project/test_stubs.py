@@ -61,7 +61,7 @@ def test_stub_matches_the_extension(tmp_path):
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory):
-    """The part of the build script that reads the stub, as a program."""
+    """A program that reads the stub with the build script's code."""
     rustc = shutil.which("rustc") or shutil.which("rustc", path=os.path.expanduser("~/.cargo/bin"))
     if rustc is None:
         pytest.skip("rustc is not installed (https://rustup.rs)")

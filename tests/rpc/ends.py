@@ -16,7 +16,7 @@ from grapeshot import rpc
 
 
 class Methods:
-    """The methods that the tests call. They note what has begun and how it ended."""
+    """The methods that the tests call. Some note when they begin, end and are cancelled."""
 
     def __init__(self) -> None:
         self.begun: list[Any] = []

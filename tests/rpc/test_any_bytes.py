@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 pytestmark = [
-    pytest.mark.only_on("asyncio", "grapeshot"),  # the other tests also run on uvloop
+    pytest.mark.only_on("asyncio", "grapeshot"),  # the other files of this folder also test uvloop
     # From 3.14 on, hypothesis may warn about its own generator.
     pytest.mark.filterwarnings("ignore:It looks like `register_random`"),
 ]
@@ -72,10 +72,12 @@ async def coro_ends(**options):
 
 @pytest.mark.parametrize("style", ["tasks", "coros"])
 def test_a_server_survives_any_packets(new_loop, style, caplog):
-    """After each packet the connection is closed or answers, nothing is reported, and no call is left under way."""
+    """Whatever packets a client sends, its connection ends when the client has ended its side. The loop has no error to
+    report, no call is left under way, and the server serves the next client.
+    """
     loop = new_loop()
     if style == "coros" and not (coro_is_available() and isinstance(loop, grapeshot.Loop)):
-        pytest.skip("coros need this interpreter and grapeshot's loop")
+        pytest.skip("coros need grapeshot's loop and an interpreter that supports them")
     start = coro_ends if style == "coros" else ends
     reported = []
     loop.set_exception_handler(lambda _loop, context: reported.append(context))
@@ -135,7 +137,7 @@ ANSWERS = st.lists(
 
 
 def test_a_client_survives_any_answers(new_loop, caplog):
-    """Calls and streams end, possibly with an error of this package, and nothing is left behind or reported."""
+    """Calls and streams end, possibly with an RpcError. No connection is left, and nothing is reported or logged."""
     loop = new_loop()
     reported = []
     loop.set_exception_handler(lambda _loop, context: reported.append(context))
@@ -203,7 +205,7 @@ class Taking(rpc.PacketStream):
 @pytest.mark.parametrize("turns_are_short", [False, True])
 def test_a_packet_stream_cuts_any_bytes_in_any_pieces(new_loop, monkeypatch, turns_are_short):
     loop = new_loop()
-    if turns_are_short:  # two packets in one iteration of the loop
+    if turns_are_short:  # only a few packets are handled in one iteration of the loop
         monkeypatch.setattr("grapeshot.rpc._packet_stream._TURN_S", 0.0)
         monkeypatch.setattr("grapeshot.rpc._packet_stream._CHECK_BYTES", 1)
 
@@ -221,7 +223,7 @@ def test_a_packet_stream_cuts_any_bytes_in_any_pieces(new_loop, monkeypatch, tur
         data += struct.pack(">I", 51) + b"content" if oversized else b""
         position = 0
         for cut in [*cuts, len(data)]:
-            if writer.is_closing():  # the length was refused before the content came
+            if writer.is_closing():  # the server has refused a length and closed the connection
                 break
             writer.write(data[position : position + cut])
             position += cut

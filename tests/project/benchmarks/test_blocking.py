@@ -21,11 +21,11 @@ from benchmarks.blocking.styles import GEVENT, OURS
 from benchmarks.measure import own_sample
 from benchmarks.servers import KINDS
 
-pytest.importorskip("grapeshot.coro", reason="coros do not work here", exc_type=ImportError)
+pytest.importorskip("grapeshot.coro", reason="no coros on this interpreter", exc_type=ImportError)
 
 
 def where_installed(name, *others):
-    reason = f"no {name} here"
+    reason = f"{name} is not installed"
     return pytest.param(*others, name, marks=pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=reason))
 
 
@@ -42,7 +42,7 @@ def unsupported(kind, style):
 @pytest.mark.parametrize(("kind", "style"), SERVERS)
 def test_the_server_echoes_on_many_connections(kind, style):
     if kind == "patched" and unsupported(kind, style):
-        pytest.skip("no patched sockets")
+        pytest.skip("this style does not patch sockets")
     with Child(server_command(kind, style, {"read_len": 1000}), None) as running:
         connections = [connect(running.ready["address"]) for _ in range(5)]
         try:
@@ -93,7 +93,7 @@ def test_the_web_server_says_hello(kind, style):
 def test_a_client_calls_in_each_style(library, style):
     for needed in (library, style):
         if importlib.util.find_spec(needed) is None:
-            pytest.skip(f"no {needed} here")
+            pytest.skip(f"{needed} is not installed")
     sample = own_sample("blocking.clients", library, style, "--style", style, "--seconds", "0.001")
     assert sample["rounds"] >= 3
     assert sample["cpu_ns"] > 0

@@ -19,10 +19,10 @@ from benchmarks._machine import ROOT
 from benchmarks.coros import across, cases, memory, programs, rounds, styles
 from benchmarks.coros.__main__ import SUITE
 
-pytest.importorskip("grapeshot.coro", reason="coros do not work here", exc_type=ImportError)
+pytest.importorskip("grapeshot.coro", reason="no coros on this interpreter", exc_type=ImportError)
 
 PEERS = [
-    pytest.param(name, marks=pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"no {name} here"))
+    pytest.param(name, marks=pytest.mark.skipif(importlib.util.find_spec(name) is None, reason=f"{name} is missing"))
     for name in (cases.GREENLET, cases.GEVENT)
 ]
 STYLES = [cases.OURS, *PEERS]
@@ -48,7 +48,7 @@ def _no_hub():
 @pytest.mark.parametrize("kind", [*programs.KINDS.values()], ids=lambda kind: kind.__name__)
 def test_a_program_runs_in_every_style(kind, style, monkeypatch):
     if style == cases.GREENLET and kind.__name__ in HANDING_OVER:
-        pytest.skip("greenlet has none")
+        pytest.skip("greenlet has no semaphores, queues and channels")
     monkeypatch.setattr(programs, "THREADS", 30)
     monkeypatch.setattr(programs, "ROUND_TRIPS", 50)
     monkeypatch.setattr(programs, "MANY", 100)
@@ -73,7 +73,7 @@ ACROSS = [(kind, who) for kind, measures in across.KINDS.items() for who in meas
 
 
 @pytest.mark.parametrize(("kind", "who"), ACROSS)
-def test_the_border_is_crossed(kind, who):
+def test_each_way_between_blocking_code_and_asyncio_is_measured(kind, who):
     if who == cases.GREENBACK:
         pytest.importorskip("greenback")
     assert across.KINDS[kind][who](0.001)["cpu_ns"] > 0

@@ -23,7 +23,7 @@ ASYNCIO_HAS = {"all_errors": (3, 12), "close_clients": (3, 13), "keep_alive": (3
 
 
 # Each probe runs in a fork of a process that has imported everything, which is ten times faster than a new interpreter.
-# The forks end as any interpreter does.
+# After its probe, a fork ends like any other interpreter.
 FORKING = """
 import os, signal, sys
 from pathlib import Path
@@ -45,7 +45,7 @@ Outcomes = dict[str, tuple[str, str]]
 
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcomes]:
-    """The status of each probe, and the standard error of all probes, by the kinds of loop."""
+    """For each kind of loop, the exit status of each probe, with the standard error of all probes."""
     folder = tmp_path_factory.mktemp("certificate")
     certificates = Certificates(folder)
     (folder / "cert.pem").write_text(certificates.chain)
@@ -64,11 +64,11 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcomes]:
 def why_not_here(name: str, loop: str) -> str | None:
     """Return why a probe cannot succeed with this interpreter, or None if it can."""
     if name == FREE_THREADED and HAS_GIL:
-        return "asks a free-threaded interpreter"
+        return "the probe needs a free-threaded interpreter"
     if sys.version_info < NEWER.get(name, (3, 11)):
         return "this Python's asyncio does not have it"
     if loop == "asyncio" and sys.version_info < ASYNCIO_HAS.get(name, (3, 11)):
-        return "a later version of asyncio has it"
+        return "asyncio has it only in a later version of Python"
     return None
 
 

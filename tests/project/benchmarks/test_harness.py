@@ -107,7 +107,7 @@ def test_a_loop_that_lacks_something_says_so(module, kind, reason):
         Child(command, None)
 
 
-# pending_million is pending_thousand with other numbers, and takes seconds.
+# pending_million is left out: it makes the same calls as pending_thousand, and takes seconds.
 @pytest.mark.parametrize("kind", sorted(micro.KINDS.keys() - {"pending_million"}))
 def test_a_call_is_made(kind):
     command = [sys.executable, "-m", "benchmarks.micro", kind, "--loop", "asyncio", "--rounds", "1"]
@@ -143,14 +143,14 @@ def test_cases_are_chosen_by_name_group_and_pattern():
 
 
 def noisy(factor, spread, count=15, seed=1):
-    """Return pairs. The first number of each is `factor` times the second, apart from noise of this size in both."""
+    """Return pairs of numbers. The first is `factor` times the second, and both have random noise of size `spread`."""
     noise = random.Random(seed)
     return [
         (factor * 100 * noise.lognormvariate(0, spread), 100 * noise.lognormvariate(0, spread)) for _ in range(count)
     ]
 
 
-# Measured runs: three of grapeshot's were slow, and two of uvloop's.
+# Pairs of measured runs, grapeshot's first: three of grapeshot's runs were slow, and two of uvloop's.
 BIMODAL = [(30.53, 57.26), (36.56, 39.98), (75.29, 90.35), (70.23, 75.14), (76.36, 48.15)]
 
 
@@ -163,9 +163,9 @@ BIMODAL = [(30.53, 57.26), (36.56, 39.98), (75.29, 90.35), (70.23, 75.14), (76.3
         (noisy(0.9, 0.4, seed=2), "equal"),
         (noisy(0.5, 0.01, count=14), "too few runs"),
         (BIMODAL, "too few runs"),
-        # Four of five pairs are below 1, and so is the interval, but the medians are 70.2 and 57.3.
+        # Four of five ratios are below 1, and so is the interval. But grapeshot's median is 70.2, and uvloop's 57.3.
         (BIMODAL * 3, "equal"),
-        # If a ratio's denominator is below zero, the row counts for the peer.
+        # Pairs in which the peer's number is below zero count for the peer.
         ([(1.0, 2.0)] * 10 + [(1.0, -0.1)] * 5, "equal"),
     ],
 )
@@ -174,7 +174,7 @@ def test_the_interval_decides(pairs, standing):
 
 
 def test_noise_alone_is_seldom_called_ahead_or_behind():
-    """The interval is chosen so that noise decides at most 5 % of all measurements; with 15 pairs it is 3.5 %."""
+    """The interval is so wide that noise alone decides at most 5 % of all rows. With 15 pairs it decides 3.5 %."""
     words = [intervals.standing(noisy(1, 0.3, seed=seed)) for seed in range(1000)]
     assert 950 <= words.count("equal") < 990
 

@@ -75,7 +75,7 @@ def test_the_page_is_one_file_that_loads_nothing():
 
 
 def test_the_chart_of_the_readme_shows_the_committed_numbers():
-    """Do not compare bytes: another version of the library draws the same numbers differently."""
+    """Compare the titles, not the bytes: another version of matplotlib draws the same numbers differently."""
     pytest.importorskip("matplotlib")
     made = speed_table.charts(COMMITTED)
     for path, text in made.items():
@@ -105,7 +105,7 @@ BEFORE = [40, 50, 60] * 5
     [
         (row(BEFORE), row([70, 80, 90] * 5), "worse: spawn: 0.5 of uvloop before, 0.8 of uvloop now (+60%)", True),
         (row(BEFORE), row([10] * 15), "better: spawn: 0.5 of uvloop before, 0.1 of uvloop now (-80%)", False),
-        # The intervals overlap.
+        # The intervals overlap, so the row did not get worse.
         (
             row(BEFORE),
             row([55, 70, 500] * 5),
@@ -113,7 +113,7 @@ BEFORE = [40, 50, 60] * 5
             False,
         ),
         (row(BEFORE), row([500] * 14), "0 rows with 15 or more runs compared", False),
-        # The peer is slower, too: it is the machine that got slower.
+        # The peer's numbers doubled, too, so it is the machine that got slower.
         (row(BEFORE), row([100] * 15, [200] * 15), "1 rows with 15 or more runs compared", False),
         # Without a common peer, the numbers themselves are compared.
         (row(BEFORE, []), row([100] * 15, []), "worse: spawn: 50 before, 100 now (+100%)", True),

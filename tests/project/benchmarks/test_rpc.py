@@ -20,7 +20,7 @@ COMMITTED = RESULTS / "rpc.json"
 def test_a_peer_is_measured(peer):
     for package in ("msgspec", PACKAGES.get(peer, "msgspec")):
         if importlib.util.find_spec(package) is None:
-            pytest.skip(f"no {package} here")
+            pytest.skip(f"{package} is not installed")
     if peer == peers.COROS:
         pytest.importorskip("grapeshot.coro", exc_type=ImportError)
     sample = programs.call(peer, callers=3, size=100, cpu_s=0.01)

@@ -35,7 +35,7 @@ def own(module, kind, *options):
 
 def test_idle_timers_fire_once_a_second_each():
     sample = own("scale", "idle_timers", "--seconds", "0.2", "--warm-up", "0.01")
-    # They are spread over the second, so as many fire as the time allows. A busy machine delays some.
+    # The timers are spread over a second, so only some of them fire in 0.2 s. A busy machine delays some of them.
     assert 0 < sample["fired"] <= scale.IDLE_TIMERS * (sample["seconds"] + 0.1)
     assert sample["cpu_ms_per_s"] > 0
 
@@ -251,7 +251,7 @@ def test_a_comparison_is_written_from_end_to_end(tmp_path, capsys):
     assert [*runs["samples"]] == ["grapeshot", "tasks"]
     said = capsys.readouterr()
     assert "of tasks" in said.out
-    # Run it once more and merge: the row is in both.
+    # Run it once more, and compare it with the first run. A verdict would need 15 runs.
     compare.main([*words, "--against", str(path)], suites=(CORO_SUITE,))
     assert "0 rows with 15 or more runs compared" in capsys.readouterr().out
 
