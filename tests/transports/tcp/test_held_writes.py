@@ -239,7 +239,7 @@ LOOKS = {
 
 
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
-@pytest.mark.skip_on(uvloop="its writes leave at the end of the iteration")
+@pytest.mark.skip_on(uvloop="sends at the end of the iteration")
 async def test_calls_that_could_reveal_held_data_send_it_first(loop, loop_kind, look):
     transport, protocol, peer = await unix_pair(loop)
     with peer:
@@ -257,7 +257,7 @@ async def test_calls_that_could_reveal_held_data_send_it_first(loop, loop_kind, 
         await finish(transport, protocol)
 
 
-@pytest.mark.skip_on(uvloop="its writes leave at the end of the iteration")
+@pytest.mark.skip_on(uvloop="sends at the end of the iteration")
 async def test_is_closing_does_not_look(loop, loop_kind):
     """is_closing() does not send held data, because servers call it after each reply."""
     transport, protocol, peer = await unix_pair(loop)
@@ -270,7 +270,7 @@ async def test_is_closing_does_not_look(loop, loop_kind):
         await finish(transport, protocol)
 
 
-@pytest.mark.skip_on(uvloop="its writes leave at the end of the iteration")
+@pytest.mark.skip_on(uvloop="sends at the end of the iteration")
 async def test_a_step_that_takes_long_sends_at_once(loop):
     transport, protocol, peer = await unix_pair(loop)
     with peer:

@@ -15,7 +15,7 @@ import pytest
 from support import CAP_S, Peer, Recorder, run_script, until
 from transports.tcp.socket_pairs import arrived, finish, unix_pair
 
-LATER = "its writes leave at the end of the iteration"
+LATER = "sends at the end of the iteration"
 
 
 class Shared:

@@ -97,7 +97,7 @@ def test_writes_outside_of_a_run_leave_at_once(loop):
         loop.run_until_complete(finish(transport, protocol))
 
 
-@pytest.mark.skip_on(uvloop="its writes leave at the end of the iteration")
+@pytest.mark.skip_on(uvloop="sends at the end of the iteration")
 def test_a_loop_that_runs_inside_a_step(loop, new_loop):
     """The inner run delays neither the data that was written before it nor the data that it writes itself."""
     transport, protocol, peer = loop.run_until_complete(unix_pair(loop))
