@@ -304,7 +304,7 @@ async def test_a_reused_number_while_the_old_operation_still_waits(loop):
 
 
 async def test_numbers_are_reused_between_operations(loop):
-    """Again and again, both ends of a pair are closed in either order and a new pair is opened; the loop is not told."""
+    """Again and again, both ends of a pair are closed in either order and a new pair opened. The loop is not told."""
     pattern = random.Random(3)
     open_pairs = [socket.socketpair() for _ in range(6)]
     for ours, _ in open_pairs:

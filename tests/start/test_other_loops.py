@@ -25,7 +25,7 @@ def by_hand():
 
 @pytest.fixture
 def run(tmp_path):
-    """Run PROGRAM and then `code` as prog.py under `python -m grapeshot`; return its words on stdout, lines on stderr."""
+    """Run PROGRAM and then `code` as prog.py under `python -m grapeshot`; return its output and stderr."""
 
     def run(code, *, way=("-m", "grapeshot", "prog.py"), **variables):
         (tmp_path / "prog.py").write_text(PROGRAM + textwrap.dedent(code), encoding="utf-8")

@@ -186,7 +186,7 @@ def read_lines(text: str) -> dict[str, Outcome]:
 def run_suite(
     suite: dict[str, Any], python: Path, work: Path, subject: str, needed: list[str] | None
 ) -> dict[str, Outcome]:
-    """Run a suite. Then run tests again: all that failed, or with `needed`, the tests of this list that did not pass."""
+    """Run a suite. Then run tests again: all that failed, or with `needed`, those of its tests that did not pass."""
     outcomes = run_once(suite, python, work, subject, [])
     for _ in range(RERUNS):
         if needed is None:
@@ -195,7 +195,7 @@ def run_suite(
             again = [test for test in needed if test not in outcomes or outcomes[test].outcome != "passed"]
         if not again:
             break
-        again.sort(key=lambda test: test in outcomes)  # tests without an outcome, because the process crashed, run first
+        again.sort(key=lambda test: test in outcomes)  # first the tests that did not run because of a crash
         for test, end in run_once(suite, python, work, subject, again).items():
             if test in outcomes:
                 end.runs += outcomes[test].runs
