@@ -1,4 +1,4 @@
-"""Accepting connections: the order of callbacks before `connection_made`, and cancelling all tasks meanwhile."""
+"""Accepting connections: callbacks before `connection_made`, and the cancellation of all tasks during an accept."""
 
 from __future__ import annotations
 

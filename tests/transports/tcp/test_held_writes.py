@@ -1,4 +1,4 @@
-"""When writes are sent: small writes of one step are sent together, at its end or before a call that could show it."""
+"""Small writes of one step are sent together, at its end or before a call that could reveal that data is held."""
 
 from __future__ import annotations
 
@@ -259,7 +259,7 @@ async def test_calls_that_could_reveal_held_data_send_it_first(loop, loop_kind, 
 
 @pytest.mark.skip_on(uvloop="sends at the end of the iteration")
 async def test_is_closing_does_not_send_held_data(loop, loop_kind):
-    """Servers call is_closing() after each reply, which must not send each reply on its own."""
+    """Servers call is_closing() after each reply. If it sent held data, each reply would be sent on its own."""
     transport, protocol, peer = await unix_pair(loop)
     with peer:
         transport.write(b"held")
