@@ -28,7 +28,7 @@ async def test_a_client_holds_little_for_a_server_that_does_not_read(loop):
             assert client._connection.pending_bytes() < 3 * MIB
         waiting = len(client._connection._queue)
         assert waiting > 50
-        cancelled = calls.pop()  # one that waits
+        cancelled = calls.pop()  # the last call still waits in the queue
         cancelled.cancel()
         connection._transport.resume_reading()
         results = await asyncio.gather(*calls)
@@ -96,7 +96,7 @@ async def test_calls_beyond_the_limit_of_bytes_wait_at_the_client(loop, is_strea
         for _ in range(50):
             await asyncio.sleep(0)
         assert begun == [0, 1]
-        tasks[0].cancel()  # its place is free once the server has answered
+        tasks[0].cancel()  # makes room for the next call once the server has answered
         await until(lambda: len(begun) == 3)
         both.methods.released.set()
         await asyncio.gather(*tasks[1:])
@@ -106,7 +106,7 @@ async def test_calls_beyond_the_limit_of_bytes_wait_at_the_client(loop, is_strea
 
 
 async def test_a_short_call_does_not_wait_for_large_ones(loop):
-    """Here the large ones wait until a short one releases them."""
+    """The large calls wait until the short call `release` lets them end."""
     async with ends(max_call_bytes=5000) as both:
         both.server.add("release", both.methods.released.set)
         client = both.client()
@@ -136,7 +136,7 @@ async def test_a_stream_that_is_cancelled_in_the_queue_leaves_nothing_there(loop
 
 
 async def test_the_request_of_a_handler_that_raises_is_freed_at_once(loop):
-    """Without the garbage collector, which may not run for a long time."""
+    """The local variables of the handler are freed without the garbage collector, which might run only much later."""
 
     class Content:
         pass

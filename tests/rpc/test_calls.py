@@ -64,8 +64,8 @@ async def test_calls_beyond_the_servers_limit_wait_at_the_client(loop):
         for _ in range(50):
             await asyncio.sleep(0)
         assert both.methods.begun == [0, 1, 2]
-        calls[1].cancel()  # its place is free once the server has answered
-        calls[3].cancel()  # this one waits, so it frees no place
+        calls[1].cancel()  # makes room for the next call once the server has answered
+        calls[3].cancel()  # this call still waits at the client, so it makes no room
         await until(lambda: len(both.methods.begun) == 4)
         assert both.methods.begun == [0, 1, 2, 4]
         both.methods.released.set()
@@ -74,8 +74,8 @@ async def test_calls_beyond_the_servers_limit_wait_at_the_client(loop):
         assert both.methods.begun == [0, 1, 2, 4, 5, 6, 7, 8, 9]
 
 
-async def test_many_tasks_write_in_few_packets_of_the_system(loop):
-    """All calls of one iteration are sent in one write."""
+async def test_the_calls_of_many_tasks_are_sent_in_one_write(loop):
+    """The tasks call in the same iteration of the loop."""
     async with ends() as both:
         client = both.client()
         await client.connect()
@@ -176,7 +176,7 @@ async def test_wrong_calls(loop):
             client.call("later"),
             client.call("add", 1, 2, 3),
             client.call("add", 1, c=2),
-            client.call("numbers", 3),  # this method streams
+            client.call("numbers", 3),  # `numbers` is a method for client.stream()
         ):
             with pytest.raises(rpc.BadArguments):
                 await call

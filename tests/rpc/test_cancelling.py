@@ -26,7 +26,7 @@ async def test_cancelling_a_call_cancels_its_handler(loop):
         await until(lambda: client._connection._pending == {})
 
 
-async def test_a_call_that_is_cancelled_before_it_left_never_runs(loop):
+async def test_a_call_that_is_cancelled_before_it_is_sent_never_runs(loop):
     async with ends(max_calls=1) as both:
         client = both.client()
         first = asyncio.create_task(client.call("hold", "first"))
@@ -144,7 +144,7 @@ async def test_a_timeout_of_asyncio_cancels_the_handler(loop):
 
 
 async def test_a_handler_that_goes_on_keeps_its_place(loop):
-    """A call counts until the server has answered, even if its caller has stopped waiting."""
+    """A call counts towards `max_calls` until the server has answered, even if its caller has stopped waiting."""
     async with ends(max_calls=1) as both:
         release = asyncio.Event()
 
@@ -167,7 +167,8 @@ async def test_a_handler_that_goes_on_keeps_its_place(loop):
         assert await following == 2
 
 
-async def test_a_cancelled_reader_of_a_stream_cancels_the_call_while_its_task_is_kept(loop):
+async def test_cancelling_the_reader_of_a_stream_cancels_the_call(loop):
+    """The call is cancelled at once, although the task that reads is not freed yet."""
     async with ends() as both:
         client = both.client()
 

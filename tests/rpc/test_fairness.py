@@ -1,4 +1,4 @@
-"""One peer does not monopolize the loop: streams and packets yield to others, however many of them a peer asks for."""
+"""One peer does not monopolize the loop: after a limited number of its items or packets, other callbacks run."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from support import HOST, coro_is_available, run_script, until
 from grapeshot import rpc
 
 MAX_CREDIT = 2**20
-# The limits per iteration of the loop: 128 items of a stream, 1,024 items of all streams of a connection, or twice
-# 512 bytes of packets.
+# The limits per iteration of the loop: 128 items of a stream, and 1,024 items of all streams of a connection. The time
+# limit for packets is checked after every 512 bytes: the first check starts the clock, and the second one ends the turn
+# in these tests, which set the limit to 0. A packet has more than 10 bytes.
 MAX_ITEMS = 128
 MAX_SHARED = 1024
 MAX_PACKETS = 2 * 512 // 10
@@ -47,7 +48,7 @@ class Ticks:
             task.cancel()
 
 
-async def test_a_stream_that_need_not_wait_gives_the_loop_back(loop):
+async def test_a_stream_that_never_waits_lets_others_run(loop):
     ticks = Ticks()
     async with ends() as both, raw_client(both.port) as raw, ticks.counted():
 
@@ -115,8 +116,8 @@ async def test_credit_that_adds_up_to_too_much_is_refused(loop):
         raw.say_hello()
         raw.send_message(1, 1, "hold", [1])
         raw.send_message(2, 2, "numbers", [1], {}, None, MAX_CREDIT)
-        raw.send_message(4, 2, 1)  # the server has sent one item
-        raw.send_message(4, 1, MAX_CREDIT)  # this call is not a stream
+        raw.send_message(4, 2, 1)  # allowed: the server has sent one item
+        raw.send_message(4, 1, MAX_CREDIT)  # allowed: call 1 is not a stream, so it has had no credit
         raw.send_message(4, 1, 1)
         await raw.packet()
         messages = [await raw.message()]
@@ -180,7 +181,7 @@ async def test_answers_that_have_come_are_not_lost_with_the_connection(loop, mon
 
 @pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 def test_a_generator_in_a_coro_gives_the_loop_back_and_ends_with_its_client():
-    """Run in a separate program, because if the fault returns, the generator never ends."""
+    """This runs in a separate program: a generator that kept the loop to itself would never end."""
     run_script(
         None,
         f"""

@@ -20,7 +20,7 @@ from support import HOST, coro_is_available, until
 
 from grapeshot import rpc
 
-pytestmark = pytest.mark.only_on("asyncio", "grapeshot")  # the other tests also run on uvloop
+pytestmark = pytest.mark.only_on("asyncio", "grapeshot")  # the other files of tests/rpc also run on uvloop
 PING, PONG = [10, 0], [11, 0]
 PING_BYTES = msgspec.msgpack.encode(PING)
 
@@ -54,7 +54,7 @@ def server_process():
 
 
 class Proxy:
-    """A proxy between a client and a server that can swallow all data, as if the cable were pulled."""
+    """A proxy between a client and a server. With `is_cut` it drops all data, as if the cable were pulled."""
 
     def __init__(self, port: int, chunk: int, pause_s: float) -> None:
         self._port, self._chunk, self._pause_s = port, chunk, pause_s
@@ -108,7 +108,7 @@ async def test_a_stopped_server_ends_the_calls(loop):
         assert caught.value.sent
         assert isinstance(caught.value.__cause__, TimeoutError)
         with pytest.raises(rpc.ConnectionLost) as caught:
-            await client.call("hold")  # the kernel of a stopped process still accepts
+            await client.call("hold")  # the kernel still accepts connections for a stopped process
         assert not caught.value.sent
         await client.close()
 
@@ -157,7 +157,9 @@ async def test_a_handler_that_runs_long_keeps_its_connection(loop):
 
 
 async def test_a_busy_loop_does_not_drop_its_peer(loop):
-    """The time for the answer passes while the loop is busy, so the proxy has not passed the answer on by then."""
+    """The loop is busy until after the time for the answer is over. The proxy runs on the same loop, so it cannot
+    deliver the answer before that.
+    """
     async with ends(keepalive=None) as both, proxied(both.port) as (_, port):
         client = rpc.Client(HOST, port, keepalive=0.2)
         call = asyncio.create_task(client.call("hold", "busy"))
@@ -178,7 +180,7 @@ async def test_a_busy_loop_does_not_drop_its_peer(loop):
 
 
 async def test_a_slow_network_is_not_taken_for_a_dead_peer(loop):
-    """The server cannot answer before the ping arrives, and other data is on its way ahead of the ping."""
+    """The ping arrives late, because 4 MiB of other data are sent before it, so the answer is late, too."""
     limit = 5 * 1024 * 1024
     async with ends(keepalive=None, max_packet=limit) as both, proxied(both.port, pause_s=0.01) as (_, port):
         client = rpc.Client(HOST, port, keepalive=0.2, max_packet=limit)
@@ -198,7 +200,7 @@ async def test_a_silent_client_is_asked_until_it_does_not_answer(loop):
         assert await raw.rest() == b""
 
 
-async def test_a_server_answers_pings_but_stores_no_answers(loop):
+async def test_a_server_that_cannot_write_does_not_store_answers_to_pings(loop):
     async with ends() as both, raw_client(both.port) as raw:
         raw.say_hello()
         await raw.packet()

@@ -15,12 +15,12 @@ from support import HOST, until
 
 from grapeshot import rpc
 
-pytestmark = pytest.mark.only_on("asyncio", "grapeshot")  # the other tests also run on uvloop
+pytestmark = pytest.mark.only_on("asyncio", "grapeshot")  # the other files of tests/rpc also run on uvloop
 encode = msgspec.msgpack.encode
 
 NOT_DECODABLE = {
     "nothing": b"",
-    "no msgpack": b"\xc1",
+    "not msgpack": b"\xc1",
     "a part of a string": b"\x94\x01\x01\xa4bl",
     "bytes behind the message": encode((3, 1)) + b"\0",
     "a number": encode(7),
@@ -32,8 +32,8 @@ NOT_DECODABLE = {
     "a dict as a key": b"\x94\x01\x01\xa3add\x92" + encode(bytes(1024)) + b"\x81\x80\x01",
     "a list longer than memory": b"\xdd\xff\xff\xff\xff",
     "an unknown kind": encode((99, 1)),
-    "a kind of the server": encode((5, 1, "value")),
-    "a text as kind": encode(("1", 1, "add", [])),
+    "a kind that only servers send": encode((5, 1, "value")),
+    "a kind that is a string": encode(("1", 1, "add", [])),
 }
 NO_REQUEST = {
     "too short": (1, 1),
@@ -41,8 +41,8 @@ NO_REQUEST = {
     "a call number of the wrong type": (1, "1", "add", [1]),
     "number 0": (1, 0, "add", [1]),
     "a method name of the wrong type": (1, 1, ["add"], [1]),
-    "arguments that are none": (1, 1, "add", 1),
-    "keywords that are none": (1, 1, "add", [1], [], None),
+    "arguments that are not a list": (1, 1, "add", 1),
+    "keywords that are not a map": (1, 1, "add", [1], [], None),
     "a deadline of the wrong type": (1, 1, "add", [1], {}, "soon"),
     "a deadline in the past": (1, 1, "add", [1], {}, -1.0),
     "a deadline that is not a number": (1, 1, "add", [1], {}, float("nan")),
@@ -51,10 +51,10 @@ NO_REQUEST = {
     "too much credit": (2, 1, "numbers", [1], {}, None, 2**20 + 1),
     "credit of the wrong type": (2, 1, "numbers", [1], {}, None, "1"),
     "a stream without fields": (2, 1),
-    "cancels nothing": (3, [1]),
+    "a cancellation whose number is a list": (3, [1]),
     "credit without a count": (4, 1),
     "negative credit": (4, 1, -5),
-    "too much more credit": (4, 1, 2**20 + 1),
+    "too much additional credit": (4, 1, 2**20 + 1),
 }
 
 
@@ -71,7 +71,7 @@ async def test_errors_fit_into_the_smallest_packet(loop):
 
 
 async def refused(raw, both) -> None:
-    """Check that the server gives the reason and closes the connection, while others are served as before."""
+    """Check that the server gives the reason, closes this connection, and still serves another client."""
     kind, _, reason = await raw.message()
     assert kind == 9
     assert reason
@@ -89,7 +89,7 @@ async def test_a_packet_that_is_not_a_message(loop, packet):
 
 
 def slots_of(key: int, size: int) -> Iterator[int]:
-    """Yield the slots where a dict of that size looks for an integer, until the integer's bits are used up."""
+    """Yield the slots where a dict of `size` slots looks for the integer `key`, until the key's bits are used up."""
     slot = key % size
     yield slot
     while key:
@@ -98,9 +98,9 @@ def slots_of(key: int, size: int) -> Iterator[int]:
         yield slot
 
 
-async def test_integers_as_keys_that_a_dict_needs_long_for_are_refused(loop):
-    # Some keys take the slots in the order in which a dict probes them; the others find these taken and must probe,
-    # too.
+async def test_integer_keys_that_make_a_dict_slow_are_refused(loop):
+    # The first keys take 60 % of the slots, in the order in which a dict probes slots. The other 900 keys meet only
+    # taken slots, and then have to follow the same order to find a free one.
     size, last = 2**14, 1
     taken = {last: None}
     while len(taken) < size * 6 // 10:
@@ -116,7 +116,7 @@ async def test_integers_as_keys_that_a_dict_needs_long_for_are_refused(loop):
 
 
 @pytest.mark.parametrize("factor", [1, -1, 2**20, 2**40, 0x9E3779B97F4A7C15 >> 20])
-async def test_other_integers_as_keys(loop, factor):
+async def test_other_integers_are_accepted_as_keys(loop, factor):
     keys = {number * factor: None for number in range(20_000)}
     async with ends() as both:
         assert await both.client().call("later", keys) == keys
@@ -131,7 +131,7 @@ async def test_a_message_that_is_not_a_request(loop, message):
         await refused(raw, both)
 
 
-async def test_a_number_that_was_used(loop):
+async def test_a_call_number_that_was_used_before_is_refused(loop):
     async with ends() as both, raw_client(both.port) as raw:
         raw.say_hello()
         raw.send_message(1, 5, "add", [1])
@@ -179,7 +179,7 @@ HELLOS = {
     "deep": b"[" * 100_000,
     "another version": json.dumps({**HELLO, "grapeshot.rpc": 1}).encode(),
     "another codec": json.dumps({**HELLO, "codec": "pickle"}).encode(),
-    "odd limits": json.dumps({**HELLO, "max_packet": "1"}).encode(),
+    "a limit that is a string": json.dumps({**HELLO, "max_packet": "1"}).encode(),
     "too small a limit": json.dumps({**HELLO, "max_packet": 511}).encode(),
     "no limits": json.dumps({"grapeshot.rpc": 2, "codec": "msgpack"}).encode(),
 }
@@ -295,20 +295,20 @@ async def test_a_connection_that_ends_within_a_packet(loop):
 
 
 ANSWERS = {
-    "no msgpack": b"\xc1",
+    "not msgpack": b"\xc1",
     "an unknown number": encode((5, 99, None)),
     "an unknown kind": encode((77, 1, None)),
-    "an item of a call": encode((7, 1, None)),
-    "an end of a call": encode((8, 1)),
+    "an item for a call that is not a stream": encode((7, 1, None)),
+    "an end of stream for a call that is not a stream": encode((8, 1)),
     "an error without fields": encode((6, 1)),
-    "an error of no code": encode((6, 1, 99, "a", "b", None)),
+    "an error with an unknown code": encode((6, 1, 99, "a", "b", None)),
     "a result without a value": encode((5, 1)),
-    "a list as number": encode((5, [], 1)),
+    "a call number that is a list": encode((5, [], 1)),
     "a goodbye without fields": encode((9, 1)),
     "a goodbye with a list": encode((9, 1, ["reason"])),
-    "an error whose name is none": encode((6, 1, 0, 5, "b", None)),
-    "an error whose text is none": encode((6, 1, 4, "a", {}, None)),
-    "an error whose traceback is none": encode((6, 1, 0, "a", "b", 5)),
+    "an error whose name is a number": encode((6, 1, 0, 5, "b", None)),
+    "an error whose text is a map": encode((6, 1, 4, "a", {}, None)),
+    "an error whose traceback is a number": encode((6, 1, 0, "a", "b", 5)),
     "a deep kind": b"\x92" + b"\x91" * 900 + b"\x01\x01",
     "a long number": encode((5, "n" * 900, 1)),
 }

@@ -79,7 +79,7 @@ async def test_a_killed_server_is_reported_honestly(loop, loop_kind, place):
         assert isinstance(result, rpc.ConnectionLost)
         assert result.sent
         assert "may have run" in str(result)
-    # there is no server now: these calls wait for one
+    # no server runs now: these calls wait until one does
     later = [asyncio.create_task(client.call("note", number)) for number in (10, 11)]
     await until(lambda: client._trouble_since is not None)
     with server_process(loop_kind, place):
@@ -159,8 +159,8 @@ async def test_unsent_calls_go_through_the_next_connection(loop):
         assert client._connection is not first
 
 
-async def test_a_server_that_closes_each_connection_is_not_asked_without_a_pause(loop):
-    """A call that is never sent is retried at growing intervals until the time to connect is over."""
+async def test_connecting_to_a_server_that_closes_each_connection_slows_down(loop):
+    """The client connects again at growing intervals to send its call, until `connect_timeout` is over."""
     connections = 0
 
     class Closing(asyncio.Protocol):

@@ -68,7 +68,7 @@ def mutual(*, version: ssl.TLSVersion | None = None) -> tuple[ssl.SSLContext, ss
     return server, client_context(version)
 
 
-async def test_a_handshake_that_does_not_begin_has_the_time_of_a_hello(loop, folder, monkeypatch):
+async def test_a_handshake_that_does_not_begin_is_ended_after_the_time_for_a_hello(loop, folder, monkeypatch):
     monkeypatch.setattr("grapeshot.rpc._server.HELLO_S", 0.02)
     server_side, _ = mutual()
     async with new_server() as server:
@@ -82,7 +82,7 @@ async def test_a_handshake_that_does_not_begin_has_the_time_of_a_hello(loop, fol
             try:
                 assert await reader.read() == b""
             except ConnectionResetError:
-                pass  # TLS ends the connection at once when its time is over
+                pass  # also an end: the loop may abort a handshake that takes too long
             writer.close()
 
 
@@ -124,7 +124,7 @@ async def test_a_server_without_the_right_certificate_is_refused(loop):
         await server.listen(HOST, 0, ssl=server_context("other.test"))
         client = rpc.Client(*server.addresses[0], ssl=client_side, server_hostname=HOSTNAME)
         with pytest.raises(rpc.ConnectionLost) as caught:
-            await client.call("add", 1)  # it fails at once, because another attempt would not help
+            await client.call("add", 1)  # raises at once: the client does not try again after a wrong certificate
         assert isinstance(caught.value.__cause__, ssl.SSLCertVerificationError)
         assert not caught.value.sent
         await client.close()
@@ -177,7 +177,7 @@ async def test_pickle_is_refused_over_tcp(loop):
 
 @pytest.mark.parametrize("codecs", [(rpc.Pickle, rpc.Msgpack), (rpc.Msgpack, rpc.Pickle)])
 async def test_ends_with_different_codecs_refuse_each_other(loop, folder, codecs):
-    """Neither end decodes what the other has sent."""
+    """Neither end decodes a message of the other one."""
     async with new_server(codec=codecs[0]()) as server:
         await server.listen_unix(folder / "s")
         client = rpc.Client(path=folder / "s", codec=codecs[1]())
@@ -249,7 +249,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a
 
 @needs_root
 async def test_pickle_is_refused_to_a_client_of_another_user(loop, folder, caplog):
-    """Both ends refuse. The client refuses the server, and the server refuses a client that connects anyway, before it
+    """The client of the other user refuses the server. The server refuses a plain connection of that user before it
     reads a byte.
     """
     folder.chmod(0o777)

@@ -35,7 +35,7 @@ async def test_streams_and_calls_share_the_connection(loop):
 
 
 async def test_a_slow_reader_stops_the_handler(loop):
-    """The server runs no further ahead than the window, so that its memory does not grow."""
+    """The handler runs at most one window ahead of the reader, so the server's memory does not grow."""
     async with ends({"stream_window": 8}) as both:
         client = both.client()
         async with client.stream("endless") as stream:
@@ -59,7 +59,7 @@ async def test_a_stream_of_large_items_waits_for_the_transport(loop):
             for _ in range(100):
                 await asyncio.sleep(0)
                 assert connection.pending_bytes() < 3_000_000
-            assert both.methods.begun[-1] < 100  # as many as the system's buffers take, not the window's 1,000
+            assert both.methods.begun[-1] < 100  # the socket buffers limit the items, not the window of 1,000
             client._connection._transport.resume_reading()
             for _ in range(20):
                 await anext(stream)
@@ -118,7 +118,7 @@ async def test_cancelling_the_reader_cancels_the_handler(loop):
         await until(lambda: both.methods.ended == ["silent"])
 
 
-async def test_a_deadline_is_for_all_of_the_stream(loop):
+async def test_a_deadline_applies_to_the_whole_stream(loop):
     async with ends() as both:
 
         @both.server.method
@@ -136,7 +136,7 @@ async def test_a_deadline_is_for_all_of_the_stream(loop):
         await until(lambda: both.methods.ended == ["ticks"])
 
 
-async def test_errors_come_behind_the_items(loop):
+async def test_an_error_arrives_after_the_items_before_it(loop):
     async with ends() as both:
 
         @both.server.method

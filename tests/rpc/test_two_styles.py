@@ -64,7 +64,7 @@ class Methods:
 
 
 def with_ends(test, **options):
-    """Run test(client, methods, server) as a coro. Fails if something is reported to the loop."""
+    """Run test(client, methods, server) as a coro. Fails if an error is reported to the loop's exception handler."""
     reported = []
 
     def main():
@@ -139,12 +139,12 @@ def test_interrupting_the_caller_cancels_the_handler(how):
 
 def test_deadlines():
     def test(client, methods, server):
-        client.call("add", 1)  # the first call connects
+        client.call("add", 1)  # the first call connects, so the timeout below is only for the call
         with pytest.raises(rpc.DeadlineExceeded):
             client.call("hold", 1, timeout=0.3)
         wait_for(lambda: methods.ended == [1])
         assert client.call("add", 1, timeout=5) == 2
-        # a coro that hides the loop, like blocking code that was written for threads
+        # call_blocking hides the running loop from the call, as for blocking code that was written for threads
         assert coro.call_blocking(client.call, "add", 1, timeout=5) == 2
 
     with_ends(test)
@@ -160,7 +160,7 @@ def test_streams():
                 if number == 5:
                     break
         wait_for(lambda: methods.ended == ["count", "count"])
-        assert len(methods.begun) < 40  # not more than the window
+        assert len(methods.begun) < 40  # the items read, and at most one window (16 items) ahead
         for _ in client.stream("count", 1000):
             break
         gc.collect()
@@ -204,7 +204,7 @@ def test_a_graceful_end():
 
 
 def test_tasks_and_coros_share_clients_and_servers():
-    """A task calls a server of coros, a coro calls a server of tasks, in one loop."""
+    """In one loop, a coro calls a server of tasks, and then a task calls a server of coros."""
 
     async def double(value):
         await asyncio.sleep(0)

@@ -29,7 +29,7 @@ async def test_names_of_methods_are_strings(loop, name):
         assert await held == "other"
 
 
-def test_a_callable_without_a_name_needs_one():
+def test_a_callable_without_a_name_is_refused_as_a_method():
     server = rpc.Server()
     partial = functools.partial(len)
     for wrong in (partial, 3):
@@ -40,7 +40,7 @@ def test_a_callable_without_a_name_needs_one():
 
 
 @pytest.mark.parametrize("timeout", [math.inf, 1e300, 1e8])
-async def test_a_timeout_may_be_as_long_as_one_likes(loop, timeout):
+async def test_a_timeout_may_be_infinite_or_very_long(loop, timeout):
     async with ends() as both:
         client = both.client()
         assert await client.call("add", 1, 2, timeout=timeout) == 3
@@ -94,7 +94,7 @@ async def test_paths_may_be_bytes(loop, tmp_path):
 
 @pytest.mark.parametrize("_round", range(3))
 async def test_without_a_connection_the_error_says_why(loop, _round):
-    """The error names the cause of an earlier attempt: the last one usually ends because the time is over."""
+    """The error names the refusal of an earlier attempt, even if the last attempt ended because the time was over."""
     client = rpc.Client(HOST, free_port(), connect_timeout=0.5)
     with pytest.raises(rpc.ConnectionLost, match=r"cannot connect: .*refused|Connect call failed") as caught:
         await client.call("add", 1)
@@ -102,7 +102,7 @@ async def test_without_a_connection_the_error_says_why(loop, _round):
     await client.close()
 
 
-async def test_a_server_of_another_protocol_is_told_apart(loop):
+async def test_the_error_says_that_a_server_uses_another_protocol(loop):
     def answer(_reader, writer):
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         writer.close()

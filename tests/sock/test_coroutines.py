@@ -72,13 +72,13 @@ async def test_ways_to_run_one(loop, pair):
     assert task.result() == b"z"
 
 
-def test_run_until_complete_takes_one(loop, pair):
+def test_run_until_complete_takes_a_sock_coroutine(loop, pair):
     pair[1].send(b"x")
     assert loop.run_until_complete(loop.sock_recv(pair[0], 10)) == b"x"
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with 3.12")
-@pytest.mark.skip_on(when=sys.version_info < (3, 14), uvloop="its create_task knows no eager tasks of these versions")
+@pytest.mark.skip_on(when=sys.version_info < (3, 14), uvloop="create_task() makes no eager tasks before 3.14")
 async def test_eager_tasks(loop, pair):
     ours, theirs = pair
     loop.set_task_factory(asyncio.eager_task_factory)
@@ -108,7 +108,7 @@ async def test_tasks_written_in_python(loop, pair):
     assert await loop.sock_recv(ours, 10) == b"y"
 
 
-def test_nothing_happens_before_it_is_awaited(loop, pair, quiet):
+def test_nothing_is_received_before_the_coroutine_is_awaited(loop, pair, quiet):
     ours, theirs = pair
     theirs.send(b"x")
     coroutine = loop.sock_recv(ours, 10)
@@ -120,7 +120,7 @@ def test_nothing_happens_before_it_is_awaited(loop, pair, quiet):
     assert "sock_recv' was never awaited" in str(warning.message)
 
 
-def test_each_one_that_is_never_awaited_warns(loop, pair, quiet):
+def test_each_coroutine_that_is_never_awaited_warns(loop, pair, quiet):
     for _ in range(3):
         loop.sock_recv(pair[0], 10)
     gc.collect()
@@ -128,7 +128,7 @@ def test_each_one_that_is_never_awaited_warns(loop, pair, quiet):
 
 
 @pytest.mark.parametrize("debug", [False, True])
-def test_one_that_is_never_awaited_is_collected_in_another_thread(loop, pair, quiet, debug):
+def test_a_coroutine_that_is_never_awaited_is_collected_in_another_thread(loop, pair, quiet, debug):
     loop.set_debug(debug)
 
     async def forget():
@@ -141,8 +141,8 @@ def test_one_that_is_never_awaited_is_collected_in_another_thread(loop, pair, qu
     assert [warning.category for warning in quiet] == [RuntimeWarning]
 
 
-def test_one_that_is_never_awaited_warns_at_the_end_of_the_interpreter(loop_kind):
-    """The interpreter can no longer import anything then."""
+def test_a_coroutine_that_is_never_awaited_warns_at_the_end_of_the_interpreter(loop_kind):
+    """The warning is given although the interpreter can no longer import modules at that time."""
     error = run_script(
         loop_kind,
         """
@@ -168,7 +168,7 @@ def test_one_that_is_never_awaited_warns_at_the_end_of_the_interpreter(loop_kind
 
 
 @pytest.mark.xfail_on(uvloop="compiled coroutines do not record where they were created")
-def test_debug_mode_shows_where_it_was_made(loop, pair, quiet):
+def test_debug_mode_shows_where_a_coroutine_was_made(loop, pair, quiet):
     loop.set_debug(True)
 
     async def forget():
@@ -181,13 +181,13 @@ def test_debug_mode_shows_where_it_was_made(loop, pair, quiet):
     assert "in forget" in texts[0]
 
 
-def test_closing_one_that_was_not_started(loop, pair):
+def test_closing_a_coroutine_that_was_not_started(loop, pair):
     loop.sock_recv(pair[0], 10).close()
     with pytest.raises(ZeroDivisionError):
         loop.sock_recv(pair[0], 10).throw(ZeroDivisionError)
 
 
-@pytest.mark.skip_on(uvloop="at times a second await raises nothing, or an error about StopIteration")
+@pytest.mark.skip_on(uvloop="a second await sometimes raises nothing, or an error about StopIteration")
 async def test_a_coroutine_is_awaited_once(loop, pair):
     ours, theirs = pair
     theirs.send(b"xy")
@@ -198,7 +198,7 @@ async def test_a_coroutine_is_awaited_once(loop, pair):
     coroutine.close()
 
 
-@pytest.mark.skip_on(uvloop="it waits twice, and the second wait never ends")
+@pytest.mark.skip_on(uvloop="accepts both waits, and the second one never ends")
 async def test_a_suspended_coroutine_cannot_be_awaited_again(loop, pair):
     ours, theirs = pair
     coroutine = loop.sock_recv(ours, 10)
@@ -213,9 +213,9 @@ async def test_a_suspended_coroutine_cannot_be_awaited_again(loop, pair):
     assert await task == b"x"
 
 
-@pytest.mark.xfail_on(uvloop="it uses its own future, which has fewer methods")
+@pytest.mark.xfail_on(uvloop="waits for its own kind of future, which has fewer methods")
 def test_driven_by_hand(loop, pair):
-    """The test calls send() until the coroutine waits, and again once it may continue."""
+    """The first send() returns the future that the coroutine waits for, and the second one raises its result."""
     ours, theirs = pair
 
     async def main():
@@ -252,9 +252,9 @@ def test_driven_by_hand(loop, pair):
     loop.run_until_complete(main())
 
 
-@pytest.mark.xfail_on(asyncio="its future ends the wait with it", uvloop="a StopIteration comes out")
+@pytest.mark.xfail_on(asyncio="takes it for the result of the future", uvloop="raises the StopIteration")
 def test_a_thrown_stop_iteration_is_not_a_result(loop, pair):
-    """PEP 479: the code that drives the coroutine would mistake it for the result."""
+    """A StopIteration out of a coroutine would count as its result, so it becomes a RuntimeError (PEP 479)."""
 
     async def main():
         coroutine = loop.sock_recv(pair[0], 10)
@@ -267,7 +267,7 @@ def test_a_thrown_stop_iteration_is_not_a_result(loop, pair):
     loop.run_until_complete(main())
 
 
-@pytest.mark.xfail_on(uvloop="its message says generator")
+@pytest.mark.xfail_on(uvloop="the message says generator instead of coroutine")
 async def test_a_stop_iteration_from_the_socket_is_not_a_result(loop):
     class Stops(socket.socket):
         def recv(self, *_):
@@ -315,7 +315,7 @@ async def test_a_future_of_another_loop_is_refused(loop, new_loop, pair):
     assert await loop.sock_recv(pair[0], 10) == b"x"
 
 
-@pytest.mark.skip_on(uvloop="compiled coroutines do not show on every version what they wait for")
+@pytest.mark.skip_on(uvloop="compiled coroutines show what they wait for only on some versions of Python")
 async def test_a_waiting_task_shows_the_method(loop, pair):
     task = await blocked_task(loop, loop.sock_recv(pair[0], 10))
     assert "sock_recv" in repr(task)
@@ -399,13 +399,13 @@ def test_an_abandoned_wait_is_collected(new_loop, pair):
     del loop, holder, task, wait
     for _ in range(3):
         gc.collect()
-    # a fixture still refers to the loop
+    # the loop itself is still alive, because the fixture refers to it
     assert reference() is None
 
 
-@pytest.mark.skip_on(asyncio="its reader keeps the buffer", uvloop="its reader keeps the buffer")
+@pytest.mark.skip_on(asyncio="the loop refers to the buffer", uvloop="the loop refers to the buffer")
 async def test_a_wait_is_collected_in_another_thread(loop, pair):
-    """Only the thread that runs the loop changes the table of descriptors."""
+    """The other thread must not change the loop's table of descriptors, because the loop may be using it."""
 
     class Buffer(bytearray):
         pass
@@ -485,7 +485,7 @@ async def test_strange_buffers(loop, loop_kind, pair, buffer):
     assert found == expected
 
 
-@pytest.mark.skip_on(uvloop="None is nothing to send for it")
+@pytest.mark.skip_on(uvloop="takes None for empty data")
 @pytest.mark.parametrize("data", ["text", None, 5, memoryview(b"0123456789")[::2]])
 async def test_strange_data(loop, pair, data):
     expected = outcome(lambda: pair[0].send(data))
@@ -524,7 +524,7 @@ async def test_debug_mode_wants_a_nonblocking_socket(loop, operation, pair):
         await operation(loop, pair[0])
 
 
-@pytest.mark.skip_on(uvloop="it looks for TLS sockets in debug mode only")
+@pytest.mark.skip_on(uvloop="looks for TLS sockets in debug mode only")
 async def test_a_tls_socket_is_refused(loop, operation):
     context = ssl.create_default_context()
     with (
@@ -536,8 +536,8 @@ async def test_a_tls_socket_is_refused(loop, operation):
             await operation(loop, sock)
 
 
-@pytest.mark.skip_on(uvloop="it waits for data without end")
-async def test_a_socket_with_a_timeout_keeps_it(loop, pair):
+@pytest.mark.skip_on(uvloop="waits for data without a time limit")
+async def test_the_timeout_of_a_socket_applies(loop, pair):
     ours, theirs = pair
     ours.settimeout(0.01)
     with pytest.raises(TimeoutError):

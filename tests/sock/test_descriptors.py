@@ -30,10 +30,10 @@ async def test_cancelling_leaves_the_socket_usable(loop, pair):
         assert await loop.sock_recv(ours, 10) == b"x"
 
 
-@pytest.mark.skip_on(uvloop="it receives in the callback, and loses the received data")
+@pytest.mark.skip_on(uvloop="receives in the callback of the event, and loses the data")
 async def test_cancelling_after_the_event_loses_nothing(loop, pair):
-    """The event has arrived, but the task has not run yet when it is cancelled. asyncio receives in its callback, so
-    the cancellation must come first in the same iteration, or the data is lost.
+    """When the task is cancelled, the event has arrived, but neither its callback nor the task has run. (asyncio
+    receives in the callback, and loses the data if the task is cancelled after that.)
     """
     ours, theirs = pair
     for _ in range(20):
@@ -84,7 +84,7 @@ async def test_both_directions_at_once(loop):
         assert results == [content, None, content, None]
 
 
-@pytest.mark.skip_on(uvloop="it accepts both waits")
+@pytest.mark.skip_on(uvloop="accepts both waits")
 async def test_a_second_operation_takes_the_place_of_the_first(loop, pair):
     ours, theirs = pair
     first = await blocked_task(loop, loop.sock_recv(ours, 10))
@@ -101,7 +101,7 @@ async def test_a_second_operation_takes_the_place_of_the_first(loop, pair):
     assert await third == b"z"
 
 
-@pytest.mark.skip_on(uvloop="it accepts both waits")
+@pytest.mark.skip_on(uvloop="accepts both waits")
 async def test_cancelling_the_first_does_not_touch_the_second(loop, pair):
     ours, theirs = pair
     first = await blocked_task(loop, loop.sock_recv(ours, 10))
@@ -152,7 +152,7 @@ async def test_a_writer_beside_recv(loop, pair):
     assert await task == b"y"
 
 
-@pytest.mark.xfail_on(uvloop="it refuses")
+@pytest.mark.xfail_on(uvloop="add_reader() raises while sock_recv waits")
 async def test_a_reader_takes_the_place_of_recv(loop, pair):
     ours, theirs = pair
     task = await blocked_task(loop, loop.sock_recv(ours, 10))
@@ -181,7 +181,7 @@ async def test_recv_takes_the_place_of_a_reader(loop, pair):
     assert await loop.sock_recv(ours, 10) == b"y"
 
 
-@pytest.mark.xfail_on(uvloop="it returns None")
+@pytest.mark.xfail_on(uvloop="remove_reader() returns None")
 async def test_remove_reader_ends_the_wait_of_recv(loop, pair):
     ours, theirs = pair
     task = await blocked_task(loop, loop.sock_recv(ours, 10))
@@ -196,7 +196,7 @@ async def test_remove_reader_ends_the_wait_of_recv(loop, pair):
 
 
 async def test_a_reader_after_operations(loop, pair):
-    """The loop calls a callback while there is data, whatever operations were registered before."""
+    """The loop calls the reader as long as there is data, although sock_recv waited for the same socket before."""
     ours, theirs = pair
     task = await blocked_task(loop, loop.sock_recv(ours, 10))
     theirs.send(b"x")
@@ -283,7 +283,7 @@ async def test_closing_the_socket_under_an_operation(loop):
 
 @pytest.mark.skip_on(
     uvloop="libuv aborts the process when a descriptor is reused",
-    asyncio="its selector takes the number for registered, and the wait never ends",
+    asyncio="the selector still has the number, and the second wait never ends",
 )
 async def test_a_reused_number_while_the_old_operation_still_waits(loop):
     ours, theirs = socket.socketpair()
@@ -304,7 +304,7 @@ async def test_a_reused_number_while_the_old_operation_still_waits(loop):
 
 
 async def test_numbers_are_reused_between_operations(loop):
-    """The test closes the socket of the previous operation without telling the loop, many times, in every order."""
+    """Again and again, both ends of a pair are closed in either order and a new pair opened. The loop is not told."""
     pattern = random.Random(3)
     open_pairs = [socket.socketpair() for _ in range(6)]
     for ours, _ in open_pairs:

@@ -13,7 +13,7 @@ import pytest
 from support import Peer, Recorder, connected, iterations, raw_pair, until
 from tls.endpoints import connected as tls_connected
 
-pytestmark = pytest.mark.skip_on(uvloop="#228: it has neither")
+pytestmark = pytest.mark.skip_on(uvloop="#228: has neither sendfile() nor sock_sendfile()")
 
 CONTENT = random.Random(5).randbytes(3_000_000)
 
@@ -30,9 +30,9 @@ class Unmappable(io.BytesIO):
     """A file without a descriptor."""
 
 
-# asyncio's transports keep views of unsent data (since 3.12), but its fallback reads the next block into the same
-# buffer.
-is_torn = pytest.mark.skip_on(when=sys.version_info >= (3, 12), asyncio="its fallback overwrites what waits to be sent")
+# Since 3.12, asyncio's transports keep views of unsent data, but the fallback of sendfile() reads the next block into
+# the same buffer.
+is_torn = pytest.mark.skip_on(when=sys.version_info >= (3, 12), asyncio="the fallback overwrites unsent data")
 WAYS = [True, pytest.param(False, marks=is_torn)]
 
 
@@ -99,7 +99,7 @@ async def test_windows_of_a_file_on_a_socket(loop, file, args, start, end, is_na
         assert not count or opened.tell() == end
 
 
-@pytest.mark.skip_on(when=sys.version_info < (3, 14, 7), asyncio="earlier ones leave the file where it was")
+@pytest.mark.skip_on(when=sys.version_info < (3, 14, 7), asyncio="does not move the position in the file")
 async def test_the_position_when_nothing_is_sent(loop, file):
     ours, theirs = raw_pair()
     with ours, theirs:
@@ -121,7 +121,7 @@ async def test_an_empty_file(loop, tmp_path):
 
 
 @pytest.mark.parametrize("is_native", WAYS, ids=["native", "fallback"])
-async def test_it_is_sent_between_writes(loop, file, is_native):
+async def test_the_file_is_sent_between_writes(loop, file, is_native):
     opened = file if is_native else Unmappable(CONTENT)
     transport, protocol, peer = await connected(loop, small=True)
     with peer:
@@ -135,7 +135,7 @@ async def test_it_is_sent_between_writes(loop, file, is_native):
         data += await peer.read_to_end()
         assert data == before + CONTENT + after
         assert transport.get_write_buffer_size() == 0
-        # pauses and resumes alternate, no matter which protocol got the calls
+        # they alternate, although the fallback replaces the protocol during the transfer
         flow = [event for event in protocol.events if event in ("pause", "resume")]
         assert flow[::2] == ["pause"] * len(flow[::2])
         assert flow[1::2] == ["resume"] * len(flow[1::2])
@@ -192,7 +192,7 @@ async def test_writes_are_refused_during_sendfile(loop, file):
         await iterations(3)
 
 
-@pytest.mark.xfail_on(asyncio="KeyError, and the first one is left without its transport")
+@pytest.mark.xfail_on(asyncio="raises KeyError, and the first transfer loses its transport")
 async def test_one_transfer_at_a_time(loop, file):
     transport, _, peer = await connected(loop, small=True)
     with peer:
@@ -232,7 +232,7 @@ async def test_a_cancelled_transfer_leaves_the_transport_usable(loop, file, is_n
         await until(lambda: protocol.is_lost)
 
 
-@pytest.mark.skip_on(asyncio="it leaves the file where it was before")
+@pytest.mark.skip_on(asyncio="does not move the position in the file")
 async def test_the_position_after_a_cancellation(loop, file):
     ours, theirs = raw_pair(small=True)
     with ours, Peer(theirs) as peer:
@@ -264,7 +264,7 @@ async def test_the_peer_disconnects(loop, file, is_native):
     assert protocol.events.count("lost") == 1
 
 
-@pytest.mark.skip_on(asyncio="its transfer never ends")
+@pytest.mark.skip_on(asyncio="the transfer never ends")
 async def test_aborting_the_transport_ends_the_transfer(loop, file):
     transport, protocol, peer = await connected(loop, small=True)
     with peer:
@@ -277,7 +277,7 @@ async def test_aborting_the_transport_ends_the_transfer(loop, file):
         assert file.tell() >= 10_000
 
 
-@pytest.mark.skip_on(asyncio="its transfer never ends")
+@pytest.mark.skip_on(asyncio="the transfer never ends")
 async def test_aborting_the_transport_while_it_waits_for_earlier_writes(loop, file):
     transport, protocol, peer = await connected(loop, small=True)
     with peer:
@@ -292,7 +292,7 @@ async def test_aborting_the_transport_while_it_waits_for_earlier_writes(loop, fi
 
 
 async def test_the_connection_of_the_fallback_is_lost(loop):
-    """The transport's protocol gets connection_lost, although another protocol replaces it for the duration."""
+    """The transport's protocol gets connection_lost, although the fallback replaces it during the transfer."""
     transport, protocol, peer = await connected(loop, small=True)
     with peer:
         task = loop.create_task(loop.sendfile(transport, Unmappable(CONTENT)))
@@ -327,7 +327,7 @@ async def test_without_the_fallback(loop):
         await iterations(3)
 
 
-@pytest.mark.skip_on(when=sys.version_info >= (3, 12), asyncio="its fallback overwrites what waits to be sent")
+@pytest.mark.skip_on(when=sys.version_info >= (3, 12), asyncio="the fallback overwrites unsent data")
 async def test_over_tls(loop, file):
     transport, protocol, peer = await tls_connected(loop, small=True)
     with peer:
@@ -357,7 +357,7 @@ async def test_a_transport_that_cannot(loop, file):
 
 
 async def test_a_pipe_as_the_file(loop):
-    """A pipe is not a regular file. Its size is 0, so nothing is sent; with a count, it is read."""
+    """A pipe is not a regular file: its size is 0, so nothing is sent without a count."""
     reading, writing = os.pipe()
     os.write(writing, b"through a pipe")
     os.close(writing)

@@ -37,7 +37,7 @@ def test_coroutine_functions(loop, name):
         for wrapped in (method, functools.partial(method)):
             assert inspect.iscoroutinefunction(wrapped)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", DeprecationWarning)  # from 3.14 on
+                warnings.simplefilter("ignore", DeprecationWarning)  # iscoroutinefunction, from 3.14 on
                 assert asyncio.iscoroutinefunction(wrapped)
         assert callable(method)
         assert inspect.isroutine(method)

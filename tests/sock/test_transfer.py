@@ -45,7 +45,7 @@ async def test_recv_takes_no_more_than_asked_for(loop, pair):
     assert await loop.sock_recv(ours, 100) == b"def"
 
 
-@pytest.mark.skip_on(uvloop="it waits for data even when asked for 0 bytes")
+@pytest.mark.skip_on(uvloop="waits for data even when asked for 0 bytes")
 async def test_recv_of_nothing(loop, pair):
     ours, theirs = pair
     assert await loop.sock_recv(ours, 0) == b""
@@ -94,7 +94,7 @@ async def test_a_datagram_longer_than_any_buffer_of_the_loop_comes_whole(loop):
         assert await loop.sock_recvfrom(ours, 1 << 20) == (content, None)
 
 
-async def test_reads_that_keep_to_a_size_and_then_do_not(loop, pair):
+async def test_reads_of_a_steady_size_followed_by_other_sizes(loop, pair):
     ours, theirs = pair
     for size in [20_000] * 8 + [60_000, 5, 20_000] + [50_000] * 8 + [50_001, 3, 70_000]:
         content = random.Random(size).randbytes(size)
@@ -106,7 +106,7 @@ async def test_reads_that_keep_to_a_size_and_then_do_not(loop, pair):
         assert received == content
 
 
-async def test_datagrams_that_keep_to_a_size_and_then_do_not(loop):
+async def test_datagrams_of_a_steady_size_followed_by_other_sizes(loop):
     """A datagram that is longer than the previous ones is not cut off."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with ours, theirs:
@@ -145,7 +145,7 @@ async def test_a_waiting_recv_into_leaves_the_buffer_to_its_owner(loop, pair):
     ours, theirs = pair
     buffer = bytearray(4)
     task = await blocked_task(loop, loop.sock_recv_into(ours, buffer))
-    buffer += b"more"  # refused by an exported buffer
+    buffer += b"more"  # would raise BufferError if the waiting operation held the buffer
     theirs.send(b"0123456789")
     assert await task == 8
     assert buffer == b"01234567"

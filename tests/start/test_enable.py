@@ -53,7 +53,7 @@ def environment(tmp_path):
     return Environment(tmp_path / "environment")
 
 
-def test_the_variable_counts_between_enable_and_disable(environment):
+def test_the_variable_has_an_effect_only_after_enable_and_before_disable(environment):
     assert environment.output("-c", LOOP) == PLAIN
     assert str(environment.file) in environment.grapeshot("enable")
     assert environment.output("-c", LOOP) == OURS
@@ -80,7 +80,7 @@ def test_a_process_without_asyncio_imports_nothing(environment):
         assert environment.output("-I", "-c", code, value=value) == "[]"
 
 
-def test_asyncio_is_imported_as_always(environment):
+def test_importing_asyncio_leaves_the_same_modules_and_finders(environment):
     environment.grapeshot("enable")
     code = """
 import asyncio, sys, importlib
@@ -91,12 +91,12 @@ print(importlib.reload(asyncio) is asyncio, sys.modules["asyncio"] is asyncio)
     assert environment.output("-c", code, value="1") == environment.output("-c", code, value="0")
 
 
-def test_the_program_has_the_last_word(environment):
+def test_a_program_may_uninstall_what_the_variable_installed(environment):
     environment.grapeshot("enable")
     assert environment.output("-c", f"import grapeshot; grapeshot.uninstall(); {LOOP}") == PLAIN
 
 
-def test_servers_are_told_unless_the_user_has_told_them(environment):
+def test_the_variables_of_servers_are_set_unless_the_user_has_set_them(environment):
     environment.grapeshot("enable")
     code = """
 import asyncio, os
@@ -107,7 +107,7 @@ print(*(os.environ.get(name) for name in ("GRANIAN_LOOP", "SANIC_USE_UVLOOP", "U
     assert environment.output("-c", f"import os; os.environ['UVICORN_LOOP'] = 'uvloop'{code}").endswith("uvloop")
 
 
-def test_a_loop_of_another_kind_is_named(environment):
+def test_a_loop_of_another_kind_is_reported(environment):
     environment.grapeshot("enable")
     code = "import asyncio; loop = asyncio.SelectorEventLoop(); loop.run_until_complete(asyncio.sleep(0)); loop.close()"
     said = environment.run("-c", code, value="1").stderr
@@ -122,14 +122,14 @@ def test_children_of_children(environment):
 
 
 @pytest.mark.parametrize("value", [None, "1"])
-def test_nothing_is_left_to_fail_when_grapeshot_is_gone(environment, value):
+def test_programs_still_run_after_grapeshot_was_removed(environment, value):
     environment.grapeshot("enable")
     environment.installation.unlink()
     assert environment.output("-c", LOOP, value=value) == PLAIN
     assert environment.output("-c", "try: import grapeshot\nexcept ImportError: print('gone')", value=value) == "gone"
 
 
-def test_a_broken_installation_is_told(environment, tmp_path):
+def test_a_broken_installation_is_reported(environment, tmp_path):
     (tmp_path / "broken" / "grapeshot").mkdir(parents=True)
     (tmp_path / "broken" / "grapeshot" / "__init__.py").write_text("import no_such_module")
     environment.grapeshot("enable")

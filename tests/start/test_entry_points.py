@@ -203,7 +203,7 @@ def test_install():
 
 
 def test_install_gives_no_warning():
-    """install() gives no deprecation warning: the caller does not use a policy."""
+    """install() gives no deprecation warning about policies, because its caller does not use one."""
     assert script("import grapeshot; grapeshot.install(); grapeshot.uninstall(); print('quiet')") == "quiet"
 
 
@@ -267,7 +267,7 @@ def test_uninstall_without_install():
     assert script(INSTALLED.format(before="grapeshot.uninstall()"), ("-W", "ignore")).split() == ["asyncio"] * 2
 
 
-@pytest.mark.skipif(not HAS_POLICIES, reason="event loop policies are gone")
+@pytest.mark.skipif(not HAS_POLICIES, reason="this Python has no event loop policies")
 def test_policy():
     out = script(
         """
@@ -286,7 +286,7 @@ def test_policy():
     assert out == "grapeshot"
 
 
-@pytest.mark.skipif(not HAS_POLICIES, reason="event loop policies are gone")
+@pytest.mark.skipif(not HAS_POLICIES, reason="this Python has no event loop policies")
 def test_a_policy_set_by_the_user_survives_uninstall():
     out = script(
         """

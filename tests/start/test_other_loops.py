@@ -1,4 +1,4 @@
-"""A program under `python -m grapeshot` that runs another kind of loop: a one-line warning says so."""
+"""If a program under `python -m grapeshot` runs another kind of loop, a warning of one line says so."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def by_hand():
 
 @pytest.fixture
 def run(tmp_path):
-    """Run code after PROGRAM as prog.py under `python -m grapeshot`; return its output and its stderr."""
+    """Run PROGRAM and then `code` as prog.py under `python -m grapeshot`; return its output and stderr."""
 
     def run(code, *, way=("-m", "grapeshot", "prog.py"), **variables):
         (tmp_path / "prog.py").write_text(PROGRAM + textwrap.dedent(code), encoding="utf-8")
@@ -45,7 +45,7 @@ def test_our_own_loop_is_not_reported(run):
     assert run("asyncio.run(main())") == (["grapeshot._loop"], [])
 
 
-def test_a_loop_of_another_kind_is_named_with_its_place(run, tmp_path):
+def test_a_loop_of_another_kind_is_reported_with_the_line_that_runs_it(run, tmp_path):
     output, said = run("by_hand()")
     assert output == ["asyncio.unix_events"]
     line = PROGRAM.splitlines().index("    loop.run_until_complete(main())  # created by hand") + 1
@@ -54,7 +54,7 @@ def test_a_loop_of_another_kind_is_named_with_its_place(run, tmp_path):
     assert text.endswith(TAIL)
 
 
-def test_each_kind_is_told_once(run):
+def test_each_kind_is_reported_once(run):
     code = """
         class Mine(asyncio.SelectorEventLoop):
             pass
@@ -70,7 +70,7 @@ def test_each_kind_is_told_once(run):
     ]
 
 
-def test_a_loop_derived_from_ours_is_ours(run):
+def test_a_loop_derived_from_ours_is_not_reported(run):
     code = """
         import grapeshot
         class Mine(grapeshot.Loop):
@@ -81,7 +81,7 @@ def test_a_loop_derived_from_ours_is_ours(run):
     assert run(code)[1] == []
 
 
-def test_a_package_that_starts_it_is_named_with_its_caller(run, tmp_path):
+def test_a_package_that_runs_the_loop_is_reported_with_its_caller(run, tmp_path):
     package = tmp_path / "serving"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -126,7 +126,7 @@ def test_silence(run, value):
     assert run("import os; os.environ['GRAPESHOT_QUIET'] = '1'; by_hand()")[1] == []
 
 
-def test_after_uninstall_nothing_is_told(run):
+def test_after_uninstall_nothing_is_reported(run):
     assert run("import grapeshot; grapeshot.uninstall(); asyncio.run(main())") == (["asyncio.unix_events"], [])
 
 
@@ -135,14 +135,14 @@ def test_without_stderr_the_loop_runs(run, code):
     assert run(f"{code}; by_hand()") == (["asyncio.unix_events"], [])
 
 
-def test_install_in_the_program_does_not_watch(run):
+def test_install_in_the_program_does_not_report_other_loops(run):
     assert run("import grapeshot; grapeshot.install(); by_hand()", way=("prog.py",))[1] == []
 
 
 @pytest.mark.parametrize(
     ("given", "found"), [({}, "grapeshot:new_event_loop"), ({"UVICORN_LOOP": "asyncio"}, "asyncio")]
 )
-def test_uvicorns_command_is_told_unless_the_user_has_told_it(run, tmp_path, given, found):
+def test_uvicorn_loop_is_set_for_the_uvicorn_command_unless_the_user_has_set_it(run, tmp_path, given, found):
     show = "import os; print(os.environ.get('UVICORN_LOOP'))"
     (tmp_path / "uvicorn").write_text(show)
     assert run("", way=("-m", "grapeshot", "./uvicorn"), **given)[0] == [found]
@@ -151,7 +151,7 @@ def test_uvicorns_command_is_told_unless_the_user_has_told_it(run, tmp_path, giv
 
 @pytest.mark.skipif(not HAS_UVLOOP, reason="uvloop is not installed")
 def test_uvicorn_in_a_program(run):
-    """uvicorn chooses uvloop, and only an argument can change that."""
+    """In a program, only the argument `loop` makes uvicorn choose another loop than uvloop. The warning says so."""
     pytest.importorskip("uvicorn")
     code = """
         import uvicorn

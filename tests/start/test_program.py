@@ -1,7 +1,7 @@
 """`python -m grapeshot` runs a program like plain `python`, but on grapeshot's loop.
 
-`python -m grapeshot.coro` starts programs with the same code, so most tests here run it, too. tests/coro tests what
-else it changes in a program.
+`python -m grapeshot.coro` starts programs with the same code, so most tests here run it, too. tests/coro tests its
+other effects on a program.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ fail()
     assert "SyntaxError" in run_both("-", input="def f(:").stderr
 
 
-def test_options_of_the_interpreter_hold(script, tmp_path):
+def test_options_of_the_interpreter_apply(script, tmp_path):
     path = script("import sys; print(sys.flags.optimize, sys.path[:1] == [%r])" % str(tmp_path))
     assert run_both(path, flags=("-O",)).stdout == "1 True\n"
     assert run_both(path, flags=("-P",)).stdout == "0 False\n"

@@ -80,7 +80,7 @@ def test_runner_cancels_remaining_tasks(factory):
     assert all(task.cancelled() for task in tasks)
 
 
-def test_runner_reports_errors_of_the_cancelled(factory, caplog):
+def test_runner_reports_errors_of_cancelled_tasks(factory, caplog):
     async def background():
         try:
             await asyncio.sleep(1000)

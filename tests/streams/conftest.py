@@ -1,4 +1,4 @@
-"""Fixtures: the module whose streams a test uses. Streams that a test leaves open are closed before their loop is."""
+"""Fixtures: the module whose streams a test uses, and the closing of streams that a test leaves open."""
 
 from __future__ import annotations
 

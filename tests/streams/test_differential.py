@@ -29,8 +29,8 @@ def shown(value):
 
 
 class Traffic:
-    """One seeded sequence of steps. Each step completes before the next one, so that the data is cut in the same
-    places.
+    """One seeded sequence of steps. Each step completes before the next one, so that each run cuts the data in
+    the same places.
     """
 
     def __init__(self, seed, reader_type, module=asyncio, looks=True):
@@ -206,7 +206,7 @@ def test_same_traffic_same_results(seeds):
 @pytest.mark.parametrize("looks", [True, False])
 @pytest.mark.parametrize("seeds", [range(start, start + 25) for start in range(0, 100, 25)], ids=lambda seeds: seeds[0])
 def test_same_results_with_native_streams(seeds, looks):
-    """Looking at the buffer joins the pieces in it, so the same traffic also runs without looking."""
+    """Looking at `_buffer` joins the pieces of data in a native reader, so the traffic also runs without looking."""
     native = grapeshot.streams
     for seed in seeds:
         expected = log_of("asyncio", seed, asyncio.StreamReader, looks=looks)

@@ -20,7 +20,7 @@ import grapeshot.streams
 LINE = b"ab\r\n"
 
 
-# One call of each kind that waits for LINE, and returns nothing shorter.
+# The calls that wait until the whole LINE has arrived, and never return only a part of it.
 WHOLE_LINE = {
     "readline": lambda reader: reader.readline(),
     "readuntil": lambda reader: reader.readuntil(b"\r\n"),
@@ -46,7 +46,9 @@ async def waiting(loop, awaitable):
 
 
 async def connection(api, loop, handler=None, **options):
-    """Yield reader and writer of both ends, over TCP, and the server, which is closed afterwards."""
+    """Return (reader, writer) of the client and of the server of a TCP connection. With `handler`, the handler gets the
+    server's, and the second value is None. The server no longer listens.
+    """
     accepted = loop.create_future()
     server = await api.start_server(handler or (lambda *ends: accepted.set_result(ends)), HOST, 0, **options)
     ours = await api.open_connection(*server.sockets[0].getsockname())
@@ -134,8 +136,8 @@ async def test_a_cancelled_read_takes_nothing(api, loop, read):
 
 
 @each_read
-async def test_cancelled_after_the_data_has_come(api, loop, read):
-    """Both the wake-up and the cancellation are under way."""
+async def test_a_read_that_is_cancelled_as_data_comes_takes_nothing(api, loop, read):
+    """The data comes before or after the cancellation, in either case before the task runs again."""
     stream = await open_stream(loop)
     for order in (0, 1):
         task = await waiting(loop, read(stream.reader))
@@ -275,7 +277,7 @@ async def test_the_end_of_the_stream(api, loop, waits):
             await anext(reader)
 
 
-async def test_a_last_line_without_an_end(api, loop):
+async def test_a_last_line_without_a_line_end(api, loop):
     stream = await open_stream(loop)
     stream.reader.feed_data(b"one\ntwo\nthree")
     stream.reader.feed_eof()
@@ -342,7 +344,7 @@ async def test_several_separators(api, loop):
 
 @pytest.mark.parametrize("looks", [False, True])
 async def test_parts_and_wholes(api, loop, looks):
-    """Data that is held in part or joined with later data, with and without a look at the buffer."""
+    """Reads take part of a piece of data, or several pieces. Looking at the buffer in between changes nothing."""
     stream = await open_stream(loop, limit=1000)
     reader = stream.reader
     expected = bytearray()
@@ -411,7 +413,7 @@ async def test_paused_and_resumed(api, loop):
 async def test_no_python_between(loop, loop_kind):
     """A read with a wait, a write and a drain run no Python code of asyncio."""
     if loop_kind != "grapeshot":
-        pytest.skip("there asyncio's code does it")
+        pytest.skip("on other loops, asyncio's code does the work")
     (reader, writer), (other_reader, other) = await connection(grapeshot.streams, loop)
     with PythonCalls() as calls:
         calls.NAMES = (
@@ -437,7 +439,7 @@ async def test_no_python_between(loop, loop_kind):
 
 @pytest.mark.parametrize("name", ["readline", "feed_data", "_maybe_resume_transport"])
 async def test_subclasses(api, loop, name):
-    """A subclass that replaces one method is called there."""
+    """A method that a subclass replaces is called."""
     seen = []
 
     def spied(reader, *args):
@@ -490,7 +492,7 @@ async def test_drain_calls_a_drain_helper_of_the_protocol(api, loop):
 
 
 async def test_a_stop_iteration_is_not_a_result(api, loop):
-    """PEP 479: otherwise the StopIteration would end the drain as if it had returned."""
+    """A StopIteration would end drain() like a return, so it becomes a RuntimeError (PEP 479)."""
 
     class Stops:
         def is_closing(self):
@@ -601,7 +603,7 @@ class Forwarding:
         return getattr(self.target, name)
 
 
-@pytest.mark.skip_on(uvloop="its transports stay alive")
+@pytest.mark.skip_on(uvloop="keeps the transport alive")
 async def test_an_unclosed_writer(api, loop):
     (reader, writer), (_, other) = await connection(api, loop)
     other_end = await waiting(loop, reader.read(1))
@@ -638,7 +640,7 @@ async def test_a_handler_that_fails(api, loop, reported):
 
 
 async def test_types_of_a_connection(api, loop, loop_kind):
-    """On other loops the functions are asyncio's."""
+    """On other loops, the functions of grapeshot.streams are asyncio's and return its types."""
     ends = await connection(api, loop)
     module = api if loop_kind == "grapeshot" else asyncio
     for reader, writer in ends:
@@ -670,7 +672,7 @@ async def exchange(reader, writer):
 @pytest.mark.parametrize("way", ["tcp", "tls", "start_tls", "unix"])
 async def test_ways(api, loop, loop_kind, tmp_path, way):
     if way == "start_tls" and loop_kind == "asyncio":
-        pytest.skip("the server may have received the client's first message already, and loses it")
+        pytest.skip("asyncio's start_tls loses the client's first message if the server has already received it")
     kinds, ended = [], asyncio.Event()
     handler = functools.partial(echo, kinds, ended)
     is_tls = way == "tls"
@@ -698,7 +700,7 @@ async def test_ways(api, loop, loop_kind, tmp_path, way):
 
 
 async def test_nothing_is_kept(api, loop):
-    """The objects of a connection are freed with it; the objects of a cycle are freed by the collector."""
+    """The objects of a closed connection are freed. Each reader refers to itself, so the collector has to free it."""
 
     async def handler(reader, writer):
         async for line in reader:

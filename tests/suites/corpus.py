@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-# gunicorn's settings that our server has too: its name for each, and the limit that 0 stands for in gunicorn. (gunicorn
-# limits the whole line; we limit the target.)
+# gunicorn's settings that our server has, too: our server's name for the setting, and the limit that gunicorn uses if
+# the setting is 0. (gunicorn limits the whole request line; our server limits the target.)
 LIMITS = {
     "limit_request_line": ("max_target_size", 8190),
     "limit_request_fields": ("max_headers", 100),
@@ -31,7 +31,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def load(file: Path, config: Any) -> tuple[Any, dict[str, Any]]:
-    """Run the Python file beside a request. Return what it expects, and the settings that it changes."""
+    """Run the Python file beside a request. Return the expected result, and the settings that the file changes."""
 
     def uri(target: str) -> dict[str, str]:
         from gunicorn.util import split_request_uri
@@ -157,10 +157,10 @@ def exceptions_of(corpus: dict[str, Any]) -> dict[str, str]:
 def main() -> int:
     corpus = tomllib.loads((HERE / "suites.toml").read_text())["corpus"]["gunicorn"]
     if len(sys.argv) == 1:
-        sys.path.insert(0, str(HERE))  # it runs as a program, not as part of a package
+        sys.path.insert(0, str(HERE))  # this file runs as a program, not as part of a package
         import run
 
-        # Runs in an environment that has gunicorn and httptools, with the grapeshot of this one.
+        # The new process has an environment with gunicorn and httptools, and imports the same grapeshot as this one.
         python, work = run.prepare("gunicorn", corpus)
         environment = os.environ | {"PYTHONPATH": str(run.package()), "PYTHONUTF8": "1"}
         command = [str(python), str(Path(__file__).resolve()), str(work / "tests" / "requests")]

@@ -36,9 +36,9 @@ DATA = HERE / "suites.toml"
 CONSTRAINTS = HERE / "constraints.txt"
 PLACE = HERE.parents[1] / "target" / "suites"
 SETTINGS = ("pytest.ini", "pyproject.toml")
-CORPUS = "requests"  # not a suite but a corpus of requests: corpus.py
+CORPUS = "requests"  # with this name, corpus.py runs instead of a suite
 RERUNS = 2
-RANK = ("passed", "xfailed", "skipped", "failed")  # the outcome of a test is the last of these among its phases
+RANK = ("passed", "xfailed", "skipped", "failed")  # of a test's phases, the outcome that is last in this order counts
 
 
 @dataclasses.dataclass
@@ -65,7 +65,7 @@ class Report:
 
 
 def version() -> str:
-    """Return the version of an interpreter, such as 3.13, or 3.14t for a free-threaded one."""
+    """Return the version of this interpreter, such as 3.13, or 3.14t for a free-threaded one."""
     return "{}.{}{}".format(*sys.version_info[:2], getattr(sys, "abiflags", ""))
 
 
@@ -186,7 +186,7 @@ def read_lines(text: str) -> dict[str, Outcome]:
 def run_suite(
     suite: dict[str, Any], python: Path, work: Path, subject: str, needed: list[str] | None
 ) -> dict[str, Outcome]:
-    """Run a suite. Failed tests run again; on the subject, so do tests that are `needed` and did not pass."""
+    """Run a suite. Then run tests again: all that failed, or with `needed`, those of its tests that did not pass."""
     outcomes = run_once(suite, python, work, subject, [])
     for _ in range(RERUNS):
         if needed is None:
@@ -195,7 +195,7 @@ def run_suite(
             again = [test for test in needed if test not in outcomes or outcomes[test].outcome != "passed"]
         if not again:
             break
-        again.sort(key=lambda test: test in outcomes)  # the tests that a crash prevented go first
+        again.sort(key=lambda test: test in outcomes)  # first the tests that did not run because of a crash
         for test, end in run_once(suite, python, work, subject, again).items():
             if test in outcomes:
                 end.runs += outcomes[test].runs
@@ -241,7 +241,7 @@ def judge(
 
 
 def load(file: Path = DATA) -> dict[str, dict[str, Any]]:
-    """Return the suites, each with its entries of the other tables."""
+    """Return the suites, each with its entries of [[deselect]] and [[fail]]."""
     data = tomllib.loads(file.read_text())
     suites: dict[str, dict[str, Any]] = data["suite"]
     for suite in suites.values():

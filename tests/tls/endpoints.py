@@ -75,7 +75,7 @@ async def client_of(server: Any, context: ssl.SSLContext | None = None, **option
 
 
 class Carrier:
-    """Stands in for a raw peer, but carries one more layer of TLS inside a hand-driven TLS peer."""
+    """Replaces the raw peer of a TlsPeer by another TlsPeer, so that there are two layers of TLS."""
 
     def __init__(self, outer: TlsPeer) -> None:
         self.outer = outer

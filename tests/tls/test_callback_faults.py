@@ -45,7 +45,7 @@ def failing(kind, method, fault):
 @pytest.mark.skip_on(uvloop="raises out of libuv's callback")
 async def test_while_data_is_delivered(loop, reported, side, kind, method, fault):
     transport, _, peer = await connected(loop, kind, side)
-    protocol = failing(kind, method, fault)()  # asyncio asks for a buffer in advance: it fails from here on
+    protocol = failing(kind, method, fault)()  # only now, because asyncio asks for a buffer in advance
     protocol.connection_made(transport)
     transport.set_protocol(protocol)
     await peer.write(b"x")

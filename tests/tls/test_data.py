@@ -27,7 +27,7 @@ class KeepsEcho(Recorder):
 
 
 async def finish(transport, protocol, peer):
-    """Both sides close in order."""
+    """Close both sides with close_notify, and check that the protocol sees no error."""
     transport.close()
     with peer:
         await peer.read_to_end()
@@ -86,7 +86,6 @@ async def test_streams(loop, serve):
 
 @pytest.mark.parametrize("side", SIDES)
 async def test_ciphertext_in_single_bytes(loop, side):
-    """Records arrive byte by byte."""
     transport, protocol, peer = await connected(loop, side=side)
     ciphertext = peer.seal(b"first ") + peer.seal(b"second")
     for at in range(len(ciphertext)):

@@ -24,7 +24,7 @@ async def end(transport, protocol, peer):
 
 
 async def fails(connecting, expected, match=None):
-    """Returns the exception that ends the task, without the objects that its traceback keeps alive."""
+    """Return the exception that ends the task, without its traceback, which would keep objects alive."""
     with pytest.raises(expected, match=match) as caught:
         await connecting
     exception = caught.value
@@ -36,7 +36,7 @@ async def fails(connecting, expected, match=None):
 
 
 async def refused(loop, expected, match=None, **options):
-    """Check that the loop's client fails. Return what the other side saw."""
+    """Check that the handshake of the loop's side fails. Return its exception and the exception of the other side."""
     made = []
     connecting, peer = begin(loop, lambda: made.append(Recorder()) or made[-1], **options)
     handshake = asyncio.ensure_future(peer.handshake())
@@ -220,8 +220,8 @@ async def test_cancelled_before_it_begins(loop):
 
 
 @pytest.mark.parametrize("side", SIDES)
-async def test_half_a_handshake_in_single_bytes(loop, side):
-    """A handshake that arrives byte by byte succeeds."""
+async def test_the_peers_handshake_in_single_bytes(loop, side):
+    """The handshake succeeds although the peer's messages arrive byte by byte."""
     connecting, peer = begin(loop, side=side)
     send = peer.peer.send
 
@@ -370,7 +370,7 @@ async def test_many_handshakes_at_once_some_fail(loop, serve, count):
 
 
 @pytest.mark.leaks_on(asyncio="does not close the socket")
-@pytest.mark.skip_on(uvloop="reports it as well")
+@pytest.mark.skip_on(uvloop="also reports the error to the exception handler")
 async def test_wrap_bio_refuses(loop):
     """create_connection raises the error of the context, and the socket is closed."""
     connecting, peer = begin(loop, server_hostname="x" * 300)

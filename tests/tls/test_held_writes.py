@@ -1,4 +1,4 @@
-"""When TLS encrypts and sends: small writes of one step go together, in as few records as possible."""
+"""When TLS encrypts and sends: small writes of one step are sent together, in as few records as possible."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tls.endpoints import connected
 WORDS = (b"HTTP/1.1 200 OK\r\n", b"Content-Length: 5\r\n", b"\r\n", b"hello")
 REPLY = b"".join(WORDS)
 APPLICATION_DATA = 23
-AT_ONCE = "encrypts each write for itself"
+AT_ONCE = "encrypts each write in a record of its own"
 
 
 async def finish(transport, protocol, peer):
@@ -19,7 +19,7 @@ async def finish(transport, protocol, peer):
 
 
 async def quiet(loop, factory=Recorder):
-    """Like `connected`, but data of the peer has arrived, and therefore all its messages after the handshake, too."""
+    """Like `connected`, but data of the peer has arrived, and so have its TLS messages after the handshake."""
     transport, protocol, peer = await connected(loop, factory)
     await peer.write(b"x")
     await until(lambda: protocol.data == b"x", "the data")
@@ -70,7 +70,7 @@ async def test_writes_of_one_step_share_a_record(loop, where):
 
 @pytest.mark.xfail_on(asyncio=AT_ONCE, uvloop=AT_ONCE)
 async def test_full_records(loop):
-    """40 writes of 1,000 bytes: 16 KiB is the most that a record can have."""
+    """40 writes of 1,000 bytes need three records, because a record holds at most 16 KiB."""
     transport, protocol, peer = await quiet(loop)
     for number in range(40):
         transport.write(b"%c" % (65 + number) * 1000)
@@ -100,7 +100,7 @@ LOOKS = {
 
 
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
-@pytest.mark.skip_on(uvloop="its writes leave at the end of the iteration")
+@pytest.mark.skip_on(uvloop="sends at the end of the iteration")
 async def test_calls_that_could_reveal_held_data_send_it_first(loop, loop_kind, look):
     transport, protocol, peer = await quiet(loop)
     transport.write(b"held, ")
@@ -112,8 +112,8 @@ async def test_calls_that_could_reveal_held_data_send_it_first(loop, loop_kind, 
     await finish(transport, protocol, peer)
 
 
-@pytest.mark.skip_on(uvloop="its writes leave at the end of the iteration")
-async def test_is_closing_does_not_look(loop, loop_kind):
+@pytest.mark.skip_on(uvloop="sends at the end of the iteration")
+async def test_is_closing_does_not_send_held_data(loop, loop_kind):
     transport, protocol, peer = await quiet(loop)
     transport.write(b"held")
     assert not transport.is_closing()
@@ -123,7 +123,7 @@ async def test_is_closing_does_not_look(loop, loop_kind):
 
 
 async def test_steps_of_several_connections_in_one_iteration(loop):
-    """One of them is aborted by a later step."""
+    """A later step aborts one of the connections. Its data is sent all the same."""
     ends = [await quiet(loop) for _ in range(4)]
     for number, (transport, _, _) in enumerate(ends):
         loop.call_soon(transport.write, b"%d, " % number)

@@ -220,7 +220,9 @@ class Views(BufferedRecorder):
 @pytest.mark.parametrize("kind", [Recorder, Views])
 @pytest.mark.parametrize("count", [1, 3, 20])
 async def test_records_that_hold_more_than_their_length(loop, kind, count):
-    """A record of TLS 1.2 with compression may hold more data than its length. Few builds of OpenSSL support it."""
+    """With compression in TLS 1.2, a record may hold more data than its length. Few builds of OpenSSL compress, so a
+    subclass of SSLObject imitates this.
+    """
 
     class Expanding(ssl.SSLObject):
         rest = b""

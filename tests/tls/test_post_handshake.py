@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="no open
 
 
 class Client:
-    """openssl s_client. Its input lines are data or, as single letters, commands."""
+    """Runs openssl s_client. A line of its input is data, or a command if it is a single letter."""
 
     def __init__(self, address, version, folder):
         authority_file = folder / "authority.pem"

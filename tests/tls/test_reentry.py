@@ -1,5 +1,5 @@
-"""Reentrant calls from callbacks: the protocol closes or pauses in the callback for data that arrived together with the
-end of the peer's stream.
+"""Reentrant calls: the protocol closes in a callback when the end of the peer's stream has already arrived, and
+OpenSSL's message callback writes or closes while data is encrypted.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class BufferedCloses(BufferedRecorder):
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize(
     ("factory", "messages"),
-    # If records are left behind a small buffer, asyncio's shutdown fails: APPLICATION_DATA_AFTER_CLOSE_NOTIFY.
+    # Not several records with the small buffer: asyncio's shutdown fails with APPLICATION_DATA_AFTER_CLOSE_NOTIFY.
     [(Closes, (b"x",)), (BufferedCloses, (b"x",)), (Closes, (b"x" * 16384, b"y" * 16384, b"z"))],
     ids=["one record", "one record into a buffer", "several"],
 )
@@ -91,20 +91,20 @@ class WhileWriting:
         self.context._msg_callback = None
 
 
-BROKEN = "encrypts what it is encrypting once more: RecursionError, or a broken connection"
+BROKEN = "encrypts the outer data once more: RecursionError, or a broken connection"
 
 
 @pytest.mark.parametrize("size", [1000, 2_000_000])
 @pytest.mark.skip_on(asyncio=BROKEN, uvloop=BROKEN)
 async def test_write_while_encrypting(loop, size):
-    """Data written during another write is sent after it, no matter how much of that the socket has taken."""
+    """Data written during another write is sent after it, no matter how much the socket has taken of the outer data."""
     with WhileWriting() as writing:
         transport, protocol, peer = await connected(loop, ours=writing.context, small=True)
         with peer:
             writing.action = lambda: transport.write(b"inner" * 100)
             outer = bytes(range(250)) * (size // 250)
             transport.write(outer)
-            transport.get_write_buffer_size()  # a small write would wait for the end of the step
+            transport.get_write_buffer_size()  # encrypts now: a small write would wait for the end of the step
             assert writing.action is None
             transport.close()
             assert await peer.read_to_end() == outer + b"inner" * 100
@@ -118,13 +118,13 @@ async def test_close_while_encrypting(loop, size):
     with WhileWriting() as writing:
         transport, protocol, peer = await connected(loop, ours=writing.context, small=True)
         with peer:
-            # This data arrives after the last messages of TLS 1.3's handshake, so none of them wakes the transport.
+            # This data arrives after the last messages of TLS 1.3's handshake, so none of those wakes the transport.
             await peer.write(b"x")
             await until(lambda: protocol.data == b"x", "the data")
             writing.action = transport.close
             outer = bytes(range(250)) * (size // 250)
             transport.write(outer)
-            transport.get_write_buffer_size()  # a small write would wait for the end of the step
+            transport.get_write_buffer_size()  # encrypts now: a small write would wait for the end of the step
             assert writing.action is None
             assert await peer.read_to_end() == outer
             peer.close()

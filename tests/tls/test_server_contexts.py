@@ -21,11 +21,11 @@ async def plain_client(server):
     return Peer(socket.create_connection(server.sockets[0].getsockname()))
 
 
-@pytest.mark.skip_on(asyncio="the context of the caller of resume_reading()", when=sys.version_info < (3, 15))
+@pytest.mark.skip_on(asyncio="runs callbacks in the context of resume_reading()", when=sys.version_info < (3, 15))
 @pytest.mark.skip_on(uvloop="all connections share one context")
 @pytest.mark.parametrize("uses_tls", [False, True])
 async def test_reading_is_resumed_in_another_context(loop, serve, uses_tls):
-    """A server pauses reading while its own task works on the data (gh-140947)."""
+    """A server pauses reading while its own task works on the data. The task resumes reading (gh-140947)."""
     seen, tasks = [], []
 
     class Pausing(Recorder):
@@ -78,7 +78,7 @@ async def test_reading_is_resumed_in_another_context(loop, serve, uses_tls):
     made.clear()
 
 
-@pytest.mark.skip_on(asyncio="the context of the code that called close()", when=sys.version_info < (3, 15))
+@pytest.mark.skip_on(asyncio="runs callbacks in the context of close()", when=sys.version_info < (3, 15))
 @pytest.mark.skip_on(uvloop="all connections share one context")
 @pytest.mark.parametrize("end", ["close", "abort"])
 @pytest.mark.parametrize("uses_tls", [False, True])

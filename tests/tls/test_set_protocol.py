@@ -33,7 +33,7 @@ class Switch:
 
 
 async def replaced_while_decrypting(loop, before, after, size):
-    """Each byte reaches one of the two protocols, in order. Later bytes reach the new one."""
+    """Check that each byte reaches one of the two protocols, in order, and that later bytes reach the new one."""
     with Switch(client_context()) as switch:
         transport, first, peer = await connected(loop, before, ours=switch.context)
         second = after()
@@ -61,8 +61,8 @@ async def test_while_decrypting(loop, size):
 
 
 @pytest.mark.skip_on(
-    asyncio="tells the new protocol of what lies in the old one's buffer, or calls data_received() of one with buffers",
-    uvloop="the same",
+    asyncio="reports the data in the old protocol's buffer to the new one, or calls the wrong kind of callback",
+    uvloop="like asyncio",
 )
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ async def test_with_buffers_while_decrypting(loop, before, after, size):
 @pytest.mark.skip_on(asyncio="calls buffer_updated() of the new protocol, or of the old one forever", uvloop="the same")
 @pytest.mark.parametrize("after", [Recorder, BufferedRecorder])
 async def test_inside_get_buffer(loop, after):
-    """Nothing has been decrypted yet, so all data goes to the new protocol."""
+    """get_buffer() is called before the data is decrypted, so all of it goes to the new protocol."""
     second = after()
 
     class Leaving(BufferedRecorder):
@@ -96,9 +96,9 @@ async def test_inside_get_buffer(loop, after):
 
 
 @pytest.mark.parametrize("after", [Recorder, BufferedRecorder])
-@pytest.mark.skip_on(asyncio="calls data_received() of a BufferedProtocol", uvloop="as asyncio")
-async def test_of_the_transport_below_while_it_decrypts(loop, after):
-    """TLS in TLS: the outer layer's protocol, so far the inner layer, is replaced while the outer layer decrypts."""
+@pytest.mark.skip_on(asyncio="calls data_received() of a BufferedProtocol", uvloop="like asyncio")
+async def test_of_the_outer_layer_of_tls_while_it_decrypts(loop, after):
+    """TLS in TLS: the inner layer is the protocol of the outer one, and is replaced while the outer one decrypts."""
     with Switch(client_context()) as switch:
         transport, protocol, other = await plain(loop)
         peer = peer_of(Peer(other), "client")

@@ -38,7 +38,7 @@ async def test_close(loop, side):
 async def test_peer_says_close_notify(loop, side):
     transport, protocol, peer = await connected(loop, side=side)
     await peer.write(b"last words")
-    await peer.unwrap()  # returns only when the loop has answered with its own
+    await peer.unwrap()  # returns only when the loop has answered with its own close_notify
     await until(lambda: protocol.is_lost, "connection_lost")
     assert protocol.events == ["made", "data", "eof", "lost"]
     assert protocol.data == b"last words"
@@ -118,8 +118,8 @@ async def test_data_written_before_close_arrives(loop, size, where):
 
 
 async def test_eof_then_answer_is_lost(loop):
-    """TLS here has no half-closed state. After the peer's close_notify nothing more is sent, whatever eof_received
-    returns.
+    """TLS transports have no half-closed state. After the peer's close_notify nothing more is sent, whatever
+    eof_received returns.
     """
 
     class KeepsOpen(Recorder):
@@ -272,7 +272,7 @@ async def test_end_while_paused_again_and_again_with_buffers(loop):
 @pytest.mark.parametrize("size", [1, 100_000])
 @pytest.mark.parametrize("side", SIDES)
 async def test_data_that_crosses_our_close_notify(loop, side, size):
-    """The data is discarded, and the peer's close_notify after it completes the shutdown."""
+    """Data that the peer sends after our close_notify is discarded. The peer's close_notify completes the shutdown."""
     transport, protocol, peer = await connected(loop, side=side)
     transport.close()
     await peer.write(bytes(size))
@@ -302,7 +302,7 @@ async def test_close_while_paused(loop, size):
     peer.close()
 
 
-@pytest.mark.xfail_on(asyncio="delivers what it has received already")
+@pytest.mark.xfail_on(asyncio="delivers data that it received before close()")
 async def test_nothing_is_delivered_after_close(loop):
     transport, protocol, peer = await connected(loop)
     transport.pause_reading()
@@ -352,7 +352,7 @@ async def test_abort_inside_data_received(loop):
 @pytest.mark.parametrize("buffered", [False, True])
 @pytest.mark.parametrize("end", ["close", "abort"])
 async def test_close_inside_data_received_after_the_peers_end(loop, buffered, end):
-    """Data and close_notify arrive in one piece. As in asyncio, close() then calls eof_received."""
+    """Data and close_notify arrive in one piece. eof_received is called at most once."""
     seen = []
 
     class Ends(BufferedRecorder if buffered else Recorder):
@@ -412,7 +412,7 @@ async def test_close_inside_connection_made(loop):
 
 
 @pytest.mark.xfail_on(
-    asyncio="closes the transport below", uvloop="has no close_clients()", when=sys.version_info >= (3, 13)
+    asyncio="sends no close_notify", uvloop="has no close_clients()", when=sys.version_info >= (3, 13)
 )
 @pytest.mark.skip_on(asyncio="has no close_clients()", when=sys.version_info < (3, 13))
 @pytest.mark.xfail_on(uvloop="has no close_clients()", when=sys.version_info < (3, 13))
@@ -424,7 +424,7 @@ async def test_close_clients_says_close_notify(loop, serve):
         await until(lambda: made[0].transport, "connection_made")
         server.close()
         server.close_clients()
-        assert await peer.read() == b""  # and not SSLEOFError
+        assert await peer.read() == b""  # without a close_notify, this would raise SSLEOFError
         await peer.unwrap()
         await server.wait_closed()
         await until(lambda: made[0].is_lost, "connection_lost")
@@ -473,7 +473,7 @@ async def test_debug_mode(loop, caplog):
 
 
 async def test_echo_server_survives_a_storm_of_ends(loop, serve):
-    """Clients end in every possible way, thirty at a time. The server's count returns to zero."""
+    """Clients end in every possible way, thirty at a time. The server's count of connections returns to zero."""
     server = await serve(Echo, HOST, 0, ssl=server_context())
 
     async def one(number):

@@ -90,7 +90,7 @@ async def test_the_client_does_not_wait_for_the_answer(loop):
 
     async def handle(reader, writer):
         assert await reader.readline() == b"STARTTLS\n"
-        while not reader._buffer:  # the message itself must have arrived
+        while not reader._buffer:  # until the handshake message has arrived
             await asyncio.sleep(0)
         await writer.start_tls(server_context())
         done.set_result(await reader.readline())
@@ -141,7 +141,7 @@ async def test_the_first_data_comes_with_the_end_of_the_handshake(loop, serve):
                 await peer.flush()
                 peer.incoming.write(await peer.peer.recv())
         peer.object.write(b"first")
-        await peer.flush()  # the end of the handshake and the data
+        await peer.flush()  # sends the end of the handshake and the data together
         assert await peer.read_exactly(5) == b"FIRST"
         await made[0].upgrade
         await peer.unwrap()
@@ -150,7 +150,7 @@ async def test_the_first_data_comes_with_the_end_of_the_handshake(loop, serve):
     del made[0].upgrade
 
 
-@pytest.mark.xfail_on(asyncio="the context of the caller of resume_reading()", when=sys.version_info < (3, 15))
+@pytest.mark.xfail_on(asyncio="runs callbacks in the context of resume_reading()", when=sys.version_info < (3, 15))
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("side", SIDES)
 async def test_contexts(loop, side, layers):
@@ -323,10 +323,8 @@ async def test_failure(loop, side, what, reported):
 
 @pytest.mark.parametrize("end", ["close", "abort"])
 @pytest.mark.xfail_on(uvloop="returns a transport")
-@pytest.mark.skip_on(
-    asyncio="starts the handshake all the same, and waits for its end", when=sys.version_info < (3, 12)
-)
-async def test_of_a_transport_that_was_closed_just_before(loop, end):
+@pytest.mark.skip_on(asyncio="starts the handshake anyway, and waits for its end", when=sys.version_info < (3, 12))
+async def test_of_a_transport_that_was_just_closed(loop, end):
     transport, protocol, other = await plain(loop)
     getattr(transport, end)()
     with other:
@@ -360,7 +358,7 @@ async def test_wants_a_context(loop, wrong):
     await until(lambda: protocol.is_lost, "connection_lost")
 
 
-async def test_wants_a_transport_that_supports_it(loop):
+async def test_a_transport_that_does_not_support_it_is_refused(loop):
     class Other(asyncio.Transport):
         pass
 
@@ -378,8 +376,8 @@ async def test_wrong_time_limits(loop, name):
     await until(lambda: protocol.is_lost, "connection_lost")
 
 
-async def test_between_two_loops_transports(loop, serve):
-    """Server and client of one loop are upgraded at once, with data pending in both directions."""
+async def test_between_two_transports_of_one_loop(loop, serve):
+    """The transports of the server and of the client are upgraded at the same time."""
     made = []
 
     class Upgrades(Echo):

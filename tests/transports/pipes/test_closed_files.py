@@ -10,7 +10,7 @@ import socket
 import pytest
 from support import ForeignSocket, Recorder, is_closed_error, iterations, pipe_ends, until
 
-pytestmark = pytest.mark.skip_on(asyncio="it reads and writes whichever file has the number", uvloop="the same")
+pytestmark = pytest.mark.skip_on(asyncio="reads and writes whichever file has the number", uvloop="like asyncio")
 
 
 def buffered_reader(ends):
@@ -18,7 +18,7 @@ def buffered_reader(ends):
 
 
 class Wrapper:
-    """A file object of the user."""
+    """A file object of a user's own class."""
 
     def __init__(self, file):
         self.file = file
@@ -117,4 +117,4 @@ async def test_a_raw_file_that_was_taken_out_of_its_buffer_lives_on(loop, report
         ends.close_other()
         await until(lambda: protocol.is_lost)
         ends.file = raw
-    assert reported.messages == ["Exception in callback pipe.close()"]  # `pipe` has no raw file left
+    assert reported.messages == ["Exception in callback pipe.close()"]  # fails, because detach() has taken the raw file

@@ -40,7 +40,7 @@ async def test_regular_files_are_refused_and_stay_open(loop, direction):
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.leaks_on(asyncio="3.14 complains of its own half-made transport")
+@pytest.mark.leaks_on(asyncio="3.14 warns of its own unfinished transport")
 async def test_closed_files_are_refused(loop, direction):
     ends = pipe_ends("pipe", direction)
     ends.close_other()
@@ -68,7 +68,7 @@ async def test_cancelled_while_it_connects(loop, direction):
     protocol = Recorder()
     with pipe_ends("pipe", direction) as ends:
         task = loop.create_task(connect(loop, direction, lambda: protocol, ends.file))
-        loop.call_soon(task.cancel)  # after the task's first step, before connection_made has woken it
+        loop.call_soon(task.cancel)  # runs after the task's first step, and before connection_made() wakes the task
         with pytest.raises(asyncio.CancelledError):
             await task
         await until(lambda: protocol.is_lost)
@@ -95,7 +95,7 @@ async def test_the_descriptor_is_closed_once(loop, direction):
         gc.collect()
         await iterations(3)
         for number in taken:
-            os.close(number)  # fails unless each of them is still open
+            os.close(number)  # raises if the transport has closed one of them
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
@@ -124,9 +124,9 @@ async def test_the_pipe_object_is_closed_once(loop, direction):
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.skip_on(uvloop="drops what close() raises")
-@pytest.mark.leaks_on(asyncio="the transport does not count as closed")
-async def test_a_pipe_whose_close_fails_is_reported(loop, reported, direction):
+@pytest.mark.skip_on(uvloop="drops the exception of close()")
+@pytest.mark.leaks_on(asyncio="warns that the transport is not closed")
+async def test_an_error_in_close_of_a_pipe_is_reported(loop, reported, direction):
     class Stubborn:
         def __init__(self, file):
             self.file = file
@@ -217,7 +217,7 @@ async def test_cycles_are_collected(loop, direction):
 # ---------------------------------------------------------------- extra info and reprs
 
 
-@pytest.mark.xfail_on(uvloop="its transports are classes of their own")
+@pytest.mark.xfail_on(uvloop="its transports do not derive from asyncio's")
 @pytest.mark.parametrize("direction", DIRECTIONS)
 async def test_is_one_of_asyncios_transports(loop, direction):
     with pipe_ends("pipe", direction) as ends:
@@ -239,7 +239,7 @@ async def test_extra_info(loop, direction):
         assert transport.get_extra_info("pipe") is ends.file
 
 
-@pytest.mark.skip_on(uvloop="other messages; objects that a failed test leaves open make its close() hang")
+@pytest.mark.skip_on(uvloop="other messages; after a failed test, close() of the loop hangs")
 async def test_repr(loop):
     with pipe_ends("pipe", "read") as read_ends, pipe_ends("pipe", "write") as write_ends:
         reading, reader = await loop.connect_read_pipe(Recorder, read_ends.file)
@@ -268,7 +268,7 @@ async def test_repr(loop):
         assert words(writing).startswith(f"closed {write_fd}")
 
 
-@pytest.mark.skip_on(uvloop="other messages; objects that a failed test leaves open make its close() hang")
+@pytest.mark.skip_on(uvloop="other messages; after a failed test, close() of the loop hangs")
 @pytest.mark.parametrize("direction", DIRECTIONS)
 async def test_debug_log(loop, caplog, direction):
     loop.set_debug(True)

@@ -15,7 +15,7 @@ class Broken(LookupError):
 
 
 def failing(name):
-    """A Recorder whose method records its first call and then raises."""
+    """Return a subclass of Recorder whose method `name` raises after it has recorded its first call."""
 
     def fails(self, *args):
         answer = getattr(Recorder, name)(self, *args)
@@ -197,7 +197,7 @@ async def test_paused_by_data_received(loop):
         await until(lambda: protocol.is_lost)
 
 
-async def test_close_is_queued_and_comes_once(loop):
+async def test_close_calls_connection_lost_later_and_once(loop):
     with pipe_ends("pipe", "read") as ends:
         transport, protocol = await loop.connect_read_pipe(Recorder, ends.file)
         transport.close()
@@ -214,7 +214,7 @@ async def test_close_is_queued_and_comes_once(loop):
 
 
 @pytest.mark.skip_on(uvloop="closes the pipe")
-async def test_data_received_that_raises_is_reported_and_goes_on(loop, reported):
+async def test_data_received_that_raises_is_reported_and_called_again(loop, reported):
     with pipe_ends("pipe", "read") as ends:
         transport, protocol = await loop.connect_read_pipe(failing("data_received"), ends.file)
         ends.send(b"bad")
@@ -229,8 +229,8 @@ async def test_data_received_that_raises_is_reported_and_goes_on(loop, reported)
         assert protocol.lost_with == [None]
 
 
-@pytest.mark.skip_on(uvloop="the pipe is closed")
-async def test_connection_made_that_raises_is_reported_and_goes_on(loop, reported):
+@pytest.mark.skip_on(uvloop="closes the pipe")
+async def test_connection_made_that_raises_is_reported_and_the_pipe_is_still_read(loop, reported):
     with pipe_ends("pipe", "read") as ends:
         transport, protocol = await loop.connect_read_pipe(failing("connection_made"), ends.file)
         assert [type(error) for error in reported.exceptions] == [Broken]
@@ -302,7 +302,7 @@ async def test_stream_reader(loop, limit):
         await until(lambda: ends.file.closed)
 
 
-@pytest.mark.skip_on(uvloop="it reports it like any error")
+@pytest.mark.skip_on(uvloop="reports the interrupt like any error")
 def test_an_interrupt_in_connection_made_keeps_the_pipe(loop):
     """The pipe continues with the next run, and so does the task that waits for it."""
 

@@ -149,7 +149,7 @@ async def test_buffered_data_is_sent_before_the_end(loop, kind, end):
         assert ends.file.closed
 
 
-async def test_close_is_queued_and_comes_once(loop):
+async def test_close_calls_connection_lost_later_and_once(loop):
     with pipe_ends("pipe", "write") as ends:
         transport, protocol = await loop.connect_write_pipe(Flow, ends.file)
         transport.close()
@@ -256,7 +256,7 @@ async def test_unread_data_is_not_a_lost_reader(loop):
         await until(lambda: protocol.is_lost)
 
 
-@pytest.mark.skip_on(uvloop="opens a terminal, and /dev/null is not one")
+@pytest.mark.skip_on(uvloop="treats a character device as a terminal")
 async def test_device_that_takes_everything(loop):
     transport, protocol = await loop.connect_write_pipe(Flow, open(os.devnull, "wb", buffering=0))
     transport.write(bytes(BIG))
@@ -294,7 +294,7 @@ async def test_only_bytes_can_be_written(loop):
     with pipe_ends("pipe", "write") as ends:
         transport, protocol = await loop.connect_write_pipe(Flow, ends.file)
         for wrong in ("text", 1, None, [b"list"]):
-            with pytest.raises((TypeError, AssertionError)):  # asyncio asserts
+            with pytest.raises((TypeError, AssertionError)):  # asyncio raises AssertionError
                 transport.write(wrong)
         with pytest.raises(TypeError):
             transport.writelines([b"good", "text"])
@@ -324,8 +324,8 @@ async def test_flow_control_that_raises_is_reported(loop, reported, name):
         assert context["protocol"] is protocol
 
 
-@pytest.mark.xfail_on(asyncio="forgets what was written last", uvloop="accepts writes after close()")
-async def test_closed_and_written_by_resume_writing(loop):
+@pytest.mark.xfail_on(asyncio="loses the data of the last write", uvloop="accepts writes after close()")
+async def test_resume_writing_writes_and_closes(loop):
     class More(Flow):
         def resume_writing(self):
             super().resume_writing()

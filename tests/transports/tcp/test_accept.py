@@ -1,4 +1,4 @@
-"""Accepting connections: the order of callbacks before `connection_made`, and what cancelling all tasks ends."""
+"""Accepting connections: callbacks before `connection_made`, and the cancellation of all tasks during an accept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from support import HOST, Peer, Recorder, iterations, until
 from tls.contexts import server_context
 
-UVLOOP = pytest.mark.skip_on(uvloop="it accepts without a task")
+UVLOOP = pytest.mark.skip_on(uvloop="accepts without a task")
 
 
 class Served(asyncio.StreamReaderProtocol):
@@ -128,7 +128,7 @@ async def test_callbacks_of_the_factory_see_the_task(loop, serve):
 @pytest.mark.parametrize("is_gone", [True, False])
 @pytest.mark.parametrize("count", range(10))
 def test_everything_is_cancelled_while_a_connection_is_accepted(new_loop, count, is_gone):
-    """After any number of iterations the connection is either not accepted yet, or closed."""
+    """All tasks are cancelled after `count` iterations. A connection that is accepted by then must be closed."""
     loop = new_loop()
     Served.made = []
     server = listen(loop, lambda: Served(loop))

@@ -1,4 +1,4 @@
-"""`accept` fails for one connection, as it does on Linux and behind firewalls: the server accepts the next one."""
+"""If `accept` fails because of one connection, as it may on Linux, the server still accepts the next one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support import run_script
 
 COMPILER = shutil.which("cc")
 pytestmark = [
-    pytest.mark.skipif(sys.platform != "linux", reason="accept() of Linux passes on errors of the new connection"),
+    pytest.mark.skipif(sys.platform != "linux", reason="only on Linux, accept() reports errors of the new connection"),
     pytest.mark.skipif(COMPILER is None, reason="NOT TESTED: a C compiler is missing"),
 ]
 

@@ -26,7 +26,7 @@ from support import (
     until,
 )
 
-pytestmark = pytest.mark.skip_on(uvloop="it keeps the closed socket open, or goes on using its number")
+pytestmark = pytest.mark.skip_on(uvloop="keeps the closed socket open, or goes on using its number")
 
 ENDS = {
     "close": lambda sock: sock.close(),
@@ -56,7 +56,7 @@ async def test_writing_after_the_socket_was_closed(loop, how, end):
             await iterations(3)
             assert foreign.ours.recv(100) == b"for the foreign socket"
             transport.write(b"lost")
-            transport.get_write_buffer_size()  # sends what was written
+            transport.get_write_buffer_size()  # sends the held data
             assert transport.is_closing()
             await until(lambda: protocol.is_lost)
             assert is_closed_error(protocol.lost_with[0])
@@ -81,7 +81,7 @@ async def test_other_ways_of_writing(loop, write):
         if write == "corked":
             await peer.send(b"x")
             await until(lambda: protocol.data)
-            if not protocol.is_lost and not transport.is_closing():  # asyncio has written it at once
+            if not protocol.is_lost and not transport.is_closing():  # asyncio sent it before the socket was closed
                 transport.write(b"lost")
         else:
             sock.close()
@@ -142,7 +142,7 @@ async def test_write_eof(loop):
 
 @pytest.mark.parametrize("factory", [Recorder, BufferedRecorder])
 async def test_an_event_of_a_duplicate(loop, factory):
-    """The open file and its events live on in a duplicate."""
+    """A duplicate keeps the connection open, so the poller still reports its events."""
     transport, protocol, peer = await connected(loop, factory)
     sock = socket_of(transport)
     fd = sock.fileno()
@@ -259,7 +259,7 @@ async def test_a_callback_with_the_same_number(loop):
             loop.remove_reader(fd)
 
 
-@pytest.mark.skip_on(when=sys.version_info < (3, 12), asyncio="it accepts the socket; from 3.12 on it refuses it")
+@pytest.mark.skip_on(when=sys.version_info < (3, 12), asyncio="accepts the socket before 3.12")
 async def test_a_second_transport_for_the_same_socket_is_refused(loop):
     transport, protocol, peer = await connected(loop)
     with peer:

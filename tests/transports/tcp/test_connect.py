@@ -82,7 +82,7 @@ async def test_local_addr(loop):
         transport, protocol = await loop.create_connection(Recorder, *listener.getsockname(), local_addr=(HOST, port))
         assert transport.get_extra_info("sockname") == (HOST, port)
         accepted, _ = listener.accept()
-        accepted.close()  # so that the TIME_WAIT is at the other end
+        accepted.close()  # closes first, so that the TIME_WAIT state is not on `port`
         await until(lambda: protocol.is_lost)
 
 
@@ -106,9 +106,9 @@ async def test_sock(loop):
         assert sock.fileno() == -1
 
 
-@pytest.mark.xfail_on(uvloop="it makes the socket nonblocking", when=False)
-async def test_a_blocking_sock_in_debug_mode(loop):
-    """asyncio refuses blocking sockets only in sock_*. A transport accepts blocking and nonblocking sockets."""
+@pytest.mark.xfail_on(uvloop="makes the socket nonblocking", when=False)
+async def test_a_nonblocking_sock_is_accepted(loop):
+    """Only the sock_* methods require a nonblocking socket. A transport accepts blocking and nonblocking ones."""
     client, other = raw_pair()
     with other:
         client.setblocking(False)
@@ -191,7 +191,7 @@ def run_on(other, coroutine_function):
 
 def test_several_errors_in_one_message(loop, loop_kind):
     if loop_kind == "uvloop":
-        pytest.skip("it resolves without its own method")
+        pytest.skip("uvloop does not resolve with its method getaddrinfo()")
     other, port = subclassed(loop, "127.0.0.1", "127.0.0.2"), free_port()
 
     async def main():
@@ -203,7 +203,7 @@ def test_several_errors_in_one_message(loop, loop_kind):
 
 def test_the_next_address_is_tried(loop, loop_kind):
     if loop_kind == "uvloop":
-        pytest.skip("it resolves without its own method")
+        pytest.skip("uvloop does not resolve with its method getaddrinfo()")
     other = subclassed(loop, "127.0.0.2", "127.0.0.3", HOST)
 
     async def main():
@@ -219,7 +219,7 @@ def test_the_next_address_is_tried(loop, loop_kind):
 def test_happy_eyeballs(loop, loop_kind, arguments):
     if loop_kind == "uvloop":
         pytest.skip("#406: no such arguments")
-    # 192.0.2.0/24 never answers: without the race this would wait for its timeout.
+    # Nothing listens on the first two addresses, so the third one is connected.
     other = subclassed(loop, "127.0.0.2", "127.0.0.3", HOST)
 
     async def main():
@@ -289,7 +289,7 @@ def test_interleave_orders_the_addresses(loop, loop_kind, options, order):
 
 def test_no_addresses(loop, loop_kind):
     if loop_kind == "uvloop":
-        pytest.skip("it resolves without its own method")
+        pytest.skip("uvloop does not resolve with its method getaddrinfo()")
     other = subclassed(loop)
 
     async def main():
@@ -299,7 +299,7 @@ def test_no_addresses(loop, loop_kind):
     run_on(other, main)
 
 
-@pytest.mark.skip_on(uvloop="it calls the factory before it connects")
+@pytest.mark.skip_on(uvloop="calls the factory before it connects")
 @pytest.mark.leaks_on(asyncio="the socket is left to the collector")
 async def test_a_failing_factory(loop):
     def factory():

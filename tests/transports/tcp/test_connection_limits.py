@@ -170,7 +170,7 @@ async def test_a_dropped_connection_is_not_counted_any_more(loop, quiet):
         await until(lambda: loop._open_connections == 0, "the end of the connection")
 
 
-async def test_servers_leave_the_descriptors_above_the_limit(loop, serve):
+async def test_servers_use_no_descriptors_above_the_limit(loop, serve):
     server = await serve(Echo, HOST, 0)
     clients = [connect(server) for _ in range(3)]
     try:
@@ -219,7 +219,7 @@ async def test_nothing_is_opened_above_the_limit_of_descriptors(loop, what, tmp_
     server.close()
 
 
-async def test_limits_are_told_and_checked(loop):
+async def test_limits_are_returned_and_checked(loop):
     assert loop.get_limits() == {"connections": None, "descriptors": None, "coros": None}
     loop.set_limits(connections=10, coros=5)
     assert loop.get_limits() == {"connections": 10, "descriptors": None, "coros": 5}

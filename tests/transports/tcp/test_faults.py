@@ -99,7 +99,7 @@ async def test_buffered(loop, reported, serve, name, message):
 
 @pytest.mark.parametrize("how", ["accepted", "client", "server"])
 @pytest.mark.skip_on(uvloop="the connection stays open and the transport leaks")
-@pytest.mark.xfail_on(asyncio="it reports the error and keeps the connection")
+@pytest.mark.xfail_on(asyncio="reports the error and keeps the connection")
 async def test_connection_made(loop, reported, serve, how):
     """In asyncio connection_made is an ordinary callback. Here its error closes the connection, as other errors do."""
     made = []
@@ -160,7 +160,7 @@ async def test_connection_lost(loop, reported, serve):
 
 @pytest.mark.parametrize("name", ["data_received", "eof_received"])
 async def test_data_written_before_the_error(loop, reported, name):
-    """A fatal error aborts: the connection does not wait for its buffer to be sent."""
+    """A fatal error aborts the connection, which does not wait for its buffer to be sent."""
 
     class Failing(failing(Recorder, name)):
         def connection_made(self, transport):
@@ -177,7 +177,7 @@ async def test_data_written_before_the_error(loop, reported, name):
     assert protocol.events.count("lost") == 1
 
 
-@pytest.mark.xfail_on(asyncio="it reports them in debug mode only")
+@pytest.mark.xfail_on(asyncio="reports errors of factories only in debug mode")
 @pytest.mark.skip_on(uvloop="the accepted client is left hanging")
 async def test_a_failing_factory_of_a_server(loop, reported, serve):
     calls = []
@@ -205,7 +205,7 @@ async def test_a_failing_factory_of_a_server(loop, reported, serve):
 
 @pytest.mark.skip_on(uvloop="the connection stays open forever", asyncio="the connection stays open forever")
 async def test_a_factory_that_returns_no_protocol(loop, reported, serve):
-    """This connection is closed, and the next one is served."""
+    """The connection without a protocol is closed, and the next one is served."""
     calls = []
 
     def factory():
@@ -226,7 +226,7 @@ async def test_a_factory_that_returns_no_protocol(loop, reported, serve):
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("name", ["data_received", "connection_made", "connection_lost", "eof_received"])
-@pytest.mark.skip_on(uvloop="it reports them like any error, or loses the transport")
+@pytest.mark.skip_on(uvloop="reports the interrupt like any error, or loses the transport")
 def test_interrupts_leave_the_loop(loop, reported, kind, name):
     """run_forever raises the interrupt, the loop can run again and be closed, and no descriptor is left open."""
     made = []
@@ -273,7 +273,7 @@ class LeavesWhenMade(Recorder):
 
 
 @pytest.mark.parametrize("side", ["accepted", "connected"])
-@pytest.mark.skip_on(uvloop="it reports them like any error, or loses the transport")
+@pytest.mark.skip_on(uvloop="reports the interrupt like any error, or loses the transport")
 def test_an_interrupt_in_connection_made_keeps_the_connection(loop, side):
     """The connection continues with the next run. Tasks that wait for the connection, or for the server,
     wait no longer than without the interrupt.
@@ -307,7 +307,7 @@ def test_an_interrupt_in_connection_made_keeps_the_connection(loop, side):
 
 
 async def test_errors_on_many_connections(loop, reported, serve):
-    """Half of the protocols fail at once."""
+    """Most of the 60 protocols fail, each in one of three callbacks."""
     import random
 
     rng = random.Random(3)
@@ -403,7 +403,7 @@ EMFILE = """
 """
 
 
-@pytest.mark.skip_on(uvloop="it reports the error in another way and spins")
+@pytest.mark.skip_on(uvloop="reports the error in another way and spins")
 def test_no_descriptors_left_at_accept(loop_kind):
     lines = run_script(loop_kind, EMFILE).strip().split("\n")
     assert lines == [

@@ -1,4 +1,4 @@
-"""When writes are sent: small writes of one step are sent together, at its end or before a call could miss them."""
+"""Small writes of one step are sent together, at its end or before a call that could reveal that data is held."""
 
 from __future__ import annotations
 
@@ -95,9 +95,9 @@ if sys.version_info >= (3, 12):
 @linux_only
 @pytest.mark.parametrize("is_debug", [False, True], ids=["plain", "debug"])
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
-@pytest.mark.xfail_on(asyncio="a system call per write", uvloop="a system call per write")
+@pytest.mark.xfail_on(asyncio="makes a system call for each write", uvloop="makes a system call for each write")
 async def test_writes_of_one_step_leave_together(loop, step, is_debug):
-    """Without Nagle's algorithm each system call sends a segment. A step that the system holds up may need several."""
+    """Without Nagle's algorithm, each system call sends a segment. An interrupted step may need several."""
     loop.set_debug(is_debug)
     transport, protocol, peer = await connected(loop)
     with peer:
@@ -112,7 +112,7 @@ async def test_writes_of_one_step_leave_together(loop, step, is_debug):
 
 
 @linux_only
-@pytest.mark.xfail_on(asyncio="a system call per write", uvloop="a system call per write")
+@pytest.mark.xfail_on(asyncio="makes a system call for each write", uvloop="makes a system call for each write")
 async def test_writes_of_a_stream_writer_leave_together(loop):
     transport, protocol, peer = await connected(loop, lambda: asyncio.StreamReaderProtocol(asyncio.StreamReader()))
     writer = asyncio.StreamWriter(transport, protocol, asyncio.StreamReader(), loop)
@@ -154,7 +154,7 @@ async def test_writes_of_a_coro_leave_when_it_waits(loop):
 
 @pytest.mark.skipif(not coro_is_available(), reason="no coros here")
 @pytest.mark.skip_on(asyncio="has no coros", uvloop="has no coros")
-async def test_writes_of_coros_leave_before_they_go_on(loop):
+async def test_writes_of_coros_leave_before_the_coros_continue(loop):
     from grapeshot import coro
 
     pairs = [await unix_pair(loop) for _ in range(3)]
@@ -175,7 +175,7 @@ async def test_writes_of_coros_leave_before_they_go_on(loop):
 
 
 async def test_many_transports_in_one_step(loop):
-    """Each transport sends its own data, in order, whichever others are aborted or closed in between."""
+    """Each transport sends its own data, in order, even if others are aborted or closed in between."""
     pairs = [await unix_pair(loop) for _ in range(10)]
     for number, (transport, _, _) in enumerate(pairs):
         transport.write(b"%d" % number)
@@ -206,12 +206,12 @@ async def test_large_writes_leave_at_once(loop):
         assert arrived(peer) == b"y" * 30_000 + b"z" * 20_000
         for _ in range(100):
             transport.write(b"w" * 1000)
-        assert len(arrived(peer)) > 50_000  # the writes of one step do not pile up
+        assert len(arrived(peer)) > 50_000  # most of the 100,000 bytes leave before the end of the step
         await finish(transport, protocol)
 
 
 async def test_nothing_is_held_beyond_the_high_mark(loop):
-    """With a high mark of 0, drain() waits for whatever the kernel has not taken."""
+    """A high mark of 0 makes drain() wait until the kernel has taken all data, so nothing may be held."""
     transport, protocol, peer = await unix_pair(loop)
     with peer:
         transport.set_write_buffer_limits(high=0)
@@ -239,7 +239,7 @@ LOOKS = {
 
 
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
-@pytest.mark.skip_on(uvloop="its writes leave at the end of the iteration")
+@pytest.mark.skip_on(uvloop="sends at the end of the iteration")
 async def test_calls_that_could_reveal_held_data_send_it_first(loop, loop_kind, look):
     transport, protocol, peer = await unix_pair(loop)
     with peer:
@@ -257,9 +257,9 @@ async def test_calls_that_could_reveal_held_data_send_it_first(loop, loop_kind, 
         await finish(transport, protocol)
 
 
-@pytest.mark.skip_on(uvloop="its writes leave at the end of the iteration")
-async def test_is_closing_does_not_look(loop, loop_kind):
-    """is_closing() does not send held data, because servers call it after each reply."""
+@pytest.mark.skip_on(uvloop="sends at the end of the iteration")
+async def test_is_closing_does_not_send_held_data(loop, loop_kind):
+    """Servers call is_closing() after each reply. If it sent held data, each reply would be sent on its own."""
     transport, protocol, peer = await unix_pair(loop)
     with peer:
         transport.write(b"held")
@@ -270,13 +270,13 @@ async def test_is_closing_does_not_look(loop, loop_kind):
         await finish(transport, protocol)
 
 
-@pytest.mark.skip_on(uvloop="its writes leave at the end of the iteration")
+@pytest.mark.skip_on(uvloop="sends at the end of the iteration")
 async def test_a_step_that_takes_long_sends_at_once(loop):
     transport, protocol, peer = await unix_pair(loop)
     with peer:
         transport.write(b"first, ")
         began = time.monotonic()
-        while time.monotonic() < began + 0.03:  # longer than any tick of the kernel's coarse clock
+        while time.monotonic() < began + 0.03:  # longer than a tick of the kernel's coarse clock
             pass
         transport.write(b"second")
         assert arrived(peer) == b"first, second"
@@ -332,7 +332,7 @@ async def test_drain_raises_the_error_of_the_write(loop):
     peer.close()
     writer.write(b"lost")
     with pytest.raises(ConnectionError):
-        await writer.drain()  # asyncio's raises
+        await writer.drain()  # raises on asyncio's loop, where write() has already failed
         await asyncio.sleep(0)
         await writer.drain()
     with pytest.raises(BrokenPipeError):

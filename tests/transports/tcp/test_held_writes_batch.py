@@ -1,4 +1,4 @@
-"""The writes of one iteration are sent together: within limits, in the order of first writes, before anything waits."""
+"""The writes of one iteration are sent together: within limits, in order of first writes, before the loop blocks."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ import pytest
 from support import CAP_S, Peer, Recorder, run_script, until
 from transports.tcp.socket_pairs import arrived, finish, unix_pair
 
-LATER = "its writes leave at the end of the iteration"
+LATER = "sends at the end of the iteration"
 
 
 class Shared:
-    """Transports on duplicates of one socket: its other end has what they send, in the order of the system calls."""
+    """Transports on duplicates of one socket, whose other end gets their data in the order of the system calls."""
 
     def __init__(self, loop, count):
         self.loop = loop
@@ -28,7 +28,7 @@ class Shared:
 
     async def __aenter__(self):
         ours, theirs = socket.socketpair()
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)  # the system allows 416 KiB by default
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)  # the system allows at most 416 KiB by default
         self.peer = Peer(theirs)
         with ours:
             for _ in range(self.count):
@@ -87,7 +87,7 @@ async def test_the_next_iteration_finds_the_data(loop):
 
 
 async def test_a_chain_of_callbacks_that_never_ends(loop):
-    """Each iteration ends with a send, although no iteration polls."""
+    """Each iteration ends with a send, although the loop always has another callback to run."""
     async with Shared(loop, 1) as shared:
         found, [transport] = [], shared.transports
         done = loop.create_future()
@@ -206,7 +206,7 @@ LOOKS = {
 
 @pytest.mark.skip_on(uvloop=LATER)
 @pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
-async def test_a_later_step_that_looks_sends_first(loop, look):
+async def test_calls_of_a_later_step_that_could_reveal_held_data_send_it_first(loop, look):
     transport, protocol, peer = await unix_pair(loop)
     found = []
 
@@ -258,7 +258,7 @@ async def test_a_transport_that_only_the_list_of_held_writes_refers_to(loop):
 
 
 async def test_one_waiting_transport_fails(loop):
-    """The others send, and the failed one reports its error to its own protocol."""
+    """The failed transport reports the error to its own protocol, and the others send their data."""
     pairs = [await unix_pair(loop) for _ in range(3)]
     _, failing, peer = pairs[1]
     pairs[1][0].pause_reading()
@@ -324,7 +324,7 @@ KEPT = pytest.mark.skip_on(uvloop="keeps what was written before the exception f
     "how", ["stop", *(pytest.param(how, marks=KEPT) for how in ("KeyboardInterrupt", "SystemExit", "Ctrl-C"))]
 )
 def test_a_later_step_ends_the_run(loop, how):
-    """Data written before that step is sent when the run returns. Data written after it waits for the next run."""
+    """Data written before that step is sent in the run. After an exception, later steps run in the next run."""
     transport, protocol, peer = loop.run_until_complete(unix_pair(loop))
 
     def end():
@@ -366,7 +366,7 @@ def test_an_exception_of_a_later_step(loop, reported):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-@pytest.mark.skip_on(uvloop="parent and child both send what was written before")
+@pytest.mark.skip_on(uvloop="parent and child both send the data written before the fork")
 def test_a_later_step_forks(loop_kind):
     """The child sends none of the parent's data, although its loop goes on."""
     out = run_script(

@@ -97,7 +97,7 @@ def test_writes_outside_of_a_run_leave_at_once(loop):
         loop.run_until_complete(finish(transport, protocol))
 
 
-@pytest.mark.skip_on(uvloop="its writes leave at the end of the iteration")
+@pytest.mark.skip_on(uvloop="sends at the end of the iteration")
 def test_a_loop_that_runs_inside_a_step(loop, new_loop):
     """The inner run delays neither the data that was written before it nor the data that it writes itself."""
     transport, protocol, peer = loop.run_until_complete(unix_pair(loop))
@@ -129,8 +129,8 @@ def test_a_loop_that_runs_inside_a_step(loop, new_loop):
     assert seen == [b"before", b"inside", b"after, together"]
 
 
-@pytest.mark.skipif(not gil_is_enabled(), reason="other threads are refused there")
-@pytest.mark.skip_on(uvloop="the loop is not woken")
+@pytest.mark.skipif(not gil_is_enabled(), reason="without the GIL, calls from other threads are refused")
+@pytest.mark.skip_on(uvloop="does not wake the loop")
 async def test_a_write_of_another_thread_while_the_loop_waits(loop):
     """asyncio forbids this, but programs do it. The data cannot wait for the end of a step, because none runs."""
     transport, protocol, peer = await unix_pair(loop)
@@ -154,7 +154,7 @@ async def test_a_write_of_another_thread_while_the_loop_waits(loop):
 
 @pytest.mark.skip_on(uvloop="runs signal handlers as callbacks of the loop")
 async def test_a_write_of_a_signal_handler_while_the_loop_waits(loop):
-    """The handler runs between two steps, so no end of a step follows that could send its data."""
+    """The handler runs while no step runs, so its data cannot wait for the end of a step."""
     transport, protocol, peer = await unix_pair(loop)
     done = loop.create_future()
     got = []
@@ -181,7 +181,7 @@ async def test_a_write_of_a_signal_handler_while_the_loop_waits(loop):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-@pytest.mark.skip_on(uvloop="parent and child both send what was written before")
+@pytest.mark.skip_on(uvloop="parent and child both send the data written before the fork")
 @pytest.mark.parametrize("flags", [(), ("-X", "dev")], ids=["plain", "dev"])
 def test_fork(loop_kind, flags):
     """Data written before the fork is sent once. The child's own writes are sent although no loop ends its step."""
@@ -215,8 +215,8 @@ def test_fork(loop_kind, flags):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
-@pytest.mark.skip_on(asyncio="writes leave at once", uvloop="parent and child both send what was written before")
-def test_fork_while_held_writes_leave(loop_kind):
+@pytest.mark.skip_on(asyncio="sends at once", uvloop="parent and child both send the data written before the fork")
+def test_fork_while_held_writes_are_sent(loop_kind):
     """The socket of one transport forks in `fileno()`, before the data of the next transport is sent. Parent and child
     together must send that data only once.
     """

@@ -78,7 +78,7 @@ async def test_properties(loop, serve):
     assert not server.sockets
 
 
-@pytest.mark.xfail_on(uvloop="its own Server and socket types")
+@pytest.mark.xfail_on(uvloop="has its own Server and socket types")
 async def test_types(loop, serve):
     server = await serve(Recorder, HOST, 0)
     assert isinstance(server, asyncio.AbstractServer)
@@ -115,7 +115,7 @@ async def test_serve_forever(loop, serve):
         await server.serve_forever()
 
 
-@pytest.mark.skip_on(uvloop="it waits forever")
+@pytest.mark.skip_on(uvloop="waits forever")
 async def test_close_ends_serve_forever(loop, serve):
     server = await serve(Echo, HOST, 0)
     task = loop.create_task(server.serve_forever())
@@ -157,7 +157,7 @@ async def test_close_does_not_close_clients(loop, serve):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="wait_closed really waits from 3.12 on")
-@pytest.mark.skip_on(uvloop="its servers count as closed at other moments")
+@pytest.mark.skip_on(uvloop="wait_closed() returns at other times")
 async def test_wait_closed_waits_for_the_connections(loop, serve):
     factory = Keeping()
     server = await serve(factory, HOST, 0)

@@ -17,9 +17,9 @@ from support import HOST, Echo, Recorder, connected, gil_is_enabled, until
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads counters that only Linux has")
 
 
-@pytest.mark.xfail_on(asyncio="a bytes of 256 KiB per read, cut off afterwards")
+@pytest.mark.xfail_on(asyncio="allocates 256 KiB for each read, and shrinks it afterwards")
 async def test_a_small_read_allocates_little(loop):
-    """While 1 KiB arrives, Python's allocator never holds much more than that."""
+    """To receive 1 KiB, the loop never allocates 64 KiB or more."""
     _, protocol, peer = await connected(loop)
     with peer:
         await peer.send(b"warm up")
@@ -65,7 +65,7 @@ def data_segments_sent(sock: socket.socket) -> int:
 
 
 @linux_only
-@pytest.mark.xfail_on(asyncio="a system call per write", uvloop="a system call per write")
+@pytest.mark.xfail_on(asyncio="makes a system call for each write", uvloop="makes a system call for each write")
 async def test_writes_of_one_callback_leave_together(loop):
     """Four writes in data_received make one system call. Without Nagle's algorithm each call would send a segment."""
 
@@ -109,8 +109,8 @@ async def test_no_thread_is_started(loop, serve):
 
 @pytest.mark.skipif(not gil_is_enabled(), reason="there is no GIL to give up")
 @pytest.mark.skip_on(
-    asyncio="gives up the GIL whenever it looks at its sockets; who gets it is up to the system",
-    uvloop="the same",
+    asyncio="releases the GIL at each poll, and the system chooses the thread that gets it",
+    uvloop="like asyncio",
 )
 async def test_the_gil_is_kept_while_work_is_ready(loop):
     """Another thread gets the GIL only after the switch interval, not between any two callbacks."""

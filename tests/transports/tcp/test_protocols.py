@@ -53,7 +53,7 @@ async def test_buffers_of_several_types(loop):
 @pytest.mark.parametrize(
     ("buffer", "error"), [(bytearray(), RuntimeError), (b"readonly", (BufferError, TypeError)), (None, TypeError)]
 )
-@pytest.mark.skip_on(uvloop="it raises RuntimeError for all of them")
+@pytest.mark.skip_on(uvloop="raises RuntimeError in all cases")
 async def test_wrong_buffers(loop, reported, buffer, error):
     class Wrong(BufferedRecorder):
         def get_buffer(self, sizehint):
@@ -88,7 +88,7 @@ async def test_the_message_for_an_empty_buffer(loop, reported):
         reported.clear()
 
 
-@pytest.mark.skip_on(uvloop="it holds a view of the buffer")
+@pytest.mark.skip_on(uvloop="holds a view of the buffer")
 async def test_the_buffer_is_free_in_buffer_updated(loop):
     """No view of the buffer exists when buffer_updated runs, so the protocol may resize the buffer."""
 
@@ -354,7 +354,7 @@ async def test_order_of_writes_in_and_outside_of_callbacks(loop):
 
 
 async def test_the_buffer_size_inside_a_callback(loop):
-    """Flow control counts what is written inside data_received, before it is flushed."""
+    """Flow control counts data that is written inside data_received."""
 
     def act(protocol):
         transport = protocol.transport
@@ -412,8 +412,8 @@ async def test_end_of_another_transport_whose_event_is_pending(loop, name):
             peer.close()
 
 
-async def test_running_python_code_that_reenters_through_the_collector(loop):
-    """A finalizer closes the transport during a write to it."""
+async def test_a_finalizer_closes_the_transport_during_a_collection(loop):
+    """The data that was written before is still sent."""
     import gc
 
     transport, protocol, peer = await connected(loop)
@@ -436,7 +436,7 @@ async def test_running_python_code_that_reenters_through_the_collector(loop):
 @pytest.mark.skip_on(asyncio="calls buffer_updated() of the new protocol", uvloop="the same")
 @pytest.mark.parametrize("after", [Recorder, BufferedRecorder])
 async def test_set_protocol_inside_get_buffer(loop, after):
-    """Nothing has been received yet, so all data goes to the new protocol."""
+    """get_buffer() is called before the data is received, so all of it goes to the new protocol."""
     second = after()
 
     class Leaving(BufferedRecorder):

@@ -16,7 +16,7 @@ def descriptors() -> set[str]:
 
 
 class Interrupted(socket.socket):
-    """Raises when the object already has its descriptor, as Ctrl-C may do."""
+    """Raises after the object has got its descriptor, as Ctrl-C may do."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -29,7 +29,7 @@ class Refusing(socket.socket):
 
 
 class Nothing:
-    """Stands in for `socket.socket` where a program has replaced it by something else."""
+    """Replaces `socket.socket` by a class that makes no objects, as a program may do."""
 
     def __init__(self, *args, **kwargs):
         raise AssertionError("nobody can make one")
@@ -45,7 +45,7 @@ async def test_a_socket_object_that_fails_does_not_close_the_connection(loop, mo
             try:
                 transport.get_extra_info("socket")  # asyncio's transports have the object from the beginning
             except (KeyboardInterrupt, OSError) as error:
-                kept = error  # its traceback keeps the object alive
+                kept = error  # the error's traceback keeps the object alive
         del kept
         gc.collect()
         first, second = socket.socketpair()
@@ -62,8 +62,8 @@ async def test_a_socket_object_that_fails_does_not_close_the_connection(loop, mo
             assert second.recv(10) == b"open"
 
 
-@pytest.mark.skip_on(uvloop="its own class of sockets")
-async def test_the_socket_object_where_the_class_is_not_a_socket_class(loop, monkeypatch):
+@pytest.mark.skip_on(uvloop="has its own class of sockets")
+async def test_the_socket_object_while_socket_socket_is_replaced(loop, monkeypatch):
     transport, protocol, peer = await connected(loop, how="server")
     with peer:
         with monkeypatch.context() as patch:
@@ -93,7 +93,7 @@ async def test_an_interrupted_sock_accept_closes_its_descriptor_once(loop, monke
                 await loop.sock_accept(listener)
                 raise AssertionError("not interrupted")
             except OSError as error:
-                assert "interrupted" in str(error)  # and its traceback keeps the object alive
+                assert "interrupted" in str(error)  # the error's traceback keeps the object alive
                 reused = os.pipe()
         gc.collect()
         assert client.recv(1) == b""
@@ -120,7 +120,7 @@ async def test_a_connection_that_is_closed_while_another_thread_looks_for_its_so
         try:
             transport.get_extra_info("socket")
         except (RuntimeError, OSError):
-            pass  # free-threaded builds refuse it; the number may not belong to a socket any more
+            pass  # free-threaded builds refuse the call; or the number no longer belongs to a socket
         finally:
             begun.set()
 

@@ -12,12 +12,12 @@ import time
 import pytest
 from support import CAP_S, HOST, Recorder, gil_is_enabled, iterations, listening, until
 
-# Without the GIL the interpreter's own objects of a finished task outlive a collection, asyncio's like ours.
+# Without the GIL, some of the interpreter's objects of a finished task outlive a collection, on each of these loops.
 LEFT_WITHOUT_GIL = {} if gil_is_enabled() else {"asyncio": "no GIL", "grapeshot": "no GIL"}
 
 
 class Tagged(asyncio.Protocol):
-    """Answers every byte with its own tag and keeps what it receives."""
+    """Echoes the data that it receives, and keeps it. Each connection of a test sends a byte value of its own."""
 
     def __init__(self):
         self.received = bytearray()
@@ -41,7 +41,7 @@ class Tagged(asyncio.Protocol):
 @pytest.mark.leaks_on(asyncio="connections accepted while the server closes are left to the collector")
 @pytest.mark.parametrize("seed", range(3))
 async def test_cancel_storm_with_reuse_of_descriptors(loop, serve, seed):
-    """Every connection carries only its own byte value in both directions, whichever other connections are aborted."""
+    """Every connection carries only its own byte value in both directions, even if other connections are aborted."""
     rng = random.Random(seed)
     served = []
 
@@ -152,7 +152,7 @@ async def test_tasks_cancelled_in_the_middle_of_streams(loop, serve):
 
 @pytest.mark.skip_on(uvloop="a connect cancelled in its last steps leaves the connection open")
 async def test_connects_cancelled_at_every_step(loop):
-    """A connect is cancelled in its n-th iteration: it leaves neither descriptors nor protocols."""
+    """A connect that is cancelled in its n-th iteration leaves neither descriptors nor open protocols."""
     with listening() as listener:
         address = listener.getsockname()
         outcomes = set()

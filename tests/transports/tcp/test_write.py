@@ -49,10 +49,10 @@ async def test_types_that_can_be_written(loop, data):
         await close(protocol)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the limit is set by the numbers of /proc")
-@pytest.mark.skip_on(asyncio="it keeps a view of the data", uvloop="it keeps a view of the data")
+@pytest.mark.skipif(sys.platform != "linux", reason="the memory limit is computed from /proc")
+@pytest.mark.skip_on(asyncio="keeps a view of the data", uvloop="keeps a view of the data")
 def test_no_memory_for_unsent_data(loop_kind):
-    """The data of a view is copied if it has to wait."""
+    """Data of a view that cannot be sent at once is copied, which fails if there is no memory."""
     out = run_script(
         loop_kind,
         """
@@ -113,7 +113,7 @@ async def test_writing_nothing(loop):
         await close(protocol)
 
 
-@pytest.mark.skip_on(asyncio="the connection is never closed after it")
+@pytest.mark.skip_on(asyncio="the connection is never closed after an empty writelines()")
 async def test_writelines_of_nothing(loop):
     transport, protocol, peer = await connected(loop)
     with peer:
@@ -134,7 +134,7 @@ async def test_writelines(loop):
         await close(protocol)
 
 
-@pytest.mark.xfail_on(uvloop="None is taken for nothing")
+@pytest.mark.xfail_on(uvloop="takes None for empty data")
 async def test_none_cannot_be_written(loop):
     transport, protocol, peer = await connected(loop)
     with peer:
@@ -143,7 +143,7 @@ async def test_none_cannot_be_written(loop):
         await close(protocol)
 
 
-@pytest.mark.skip_on(uvloop="the transport does not work any more after the error")
+@pytest.mark.skip_on(uvloop="the transport no longer works after the error")
 @pytest.mark.parametrize("lines", [["text"], [b"good", 5], 5])
 async def test_writelines_of_a_wrong_type(loop, lines):
     transport, protocol, peer = await connected(loop)

@@ -9,7 +9,7 @@ import pytest
 from support import HOST, ForeignSocket, is_closed_error, iterations, until
 from transports.udp.endpoints import Datagrams, endpoint, finish, raw_socket
 
-pytestmark = pytest.mark.skip_on(uvloop="it uses the number")
+pytestmark = pytest.mark.skip_on(uvloop="sends to whichever file has the number")
 
 
 def socket_of(transport) -> socket.socket:
@@ -87,7 +87,7 @@ async def test_a_new_endpoint_with_the_same_number(loop):
         await until(lambda: new_protocol.is_lost)
 
 
-@pytest.mark.skip_on(when=sys.version_info < (3, 12), asyncio="it accepts the socket; from 3.12 on it refuses it")
+@pytest.mark.skip_on(when=sys.version_info < (3, 12), asyncio="accepts the socket before 3.12")
 async def test_a_socket_that_another_endpoint_uses(loop):
     transport, protocol, _ = await endpoint(loop)
     with pytest.raises(RuntimeError, match=r"File descriptor .* is used by transport"):

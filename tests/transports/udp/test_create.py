@@ -40,7 +40,7 @@ async def test_isinstance(loop):
     await finish(protocol)
 
 
-@pytest.mark.xfail_on(uvloop="a PseudoSocket, and a default for the missing peer")
+@pytest.mark.xfail_on(uvloop="returns a PseudoSocket, and the default for a missing peer")
 async def test_extra_info(loop):
     transport, protocol, address = await endpoint(loop)
     sock = transport.get_extra_info("socket")
@@ -120,7 +120,7 @@ async def test_names_are_resolved(loop):
     await finish(server, client)
 
 
-@pytest.mark.xfail_on(uvloop="it connects the socket anyway")
+@pytest.mark.xfail_on(uvloop="connects the socket anyway")
 async def test_broadcast_with_a_remote_address(loop):
     _, server, address = await endpoint(loop)
     transport, client, _ = await endpoint(loop, remote_addr=address, allow_broadcast=True)
@@ -172,7 +172,7 @@ async def test_a_socket_of_ones_own(loop):
         assert sock.fileno() == -1
 
 
-@pytest.mark.xfail_on(uvloop="it sends to the address")
+@pytest.mark.xfail_on(uvloop="sends to the address")
 async def test_a_connected_socket_ignores_the_address_of_sendto(loop):
     with raw_socket() as peer, raw_socket(address=None) as sock:
         sock.connect(peer.getsockname())
@@ -184,7 +184,7 @@ async def test_a_connected_socket_ignores_the_address_of_sendto(loop):
         await finish(protocol)
 
 
-@pytest.mark.xfail_on(asyncio="it treats a peer without a name like no peer")
+@pytest.mark.xfail_on(asyncio="treats a peer without a name like no peer")
 async def test_a_socket_pair(loop):
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
     with right:
@@ -198,8 +198,8 @@ async def test_a_socket_pair(loop):
         await finish(protocol)
 
 
-@pytest.mark.skip_on(uvloop="it accepts only a type of exactly SOCK_DGRAM")
-@pytest.mark.skipif(sys.version_info < (3, 13), reason="SOCK_DGRAM only")
+@pytest.mark.skip_on(uvloop="accepts only a type of exactly SOCK_DGRAM")
+@pytest.mark.skipif(sys.version_info < (3, 13), reason="only SOCK_DGRAM is accepted before 3.13")
 async def test_a_socket_that_is_neither_stream_nor_datagram(loop):
     left, right = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with right:
@@ -217,7 +217,7 @@ async def test_stream_sockets_are_refused(loop):
         await loop.create_datagram_endpoint(Datagrams, sock=sock)
 
 
-@pytest.mark.xfail_on(uvloop="its argument list is longer")
+@pytest.mark.xfail_on(uvloop="the message lists more arguments")
 async def test_arguments_that_a_socket_excludes(loop):
     with socket.socket(type=socket.SOCK_DGRAM) as sock:
         for given, shown in [
@@ -247,8 +247,8 @@ async def test_arguments_that_a_socket_excludes(loop):
         ({"remote_addr": (HOST, 9), "family": socket.AF_UNIX}, TypeError, "string is expected"),
     ],
 )
-@pytest.mark.skip_on(uvloop="other checks, in another order")
-async def test_arguments_that_do_not_do(loop, arguments, error, text):
+@pytest.mark.skip_on(uvloop="has other checks, in another order")
+async def test_arguments_that_are_refused(loop, arguments, error, text):
     with pytest.raises(error, match=text):
         await loop.create_datagram_endpoint(Datagrams, **arguments)
 
@@ -313,7 +313,7 @@ async def test_unix_addresses(loop, loop_kind, tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)  # the path of a socket is limited to about a hundred bytes
     path = paths(pathlib.Path())[kind]
     if loop_kind == "asyncio" and not isinstance(path, str):
-        pytest.skip("it takes str only")
+        pytest.skip("asyncio takes only str")
     _, server, address = await endpoint(loop, local_addr=path, family=socket.AF_UNIX)
     assert address == server.transport.get_extra_info("socket").getsockname()
     with raw_socket(socket.AF_UNIX, "peer") as peer:
@@ -327,7 +327,7 @@ async def test_unix_addresses(loop, loop_kind, tmp_path, monkeypatch, kind):
     assert transport.get_extra_info("peername") == address
     transport.sendto(b"two")
     await until(lambda: len(server.received) == 2)
-    assert server.received[1] == (b"two", None)  # an unnamed socket gets no answer
+    assert server.received[1] == (b"two", None)  # the client's socket has no name
     await finish(client)
     sender, third, _ = await endpoint(loop, local_addr="third", family=socket.AF_UNIX)
     sender.sendto(b"three", address)
@@ -375,8 +375,8 @@ async def test_a_stale_file_that_cannot_be_looked_at(loop, tmp_path, monkeypatch
 # ---------------------------------------------------------------- debug
 
 
-@pytest.mark.xfail_on(uvloop="it logs nothing")
-async def test_debug_mode_logs_it(loop):
+@pytest.mark.xfail_on(uvloop="logs nothing")
+async def test_debug_mode_logs_a_new_endpoint(loop):
     loop.set_debug(True)
     loop.slow_callback_duration = 60
     with logged() as messages:

@@ -48,9 +48,9 @@ async def test_empty_datagrams_are_received(loop):
     await finish(protocol)
 
 
-@pytest.mark.xfail_on(when=SENDS_EMPTY, uvloop="it never sends them")
+@pytest.mark.xfail_on(when=SENDS_EMPTY, uvloop="never sends empty datagrams")
 @pytest.mark.parametrize("is_connected", [False, True])
-async def test_empty_datagrams_are_sent_as_the_version_does(loop, is_connected):
+async def test_empty_datagrams_are_sent_as_by_this_version_of_asyncio(loop, is_connected):
     with raw_socket() as peer:
         address = peer.getsockname()
         transport, protocol, _ = await endpoint(loop, **({"remote_addr": address} if is_connected else {}))
@@ -127,12 +127,12 @@ async def test_numeric_addresses(loop, address_of):
     await goes_to(loop, address_of)
 
 
-@pytest.mark.skip_on(uvloop="it resolves no addresses")
+@pytest.mark.skip_on(uvloop="resolves no addresses")
 @pytest.mark.parametrize(
     "address_of",
     [
         lambda port: ("localhost", port),
-        lambda port: ("", port),  # any address: on Linux the loopback's
+        lambda port: ("", port),  # any address, which on Linux reaches the loopback
         lambda port: ("0x7f000001", port),
         lambda port: (bytearray(b"127.0.0.1"), port),
     ],
@@ -241,7 +241,7 @@ async def test_set_protocol(loop):
     await iterations(2)
 
 
-@pytest.mark.skip_on(uvloop="a batch goes to its first protocol")
+@pytest.mark.skip_on(uvloop="delivers a whole batch to the first protocol")
 async def test_set_protocol_inside_a_batch(loop):
     second = Datagrams()
 
@@ -278,8 +278,8 @@ async def test_other_work_goes_on_beside_a_flood(loop):
     await finish(server, mirror)
 
 
-async def test_any_endpoint_of_the_machine(loop):
-    """The endpoint is bound to every address. Answers go to the sender of the datagram."""
+async def test_an_endpoint_that_is_bound_to_every_address(loop):
+    """Answers go to the sender of the datagram."""
     transport, server, (_, port) = await endpoint(loop, EchoDatagrams, local_addr=("0.0.0.0", 0))
     with raw_socket() as peer:
         peer.sendto(b"hello", (HOST, port))

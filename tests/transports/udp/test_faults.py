@@ -96,7 +96,7 @@ async def test_an_error_in_datagram_received_is_only_reported(loop, reported):
     await finish(protocol)
 
 
-@pytest.mark.skip_on(uvloop="it loses one of them")
+@pytest.mark.skip_on(uvloop="loses one of the errors")
 async def test_an_error_in_error_received_is_only_reported(loop, reported):
     transport, protocol, _ = await endpoint(loop, failing("error_received"), remote_addr=unused_address())
     for count in (1, 2):
@@ -108,7 +108,7 @@ async def test_an_error_in_error_received_is_only_reported(loop, reported):
     await finish(protocol)
 
 
-@pytest.mark.xfail_on(asyncio="the handle of its own method", uvloop="no message")
+@pytest.mark.xfail_on(asyncio="reports the handle of its own method", uvloop="no message")
 async def test_the_report_names_transport_and_protocol(loop, reported):
     transport, protocol, address = await endpoint(loop, failing("datagram_received"))
     transport.sendto(b"x", address)
@@ -130,7 +130,7 @@ async def test_error_received_that_raises_inside_sendto(loop):
     await finish(protocol)
 
 
-@pytest.mark.skip_on(uvloop="nothing is received then")
+@pytest.mark.skip_on(uvloop="receives nothing after the error")
 async def test_connection_made_that_raises(loop, reported):
     transport, protocol, address = await endpoint(loop, failing("connection_made"))
     transport.sendto(b"hello", address)
@@ -163,7 +163,7 @@ async def test_a_protocol_without_the_methods(loop, reported):
     await iterations(5)
 
 
-@pytest.mark.skip_on(uvloop="it reports them like any error")
+@pytest.mark.skip_on(uvloop="reports the interrupt like any error")
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
 def test_an_interrupt_loses_no_datagram(loop, kind):
     class Leaving(Datagrams):
@@ -191,7 +191,7 @@ def test_an_interrupt_loses_no_datagram(loop, kind):
     loop.run_until_complete(finish(*protocols))
 
 
-@pytest.mark.skip_on(uvloop="it reports them like any error")
+@pytest.mark.skip_on(uvloop="reports the interrupt like any error")
 def test_an_interrupt_in_connection_made_keeps_the_endpoint(loop):
     class Leaving(Datagrams):
         def connection_made(self, transport):
@@ -263,7 +263,7 @@ async def test_closed_while_paused_inside_a_batch(loop):
 # ---------------------------------------------------------------- ends
 
 
-@pytest.mark.xfail_on(uvloop="it warns of something else")
+@pytest.mark.xfail_on(uvloop="gives other warnings")
 def test_a_loop_closed_over_open_endpoints(loop_kind):
     out = run_script(
         loop_kind,
@@ -291,7 +291,7 @@ def test_a_loop_closed_over_open_endpoints(loop_kind):
 
 async def test_a_closed_endpoint_is_not_kept(loop):
     transport, protocol, _ = await endpoint(loop)
-    protocol.itself = transport  # a cycle, as usual
+    protocol.itself = transport  # makes a cycle, as many protocols do
     gone = weakref.ref(transport), weakref.ref(protocol)
     await finish(protocol)
     opened.clear()
@@ -301,7 +301,7 @@ async def test_a_closed_endpoint_is_not_kept(loop):
     assert [reference() for reference in gone] == [None, None]
 
 
-@pytest.mark.xfail_on(uvloop="it has the repr of its own class")
+@pytest.mark.xfail_on(uvloop="has the repr of its own class")
 async def test_repr(loop):
     transport, protocol, address = await endpoint(loop)
     fd = transport.get_extra_info("socket").fileno()
@@ -313,7 +313,7 @@ async def test_repr(loop):
     assert address
 
 
-@pytest.mark.xfail_on(uvloop="it logs nothing")
+@pytest.mark.xfail_on(uvloop="logs nothing")
 async def test_debug_mode_logs_pauses(loop):
     loop.set_debug(True)
     loop.slow_callback_duration = 60

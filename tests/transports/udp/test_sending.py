@@ -16,7 +16,7 @@ HEADER_LEN = 8 if sys.version_info >= (3, 13) else 0
 no_unix = pytest.mark.skip_on(uvloop="#196: no Unix datagrams")
 
 
-async def test_another_address_than_that_of_the_endpoint(loop):
+async def test_a_connected_endpoint_refuses_other_addresses(loop):
     with raw_socket() as peer:
         address = peer.getsockname()
         transport, protocol, _ = await endpoint(loop, remote_addr=address)
@@ -29,7 +29,7 @@ async def test_another_address_than_that_of_the_endpoint(loop):
         await finish(protocol)
 
 
-@pytest.mark.xfail_on(uvloop="EDESTADDRREQ, and the endpoint goes on")
+@pytest.mark.xfail_on(uvloop="reports EDESTADDRREQ, and the endpoint stays open")
 async def test_no_address_at_all_ends_the_endpoint(loop, reported):
     transport, protocol, _ = await endpoint(loop)
     transport.sendto(b"to whom?")
@@ -46,7 +46,7 @@ async def test_no_address_at_all_ends_the_endpoint(loop, reported):
     reported.clear()
 
 
-@pytest.mark.skip_on(uvloop="it raises them, or closes without a report")
+@pytest.mark.skip_on(uvloop="raises the errors, or closes without a report")
 @pytest.mark.parametrize(
     ("address", "kind"),
     [(5, TypeError), ((HOST,), TypeError), ((HOST, "9"), TypeError), ((HOST, 65536), OverflowError)],
@@ -61,7 +61,7 @@ async def test_impossible_addresses_end_the_endpoint(loop, reported, address, ki
     reported.clear()
 
 
-@pytest.mark.skip_on(uvloop="it resolves no names")
+@pytest.mark.skip_on(uvloop="resolves no names")
 async def test_a_name_that_does_not_resolve(loop):
     transport, protocol, _ = await endpoint(loop)
     transport.sendto(b"hello", ("name.invalid", 9))
@@ -81,7 +81,7 @@ async def test_an_address_that_cannot_be_reached(loop):
 # ---------------------------------------------------------------- after the end
 
 
-@pytest.mark.skip_on(uvloop="it crashes on its own warning")
+@pytest.mark.skip_on(uvloop="crashes on its own warning")
 async def test_connected_endpoints_ignore_datagrams_after_close(loop):
     with raw_socket() as peer, logged() as messages:
         transport, protocol, _ = await endpoint(loop, remote_addr=peer.getsockname())
@@ -98,7 +98,7 @@ async def test_connected_endpoints_ignore_datagrams_after_close(loop):
             peer.recv(1)
 
 
-@pytest.mark.skip_on(asyncio="AttributeError in its own error handling", uvloop="the same")
+@pytest.mark.skip_on(asyncio="raises AttributeError in its own error handling", uvloop="the same")
 async def test_unconnected_endpoints_ignore_datagrams_after_the_end(loop):
     with raw_socket() as peer, logged() as messages:
         transport, protocol, _ = await endpoint(loop)
@@ -110,14 +110,14 @@ async def test_unconnected_endpoints_ignore_datagrams_after_the_end(loop):
             peer.recv(1)
 
 
-async def test_close_and_abort_end_it_once(loop):
+async def test_close_and_abort_end_an_endpoint_once(loop):
     for end in (["close"], ["abort"], ["close", "abort"], ["abort", "close", "close", "abort"]):
         transport, protocol, _ = await endpoint(loop)
         sock = transport.get_extra_info("socket")
         for method in end:
             getattr(transport, method)()
         assert transport.is_closing()
-        assert protocol.events == ["made"]  # never inside the call
+        assert protocol.events == ["made"]  # connection_lost is never called inside close() or abort()
         await until(lambda: protocol.is_lost)
         await iterations(3)
         assert protocol.events == ["made", "lost"]
@@ -141,7 +141,7 @@ async def test_nothing_is_delivered_after_close(loop):
     assert protocol.data == [b"0", b"1", b"2"]
 
 
-@pytest.mark.skip_on(uvloop="its transport is partly closed then")
+@pytest.mark.skip_on(uvloop="leaves the transport partly closed")
 async def test_closed_inside_connection_made(loop):
     class Closing(Datagrams):
         def connection_made(self, transport):
@@ -158,7 +158,9 @@ async def test_closed_inside_connection_made(loop):
 
 
 async def stuck(loop, factory=Datagrams, **limits):
-    """Return an endpoint that is connected to a Unix socket and has filled its queue, and that socket."""
+    """Return the transport, the protocol, the peer (a Unix socket) and the number of datagrams sent. The queue of the
+    peer is full, and the last datagram is pending.
+    """
     peer = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     peer.setblocking(False)
     peer.bind("peer")
@@ -248,7 +250,7 @@ async def test_close_sends_pending_data(loop, tmp_path, monkeypatch):
         transport.sendto(b"before")
         transport.close()
         assert transport.is_closing()
-        transport.sendto(b"after.")  # still open for the next datagram
+        transport.sendto(b"after.")  # accepted, because datagrams are still pending
         await iterations(3)
         assert not protocol.is_lost
         assert (await received_by(peer, count + 2))[-2:] == [b"before", b"after."]
@@ -264,7 +266,7 @@ async def test_abort_drops_pending_data(loop, tmp_path, monkeypatch):
     with peer:
         transport.sendto(b"before")
         transport.abort()
-        assert transport.get_write_buffer_size() in (0, 2 * (6 + HEADER_LEN))  # asyncio keeps the number
+        assert transport.get_write_buffer_size() in (0, 2 * (6 + HEADER_LEN))  # asyncio does not reset the number
         await until(lambda: protocol.is_lost)
         await received_by(peer, count - 1)
         await iterations(3)
@@ -343,7 +345,7 @@ async def test_a_socket_that_is_full_and_has_no_peer(loop, tmp_path, monkeypatch
 
 
 async def test_a_refusal_does_not_stop_the_others(loop):
-    """Datagrams to several peers, one of which does not exist."""
+    """The endpoint sends to two peers, one of which does not exist."""
     deaf = unused_address()
     with raw_socket() as peer:
         transport, protocol, _ = await endpoint(loop)

@@ -20,12 +20,12 @@ def folder() -> Iterator[Path]:
 
 @pytest.fixture
 def address_of(folder: Path) -> Callable[[str], Any]:
-    """Make an address of the named form."""
+    """Return a function that makes an address of the named form."""
 
     def make(form: str) -> Any:
         path = folder / "sock"
         if "abstract" in form and not sys.platform.startswith("linux"):
-            pytest.skip("abstract names are Linux'")
+            pytest.skip("only Linux has abstract names")
         return {
             "str": str(path),
             "bytes": os.fsencode(path),

@@ -83,8 +83,8 @@ async def test_an_abstract_name_without_a_listener(loop, address_of):
         await loop.create_unix_connection(Recorder, address_of("abstract str"))
 
 
-@pytest.mark.xfail_on(uvloop="the system's message, and it passes on what is not a path")
-async def test_paths_that_cannot_be(loop, folder):
+@pytest.mark.xfail_on(uvloop="gives the system's message, and does not check the type of a path")
+async def test_paths_that_are_refused(loop, folder):
     with pytest.raises(OSError, match="too long"):
         await loop.create_unix_connection(Recorder, str(folder / ("x" * 120)))
     for wrong in (5, 1.5, ["path"]):
@@ -132,12 +132,12 @@ async def test_a_factory_that_raises_closes_the_socket(loop, address_of):
 
 # ---------------------------------------------------------------- a server that is busy
 
-LATER = "takes a full queue for a connection, which then fails with ENOTCONN"
+LATER = "takes EAGAIN for a connect in progress, and the connection then fails with ENOTCONN"
 
 
 @pytest.mark.xfail_on(asyncio=LATER, uvloop="fails with EAGAIN")
-async def test_a_full_queue_is_waited_for(loop, address_of):
-    """The system answers EAGAIN then, and reports no event when the queue has space again."""
+async def test_a_connect_waits_while_the_queue_is_full(loop, address_of):
+    """The system then answers EAGAIN to connect(), and reports no event when the queue has space again."""
     address = address_of("str")
     with listener_at(address, backlog=1) as listener:
         connecting = [loop.create_task(loop.create_unix_connection(Recorder, address)) for _ in range(8)]

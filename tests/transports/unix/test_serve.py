@@ -117,7 +117,7 @@ async def test_a_stale_socket_is_replaced(loop, serve_unix, address_of, form):
 
 @pytest.mark.parametrize(
     "form",
-    ["str", "bytes", pytest.param("pathlike", marks=pytest.mark.xfail_on(uvloop="names the object, not the path"))],
+    ["str", "bytes", pytest.param("pathlike", marks=pytest.mark.xfail_on(uvloop="shows the object, not the path"))],
 )
 async def test_another_file_is_not_replaced(loop, address_of, form):
     address = address_of(form)
@@ -284,7 +284,7 @@ async def test_clients_can_be_closed(loop, serve_unix, address_of, way):
     await iterations(3)
 
 
-@pytest.mark.skip_on(asyncio="says nothing and leaves the client waiting", uvloop="leaves the client waiting")
+@pytest.mark.skip_on(asyncio="reports nothing and leaves the client waiting", uvloop="leaves the client waiting")
 async def test_a_factory_that_raises_closes_its_connection(loop, reported, serve_unix, address_of):
     answers = iter([LookupError("no"), Echo()])
 
