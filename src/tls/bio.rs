@@ -44,8 +44,8 @@ pub(super) struct Buffers {
     window_len: usize,
     /// The ciphertext that did not fit into the window, or came while there was none.
     outgoing: Vec<u8>,
-    /// There was no memory for received ciphertext. Nothing can be read any more.
-    is_broken: bool,
+    /// There was no memory for ciphertext. Nothing can be read or written any more.
+    pub(super) is_broken: bool,
 }
 
 // SAFETY: the pointers lead to memory that may be used from any thread. `lend` and `open_window` demand that the memory
@@ -186,7 +186,8 @@ impl Buffers {
             self.window_len += data.len();
             return true;
         }
-        if self.outgoing.try_reserve(data.len()).is_err() {
+        if self.is_broken || self.outgoing.try_reserve(data.len()).is_err() {
+            self.is_broken = true;
             return false;
         }
         self.outgoing.extend_from_slice(data);

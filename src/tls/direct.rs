@@ -39,6 +39,8 @@ pub(super) enum Outcome {
     Done(usize),
     /// OpenSSL needs more ciphertext from the peer.
     NeedsInput,
+    /// There was no memory for ciphertext, so the connection is lost.
+    NoMemory,
     /// The end of the stream, or an error. The same call on the `_SSLSocket` gives Python's result.
     Other,
 }
@@ -162,6 +164,7 @@ impl Direct {
     unsafe fn outcome(&self, count: c_int) -> Outcome {
         match usize::try_from(count) {
             Ok(count) if count > 0 => Outcome::Done(count),
+            _ if locked(self.buffers()).is_broken => Outcome::NoMemory,
             // SAFETY: the caller's contract.
             _ if unsafe { self.openssl.needs_input(self.ssl.as_ptr(), count) } => Outcome::NeedsInput,
             _ => Outcome::Other,

@@ -16,6 +16,7 @@
 
 use std::ptr::{self, NonNull};
 
+use pyo3::exceptions::PyMemoryError;
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -228,6 +229,7 @@ impl Engine {
                     return Ok(Read::Data(plain.finish(count)?.cast_into::<PyBytes>()?));
                 }
                 Outcome::NeedsInput => return Ok(Read::Again),
+                Outcome::NoMemory => return Err(PyMemoryError::new_err(())),
                 Outcome::Other => {}
             }
         }
@@ -275,6 +277,7 @@ impl Engine {
             match unsafe { direct.read(&ssl_socket, memory, capacity) } {
                 Outcome::Done(count) => return Ok(Read::Data(count)),
                 Outcome::NeedsInput => return Ok(Read::Again),
+                Outcome::NoMemory => return Err(PyMemoryError::new_err(())),
                 Outcome::Other => {}
             }
         }
@@ -321,6 +324,7 @@ impl Engine {
             match unsafe { direct.write(&ssl_socket, data) } {
                 Outcome::Done(count) => return Ok(Some(count)),
                 Outcome::NeedsInput => return Ok(None),
+                Outcome::NoMemory => return Err(PyMemoryError::new_err(())),
                 Outcome::Other => {}
             }
         }
