@@ -7,6 +7,7 @@ class is deprecated in newer Pythons and removed in the newest.
 from __future__ import annotations
 
 import asyncio
+import sys
 import types
 from collections.abc import Awaitable, Callable, Coroutine
 
@@ -60,7 +61,7 @@ def run_on(loop: Loop, main: Coroutine[Any, Any, _T]) -> _T:
         return runner.run(main)
 
 
-def install(*, streams: bool = False) -> None:
+def install(*, streams: bool = False, transports: bool = False) -> None:
     """Make grapeshot the loop of :func:`asyncio.run`, :class:`asyncio.Runner` and :func:`asyncio.new_event_loop`.
 
     Where Python has event loop policies (up to 3.15), this sets :class:`grapeshot.EventLoopPolicy`, without a
@@ -73,11 +74,18 @@ def install(*, streams: bool = False) -> None:
     these functions by name earlier keeps using asyncio's, and so does code that makes an
     :class:`asyncio.StreamReader` itself.
 
+    With ``transports``, libraries that call aiofastnet where it is installed (aiohttp from 3.15 on) use the loop's own
+    transports on grapeshot's loops. aiofastnet is imported for that.
+
     :func:`uninstall` undoes all of this. Loops and streams that already exist do not change.
     """
     global _replaced
     if streams:
         _install_streams()
+    if transports:
+        from . import transports as own_transports
+
+        own_transports.replace()
     set_policy = _policy_function("set")
     if set_policy is not None:
         from .policy import EventLoopPolicy
@@ -94,11 +102,13 @@ def install(*, streams: bool = False) -> None:
 def uninstall() -> None:
     """Undo :func:`install`: restore the previous policy (or, without policies, the previous loop factory).
 
-    The functions that ``install(streams=True)`` replaced are restored, too. Anything that other code has replaced since
-    then is left as it is.
+    The functions that ``install(streams=True, transports=True)`` replaced are restored, too. Anything that other code
+    has replaced since then is left as it is.
     """
     global _replaced
     _uninstall_streams()
+    if (own_transports := sys.modules.get(f"{__package__}.transports")) is not None:
+        own_transports.restore()
     if _replaced is None:
         return
     kind, before = _replaced
