@@ -37,6 +37,7 @@ NAVIGATION = {
         "docs/internals/transports",
         "docs/internals/processes",
         "docs/internals/tls",
+        "docs/internals/aiofastnet",
         "docs/internals/streams-and-sock",
         "docs/internals/coros",
         "docs/internals/coro-io",
