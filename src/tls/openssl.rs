@@ -2,7 +2,7 @@
 //!
 //! They are looked up by name in the library that `_ssl` has loaded, so there is never a second copy of OpenSSL in the
 //! process. Python does not tell where an `SSLSocket` keeps its `SSL*`. OpenSSL does: it calls `note_created` for each
-//! `SSL` that it creates. Before the pointer is used, `ssl_of` checks that the object really has it.
+//! `SSL` that it creates. Before the pointer is used, `is_ssl_of` checks that the object really has it.
 //!
 //! If a function is not found (OpenSSL is linked into the interpreter and its names are hidden), or if the library is
 //! not OpenSSL itself (`LibreSSL` and AWS-LC have functions of the same names that work differently), TLS goes through
