@@ -33,7 +33,8 @@ DARK = Theme(text="#e6edf3", grid="#3d444d")
 PAGE = Theme(text="#010203", grid="#040506")
 CSS = {PAGE.text: "var(--text)", PAGE.grid: "var(--grid)"}
 
-# Colour and marker of each participant. Both differ, for readers who cannot tell the colours apart.
+# Colour and marker of each participant. Participants that appear in the same chart differ in both, for readers who
+# cannot tell the colours apart.
 LOOKS = {
     OURS: ("#8b5cf6", "o"),
     "uvloop": ("#0ea5e9", "s"),
@@ -99,8 +100,8 @@ def svg(figure: Figure, tips: Sequence[str] = (), colours: dict[str, str] | None
 
 
 def relative(outcome: Outcome, loop: str, peer: str) -> Interval | None:
-    """Return the ratio to the peer. Only grapeshot's ratio is computed run by run, so only this ratio has an
-    interval.
+    """Return the ratio to the peer. Only grapeshot's ratio is computed run by run, so only this ratio has an interval.
+    For the other loops, all three numbers of the result are equal.
     """
     if loop == OURS:
         return ratio(outcome, peer)
@@ -115,8 +116,8 @@ def ratio_label(value: float) -> str:
 
 
 def draw_ratios(axes: Axes, rows: Sequence[tuple[str, Outcome, str]], loops: Sequence[str], theme: Theme) -> list[str]:
-    """Draw a line per row (title, outcome, the peer whose value is 1), with a mark per loop. Return the tooltips
-    of the marks.
+    """Draw the rows (title, outcome, the peer whose value is 1) below each other. A row has a mark for each loop, and
+    a bar for the interval of grapeshot. Return the tooltips of the marks.
     """
     tips: list[str] = []
 
@@ -187,7 +188,7 @@ def group_chart(name: str, outcomes: Sequence[Outcome], loops: Sequence[str]) ->
     rows = [(outcome["title"], outcome, best) for outcome in outcomes if (best := best_peer(outcome))]
     if not rows:
         return None
-    label = "as a multiple of the best peer; less is better, the line is equal"
+    label = "as a multiple of the best peer; less is better; the line is the best peer"
     figure, tips = ratio_chart(name, rows, loops, PAGE, label)
     return svg(figure, tips, CSS)
 

@@ -9,7 +9,8 @@ from benchmarks._load import IdleConnections, MeasurementError, Server
 from benchmarks._machine import open_descriptors, raise_descriptor_limit, resident_kib
 
 WARM_UP_CONNECTIONS = 20
-# These are opened first, to use up memory that was already free in the heap: it would make the others look cheaper.
+# These are opened first, to use up the memory that is already free in the heap. Otherwise the measured connections
+# would use it, and look cheaper.
 FILLING_CONNECTIONS = 2000
 SPARE_DESCRIPTORS = 100
 
@@ -35,7 +36,7 @@ def _settled(read: Callable[[int], float], pid: int) -> float:
 def measure(loop: str, connections: int, touch_size: int = 0, kind: str = "echo") -> dict[str, float]:
     """Return KiB per connection, after a few have been served and closed.
 
-    "kib" is the memory that `connections` more connections need, when FILLING_CONNECTIONS are already open.
+    "kib" is the memory for each of `connections` more connections, when FILLING_CONNECTIONS are already open.
     "from_none_kib" compares with having no connection. It is smaller, because the first connections use memory that
     was free in the heap.
 

@@ -1,4 +1,5 @@
-//! Functions of the Python package that native code calls. The package passes them in once, at import.
+//! Functions of the Python package that native code calls, and one code object that it looks for on the stack. The
+//! package passes them in once, at import.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -75,7 +76,8 @@ pub(super) fn watch_thread(py: Python<'_>) {
 }
 
 /// Called in the child process when the coro that forked has ended. `leaves`: it ended with an exception that leaves
-/// the loop. Returns whether the code that waits for the coro exists in the child.
+/// the loop. Ends the process, unless `coro.run()` waits for this coro or the exception leaves the loop. Returns
+/// whether `coro.run()` waits for it.
 #[cold]
 pub(super) fn end_child(coro: &Bound<'_, PyAny>, leaves: bool) -> PyResult<bool> {
     find(coro.py(), &END_CHILD)?.call1((coro, leaves))?.is_truthy()

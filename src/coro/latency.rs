@@ -1,6 +1,6 @@
-//! Logs warnings about code that blocks a loop, on asyncio's logger, as asyncio does for slow callbacks. Such code is a
-//! coro that runs long without a yield or, in a thread that has coros or has set a limit, a task, a callback or a
-//! protocol method.
+//! Logs warnings about code that blocks a loop, on asyncio's logger, as asyncio does for slow callbacks. It warns of a
+//! coro that runs long without a yield. In a thread that has coros or has set a limit, it also warns of tasks,
+//! callbacks and protocol methods.
 //!
 //! A run counts as blocking only while other work waits for its turn (`Reactor::has_backlog`). Each time a check finds
 //! that nothing else waits, the run's time counts from that moment on. A program can ask for reports of all long runs
@@ -136,7 +136,8 @@ fn end(runtime: &Runtime, object: &Bound<'_, PyAny>, subject: Subject) -> PyResu
     }
 }
 
-/// Makes the loop that runs in this thread, if it is grapeshot's, report what it runs, or stop doing so.
+/// Makes the loop that runs in this thread, if it is grapeshot's, report what it runs if the thread has a limit and is
+/// watched. Otherwise makes it stop.
 pub(super) fn observe_running_loop(py: Python<'_>, runtime: &Runtime) {
     if let Ok(event_loop) = tasks::running_loop(py)
         && LoopObject::is_loop(&event_loop)

@@ -1,8 +1,8 @@
 """Run CPython's own asyncio tests against a loop: `python tests/conformance/run.py [--subject NAME] [module ...]`.
 
 Each module of `test.test_asyncio` runs with this interpreter in a process of its own (`child.py`). If a test crashes or
-hangs, it is reported, and the rest of its module continues in a new process. `exclusions.toml` lists the exceptions,
-with reasons. The run fails when
+hangs, it is reported, and the rest of its module continues in a new process, unless the module's time is over.
+`exclusions.toml` lists the exceptions, with reasons. The run fails when
 
 - a test fails that is not listed there,
 - a listed test passes, or a listed pattern matches no test (so that the list stays true),
@@ -215,11 +215,13 @@ def stale_patterns(module: str, known: list[str], patterns: dict[str, dict[str, 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("modules", nargs="*", help="for example test_events; all of the data file's if none is given")
+    parser.add_argument(
+        "modules", nargs="*", help="for example test_events; default: all modules that exclusions.toml lists"
+    )
     parser.add_argument("--subject", default="grapeshot", help="grapeshot, asyncio, uvloop or module:callable")
     parser.add_argument("--exclusions", type=Path, default=EXCLUSIONS)
     parser.add_argument("--json", type=Path, help="write the reports to this file")
-    parser.add_argument("--brief", action="store_true", help="only the last line of each failure")
+    parser.add_argument("--brief", action="store_true", help="print only the first and the last line of each failure")
     arguments = parser.parse_args()
     if shipped_tests() is None:
         sys.exit(f"CONFORMANCE NOT RUN: {sys.executable} was installed without its own tests (test.test_asyncio)")

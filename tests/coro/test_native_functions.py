@@ -21,7 +21,7 @@ def output(code):
     return run_script(None, HEAD + code).split("\n")[:-1]
 
 
-def test_before_the_package_is_imported():
+def test_before_grapeshot_coro_is_imported():
     assert (
         output("""
 for name in "_coro_new", "_coro_spawn":

@@ -1,4 +1,4 @@
-"""`_core.pyi` matches the built extension, which takes most of its signatures from there.
+"""The stub `_core.pyi` and the built extension agree. (The build takes most signatures of the extension from the stub.)
 
 `make lint` runs mypy on the package and on this stub.
 """
@@ -32,8 +32,8 @@ fn main() {{
 
 
 def test_stub_matches_the_extension(tmp_path):
-    """stubtest gets a stub with one extra method. It must report that method, which proves that it has inspected the
-    extension, and nothing else.
+    """stubtest gets a stub with one extra method. It must report this method and nothing else; the report proves that
+    it has inspected the extension.
     """
     package = tmp_path / "grapeshot"
     package.mkdir()

@@ -41,8 +41,8 @@ def serve(
     With a path as its only positional argument it works like :func:`grapeshot.insight.backdoor.serve`, and returns the
     server.
 
-    Only root and the user who runs the process can connect, so there are no TCP ports. The prompt begins with
-    grapeshot's own text, so ``welcome_message`` and ``client_class`` are not supported either.
+    Only root and the user who runs the process can connect, so there are no TCP ports. ``welcome_message``
+    and ``client_class`` are not supported either: the prompt and its text are grapeshot's own.
 
     Raises:
         ValueError: no path is given, or an argument is not supported.

@@ -74,7 +74,7 @@ impl Waiting {
         let is_its = place.get() == coro.as_ptr();
         if is_its {
             place.set(ptr::null_mut());
-            // SAFETY: the reference was the place's, which is null now.
+            // SAFETY: `place` owned this reference, and has just been set to null.
             drop(unsafe { Bound::from_owned_ptr(coro.py(), coro.as_ptr()) });
         }
         is_its
@@ -101,7 +101,8 @@ pub(super) struct Target<'a, 'py> {
     pub(super) waiting: Option<&'a Waiting>,
     pub(super) fd: RawFd,
     pub(super) direction: Direction,
-    /// The wait must report the descriptor if it is ready now, and an event from before this wait must not end it.
+    /// Register the descriptor with the poller again. The poller then reports it if it is ready now, and an event that
+    /// was polled before does not end this wait.
     pub(super) is_anew: bool,
 }
 
@@ -110,7 +111,7 @@ pub(super) struct Target<'a, 'py> {
 enum TimeLimit {
     /// The limit, counted from the start of the first wait.
     For(Limit),
-    /// The time at which the waits end, once a thread without coros has begun the first one.
+    /// The time at which the waits end. Set when a thread without coros begins its first wait.
     Until(BlockingEnd),
 }
 
@@ -185,8 +186,9 @@ impl Wait {
     }
 
     /// A fast `begin_in` for a read that would find nothing. It requires that the call has no limit, that no
-    /// interruption and no value of an earlier wait is pending, that no other coro waits to read, and that the socket
-    /// has waited before and had no read event since. Otherwise it does nothing and returns false.
+    /// interruption and no value of an earlier wait is pending, that no other coro waits to read, that the socket has
+    /// waited before, and that no read event has come since the last read that emptied it. Otherwise it does nothing
+    /// and returns false.
     #[inline]
     pub(super) fn begin_again(&mut self, coro: Coro<'static>, fd: RawFd, waiting: &Waiting) -> bool {
         let is_plain = matches!(self.time_limit, TimeLimit::For(Limit::Endless))
@@ -211,7 +213,8 @@ impl Wait {
         has_begun
     }
 
-    /// Ends the wait of a coro that runs again, no matter what has woken it. Returns whether there was an event.
+    /// Ends the wait of a coro that runs again, no matter what has woken it. Returns true if there was an event
+    /// or the object was closed, so that the call must try again.
     #[inline]
     pub(super) fn end(&self, coro: Coro<'_>, waiting: Option<&Waiting>) -> bool {
         if let Some(waiting) = waiting
@@ -339,8 +342,8 @@ fn simultaneous(py: Python<'_>, fd: RawFd, direction: Direction) -> PyErr {
 }
 
 /// Deals with an earlier waiter on the same descriptor number. If that waiter's file is still open, this raises an
-/// error, provided that both wait in the same direction. Otherwise the file was closed without the waiter's knowledge
-/// and its number was given to another file; then the earlier waits end.
+/// error if both wait in the same direction, and does nothing if they do not. If the file was closed without the
+/// waiter's knowledge and its number was given to another file, the earlier waits end.
 #[cold]
 fn end_stale(py: Python<'_>, descriptors: &Descriptors, fd: RawFd, direction: Direction) -> PyResult<()> {
     if descriptors.is_watch_in_force(fd) {

@@ -1,5 +1,5 @@
-"""Run each test with coros that use `coro.sock`, with threads that use `coro.sock`, and, as the control, with threads
-that use plain sockets.
+"""Run each test that has the fixture `world` three times: with coros that use `coro.sock`, with threads that use
+`coro.sock`, and, as the control, with threads that use plain sockets.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def test_wrong_arguments_raise_the_errors_of_cpython_at_once(world, name):
         near, far = world.tcp_pair()
         with near, far, socket.socket() as plain:
             for arguments in WRONG[name]:
-                # Now `near` knows that there is no data to read, and its send buffer is full.
+                # Let `near` find out that there is no data to read, and fill its send buffer.
                 far.sendall(b"x")
                 assert near.recv(100) == b"x"
                 fill(near)

@@ -34,7 +34,7 @@ def folder(tmp_path):
 
 
 def told(events):
-    """Return the pending events, except the directory's."""
+    """Return the pending events, with base names instead of paths."""
     return [
         event and tuple(os.path.basename(each) if each else each for each in event)
         for event in vnode_events.events_of(events)
@@ -171,7 +171,7 @@ def test_changes_between_two_listings(folder, change, in_directory, of_file):
     coro.run(main)
 
 
-def test_a_link_that_leads_elsewhere_is_watched_in_the_end(tmp_path, folder):
+def test_the_target_of_a_link_into_another_directory_is_watched(tmp_path, folder):
     (tmp_path / "file").touch()
     (folder / "link").symlink_to("../file")
 
@@ -294,7 +294,7 @@ def test_the_end_of_a_directory(folder):
     def main():
         for notes, kind in ((vnode_events.KQ_NOTE_REVOKE, "deleted"), (vnode_events.KQ_NOTE_RENAME, "moved")):
             with coro.watch_file(folder) as events:
-                # The same notes come when the file system is unmounted by force.
+                # REVOKE also comes when the file system is unmounted by force.
                 events._watch._take({events._watch._root: notes})
                 assert told(events) == [(kind, "folder", None), None]
 

@@ -63,7 +63,7 @@ async def test_kinds_of_host(loop, host):
         await finish(protocol)
 
 
-async def test_empty_host_is_the_loopback(loop):
+async def test_no_host_is_the_loopback(loop):
     with listening() as listener:
         port = listener.getsockname()[1]
         _, protocol = await loop.create_connection(Recorder, None, port, family=socket.AF_INET)
@@ -106,9 +106,7 @@ async def test_sock(loop):
         assert sock.fileno() == -1
 
 
-@pytest.mark.xfail_on(uvloop="makes the socket nonblocking", when=False)
 async def test_a_nonblocking_sock_is_accepted(loop):
-    """Only the sock_* methods require a nonblocking socket. A transport accepts blocking and nonblocking ones."""
     client, other = raw_pair()
     with other:
         client.setblocking(False)

@@ -43,7 +43,7 @@ async def test_a_socket_object_that_fails_does_not_close_the_connection(loop, mo
         with monkeypatch.context() as patch:
             patch.setattr(socket, "socket", kind)
             try:
-                transport.get_extra_info("socket")  # asyncio's transports have the object from the beginning
+                transport.get_extra_info("socket")  # does not fail on asyncio, whose transports have the object already
             except (KeyboardInterrupt, OSError) as error:
                 kept = error  # the error's traceback keeps the object alive
         del kept
@@ -147,8 +147,8 @@ async def test_a_connection_that_is_closed_while_another_thread_looks_for_its_so
                 os.close(number)
 
 
-async def test_the_text_of_a_new_connection_in_debug_mode(loop, serve, monkeypatch, caplog):
-    """Debug mode makes a socket object only to log it."""
+async def test_the_log_of_a_new_connection_does_not_close_it(loop, serve):
+    """To log a new connection, debug mode makes a socket object. Freeing that object must not close the connection."""
     loop.set_debug(True)
     made = []
 

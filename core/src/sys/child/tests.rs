@@ -1,4 +1,4 @@
-//! Tests of the contract, with the system's own mechanism and with the thread.
+//! Tests of what `mod.rs` requires of `watch`, for the system's own mechanism and for the thread that replaces it.
 
 #![allow(clippy::zombie_processes)] // the tests fetch the status themselves
 

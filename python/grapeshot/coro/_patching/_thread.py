@@ -47,7 +47,7 @@ _running: set[Any] = set()
 # Threads that are coros and got a KeyboardInterrupt, each with that exception.
 _interrupted: dict[Any, BaseException] = {}
 _count_real = _thread._count
-# The handle of the main thread while a coro stands for it.
+# The main thread's own handle, which is kept here while a coro stands for the main thread.
 _main_handle: list[Any] = []
 
 
@@ -170,7 +170,7 @@ def _note_end(coro: Any, running: Running) -> None:
 
 
 def start_new_thread(function: Callable[..., object], args: Any, kwargs: Any = None, /) -> int:
-    """Start a new thread, which is a coro if a coro starts it, and return its identifier."""
+    """Start a new thread, which is a coro where ``begins_coro`` says so, and return its identifier."""
     if not callable(function):
         raise TypeError("first arg must be callable")
     if not isinstance(args, tuple):
@@ -214,7 +214,7 @@ def set_sentinel() -> Sentinel:
 
 
 def start_joinable_thread(function: Callable[[], object], handle: Any = None, daemon: bool = True) -> Any:
-    """Start a new thread, which is a coro if a coro starts it, and return its handle."""
+    """Start a new thread, which is a coro where ``begins_coro`` says so, and return its handle."""
     if not callable(function):
         raise TypeError("thread function must be callable")
     if handle is None:
@@ -364,7 +364,7 @@ def _keep_process_pools_real() -> None:
 
 
 def _yield_after_failure(kind: Any, name: str) -> None:
-    """Patch a method: when it returns False, the coro may yield."""
+    """Patch a method: after a few calls in a row that return False, the coro yields."""
     method = getattr(kind, name)
 
     @functools.wraps(method)
@@ -387,7 +387,7 @@ def _patch_polls(module: Any) -> None:
 
 
 class _AllocateLock:
-    """``_thread.allocate_lock`` up to 3.12, to which pickle refers by name.
+    """Replaces ``_thread.allocate_lock`` up to Python 3.12. Pickles refer to it by its name.
 
     Like the builtin, it does not become a method when it is a class attribute.
     """

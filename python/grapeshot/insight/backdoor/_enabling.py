@@ -1,7 +1,7 @@
 """``enable``: a back door that is opened on request, by a signal or an environment variable.
 
-``python -m grapeshot``, ``python -m grapeshot.coro`` and ``python -m grapeshot.coro.wsgi`` open one if the variable is
-set, without any code in the program.
+``python -m grapeshot``, ``python -m grapeshot.coro`` and ``python -m grapeshot.coro.wsgi`` open one if the variable
+has a path, without any code in the program.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _YES = ("1", "yes", "true", "on")
 _logger = logging.getLogger("grapeshot.insight.backdoor")
 # Switches that were asked to open. Each opens when the next loop begins to run.
 _asked: list[Switch] = []
-# The switch of `python -m grapeshot` and the like. A switch made by the program replaces it.
+# The switch of `python -m grapeshot` and the like. A switch of the program that reads the same variable replaces it.
 _of_command: Switch | None = None
 
 
@@ -42,7 +42,7 @@ def _on_run(loop: Any) -> None:
 
 
 class Switch:
-    """Opens a back door on request. :func:`enable` returns one. It is also a context manager, which closes it."""
+    """Opens a back door on request; :func:`enable` makes one. A ``with`` statement closes the switch at its end."""
 
     def __init__(
         self,
