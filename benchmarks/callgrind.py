@@ -39,7 +39,7 @@ ECHO_SIZE = 1024
 BOUNDS = Path(__file__).with_name("instructions.toml")
 READY_WITHIN_S = 300.0
 # How often a case is counted, with different addresses each time, before it fails its bound.
-LAYOUTS = 4
+LAYOUTS = 10
 
 
 def valgrind(out: Path | None) -> list[str]:

@@ -1,4 +1,4 @@
-"""Turns the JSON of a comparison into Markdown, and reads nothing else: `python -m benchmarks.tables results.json`."""
+"""Turns the JSON of a comparison, its only input, into Markdown: `python -m benchmarks.tables results.json`."""
 
 from __future__ import annotations
 
@@ -221,8 +221,8 @@ RULE = (
     "Each number is the median of its runs, ± half of its 95 % interval. Ratios are calculated run by run, and the "
     "95 % interval of their median is in brackets. Below 1, grapeshot needs less than the peer. A row is ahead only "
     "if the whole interval is below 1 for every peer, behind if it is above 1 for any peer, and otherwise equal. "
-    f"Fewer than {LEAST_PAIRS} runs give no verdict, because their interval would cover nearly all of the measured "
-    "values. The best peer is the one that this verdict depends on."
+    f"Fewer than {LEAST_PAIRS} runs give no verdict, because the interval would be too uncertain. The best peer is "
+    "the one that this verdict depends on."
 )
 
 

@@ -106,7 +106,7 @@ pub(crate) fn buffer_limits(
 pub(crate) const SEND_FAILED: &str = "socket.send() raised exception.";
 
 /// asyncio's `LOG_THRESHOLD_FOR_CONNLOST_WRITES`: once the count of lost writes has reached this value, each further
-/// one logs a warning. The count may start at 1.
+/// one logs a warning. Some transports count the loss itself as one.
 const QUIET_LOST_WRITES: u8 = 5;
 
 /// Counts a write after the loss of the connection. Logs `warning` if the count was already at least
@@ -154,8 +154,8 @@ pub(crate) fn resume(
     )
 }
 
-/// Calls a method of the protocol and reports what it raises. It runs in the caller's context, because `write` may be
-/// called from anywhere.
+/// Calls a method of the protocol and reports what it raises. The method runs in the context that is current, as in
+/// asyncio: `pause_writing` in that of the code that writes.
 fn tell(
     event_loop: &ObjectCell,
     calls: &ProtocolCalls,

@@ -23,7 +23,8 @@ Run = Callable[[Coroutine[Any, Any, Any]], Any]
 Connect = Callable[..., Any]
 BLOB = random.Random(7).randbytes(8 * 1024 * 1024)
 _prefixes = itertools.count()
-# Each request has a connection of its own, and for each TLS connection redis-py loads the system's certificates.
+# How many tasks make requests at the same time. Each needs a connection, and for each TLS connection redis-py loads the
+# system's certificates, which is slow.
 REQUESTS = 40
 
 

@@ -321,7 +321,7 @@ def test_other_attributes_are_refused(loop):
 
 
 @pytest.mark.skip_on(uvloop=NO_SLOTS)
-def test_the_replaced_method_is_called(loop):
+def test_a_callback_that_was_replaced_is_called_with_the_new_arguments_and_context(loop):
     seen, context, variable = [], contextvars.copy_context(), contextvars.ContextVar("variable", default="outer")
     context.run(variable.set, "inner")
     handle = loop.call_soon(seen.append, "old")

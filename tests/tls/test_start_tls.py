@@ -246,7 +246,7 @@ async def test_tls_in_tls(loop, side):
 
 
 class OverEverything(asyncio.Transport):
-    """A user's transport that forwards everything to another one and has no private attributes."""
+    """A user's transport that forwards every attribute to another one, except `_force_close`, which it lacks."""
 
     _start_tls_compatible = True
 

@@ -1,7 +1,7 @@
 //! The interface to the operating system. Its calls return `io::Result`, and do not block unless they say so.
 //!
 //! The differences between systems are hidden in here. The types and functions have the same names and the same meaning
-//! on every system, and one `mod.rs` per topic selects the file that provides them.
+//! on every system. A topic whose implementations differ much is a folder, and its `mod.rs` selects the file.
 //!
 //! The modules, and what each uses on the supported systems ("POSIX": the same calls everywhere):
 //!

@@ -16,7 +16,7 @@ from grapeshot._loop import lifecycle
 from grapeshot._loop.base import BaseLoop
 from grapeshot._loop.helper_thread import HelperThread
 
-from ._subjects import Subject, innermost_protocol, subject_of
+from ._subjects import Subject, application_protocol, subject_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _name(what: Any, subject: Subject) -> str:
     if subject.kind in ("task", "coro"):
         return str(owner.get_name())
     if isinstance(owner, asyncio.BaseTransport):
-        return type(innermost_protocol(owner)).__qualname__
+        return type(application_protocol(owner)).__qualname__
     return subject.function or subject.name
 
 

@@ -54,15 +54,15 @@ def _label(name: str, function: str) -> str:
 
 
 def without_numbers(name: str) -> str:
-    """Return a name with each number replaced by ``*``."""
+    """Return a name with each number, and the letters, dots and colons directly behind it, replaced by one ``*``."""
     return _NUMBERS.sub("*", name)
 
 
 def subject_of(what: Any) -> Subject:
-    """Describe ``what``: a callback, a coro or a transport that a loop has called, or a task."""
+    """Describe ``what``, which a loop runs: a callback, a coro, a task, a transport or a listener."""
     owner = getattr(what, "__self__", what)
     if isinstance(owner, asyncio.BaseTransport):
-        return Subject("connection", "", *_protocol(innermost_protocol(owner)))
+        return Subject("connection", "", *_protocol(application_protocol(owner)))
     if type(owner).__name__ == "_Listener":
         return Subject("server", "accepts", "", None)
     if isinstance(owner, _core.Coro):
@@ -89,8 +89,8 @@ def _coroutine_function(coroutine: Any) -> tuple[str, str | None]:
     return str(name), _begin(code)
 
 
-def innermost_protocol(transport: Any) -> Any:
-    """Return the application's protocol, also if there is a TLS layer below it."""
+def application_protocol(transport: Any) -> Any:
+    """Return the application's protocol, even if a TLS layer lies between it and the transport."""
     protocol = transport.get_protocol()
     above = getattr(protocol, "_app_protocol", None)
     return protocol if above is None else above

@@ -22,7 +22,7 @@ from grapeshot import _core
 from grapeshot._loop import hooks
 
 from . import _waits
-from ._subjects import innermost_protocol
+from ._subjects import application_protocol
 from ._tally import printable
 from ._waits import Node
 
@@ -247,7 +247,7 @@ def _owner_words(owner: Any) -> str:
         return _waits.name_of(owner)
     if not isinstance(owner, asyncio.BaseTransport):
         return type(owner).__qualname__
-    return f"{type(owner).__name__} of {innermost_protocol(owner)!r}"
+    return f"{type(owner).__name__} of {application_protocol(owner)!r}"
 
 
 def _of_transport(transport: Any, sock: Any) -> Socket | None:

@@ -1,4 +1,4 @@
-"""The client: it opens one connection when it is needed, and opens a new one when that is lost."""
+"""The client. The first call opens its connection, and the first call after a loss opens a new one."""
 
 from __future__ import annotations
 

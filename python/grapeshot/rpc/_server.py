@@ -37,9 +37,9 @@ class Server:
     Args:
         codec: the default is :class:`Msgpack`. :class:`Pickle` works only on Unix sockets.
         max_calls: how many calls of one connection may be under way. Further calls wait at the client.
-        max_call_bytes: once the requests of a connection's calls under way have this many bytes together, further calls
-            wait at the client. Requests shorter than 1 KiB neither count nor wait. The default is four times
-            ``max_packet``.
+        max_call_bytes: the limit for the requests of one connection's unfinished calls, added up, in bytes. Once it is
+            reached, further calls wait at the client. Requests shorter than 1 KiB neither count nor wait. The default
+            is four times ``max_packet``.
         max_packet: the length of the longest request to accept, in bytes. The default is 1 MiB. Decoding a request may
             need a hundred times its length in memory.
         tracebacks: whether to send the text of the handler's traceback to the caller with an error.
@@ -139,7 +139,10 @@ class Server:
         self._servers.append(server)
 
     async def listen_unix(self, path: str | PathLike[str], *, ssl: _ssl.SSLContext | None = None) -> None:
-        """Listen on a Unix socket. The permissions of its directory determine which users can connect.
+        """Listen on a Unix socket.
+
+        Which users can connect depends on the permissions of its directory and, on Linux, of the socket file, which
+        follow the process's umask.
 
         With :class:`Pickle`, only processes of this user can connect.
 
@@ -206,7 +209,8 @@ class Server:
     async def close(self, timeout: float | None = 10.0) -> None:
         """Stop listening, tell all clients to send no more calls, wait for the calls under way, close the connections.
 
-        Calls that have not ended after ``timeout`` seconds are cancelled; None means no limit. Calls that arrive too
+        Calls that have not ended after ``timeout`` seconds are cancelled; None means no limit. Their cleanup may take
+        as long again; then the connections are aborted. Calls that arrive too
         late are not run; the client sends them again, to the next server at this address. If this coroutine is
         cancelled, it cancels the calls at once.
         """

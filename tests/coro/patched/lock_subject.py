@@ -22,7 +22,7 @@ import threading  # noqa: E402
 
 from test import lock_tests  # noqa: E402
 
-# Tests of properties that the patched types deliberately lack.
+# Tests that do not apply to a class below.
 LEFT_OUT = {
     # A Condition on a plain lock cannot be acquired twice.
     "PlainConditionTests.test_acquire",

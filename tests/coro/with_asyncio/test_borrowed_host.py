@@ -374,7 +374,7 @@ def test_loop_belongs_to_the_coros_of_its_host():
         coroutine.close()
         assert await coro.run_blocking(lambda: loop.run_until_complete(asyncio.sleep(0, 5))) == 5
         left = loop.create_task(asyncio.sleep(60))
-        loop.close()  # a coro could not wait here
+        loop.close()  # does not wait for `left`, because the caller is a task and not a coro
         with pytest.raises(asyncio.CancelledError):
             await left
 

@@ -1,4 +1,4 @@
-//! Makes a self-signed certificate (ECDSA, P-256) for the servers under load; each start makes a new one.
+//! Makes a self-signed certificate (ECDSA, P-256) for the servers under load. Each start of a server makes a new one.
 
 use std::ffi::CString;
 use std::fs;

@@ -1,4 +1,5 @@
-//! A client's TLS session on a nonblocking socket, with the interface of any other stream of the engine.
+//! A client's TLS session on a socket, with the interface (`Wire`) that `engine` expects of a stream. The socket is
+//! nonblocking, except during `establish`.
 
 use std::cell::RefCell;
 use std::io::{self, Read, Write};
@@ -78,7 +79,7 @@ impl<S: Read + Write> TlsStream<S> {
         self.flush()
     }
 
-    /// Moves the session to a converted form of its socket.
+    /// Converts the socket, for example to mio's type, and keeps the session.
     ///
     /// # Errors
     /// If `change` fails.
@@ -142,7 +143,8 @@ impl<S: Read + Write> Read for TlsStream<S> {
 }
 
 impl<S: Read + Write> Write for TlsStream<S> {
-    /// Accepts bytes only as a whole. `flush` sends the part of their ciphertext that does not fit into the socket yet.
+    /// Accepts whole pieces of `sealed_at_once` bytes, perhaps only the first ones. `flush` sends the part of the
+    /// ciphertext of an accepted piece that does not fit into the socket yet.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if !self.session.is_established() {
             self.session.handshake()?;

@@ -26,7 +26,7 @@ class UpgradeSocket:
 
     Calls that only query the socket, such as ``getpeername``, do not take over the connection. Bytes that the client
     has sent directly after its request are received first; ``select`` does not see them. Several coros or threads may
-    send at the same time: the bytes of one call stay together.
+    call ``sendall`` (and ``send`` without a timeout) at the same time: the bytes of one call stay together.
     """
 
     def __init__(self, connection: Any, response: Any, sock: Any) -> None:
