@@ -6,9 +6,9 @@ counted (not the kernel's part of an echo). The counts do not depend on how busy
 the versions of everything. The garbage collector is enabled, and its work on a loop's objects is counted.
 
 `--bounds` counts our loop in the cases of benchmarks/instructions.toml, and fails if one needs more than its bound.
-CPython's cache of type attributes is indexed by the addresses of names. If two names of a case share a slot there, each
-lookup costs some 200 instructions more, and the length of a path is enough to cause that. A count above its bound is
-therefore repeated with other addresses.
+CPython's cache of type attributes is indexed by the addresses of names and the version tags of types. If two lookups of a
+case share a slot there, each costs some 200 instructions more, and the length of a path is enough to cause that. A count
+above its bound is therefore repeated with other version tags.
 """
 
 from __future__ import annotations
@@ -132,14 +132,22 @@ def interpreter() -> str:
 
 @contextlib.contextmanager
 def layout(number: int) -> Iterator[None]:
-    """Move the allocations of child processes, with environment variables of various lengths. 0 moves nothing."""
-    names = [f"LAYOUT_{i}{'_' * (i % 5 * 9)}" for i in range(number * 7)]
-    os.environ.update({name: "-" * (i % 7 * 8) for i, name in enumerate(names)})
-    try:
+    """Give the types of child processes other version tags, by making `number` types first. 0 changes nothing."""
+    if not number:
         yield
-    finally:
-        for name in names:
-            del os.environ[name]
+        return
+    before = os.environ.get("PYTHONPATH")
+    with tempfile.TemporaryDirectory() as folder:
+        code = f"for _ in range({number}):\n    type('Unused', (), {{'name': 1}}).name\n"
+        Path(folder, "sitecustomize.py").write_text(code, encoding="utf-8")
+        os.environ["PYTHONPATH"] = folder if before is None else f"{folder}{os.pathsep}{before}"
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["PYTHONPATH"]
+            else:
+                os.environ["PYTHONPATH"] = before
 
 
 def fewest(count: Count, bound: float) -> float:
