@@ -57,7 +57,8 @@ pub(super) fn place(entry: &Entry<'_>) -> PyResult<Place> {
     })
 }
 
-/// The kind and name of `object`; `outermost` is the function that the loop called, if it was a Python function.
+/// The kind and name of `object`. `outermost` is the Python function that the loop called; None if it called no Python
+/// function, or if the run has ended.
 pub(super) fn name(object: &Bound<'_, PyAny>, subject: Subject, outermost: Option<&Place>) -> PyResult<Name> {
     let function = outermost.map(|place| place.function.clone());
     let (kind, name) = match (subject, function) {

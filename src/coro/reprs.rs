@@ -6,8 +6,9 @@
 //! contents for the stack that is not running: the coro's contents while the coro is suspended, and the thread's own
 //! while the coro runs. The list object itself stays the same.
 //!
-//! While no `repr` is in progress, a switch costs two tests. The exchange swaps the fields of the list object, which
-//! needs no memory except for a box, and runs no Python code. Source: `Py_ReprEnter` in CPython's `Objects/object.c`.
+//! While no `repr` is in progress, each switch costs three tests. The exchange swaps the fields of the list object,
+//! which needs no memory except for a box, and runs no Python code. Source: `Py_ReprEnter` in CPython's
+//! `Objects/object.c`.
 
 use std::cell::Cell;
 use std::mem;

@@ -46,7 +46,8 @@ pub(super) struct Runtime {
     pub(super) is_forked: Cell<bool>,
     /// The coro that is running, null on the thread's own stack.
     pub(super) current: Cell<*mut ffi::PyObject>,
-    /// The coro on whose shared stack a garbage collection is running, null if there is none.
+    /// The coro that must not wait now, null if there is none: a garbage collection is running on its stack, which may
+    /// be evicted (`collector`), or a native profile function is being told of its frames (`profiling`).
     pub(super) collecting: Cell<*mut ffi::PyObject>,
     /// The stack pointer of the thread's own stack while a coro runs.
     pub(super) main_sp: Cell<usize>,
@@ -92,7 +93,8 @@ pub(super) struct StackReport {
 }
 
 pub(super) struct Options {
-    /// A warning is logged for a coro that runs this long without a yield; 0 for never.
+    /// A warning is logged if one run (of a coro, task, callback or protocol method) holds up other work for this long;
+    /// 0 for never.
     pub(super) latency_ns: Cell<u64>,
     /// The same limit, adjusted for the resolution of the coarse clock (`pulse::late_after`).
     pub(super) late_ns: Cell<u64>,
@@ -351,8 +353,8 @@ impl Runtime {
         }
         let shared = SharedSlot::new(StackSlot::new(take().map_err(|error| no_stack(&error))?));
         // Whether the interpreter accepts a stack depends only on that stack, so this is checked once per stack.
-        // SAFETY: attached, on the thread's own stack; `unprotect` makes the interpreter use the bounds of that stack
-        // again before anything else runs.
+        // SAFETY: attached, on the thread's own stack; `unprotect` makes the interpreter use the bounds of the thread's
+        // own stack again before anything else runs.
         unsafe {
             let thread = ffi::PyThreadState_Get();
             let is_accepted = pystate::protect(thread, shared.stack.base(), shared.stack.len_bytes());
@@ -410,7 +412,7 @@ impl Runtime {
     }
 
     /// Brings the coro's stack into its slot. `entry` is the function that a new stack starts with. Raises
-    /// `MemoryError` if the stack that occupies the slot cannot be evicted.
+    /// `MemoryError` if there is no memory for one of the steps, such as evicting the stack that occupies the slot.
     #[inline]
     pub(super) fn install(&self, coro: Coro<'_>, entry: Entry) -> PyResult<*mut Fiber> {
         let pointer = coro.fiber.get();

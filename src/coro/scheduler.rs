@@ -8,8 +8,8 @@
 //! ```
 //!
 //! `resume` switches only from the thread's own stack, and refuses to run a coro on any other one. `make_ready`,
-//! `start` and the small functions run on any stack. No borrow is held across a call into Python or a stack switch. The
-//! coro's side of the switch, `leave`, is in `suspension`.
+//! `start`, `prefetch_next` and the functions for the coro type run on any stack. No borrow is held across a call into
+//! Python or a stack switch. The coro's side of the switch, `leave`, is in `suspension`.
 
 use std::ptr;
 use std::rc::Rc;
@@ -99,9 +99,9 @@ fn finish_late(runtime: &Runtime, coro: Coro<'_>, took_ns: u64) -> PyResult<()> 
     finished.and(warned)
 }
 
-/// Handles a lack of memory for bringing the coro's stack into place; nothing was changed. A coro that has never run
-/// ends with the error. Any other coro stays ready and is tried again in the next iteration, so that its function does
-/// not see the error.
+/// Handles a lack of memory for bringing the coro's stack into place. The coro was not switched to. A coro that has
+/// never run ends with the error. Any other coro stays ready and is tried again in the next iteration, so that its
+/// function does not see the error.
 #[cold]
 fn not_installed(runtime: &Runtime, coro: Coro<'_>, error: PyErr) -> PyResult<()> {
     if !coro.fiber.get().is_null() {
@@ -119,8 +119,8 @@ fn not_installed(runtime: &Runtime, coro: Coro<'_>, error: PyErr) -> PyResult<()
 #[inline(always)]
 fn run(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) {
     stamps::note(&runtime.stamps.entered);
-    // SAFETY: attached; the fiber is the coro's and stays until it is dismantled below; its stack is in place. Only
-    // raw pointers are used across the switch.
+    // SAFETY: attached; the fiber is the coro's and stays until `finish` dismantles it, after this call; its stack is
+    // in place. Only raw pointers are used across the switch.
     unsafe {
         let thread = ffi::PyThreadState_Get();
         let profiled = pystate::has_native_profile(thread).then(|| profiling::prepare(runtime, coro));
@@ -215,7 +215,8 @@ const MAX_PREFETCHED_LEN: usize = 1024;
 const LINE_LEN: usize = 64;
 
 /// Prefetches data that the next coros in the ready queue will use, while the running one makes a system call. This
-/// takes two steps: the pointers in a fiber can be followed only once the fiber itself is in the cache.
+/// takes two calls for each coro: the first one prefetches its fiber, so that the second one can follow the fiber's
+/// pointers without waiting for memory.
 #[inline]
 pub(super) fn prefetch_next(reactor: &Reactor) {
     if reactor.ready.len() >= MIN_PREFETCHED {
@@ -249,7 +250,7 @@ fn prefetch(start: *const u8, len_bytes: usize) {
     }
 }
 
-/// Makes a new or waiting coro ready, and removes it from its queue.
+/// Makes a new, waiting or yielding coro ready. A waiting one is removed from the queue in which it waits.
 #[inline]
 pub(super) fn make_ready(coro: Coro<'_>) {
     coro.wait_node.unlink();

@@ -17,15 +17,16 @@ use std::rc::Rc;
 
 use super::fiber::SharedSlot;
 
-/// How many coros that live at the same time have a slot each.
+/// How many coros at a time can have a slot to themselves.
 const MAX_SINGLES: usize = 8;
-/// Each time this many coros have ended in single slots, the free ones give back memory that deep stacks have used.
+/// Each time this many coros have ended in single slots, the free single slots give back memory that deep stacks have
+/// used.
 const ENDS_PER_TRIM: u32 = 64;
 
 /// The slots of a thread. They do not include the slots of coros with a stack of their own.
 pub(super) struct Slots {
     shared: RefCell<Vec<Rc<SharedSlot>>>,
-    /// The index of the shared slot that the next coro gets.
+    /// The index, modulo `count`, of the shared slot that the next coro gets if it gets no single slot.
     next: Cell<usize>,
     /// How many shared slots coros are distributed over.
     count: Cell<usize>,

@@ -5,8 +5,8 @@
 //!   coro A ... | left    switch, loop, poll, switch    entered | ... coro B
 //! ```
 //!
-//! The stamps are switched on for all threads at once. While they are off, a switch costs two tests of one flag. Each
-//! thread has its own stamps.
+//! The stamps are switched on for all threads at once. While they are off, each run of a coro costs two tests of one
+//! flag. Each thread has its own stamps.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};

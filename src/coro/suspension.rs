@@ -1,7 +1,8 @@
 //! How a running coro waits: it records its new status, leaves its stack, and later continues with the value or the
 //! exception that it was woken with.
 //!
-//! Everything here runs on the coro's stack. Of all the things that coros wait for, this module knows only timers.
+//! The functions that wait run on the coro's stack; the ones that only check a condition, such as `suspendable`, run on
+//! any stack. Of all the things that coros wait for, this module knows only timers.
 
 use std::ptr::{self, NonNull};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -38,7 +39,7 @@ fn prepare_switch(coro: Coro<'_>) -> PyResult<PreparedSwitch> {
     with_runtime(|runtime| prepare_in(runtime, coro))
 }
 
-/// Like `prepare_switch`, for the coro that is running.
+/// Like `prepare_switch`, for a caller that has no reference to the running coro.
 #[inline]
 fn prepare_running(py: Python<'_>) -> PyResult<PreparedSwitch> {
     with_runtime(|runtime| match runtime.running(py) {
@@ -71,7 +72,7 @@ fn take_wakeup(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
     Ok(coro.wake_value.take(py).unwrap_or_else(|| none(py)))
 }
 
-/// Leaves the coro's stack until it is woken.
+/// Leaves the coro's stack until the coro is woken.
 ///
 /// # Safety
 /// Attached, on the stack of the coro that the switch was prepared for. Nothing is borrowed.
@@ -279,8 +280,8 @@ pub(super) fn is_forked() -> bool {
     with_runtime(|runtime| runtime.is_forked.get())
 }
 
-/// Whether the coro must not leave its stack: a garbage collection is running on it, or the coro has forked and this is
-/// the child.
+/// Whether the coro must not leave its stack: a garbage collection is running on that stack, which may be evicted; or a
+/// native profile function is being told of the coro's frames; or the coro has forked and this is the child.
 #[inline]
 fn is_held(runtime: &Runtime, coro: Coro<'_>) -> bool {
     runtime.collecting.get() == coro.as_ptr() || runtime.is_forked.get()
@@ -333,7 +334,7 @@ pub(super) fn forget_wake_value(coro: Coro<'_>) {
     }
 }
 
-/// Begins a yield: the running coro goes to the end of the ready queue.
+/// Begins a yield: the running coro goes to the end of the ready queue, unless it would run next anyway.
 #[inline]
 pub(super) fn begin_yield(coro: Coro<'_>) -> PyResult<Progress<Bound<'_, PyAny>>> {
     forget_wake_value(coro);
@@ -394,8 +395,8 @@ pub(super) fn begin_offer<'py>(coro: Coro<'py>, offer: Bound<'py, PyAny>) {
     coro.status.set(Status::Waiting);
 }
 
-/// Called before each I/O operation of the running coro. It counts the operations since the last wait. If too many in a
-/// row completed without one, the coro yields here, before it holds anything that an interruption could lose.
+/// Called before each I/O operation of the running coro. Counts the operations since the last wait or yield. If there
+/// were too many of them, the coro yields here, before it holds anything that an interruption could lose.
 #[inline]
 pub(super) fn begin_act(coro: Coro<'_>) -> PyResult<Progress<Bound<'_, PyAny>>> {
     let acts = coro.acts.get() + 1;
@@ -449,7 +450,7 @@ pub(super) fn begin_sleep(
     Ok(Progress::MustWait(handle))
 }
 
-/// Sets a timer that makes the coro ready if at that time it is waiting outside of any queue.
+/// Sets a timer for `when_s`. If the coro then waits outside of any queue, the timer makes it ready.
 pub(super) fn set_wake_timer(coro: Coro<'_>, when_s: f64) -> PyResult<HandleRef> {
     set_timer(coro, when_s, END_SLEEP.load(Ordering::Relaxed))
 }
@@ -462,7 +463,7 @@ pub(super) fn now_s(coro: Coro<'_>) -> PyResult<f64> {
     }
 }
 
-/// Sets a timer that calls `function(coro)`. The caller must give it to `end_timer`.
+/// Sets a timer that calls `function(coro)`. The caller must give the timer to `end_timer`.
 #[inline]
 pub(super) fn set_timer(coro: Coro<'_>, when_s: f64, function: *mut ffi::PyObject) -> PyResult<HandleRef> {
     let py = coro.py();
@@ -487,8 +488,8 @@ pub(super) fn end_sleep<'py>(coro: Coro<'py>, handle: HandleRef, outcome: Outcom
     outcome
 }
 
-/// Cancels the timer of a wait that was interrupted or woken, so that it does not end a later wait. A timer that is
-/// already due is in the ready queue, not in the heap any more.
+/// Cancels the timer of a wait that has ended before the timer ran, so that the timer does not end a later wait. A
+/// timer that is already due is in the ready queue, not in the heap any more.
 pub(super) fn end_timer(coro: Coro<'_>, timer: HandleRef) {
     let py = coro.py();
     let handle = timer.this(py);

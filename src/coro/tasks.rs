@@ -77,7 +77,8 @@ pub(super) fn register(coro: Coro<'_>) -> PyResult<()> {
         return tell(coro, &REGISTER);
     }
     // SAFETY: attached; a set that is never freed. All weak references without a callback to one object are the same
-    // object, so `unregister` finds this one again. It needs no callback, because the coro lives until then.
+    // object, so `unregister` finds this one again. It needs no callback, because the coro lives until `unregister` is
+    // called.
     unsafe {
         let reference =
             Bound::from_owned_ptr_or_err(coro.py(), ffi::PyWeakref_NewRef(coro.as_ptr(), ptr::null_mut()))?;
@@ -129,14 +130,14 @@ pub(super) fn begin(fiber: &mut Fiber, coro: Coro<'_>) {
 /// Called before the switch to the coro: installs its view of the current task and the running loop.
 #[inline(always)]
 pub(super) fn enter(fiber: *mut Fiber, coro: Coro<'_>) {
-    // SAFETY: by the contract of `run`, the fiber is the coro's, and the thread is attached on its own stack.
+    // SAFETY: called by `scheduler::run`: the fiber is the coro's, and the thread is attached, on its own stack.
     if coro.hides_loop.get() && unsafe { enter_hiding(fiber, coro) } {
         return;
     }
     if SWAPS_TASK {
         return;
     }
-    // SAFETY: as above; the task is a reference of the coro's.
+    // SAFETY: as above; the fiber holds a reference to the task.
     unsafe { set_current(coro, *(*fiber).state.task()) };
 }
 
@@ -145,7 +146,7 @@ pub(super) fn enter(fiber: *mut Fiber, coro: Coro<'_>) {
 /// # Safety
 /// Attached; `task` is a live object.
 unsafe fn set_current(coro: Coro<'_>, task: *mut ffi::PyObject) {
-    // SAFETY: attached; the dict is never freed, the loop is a reference of the coro's.
+    // SAFETY: attached; the dict is never freed, and the coro holds a reference to the loop.
     unsafe {
         if ffi::PyDict_SetItem(
             CURRENT_TASKS.load(Ordering::Relaxed),
@@ -163,7 +164,7 @@ unsafe fn set_current(coro: Coro<'_>, task: *mut ffi::PyObject) {
 /// # Safety
 /// Attached.
 unsafe fn take_current(coro: Coro<'_>) -> *mut ffi::PyObject {
-    // SAFETY: attached; the dict is never freed, the loop is a reference of the coro's.
+    // SAFETY: attached; the dict is never freed, and the coro holds a reference to the loop.
     unsafe {
         let tasks = CURRENT_TASKS.load(Ordering::Relaxed);
         let now = ffi::PyDict_GetItemWithError(tasks, coro.event_loop.as_ptr());

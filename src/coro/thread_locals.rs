@@ -46,7 +46,7 @@ pub(super) struct Taken(Vec<Word>);
 struct Word {
     place: Place,
     value: usize,
-    /// The thread's own value, which the variable had when the coro was resumed.
+    /// The thread's own value, which the variable gets when the coro is suspended.
     before: usize,
 }
 
@@ -116,7 +116,7 @@ impl Search {
     }
 }
 
-/// The interpreter's own dict, and the dict of the module `builtins`. Both are never freed.
+/// The interpreter's own dict, and the dict of the module `builtins`. Neither is ever freed.
 static DICTS: [AtomicPtr<ffi::PyObject>; 2] = [const { AtomicPtr::new(ptr::null_mut()) }; 2];
 
 #[inline]
@@ -152,7 +152,7 @@ pub(super) unsafe fn take(
 ) {
     let mut words = Vec::new();
     for word in taken.take().map_or_else(Vec::new, |taken| taken.0) {
-        // SAFETY: found by this thread, in the same variable that the value came from.
+        // SAFETY: this thread has found the variable, and `before` was read from it.
         let value = unsafe {
             let value = word.place.read();
             word.place.write(word.before);
@@ -183,7 +183,7 @@ pub(super) unsafe fn take(
 /// Sets the variables to the values that the coro left in them. Called when the coro is about to run.
 ///
 /// # Safety
-/// Its stack is in place.
+/// The coro's stack is in place.
 #[cold]
 #[inline(never)]
 pub(super) unsafe fn put_back(taken: &mut Taken) {

@@ -36,7 +36,8 @@ pub(super) struct WaitNode {
     previous: Cell<*mut CoroObject>,
     /// A number whose meaning each primitive defines, such as an amount, the kind of the waiter, or its ticket.
     pub(super) request: Cell<i64>,
-    /// The coro was granted its request. If it is interrupted before it runs, it has to give that back.
+    /// The coro was granted its request. If it is interrupted before it runs, it has to pass the grant on or give it
+    /// back.
     pub(super) is_granted: Cell<bool>,
     /// The timeout expired before the request was granted.
     pub(super) is_late: Cell<bool>,
@@ -116,7 +117,7 @@ impl WaitNode {
             self.previous.replace(ptr::null_mut()),
             self.next.replace(ptr::null_mut()),
         );
-        // SAFETY: the queue lives as long as a coro is in it, and its neighbours are in it too.
+        // SAFETY: the queue lives as long as a coro is in it; this coro's neighbours are in it too, so they are alive.
         unsafe {
             let queue = &*queue;
             if previous.is_null() {

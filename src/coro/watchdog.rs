@@ -11,7 +11,7 @@
 //!
 //! There is one watchdog for all threads. It starts with the first run of a thread that has a limit: the run of a coro,
 //! or of something that an observed loop calls. It sleeps while nothing runs. It ends when no thread is left to watch:
-//! the limits are off, the loops are closed, or the process forks or exits.
+//! the limits are off, the loops are closed, the threads have ended, or the process forks or exits.
 //!
 //! The watchdog is a Rust thread that does not show in `threading.enumerate()`. It reads the pulses without the GIL and
 //! attaches only when a run is late. It starts a short-lived `threading` thread to make the log record, since log
@@ -71,7 +71,8 @@ struct Watched {
 /// The result of a check of all pulses.
 enum Finding {
     Late(Arc<Pulse>, u64),
-    /// No run can be late before this time has passed. `is_busy`: something has run since the last check.
+    /// No run can be late before this time has passed. `is_busy`: something has run since the last check, or is running
+    /// and was not reported.
     Sleep {
         duration: Duration,
         is_busy: bool,

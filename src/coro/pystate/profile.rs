@@ -38,7 +38,7 @@ pub(in crate::coro) unsafe fn has_native_profile(thread: *mut ffi::PyThreadState
     }
 }
 
-/// Whether the thread is inside a trace function, whose calls are not reported.
+/// Whether the thread is inside a trace or profile function. The calls that such a function makes are not reported.
 ///
 /// # Safety
 /// `thread` is the attached thread's state.
@@ -74,14 +74,14 @@ pub(in crate::coro) fn set_up(py: Python<'_>) -> PyResult<()> {
     Ok(())
 }
 
-/// The version of the instrumentation of code, which stands for the set of events that the code reports (3.12 and
+/// The version of a code object's instrumentation. It stands for the set of events that the code reports (3.12 and
 /// later).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::coro) enum Version {
     /// Code has no version before 3.12: all returns are reported.
     None,
     Number(usize),
-    /// The version cannot be found out: inside a trace function CPython does not update the instrumentation of code.
+    /// The version cannot be found out: inside a trace or profile function CPython does not update the instrumentation.
     Unknown,
 }
 

@@ -33,8 +33,8 @@ pub(super) unsafe fn innermost(frame: *mut u8) -> *mut u8 {
     unsafe { *frame.add(CURRENT_FRAME).cast() }
 }
 
-/// Sets whether calls are traced in the `_PyCFrame` that becomes current. They are if the thread has a trace or profile
-/// function, and the stack is not already inside such a function (`tracing` counts the nesting).
+/// Sets, in the `_PyCFrame` that becomes current, whether calls are traced. They are if the thread has a trace or
+/// profile function and the stack is not already inside such a function (`tracing` counts the nesting).
 ///
 /// # Safety
 /// `thread` is a thread state, `next` a live `_PyCFrame`.

@@ -30,7 +30,8 @@ offsets! {
     USE_TRACING: usize = 0 => "uint8_t" _PyCFrame.use_tracing;
     CFRAME_LEN: usize = 24 => sizeof(_PyCFrame);
     CURRENT_FRAME: usize = 8 => "void *" _PyCFrame.current_frame;
-    // asyncio keeps the running task in a dict instead (`coro/tasks.rs`).
+    // asyncio keeps the running task in a dict instead (`coro/tasks.rs`), and the running loop outside of this
+    // structure.
     RUNNING_TASK: Option<usize> = None;
     RUNNING_LOOP: Option<usize> = None;
 }

@@ -28,7 +28,8 @@ offsets! {
     CODE_VERSION: Option<usize> = Some(160) => "uint64_t" PyCodeObject._co_instrumentation_version;
     CFRAME_LEN: usize = 16 => sizeof(_PyCFrame);
     CURRENT_FRAME: usize = 0 => "void *" _PyCFrame.current_frame;
-    // asyncio keeps the running task in a dict instead (`coro/tasks.rs`).
+    // asyncio keeps the running task in a dict instead (`coro/tasks.rs`), and the running loop outside of this
+    // structure.
     RUNNING_TASK: Option<usize> = None;
     RUNNING_LOOP: Option<usize> = None;
 }

@@ -26,7 +26,8 @@ offsets! {
     EXECUTOR: Option<usize> = Some(272) => "void *" PyThreadState.previous_executor;
     FRAME_PREVIOUS: usize = 8 => "void *" _PyInterpreterFrame.previous;
     CODE_VERSION: Option<usize> = Some(168) => "uintptr_t" PyCodeObject._co_instrumentation_version;
-    // asyncio keeps the running task in a dict instead (`coro/tasks.rs`).
+    // asyncio keeps the running task in a dict instead (`coro/tasks.rs`), and the running loop outside of this
+    // structure.
     RUNNING_TASK: Option<usize> = None;
     RUNNING_LOOP: Option<usize> = None;
 }

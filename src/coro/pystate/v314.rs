@@ -71,7 +71,7 @@ pub(super) fn look_up() -> Option<&'static str> {
 }
 
 /// # Safety
-/// The thread is attached, and about to switch to that stack.
+/// The thread is attached, and about to switch to the stack at `base`.
 #[inline(always)]
 pub(super) unsafe fn protect(thread: *mut ffi::PyThreadState, base: usize, len_bytes: usize) -> bool {
     // SAFETY: `look_up` has found a function of this type; there are no coros otherwise.

@@ -52,7 +52,7 @@ unsafe extern "C" {
 }
 
 /// # Safety
-/// The thread is attached, and about to switch to that stack.
+/// The thread is attached, and about to switch to the stack at `base`.
 #[inline(always)]
 pub(super) unsafe fn protect(thread: *mut ffi::PyThreadState, base: usize, len_bytes: usize) -> bool {
     // SAFETY: by the contract; the function only compares and stores the bounds.

@@ -1,7 +1,7 @@
 //! `channel`: senders and receivers wait for each other, like on the channels of Stackless Python.
 //!
 //! ```text
-//!   on the way     [ oldest ... ]     values that were sent to waiting receivers; at least as many as are promised
+//!   on the way     [ oldest ... ]     values that have left their senders; at least as many as are promised
 //!   promised       the number of receivers that were woken for a value and have not run yet
 //!   senders        coros with a value each; these values are newer than the ones on the way
 //!   receivers      coros; they wait only while all values are promised
@@ -105,7 +105,7 @@ impl ChannelObject {
         self.free() as isize - self.receivers.len() as isize
     }
 
-    /// Takes the value of the sender that has waited longest, and wakes it.
+    /// Takes the value of the sender that has waited longest, and wakes that sender.
     #[inline]
     fn take_from_sender(this: Channel<'_>) -> Option<(Bound<'_, PyAny>, bool)> {
         let sender = this.senders.first(this.py())?;
@@ -212,7 +212,7 @@ fn begin_send(
     Ok(Some((coro, value)))
 }
 
-/// Gives a value to a receiver, and waits for one without a limit if necessary.
+/// Gives a value to a receiver. If no receiver waits, waits for one without a limit.
 fn deliver<'py>(this: Channel<'py>, value: Bound<'py, PyAny>, is_exception: bool) -> PyResult<()> {
     let Some(mut value) = hand_over(this, value, is_exception, Limit::Endless)? else {
         return Ok(());
@@ -257,8 +257,8 @@ fn sent<'py>(coro: Coro<'py>, wait: EndedWait<'py>) -> PyResult<Sent<'py>> {
     }
 }
 
-/// One step of waiting for the oldest value. The result is None if the channel is closed. A value that was sent as an
-/// exception is raised.
+/// One step of waiting for the oldest value. The result is None if the channel is closed and no value is left. A value
+/// that was sent as an exception is raised.
 #[inline]
 fn next_value(
     this: Channel<'static>,

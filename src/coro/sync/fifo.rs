@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Taking an item from a full fifo makes space, and the item of the longest-waiting pusher enters the queue before that
-//! pusher runs. If the pusher is interrupted after that, `push` returns, and the interruption is raised at its next
-//! wait. So if `push` raises, the item is certainly not in the queue.
+//! pusher runs. If the pusher is interrupted after that, `push` returns, and the interruption is raised at the pusher's
+//! next wait. So if `push` raises, the item is certainly not in the queue.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};

@@ -1,8 +1,8 @@
 //! The time limit of a wait: `block=` and `timeout=` of the methods that wait.
 //!
-//! When the limit is reached, a timer of the loop removes a coro that still waits from its queue, and makes it ready
-//! without a grant. If the coro was granted its request before that, it is already ready, the timer changes nothing,
-//! and the coro keeps what it was granted.
+//! If the coro still waits when the limit is reached, a timer of the loop removes the coro from its queue and makes it
+//! ready without a grant. If the coro was granted its request before that, it is already ready, the timer changes
+//! nothing, and the coro keeps what it was granted.
 
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -26,8 +26,8 @@ pub(in crate::coro) enum Limit {
 }
 
 impl Limit {
-    /// Reads `block=True, timeout=None`. If `block` is false the timeout is ignored, and a timeout of 0 or less means
-    /// not to wait.
+    /// Reads `block=True, timeout=None`. If `block` is false, the timeout is checked but not used. A timeout of 0 or
+    /// less means not to wait.
     #[cold]
     pub(in crate::coro) fn new(
         block: Option<Bound<'_, PyAny>>,
@@ -65,7 +65,7 @@ impl Limit {
         }
     }
 
-    /// The limit for messages, like ` for 0.5 seconds`; empty if the wait was not limited.
+    /// The limit for messages, like ` for 0.5 seconds`; empty if there was no limit or no wait.
     pub(in crate::coro) fn describe(self) -> String {
         match self {
             Self::For { timeout_s } => format!(" for {timeout_s} seconds"),
@@ -82,7 +82,7 @@ pub(in crate::coro) fn set_end_wait(function: &Bound<'_, PyAny>) {
 }
 
 /// The time limit of one call, which may wait several times. Make it before the last check of the condition that the
-/// coro waits for: making it may run destructors, which may wait themselves.
+/// coro waits for: making it may run destructors, which may wait themselves, so that the condition may change.
 pub(in crate::coro) struct Deadline<'py> {
     coro: Coro<'py>,
     timer: Option<HandleRef>,

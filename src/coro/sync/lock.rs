@@ -109,7 +109,7 @@ fn take<const R: bool>(this: Lock<'_, R>, coro: Coro<'_>) -> bool {
 enum Held {
     AtOnce,
     AfterAWait,
-    /// The timeout expired before the lock was free.
+    /// The limit was reached before the lock was free.
     Not,
 }
 

@@ -112,8 +112,8 @@ unsafe fn name_of_type(py: Python<'_>, object: *mut ffi::PyObject) -> String {
         .map_or_else(|| "primitive".to_owned(), |name| name.to_string())
 }
 
-/// How a wait in a queue has ended. If it was neither granted nor late, the waiter was woken for another reason, and
-/// tries again.
+/// How a wait in a queue has ended. If it was neither granted nor late nor interrupted, the waiter was woken for
+/// another reason, and tries again.
 pub(in crate::coro) struct EndedWait<'py> {
     /// The value of the wake, or the interruption.
     pub(in crate::coro) result: PyResult<Bound<'py, PyAny>>,
@@ -141,7 +141,7 @@ impl<'py> EndedWait<'py> {
     }
 }
 
-/// Waits at the end of `queue`, until the coro is woken by a grant or by its deadline.
+/// Waits at the end of `queue` until the coro is woken: by a grant, by its deadline or by an interruption.
 #[inline]
 pub(in crate::coro) fn wait_in_queue<'py>(
     queue: &WaitQueue,

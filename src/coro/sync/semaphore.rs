@@ -103,7 +103,7 @@ fn acquire<'py>(this: Semaphore<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> 
     Ok(bool_object(this.py(), wait_for(this, count, limit)?))
 }
 
-/// Takes permits, waiting for them if necessary. Returns false if the timeout expires first.
+/// Takes permits, waiting for them if necessary. Returns false if the limit is reached first.
 #[inline]
 fn wait_for(this: Semaphore<'_>, count: i64, limit: Limit) -> PyResult<bool> {
     if this.take(count) {
@@ -150,7 +150,7 @@ fn release<'py>(this: Semaphore<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> 
 }
 
 fn give(this: Semaphore<'_>, count: i64) -> PyResult<()> {
-    // This check does not count the permits that coros hold. So a later release may still overflow, but only with a
+    // This check does not count the permits that coros hold. So giving those back may still overflow, but only with a
     // number of permits far beyond any practical one.
     let Some(sum) = this.available.get().checked_add(count) else {
         return Err(PyOverflowError::new_err("too many permits"));

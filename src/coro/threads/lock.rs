@@ -99,8 +99,8 @@ fn acquire<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> Objec
         let is_timed = timeout.is_some();
         let limit = limit::of_acquire(blocking, timeout)?;
         if !R && !is_timed && limit.is_at_once() && this.holder.get() == Party::running(this.py()) {
-            // `threading.Condition.notify` uses this call to find out whether its caller holds the lock. It must not be
-            // interrupted, so it does not count as a failed attempt that may yield.
+            // `threading.Condition.notify` uses this call to find out whether its caller holds the lock. `notify` must
+            // not be interrupted, so this call does not count as a failed attempt that may yield.
             return Ok(bool_object(this.py(), false));
         }
         limit
@@ -173,7 +173,7 @@ fn release_save<'py>(this: Lock<'py, true>, _: Args<'_, 'py>) -> ObjectResult<'p
 
 /// Acquires the lock with as many levels as before. An interruption does not end this wait, because `Condition.wait`
 /// has promised to return with the lock held. In a coro, the interruption is raised at its next wait. In a real thread,
-/// an exception from a signal handler is raised when the lock is held.
+/// an exception from a signal handler is raised once the lock is held.
 fn acquire_restore<'py>(this: Lock<'py, true>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     let state = args

@@ -49,7 +49,7 @@ unsafe extern "C" {
 /// `PyLockStatus`.
 const TIMED_OUT: c_int = 0;
 const INTERRUPTED: c_int = 2;
-/// The longest single wait of a thread, in microseconds. A longer one is repeated.
+/// The longest single wait of a thread, in microseconds. A longer wait consists of several.
 const LONGEST_WAIT: u128 = 1 << 50;
 
 /// How many forks lead from the first process to this one. The waiters of the parent do not exist in the child.
@@ -229,7 +229,8 @@ fn poll(py: Python<'_>, source: &impl Source) -> PyResult<bool> {
 
 fn wait_for(py: Python<'_>, source: &impl Source, limit: Limit) -> PyResult<bool> {
     let way = find_way(py, source, limit)?;
-    // `find_way` may have run destructors that made the source available, so it is tried again before the first wait.
+    // `find_way` may have run destructors that made the source available, so the source is tried again before the first
+    // wait.
     while !source.take(py) {
         let wait = source.waiters().wait(py, &way);
         match wait.result {
@@ -270,13 +271,13 @@ pub(super) fn take_through_interruptions(py: Python<'_>, source: &impl Source) -
 }
 
 /// Decides how the caller waits. A coro leaves its stack if it can. If no coro is running, the thread blocks. A coro
-/// that cannot leave its stack blocks its thread only if another real thread holds the lock; any other holder might
-/// need this thread in order to go on.
+/// that cannot leave its stack blocks its thread only in the child of a fork, or if another real thread holds the lock;
+/// any other holder might need this thread in order to go on.
 fn find_way<'py>(py: Python<'py>, source: &impl Source, limit: Limit) -> PyResult<Way<'py>> {
     if runtime::current_anywhere(py).is_some() {
         match suspension::suspendable(py) {
             Ok(coro) => return Ok(Way::Coro(coro, Deadline::new(coro, limit)?)),
-            // In the child of a fork the coro may block the thread: no loop and no other coro needs it.
+            // In the child of a fork the coro may block the thread: no loop and no other coro needs the thread there.
             Err(_) if source.holder().is_other_thread() || suspension::is_forked() => {}
             Err(error) => return Err(cannot_wait(py, source.what(), &error)),
         }
