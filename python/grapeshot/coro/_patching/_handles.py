@@ -275,7 +275,7 @@ class ThreadHandle:
 
 
 def watch_running_threads() -> None:
-    """Give real threads that were started before patching handles or sentinels with which coros can join them."""
+    """Replace the handles or sentinels of real threads that are already running, so that coros can join them."""
     for thread in threading.enumerate():
         watched: Any = thread
         if HAS_HANDLES:
