@@ -2,8 +2,8 @@
 
 A read can block even though the descriptor was ready a moment ago: another process may have taken the data. So each
 call here tells the system not to block in this one call, and is repeated after a wait. For a few kinds of files the
-system has no such call; once they are ready, a real thread reads or writes them for a coro. (Code that cannot wait as a
-coro does this in its own thread, and so does :func:`write_now`.)
+system has no such call; once they are ready, a real thread reads or writes them for a coro. (Where no coro
+can wait, the calling thread does it itself, and so does :func:`write_now`.)
 """
 
 from __future__ import annotations

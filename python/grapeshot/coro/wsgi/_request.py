@@ -92,7 +92,7 @@ class RequestParser:
         # The requests whose heads have arrived, in order. The body of the last one may not be complete yet.
         self.requests: deque[Request] = deque()
         self.error: BaseException | None = None
-        # Bytes after the last request of `requests` that were received but not parsed.
+        # Bytes that were received but not parsed yet. They come after the last request of `requests`.
         self.rest = b""
         # The exception that a callback has raised.
         self._raised: BaseException | None = None
