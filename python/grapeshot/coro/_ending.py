@@ -42,7 +42,10 @@ def _coros_of(loop: Loop) -> list[Coro[Any]]:
 
 
 def watch_end(loop: Loop) -> Any:
-    """Start a timer that warns if, when it is due, a runner still waits for coros. Called before the runner cancels."""
+    """Start a timer that warns if a runner still waits for coros when the timer is due.
+
+    Called before the runner cancels the coros.
+    """
     return loop.call_later(_HELD_UP_S, _warn_of_late, loop)
 
 
