@@ -154,7 +154,7 @@ def __dir__() -> list[str]:
 
 
 def _name_as_public() -> None:
-    """Set ``__module__`` of the public objects to this package, which tracebacks, ``help`` and pickles then show."""
+    """Make this package the ``__module__`` of the public objects, which tracebacks, ``help`` and pickles name."""
     for name in __all__:
         value = globals()[name]
         if getattr(value, "__module__", "").startswith(f"{__name__}."):

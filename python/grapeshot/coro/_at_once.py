@@ -2,7 +2,8 @@
 
 A read can block even though the descriptor was ready a moment ago: another process may have taken the data. So each
 call here tells the system not to block in this one call, and is repeated after a wait. For a few kinds of files the
-system has no such call; once they are ready, a real thread reads or writes them.
+system has no such call; once they are ready, a real thread reads or writes them for a coro. (Where no coro
+can wait, the calling thread does it itself, and so does :func:`write_now`.)
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ _start_real = _thread.start_new_thread
 _read, _write, _fstat, _getpid = os.read, os.write, os.fstat, os.getpid
 _poll = select.poll
 _Epoll: Any = getattr(select, "epoll", None)
-# How many bytes a real thread writes at most. If the coro is interrupted, the caller does not learn how much of this
-# was written.
+# How many bytes are written at most by a call that can block. If such a call runs in a real thread and the coro is
+# interrupted, the caller does not learn how many of these bytes were written.
 _PIECE_LEN = 4096
 
 
@@ -68,7 +69,7 @@ class _ReadCall(_ThreadCall):
         super().__init__(call)
 
     def is_of(self, fd: int) -> bool:
-        """Whether the descriptor still refers to the same open file, in the same process."""
+        """Whether the descriptor still refers to the open file of this call, in the same process."""
         return self._identity == _identity_of(fd) and (self._mark is None or _is_marked(self._mark, fd))
 
     def take(self, length: int | None) -> Any:

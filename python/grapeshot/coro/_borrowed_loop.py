@@ -71,7 +71,7 @@ class _Turn:
         return self._future is not None and self._future.cancel(msg=msg)
 
     def cancelled(self) -> bool:
-        """Whether the run ended before the future had a result."""
+        """Whether the future was cancelled, or ``stop()`` came before the future was done."""
         if self._future is None:
             return False
         return self._future.cancelled() or (self._is_stopped and not self._future.done())
@@ -131,7 +131,8 @@ class BorrowedLoop(asyncio.AbstractEventLoop):
         """Wait in the coro until ``future`` is done; return its result.
 
         A coroutine becomes a task of the loop that runs the coro. If the coro is interrupted, the future is cancelled;
-        the interruption is raised here once the future is done.
+        the interruption is raised here once the cancelled future has ended. If the future ends with a result or an
+        exception all the same, the interruption is dropped.
 
         Raises:
             RuntimeError: the loop is closed or already running; another loop is running; the call does not come from
@@ -342,7 +343,7 @@ def _forward(name: str) -> Callable[..., Any]:
     return method
 
 
-# __getattr__ is not enough for these: AbstractEventLoop defines each method, which raises NotImplementedError.
+# __getattr__ is not enough for these methods: AbstractEventLoop defines each of them, to raise NotImplementedError.
 for _name in dir(asyncio.AbstractEventLoop):
     if not _name.startswith("_") and _name not in vars(BorrowedLoop):
         setattr(BorrowedLoop, _name, _forward(_name))

@@ -47,7 +47,7 @@ class Run:
             stop()
 
     def leave(self, exc: BaseException) -> bool:
-        """Raise ``exc`` in the coro that waits for the run. It is a SystemExit or KeyboardInterrupt of the run's code.
+        """Raise ``exc``, a SystemExit or KeyboardInterrupt of the run's code, in the coro that waits for the run.
 
         Return False if no coro waits.
         """
@@ -175,7 +175,7 @@ class Ledger:
     def exit_raised(self, context: contextvars.Context, exc: BaseException) -> bool:
         """Pass an exception that would end the loop to the run whose code raised it.
 
-        Return False if it does not come from a run. The loop calls this.
+        Return False if the exception does not come from a run, or no coro waits for that run. The loop calls this.
         """
         run = context.get(_run_of_context)
         return run is not None and run.host is not None and run.host is self._host() and run.leave(exc)
@@ -187,7 +187,7 @@ def _ledger_of(host: Loop) -> Ledger:
 
 
 def _stop(host: weakref.ref[Loop]) -> None:
-    """Replaces ``host.stop()`` while runs borrow the loop: stop the caller's run; without one, stop the loop."""
+    """Replaces ``host.stop()`` while runs borrow the loop: stop the caller's run; if it has none, stop the loop."""
     loop = host()
     if loop is None:
         return

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 class _WrappedInterrupt(Interrupted):
     """Raised in a coroutine that a coro awaits, when the coro is interrupted with something other than CancelledError.
 
-    ``value`` is that exception. asyncio's code expects to be interrupted only by a CancelledError (which this is, too):
-    after another exception, TaskGroup would not end its tasks.
+    ``value`` is the exception that interrupted the coro. asyncio's code expects to be interrupted only by a
+    CancelledError (which this is, too): after another exception, TaskGroup would not end its tasks.
     """
 
 
@@ -56,9 +56,9 @@ def await_(awaitable: Awaitable[_T]) -> _T:
     """Wait in a coro for an asyncio awaitable; return its result or raise its exception.
 
     To the awaitable this is like ``await`` in a task. If the coro is interrupted in any way, this acts like a
-    cancellation: the future that is waited for is cancelled, the coroutine gets CancelledError, and once both have
-    ended, the interruption is raised in the coro. If the awaitable is itself a coro, this returns its result or raises
-    the same exceptions as :meth:`Coro.result`.
+    cancellation: the future that is waited for is cancelled, and the coroutine gets CancelledError. Once both have
+    ended, the interruption is raised in the coro, unless they have suppressed the cancellation. If the awaitable is
+    itself a coro, this returns its result or raises the same exceptions as :meth:`Coro.result`.
 
     After several calls that did not have to wait, the next one first yields to others (see ``set_selfishness``). The
     coro can be interrupted there, too.
@@ -188,8 +188,9 @@ def _check_owner(coro: Coro[Any], future: Any) -> None:
 def wait_for_future(coro: Any, future: Any) -> BaseException | None:
     """Wait until ``future`` is done. Return the exception with which the coro was interrupted, or None.
 
-    An interruption cancels the future, and takes effect when the future is done. If the future was not cancelled by
-    that but has a result or exception, the interruption is dropped, as for a task.
+    An interruption cancels the future, and takes effect when the future is done, or at once if the future refuses to be
+    cancelled. If the future ends with a result or an exception all the same, the interruption is dropped, as for a
+    task.
     """
     interruption: BaseException | None = None
     wakeup: Any = Wakeup(coro)

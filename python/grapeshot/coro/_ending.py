@@ -4,9 +4,9 @@ Each coro gets ``Shutdown`` where it waits, so that its ``finally`` blocks run. 
 may wait, for one second in all. After that, or if no loop can run, every further wait is interrupted, too. A coro that
 still does not end is abandoned with a warning: it stays suspended, and the objects on its stack are never freed.
 
-Before that, a runner (``coro.run``, ``asyncio.run``) cancels the coros and tasks that are left, and waits for them.
-Runners leave out coros that stand for daemon threads; only this module ends them. Plain Python does not wait for
-daemon threads at all, so a daemon that goes on after that second is abandoned after a few more waits, without a
+Before this module acts, a runner (``coro.run``, ``asyncio.run``) cancels the coros and tasks that are left, and waits
+for them. Runners leave out coros that stand for daemon threads; only this module ends those. Plain Python does not wait
+for daemon threads at all, so a daemon that goes on after that one second is abandoned after a few more waits, without a
 warning.
 """
 
@@ -42,7 +42,10 @@ def _coros_of(loop: Loop) -> list[Coro[Any]]:
 
 
 def watch_end(loop: Loop) -> Any:
-    """Start a timer that warns if a runner then still waits for coros. Called before the runner cancels them."""
+    """Start a timer that warns if a runner still waits for coros when the timer is due.
+
+    Called before the runner cancels the coros.
+    """
     return loop.call_later(_HELD_UP_S, _warn_of_late, loop)
 
 
@@ -69,7 +72,7 @@ def before_close(loop: Loop) -> None:
 def unwind(loop: Loop) -> None:
     """End the coros of a loop that is about to be closed.
 
-    Coros of another thread end when that thread ends.
+    This ends only coros of the calling thread. Coros of another thread end when that thread ends.
 
     Raises:
         SystemExit, KeyboardInterrupt: a coro has raised it. It is raised here after all coros were shut down.

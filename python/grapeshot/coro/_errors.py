@@ -37,7 +37,7 @@ class CoroCancelled(Exception):  # noqa: N818  # named after the state that it r
     """A coro has no result, because it was shut down, interrupted or cancelled. ``__cause__`` is the coro's exception.
 
     :meth:`Coro.result` raises this in another coro. The caller itself was not cancelled, so this is an ordinary error:
-    ``except Exception`` catches it, and it is reported if no code does.
+    ``except Exception`` catches it, and if no code catches it, it is reported.
     """
 
 

@@ -49,7 +49,7 @@ _running: list[_Program] = []
 
 
 def pending_loop() -> Loop:
-    """Return the loop for coros that are made while no loop runs in this thread. It is made by the first call."""
+    """Return the loop for coros that are made while no loop runs in this thread. The first call makes this loop."""
     return _own_program().loop
 
 

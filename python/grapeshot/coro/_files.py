@@ -83,7 +83,8 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
 
     With ``closefd`` the object owns the descriptor: it makes it nonblocking, and :meth:`close` closes it. Otherwise it
     does not change the descriptor's mode, because other processes may share it (standard input, for instance). Each
-    call is then nonblocking on its own, or a real thread makes it, for the few kinds of files that have no such calls.
+    call is then nonblocking on its own. For the few kinds of files that have no such calls, a real thread makes the
+    call.
 
     A ``recv`` that is interrupted loses no data. After an interrupted ``sendall`` it is not known how much was written.
     In a thread without coros, the calls block the thread.
@@ -226,7 +227,7 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
     ) -> _T:
         """Repeat ``call`` until it succeeds, and ``wait`` each time it would block.
 
-        For a descriptor that stays in blocking mode, ``call_at_once`` is called instead, and does the same.
+        For a descriptor that stays in blocking mode, ``call_at_once`` (if given) is called instead, and does the same.
         """
         with self._fd as fd:
             _core._coro_act()
@@ -279,9 +280,9 @@ class file_sock(fd_sock):  # noqa: N801
 
     ``file_sock(file, *, closefd=True)``
 
-    ``file`` is a binary file object or a descriptor. With ``closefd``, :meth:`close` closes it. The write buffer of a
-    file object is flushed first. Anything that is not a regular file works as in :class:`fd_sock`; data of a pipe that
-    the file object has already read into its buffer is not seen.
+    ``file`` is a binary file object or a descriptor. With ``closefd``, :meth:`close` closes it. If a file object has a
+    write buffer, the buffer is flushed when the ``file_sock`` is made. Anything that is not a regular file works as in
+    :class:`fd_sock`; data of a pipe that the file object has already read into its buffer is not seen.
 
     The object has its own position in a regular file (:meth:`tell`, :meth:`seek`), which starts at the file's position.
     The file's position then stays where it is, unless the file is in append mode and the object writes. An interrupted

@@ -73,7 +73,10 @@ def _forget_parent(loop: Loop, kept: object) -> None:
 
 
 def _task_of_run(co: Any) -> Any:
-    """If the loop runs until the coro ends, return it or the task in which ``coro.run()`` awaits it; else None."""
+    """Return what the loop awaits if it runs only until ``co`` ends, else None.
+
+    The loop then awaits ``co``, or the task in which ``coro.run()`` awaits ``co``.
+    """
     awaited = co._loop._awaited
     if awaited is co:
         return co
@@ -84,9 +87,10 @@ def _task_of_run(co: Any) -> Any:
 
 
 def end_child(co: Any, leaves_loop: bool) -> bool:
-    """Called in the child when the coro that forked has ended: end the process, unless the loop's run ends with it.
+    """Called in the child when the coro that forked has ended: unless this ends the loop's run, end the process.
 
-    Return True if ``coro.run()`` waits for the coro. (No other code in the child can wait for it.)
+    Return True if the loop runs only until this coro ends, as with ``coro.run()``. (No other code in the child can wait
+    for the coro.)
     """
     is_awaited = _task_of_run(co) is not None
     if is_awaited or leaves_loop:

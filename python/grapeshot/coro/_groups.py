@@ -290,10 +290,11 @@ class Pool:
     def imap(self, fn: Callable[..., Any], /, *iterables: Iterable[Any]) -> Iterator[Any]:
         """Return an iterator over the results, in the order of the items.
 
-        It yields each result as soon as that call and all earlier ones have ended. At first it starts as many coros as
-        the pool has free places, then another one each time a result is taken. If a call raised, ``next`` raises that
-        exception in place of the result, and the iterator can go on. If an iterable raises, its exception comes after
-        the results of the items before it. Several coros may share the iterator.
+        It yields each result as soon as that call and all earlier ones have ended. At once, and again at each ``next``,
+        it starts as many coros as the pool has free places, but at most ``size`` of them are running or have a result
+        that was not taken yet. If a call raised, ``next`` raises that exception in place of the result, and the
+        iterator can go on. If an iterable raises, its exception comes after the results of the items before it. Several
+        coros may share the iterator.
         """
         return _Results(self, fn, zip(*iterables, strict=False), in_order=True)
 

@@ -79,7 +79,7 @@ def spawn_hiding(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coro[A
 
 
 def prepare() -> None:
-    """Wrap asyncio's functions if they are not wrapped yet. This changes only coros that hide the loop."""
+    """Wrap asyncio's functions if they are not wrapped yet. Only coros that hide the loop notice this."""
     global _is_prepared
     if _is_prepared:
         return

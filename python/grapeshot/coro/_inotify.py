@@ -1,10 +1,12 @@
-"""``watch_file`` on Linux, with inotify. Two kinds of watches report different events:
+"""``watch_file`` on Linux, with inotify. To watch a single file, it uses two watches that report different events:
 
-    the watch of the directory  the name was created, deleted or moved
+    the watch of its directory  the name was created, deleted or moved
     the watch of the file       the contents were modified; made again when the name refers to another file
 
-So a file is still watched after an editor has replaced it (by renaming a new file to the old name). The same holds for
-the target of a symbolic link, even after the link was replaced.
+So a file is still watched after an editor has replaced it (by renaming a new file to the old name). If the name is a
+symbolic link, the contents of its target are watched; after the link was replaced, those of the new target.
+
+To watch the entries of a directory, one watch of the directory reports all of these events.
 
 Source: ``inotify(7)``.
 """

@@ -49,7 +49,8 @@ class _Vnodes(fd_sock):
                 os.close(fds.pop())
 
         self._queue, self._fds = queue, fds
-        # A kqueue cannot be made nonblocking. So `receive` waits until it is readable, and polls it without waiting.
+        # A kqueue cannot be made nonblocking. So `receive` polls it with a timeout of 0. If there is no event, it waits
+        # until the kqueue is readable, and polls again.
         self._set_up(queue.fileno(), release, is_ours=False)
         self._waits_first = self._is_ours = True
 

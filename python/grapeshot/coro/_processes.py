@@ -52,8 +52,8 @@ def waitpid(pid: int, options: int = 0, /, timeout: float | None = None) -> tupl
     while True:
         watch = _Watch(pid)
         try:
-            # If other code has fetched the status in between, another process may have this number by now. In that case
-            # this call raises ChildProcessError.
+            # If other code has fetched the status since the call above, another process may have this number by now.
+            # This call then raises ChildProcessError.
             found = _waitpid(pid, os.WNOHANG)
             if not found[0]:
                 wait_for_read(watch.fd, left_s())

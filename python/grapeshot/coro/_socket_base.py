@@ -131,7 +131,8 @@ class CoroSocket(_Native):
                 file.seek(offset)
         return offset - start
 
-    # The data that a recv_exact has received but not returned, because it failed. Native code calls these methods.
+    # Data that was received but not returned yet: a recv_exact has failed, or a server hands its connection over to
+    # other code. Native code calls these methods, too.
 
     def _put_back(self, data: bytes) -> None:
         self._unread = data + getattr(self, "_unread", b"")

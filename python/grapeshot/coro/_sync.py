@@ -136,7 +136,7 @@ class rw_lock:  # noqa: N801
         Returns False if that was not possible in time.
 
         Raises:
-            LockError: this coro already holds the lock for reading.
+            LockError: this coro holds the lock, but only for reading.
         """
         if self.try_acquire_write():
             return True
@@ -237,7 +237,10 @@ class event:  # noqa: N801
         self._is_set = False
 
     def wait(self, timeout: float | None = None, block: bool = True) -> bool:
-        """Wait until the flag is set, even if it is cleared again at once; return False if it was not set in time."""
+        """Wait until the flag is set; return False if it was not set in time.
+
+        The wait ends even if the flag is cleared again at once.
+        """
         return self._is_set or self._waiters._wait_as(0, block, timeout)
 
 

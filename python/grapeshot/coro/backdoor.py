@@ -41,8 +41,9 @@ def serve(
     With a path as its only positional argument it works like :func:`grapeshot.insight.backdoor.serve`, and returns the
     server.
 
-    Only root and the user who runs the process can connect, so there are no TCP ports. ``welcome_message``
-    and ``client_class`` are not supported either: the prompt and its text are grapeshot's own.
+    Only root and the user who runs the process may connect. A TCP port cannot ensure that, so a TCP ``port`` and
+    ``ip`` are not supported. Neither are ``welcome_message`` and ``client_class``: the prompt and its text are
+    grapeshot's own.
 
     Raises:
         ValueError: no path is given, or an argument is not supported.

@@ -141,7 +141,7 @@ class _Client(coro.sock):
             self._send_whole(data, flags)  # 103 Early Hints
 
     def send(self, data: Any, flags: int = 0, /) -> int:
-        """Send all of the data: WebSocket libraries call send(), and expect a blocking socket to send everything."""
+        """Send all of the data, as WebSocket libraries expect of a blocking socket. With a timeout, send what fits."""
         self.end_answer()
         if self.gettimeout() is not None:
             return super().send(data, flags)

@@ -99,8 +99,9 @@ def patch(*parts: str, **switches: bool) -> None:
 
     Warns:
         PatchWarning: modules that were imported earlier hold originals, for example by ``from time import sleep``.
-            Such names are replaced, and so are module-level locks that are not held at the moment. Classes that inherit
-            from an original cannot be changed. The warning lists both.
+            Such names are replaced, and so are module-level locks that no code holds and to which nothing else refers.
+            Other locks, and classes that inherit from an original, cannot be changed. The warning lists the names that
+            were replaced, and the locks and classes that could not be changed.
 
     Raises:
         ValueError: a name is not the name of a part.

@@ -84,7 +84,7 @@ class Reader(io.BufferedReader):
 
 
 class Writer(io.BufferedWriter):
-    """An :class:`io.BufferedWriter`, which one coro at a time uses."""
+    """An :class:`io.BufferedWriter` whose methods let in only one coro at a time."""
 
     _lock: Any
 

@@ -104,8 +104,9 @@ def call_in_real_thread(call: Callable[[], Any]) -> Any:
 class Sentinel:
     """The sentinel lock of a thread, up to Python 3.12. threading acquires it when the thread begins.
 
-    A later ``acquire`` only waits for the end of the thread; it does not hold the lock. threading does not wait for
-    threads that are coros when the interpreter exits, because no loop runs then.
+    A later ``acquire`` only waits for the end of the thread; it does not hold the lock. ``start_new_thread``
+    in ``_thread.py`` keeps threading from waiting for threads that are coros when the interpreter exits, because no
+    loop runs then.
     """
 
     def __init__(self, running: Running | None = None, coro: Any = None) -> None:
@@ -275,7 +276,7 @@ class ThreadHandle:
 
 
 def watch_running_threads() -> None:
-    """Give real threads that were started before patching handles or sentinels with which coros can join them."""
+    """Replace the handles or sentinels of real threads that are already running, so that coros can join them."""
     for thread in threading.enumerate():
         watched: Any = thread
         if HAS_HANDLES:

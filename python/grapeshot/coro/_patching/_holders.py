@@ -1,6 +1,7 @@
 """Finds originals that modules got before :func:`grapeshot.coro.patch`: in names, locks and base classes.
 
-Names and free locks are replaced; the rest is reported in a PatchWarning.
+Names and free locks are replaced. A PatchWarning reports the names that were replaced, and what could not be replaced,
+except in the standard library.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _RealRLock: Any = _thread.RLock
 
 
 class Holders:
-    """The originals that were found, as texts by module. They were either replaced, or could not be replaced."""
+    """The originals to report, as texts by module: names that were replaced, and what could not be replaced."""
 
     def __init__(self) -> None:
         self.repaired: dict[str, list[str]] = {}

@@ -27,7 +27,10 @@ _LEAST_REAL = 2**32
 
 
 def _real(ident: Any) -> Any:
-    """Return the ident of the real thread. Raises ProcessLookupError if the coro does not belong to this thread."""
+    """Turn the id of a coro into the ident of its real thread, and return other idents unchanged.
+
+    Raises ProcessLookupError if no live coro of this thread has this id.
+    """
     if not isinstance(ident, int) or not 0 < ident < _LEAST_REAL:
         return ident
     if any(coro.id == ident for coro in _core._coro_live()):

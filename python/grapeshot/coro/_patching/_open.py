@@ -24,7 +24,7 @@ _fstat = os.fstat
 # the original raises an error.
 _MODES = {mode: (way, "b" in kind) for way in "rwax" for kind in ("", "t", "b") for mode in (way + kind, kind + way)}
 
-# The largest block size of a file that is used as the size of its buffer.
+# A buffer has the size of one block of its file; from Python 3.14 on, at most this size.
 _LARGEST = 8192 * 1024
 
 

@@ -88,7 +88,7 @@ def get_original(module: str, name: str) -> Any:
 
 
 def view(module_name: str) -> types.ModuleType:
-    """Return the view of an imported module. Each module has one view, to which its replaced names are added."""
+    """Return the view of an imported module. There is one per module; :func:`replace` adds the originals to it."""
     found = _views.get(module_name)
     if found is None:
         found = _views[module_name] = _View(sys.modules[module_name])
@@ -115,7 +115,7 @@ def is_keeper(module_name: str) -> bool:
 
 
 def give_views() -> None:
-    """Put views into all keepers that were imported, in place of the patched modules."""
+    """Put views into all keepers that were imported, except this package, in place of the patched modules."""
     for module_name, module in list(sys.modules.items()):
         if not is_keeper(module_name) or module_name in _PATCHED or module_name.startswith(__package__):
             continue

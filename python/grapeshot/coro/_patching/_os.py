@@ -197,7 +197,7 @@ def _wait_for_child(kind: int, ident: int, options: int) -> None:
             return
 
     def wait() -> None:
-        # WNOWAIT does not fetch the status. Errors are ignored: the caller's next call gets them, too.
+        # With WNOWAIT the call does not fetch the status. Errors are ignored: the caller's next call gets them, too.
         try:
             _waitid(kind, ident, states | _WNOWAIT)
         except OSError:

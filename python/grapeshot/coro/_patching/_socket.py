@@ -67,7 +67,7 @@ class SharedWaits(CoroSocket):
             self._wait_beside(direction, timeout)
 
     def _wait_beside(self, direction: int, timeout: float | None) -> None:
-        """Wait while another coro has the socket's entry in the fd table."""
+        """Wait until the socket is ready, although another coro already has the socket's entry in the fd table."""
         fd = self.fileno()
         if fd < 0:
             raise ClosedError("the socket is closed")

@@ -53,7 +53,7 @@ _PROBE_MS = 1
 _PROBE_S = _PROBE_MS / 1000
 # SQLite has waited in a call that took at least this long.
 _LEAST_S = 0.9 * _PROBE_S
-# SQLite's own pauses between two attempts, in seconds. The last one is repeated.
+# The pauses between two attempts, in seconds. The last one is repeated. SQLite itself begins with the same pauses.
 _PAUSES_S = (0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.025)
 # The position of `factory` among the arguments of connect().
 _FACTORY_INDEX = 5
@@ -66,7 +66,8 @@ _FIRST_WORD = re.compile(_SPACE + r"(\w+)", re.DOTALL)
 _ASKS_TIMEOUT = re.compile(_SPACE + r"pragma\s+(?:\w+\s*\.\s*)?busy_timeout\s*;?\s*$", re.DOTALL | re.IGNORECASE)
 # Before these statements, the module sqlite3 begins a transaction.
 _BEGINNING = frozenset(("insert", "update", "delete", "replace"))
-# These statements can always be repeated: they do not write, and find a locked database before they call functions.
+# Outside of a transaction, these statements can always be repeated: they do not write, and find a locked database
+# before they call functions.
 _HARMLESS = frozenset(("select", "pragma", "begin", "commit", "end", "rollback", "savepoint", "release"))
 
 
@@ -165,7 +166,10 @@ class Cursor(sqlite3.Cursor):
 
 
 class _Fetching:
-    """A cursor over the rows of a statement that commits when its last row is fetched. SQLite waits for this commit."""
+    """A cursor over the rows of a statement that commits when its last row is fetched.
+
+    If the database is locked then, SQLite itself waits, and blocks the thread.
+    """
 
     __slots__ = ()
 

@@ -34,8 +34,8 @@ _is_among_coros = _core._coro_begins_thread
 def _hold_in_thread(lock: Any) -> Iterator[None]:
     """Hold the lock in code outside of coros.
 
-    A callback or task cannot wait for a coro of its own thread. If such a coro has the lock, the callback or task goes
-    on without the lock.
+    A callback or task must not wait for a coro of its own thread, because that coro could not go on. So a callback or
+    task of a loop with coros never waits for the lock: if the lock is not free, it goes on without the lock.
     """
     # While the interpreter exits, a thread that was stopped may have the lock: do not wait for it then.
     taken = lock.acquire(False) or (not sys.is_finalizing() and not _is_among_coros() and lock.acquire())

@@ -52,7 +52,7 @@ _main_handle: list[Any] = []
 
 
 def count() -> int:
-    """Return the number of running threads: coros, and real threads except the main thread."""
+    """Return the number of running threads: threads that are coros, and real threads except the main thread."""
     return _count_real() + len(_running)
 
 

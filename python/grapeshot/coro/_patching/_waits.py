@@ -39,7 +39,7 @@ _USED_UP = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC))
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
 
 READABLE, WRITABLE = select.POLLIN, select.POLLOUT
-# A sleep without a limit consists of sleeps of this length, one day in seconds.
+# A longer sleep, or one without a limit, consists of sleeps of this length: one day, in seconds.
 _LONGEST_S = 86400.0
 
 

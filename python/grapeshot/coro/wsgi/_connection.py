@@ -44,7 +44,7 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 class GoneError(ConnectionError):
-    """The client has closed the connection, or does not receive the response in time."""
+    """The connection cannot be used any more. For example, the client has closed it, or is too slow to receive."""
 
 
 class Connection:

@@ -42,7 +42,7 @@ def _combined(peer: str, what: str, status: str, sent_len: int, referrer: Any, a
 def _escaped(value: Any) -> str:
     """Escape a value that a client, a proxy or the application has chosen.
 
-    It then has no quotes, line ends or control characters of terminals.
+    The result has no line ends or control characters of terminals, and no double quotes without a backslash.
     """
     if value is None:
         return ""

@@ -48,7 +48,7 @@ _MAX_KEYS = 1000
 _methods: dict[bytes, str] = {}
 # Except for bodies, only this many bytes are parsed at once. This limits how many small requests are kept in memory.
 _PIECE_LEN = 4096
-# How many bytes of chunk sizes and extensions are allowed per byte of a body, in addition to max_head_size.
+# How many bytes of chunk sizes and extensions are allowed per byte of a body, in addition to _max_fed_len bytes.
 _MAX_FRAMING = 16
 # llhttp accepts request lines of RTSP (the protocol of cameras), and does not tell which protocol it has read.
 _RTSP = re.compile(rb"[A-Z_-]+ +[^ ]+ +RTSP/")
@@ -92,7 +92,7 @@ class RequestParser:
         # The requests whose heads have arrived, in order. The body of the last one may not be complete yet.
         self.requests: deque[Request] = deque()
         self.error: BaseException | None = None
-        # Bytes after the last request of `requests` that were received but not parsed.
+        # Bytes that were received but not parsed yet. They come after the last request of `requests`.
         self.rest = b""
         # The exception that a callback has raised.
         self._raised: BaseException | None = None

@@ -1,6 +1,6 @@
 """Responses: ``start_response``, ``write``, and the rules of PEP 3333 for lengths and errors.
 
-The head is sent together with the first part of the body, in one system call.
+The head is sent together with the first part of the body, in one system call, unless this part is large.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Response:
         self.keep_alive = request.keep_alive
         # Whether the head was sent.
         self.has_begun = False
-        # An error of the application that was found after the head was sent; it is logged.
+        # An error of the application that was found after the head was made, too late to change it; it is logged.
         self.problem: str | None = None
         self.sent_len = 0
         self._fields = b""
@@ -236,7 +236,7 @@ class Response:
         self._fields = "".join(lines).encode("latin-1")
 
     def _begin(self, data: bytes, length: int) -> None:
-        """Send the head and the first part of the body. ``length`` is the length of the whole body, or negative."""
+        """Send the head and the first part of the body. ``length`` is that of the whole body; negative: not known."""
         if not self.status and not self._connection.is_taken:
             raise AssertionError("the application has not called start_response()")
         request, code = self._request, self.status[:3]
