@@ -33,7 +33,7 @@ struct Transit {
 }
 
 /// # Safety
-/// To be called by OpenSSL only: the BIO's data must be a live [`Transit`], and the buffer must have that length.
+/// To be called by OpenSSL only: the BIO's data must be a live [`Transit`], and `buffer` must have `length` bytes.
 unsafe extern "C" fn read(bio: Pointer, buffer: *mut c_char, length: c_int) -> c_int {
     let Ok(library) = library() else { return -1 };
     // SAFETY: the session set its boxed transit as the data and outlives the BIO. Nothing else uses the transit during
@@ -90,7 +90,7 @@ fn new_method(library: &Library) -> anyhow::Result<Pointer> {
 }
 
 /// The settings that all sessions of one side share: TLS 1.3, OpenSSL's default ciphers, no verification of the peer's
-/// name.
+/// certificate.
 pub(crate) struct Context {
     library: &'static Library,
     raw: Pointer,
