@@ -1,7 +1,7 @@
 //! One side of a TLS connection, without a socket: ciphertext in, plaintext out, and the other way round.
 //!
-//! OpenSSL uses a custom BIO, which reads from the slice that is being opened, and appends the ciphertext to send
-//! to a `Vec`. A memory BIO would copy all data once more in each direction.
+//! OpenSSL uses a custom BIO. Its reads take data from the slice that is being opened, and its writes append to a `Vec`
+//! of ciphertext that the caller sends. A memory BIO would copy all data once more in each direction.
 
 use std::ffi::{CString, c_char, c_int, c_long, c_void};
 use std::io;
