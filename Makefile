@@ -26,7 +26,7 @@ SECONDS ?= 60
 RUST_SOURCES := Cargo.toml Cargo.lock $(wildcard build*.rs) python/grapeshot/_core.pyi $(shell find src core -name '*.rs' -o -name '*.s' -o -name Cargo.toml)
 LOADGEN      := benchmarks/loadgen/Cargo.toml
 BRIDGE       := examples/tokio_bridge/Cargo.toml
-# With the stable ABI pyo3 does not ask an interpreter for its version, so one build serves all of them.
+# With the stable ABI pyo3 does not ask an interpreter for its version, so one build serves all interpreters.
 BRIDGE_ENV   := PYO3_NO_PYTHON=1 PYO3_BUILD_EXTENSION_MODULE=1 CARGO_TARGET_DIR=target/examples/abi3
 RUST_FUZZ    := core/fuzz/Cargo.toml
 # The fuzzers are only checked here, so libFuzzer itself need not be compiled.

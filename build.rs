@@ -1,6 +1,6 @@
-//! Exposes pyo3's version and build flags (`Py_3_12`, `Py_GIL_DISABLED`, ...) to this crate's `cfg`. It also lets the C
-//! compiler compare the offsets in `src/coro/pystate` with the headers of the interpreter that this build is for, and
-//! passes the signatures in `_core.pyi` to `row!`.
+//! Exposes the version and the build flags of the interpreter that this build is for (`Py_3_12`, `Py_GIL_DISABLED`,
+//! ...) to this crate's `cfg`, as pyo3 found them. It also lets the C compiler compare the offsets in
+//! `src/coro/pystate` with the headers of that interpreter, and passes the signatures in `_core.pyi` to `row!`.
 
 #[path = "build_offsets.rs"]
 mod offsets;

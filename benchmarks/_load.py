@@ -153,8 +153,8 @@ _socket_numbers = itertools.count()
 
 
 def raw_options(kind: str) -> list[str]:
-    """Return the raw server's arguments for this kind. Every kind of Python stream server has the same raw
-    counterpart.
+    """Return the raw server's arguments for this kind. The kinds that are not listed here have the same raw
+    counterpart, which echoes over TCP.
     """
     if kind == "tls":
         return ["--tls", certificate()]

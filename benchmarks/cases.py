@@ -1,5 +1,5 @@
-"""The cases of the loop itself under closed-loop load, with the bounds that they must keep. See also
-`services.py`.
+"""The cases that compare loops, with the bounds that they must keep: servers under closed-loop load, single calls,
+memory, and the start of a process. `services.py` has more cases, which `CASES` includes.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def _echo(
     coalesce: bool = False,
     read_len: int | None = None,
 ) -> Case:
-    """Build an echo case. `variant` and `note` distinguish its name and title from the usual case of the same
-    size.
+    """Build an echo case. To distinguish it from the usual case of the same size, `variant` is appended to its name,
+    and `note` to its title.
     """
     echo = ECHOES[kind]
     size_text = f"{size // KIB} KiB" if size >= KIB else f"{size} B"
@@ -114,7 +114,7 @@ def _startup() -> Case:
     return Case("startup", "Start", title, "beyond_ms", "ms CPU", (Bound(0.5),), measure, references=("asyncio",))
 
 
-# Besides all of TLS: the cases with the transports of aiofastnet. Three more loops take part in them.
+# The loops with aiofastnet's transports take part in these cases, and in all cases of TLS.
 WITH_AIOFASTNET = ["echo-1k-10", "echo-100k-10", "streams-1k-100", "streams-100k-10", "split-4", "aiohttp", "uvicorn"]
 
 _CASES: tuple[Case, ...] = (

@@ -203,7 +203,8 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 def merge(before: dict[str, Any], after: dict[str, Any], cases: Sequence[Case] = CASES) -> dict[str, Any]:
-    """Return the older comparison updated with the rows of the newer one, in the order of the listed cases.
+    """Return a comparison with the rows of both, in the order of the listed cases. If both have a row, the newer one is
+    taken.
 
     Raises SystemExit if they cannot be in one table.
     """

@@ -26,8 +26,8 @@ OWN_SAMPLE_S = 300.0
 
 @dataclass(frozen=True)
 class Settings:
-    """How long one run takes. Many short runs say more than a few long ones: some processes are slower than others of
-    the same program for as long as they live, and only a new process is a new sample of this difference.
+    """The length and the size of one run. Many short runs say more than a few long ones: some processes are slower than
+    others of the same program for as long as they live, and only a new process is a new sample of this difference.
     """
 
     seconds: float = 0.1

@@ -54,7 +54,7 @@ def idle_timers(factory: Callable[[], Loop], args: argparse.Namespace) -> dict[s
         for number in range(IDLE_TIMERS):
             delay_s = IDLE_PERIOD_S * number / IDLE_TIMERS
             loop.call_later(delay_s, fire, time.monotonic() + delay_s)
-        # Wait until every timer has fired once, because only then it is set for a whole period.
+        # Wait until every timer has fired once: after that, each is set for a whole period.
         loop.run_until_complete(asyncio.sleep(IDLE_PERIOD_S + args.warm_up))
         before, cpu_s, wall_s = fired, time.process_time(), time.perf_counter()
         loop.run_until_complete(asyncio.sleep(args.seconds))

@@ -1,7 +1,8 @@
 """Cases from the life of a service: tail latency at a constant rate, light clients beside heavy ones, client
-libraries, and large numbers of connections and timers.
+libraries, and large numbers of connections and timers. There are also further closed-loop cases of HTTP and TLS, some
+of them with other load tools.
 
-`cases.py` has the cases of the loop itself, under closed-loop load.
+`cases.py` has the other cases of the loops.
 """
 
 from __future__ import annotations

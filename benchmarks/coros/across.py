@@ -1,6 +1,7 @@
-"""Measure the border between blocking-style code and asyncio, and asyncio's own tasks: coros, greenback and tasks.
+"""Measure what it costs when blocking-style code (in coros, or with greenback) and asyncio wait for each other, and
+what asyncio's own tasks cost.
 
-Everything here runs on grapeshot's loop, so that only the way to yield differs.
+Everything here runs on grapeshot's loop, so that differences do not come from the loop.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ ALL = (OURS, GREENLET, GEVENT, RUNLOOM, GREENBACK, TASKS)
 
 @dataclass(frozen=True)
 class CoroSettings:
-    """How long one run takes."""
+    """How much one run measures."""
 
     # The CPU time to measure.
     seconds: float = 0.1

@@ -34,8 +34,8 @@ TURNS = 20
 def _giving_way(style: Style, body: Function) -> Taken:
     """Measure a thousand threads that only yield; one turn of all of them is THREADS operations.
 
-    `body` yields TURNS times and a few times more. The first turn, in which the threads begin, and the last ones, in
-    which they end, are not measured.
+    `body` yields TURNS times and a few times more. The first two turns (the threads begin in the first one) and the
+    last ones, in which the threads end, are not measured.
     """
     give_way = style.give_way
     for _ in range(THREADS):

@@ -68,8 +68,8 @@ def contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
 
 
 async def received(sock: socket.socket) -> bytes:
-    """Return the next bytes that arrive at `sock`, the end of a connection that the loop does not manage. Return b""
-    at the end of the stream.
+    """Return the next bytes that arrive at `sock`, or b"" at the end of the stream. `sock` is a socket that the loop
+    does not manage.
     """
     sock.setblocking(False)
     give_up_s = time.monotonic() + CAP_S

@@ -41,7 +41,7 @@ const STEPS_PER_BYTE: u64 = 16;
 pub enum Fault {
     /// Containers that are keys have more than `MAX_KEY_VALUES` values in total.
     ContainersAsKeys,
-    /// Keys are numbers or dates for which a dict would be very slow, or there are too many of them to rule that out.
+    /// Keys are numbers or dates for which a dict would be very slow, or there are too many keys to rule that out.
     NumbersAsKeys,
     /// Containers are nested more than `MAX_DEPTH` deep.
     TooDeep,

@@ -11,7 +11,7 @@ pub(crate) struct Arrivals {
     count: u64,
     /// The due times of requests that wait for a connection.
     waiting: VecDeque<u64>,
-    /// Places for one more request: the index of a connection, up to `depth` times.
+    /// The free places, each for one request: the index of the connection, which has up to `depth` places.
     free: VecDeque<usize>,
 }
 

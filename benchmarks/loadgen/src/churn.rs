@@ -1,7 +1,7 @@
-//! Lives that exchange a few messages: connect, messages, close.
+//! Connections that live for a few messages ([`Lives`]): connect, messages, close.
 //!
-//! Every message carries the number of its connection and its content is compared, which reveals bytes that belong to
-//! another connection (a descriptor that was reused too early).
+//! Every message of 16 bytes or more carries the number of its connection. The content of every reply is compared,
+//! which reveals bytes that belong to another connection (a descriptor that was reused too early).
 
 use std::io::{self, Read as _, Write as _};
 use std::net::SocketAddr;
@@ -26,7 +26,7 @@ pub(crate) struct Life {
     stream: TcpStream,
     ordinal: u64,
     position: Position,
-    /// The number of messages sent completely, and of bytes sent of the next one.
+    /// The number of messages that were sent completely, and how many bytes of the next one were sent.
     sent: u32,
     offset: usize,
     answered: u32,
@@ -150,7 +150,7 @@ impl Lives for Churn {
         }
     }
 
-    /// Closes a finished life by a close or a reset, depending on its number.
+    /// Prepares the end of a finished life, whose number decides whether the connection ends by a close or by a reset.
     fn end(&mut self, life: &mut Life) -> io::Result<()> {
         if is_nth(life.ordinal, self.shape.reset_every) {
             sockets::reset_on_close(&life.stream)?;

@@ -76,8 +76,8 @@ struct Load {
 }
 
 impl Load {
-    /// Sends the current datagram of this peer, or sends it again. If the socket is full, it counts as lost like any
-    /// other.
+    /// Sends the current datagram of this peer, or sends it again. If the socket is full, the datagram is lost, as if
+    /// the network had lost it.
     fn send(&mut self, index: usize, now_ns: u64) -> Result<(), String> {
         let peer = &mut self.peers[index];
         peer.sent_ns = now_ns;

@@ -1,5 +1,6 @@
-//! Numbered messages: the connection and the sequence number (8 bytes each, little endian), followed by a pattern. The
-//! reply is the message itself, or a fixed pattern of another length.
+//! Numbered messages: the connection and the sequence number (8 bytes each, little endian), followed by a pattern. A
+//! message of fewer than 16 bytes has no numbers. The reply is the message itself, or a fixed pattern of another
+//! length.
 
 use crate::engine::Exchange;
 use crate::http;
@@ -17,7 +18,7 @@ pub(crate) struct Echo {
     reply_len: usize,
     returns_message: bool,
     verify_every: u64,
-    /// How often a message begins with another byte, which asks the server for another kind of work.
+    /// The byte with which some messages begin, to ask the server for another kind of work, and how often they do.
     other: Option<Other>,
     /// `depth` messages in a row; their numbers are filled in just before sending.
     messages: Vec<u8>,
@@ -37,7 +38,7 @@ pub(crate) struct Position {
     offset: usize,
 }
 
-/// The number at the start of a message.
+/// The two numbers at the start of a message.
 pub(crate) fn header(connection: u64, sequence: u64) -> [u8; HEADER_LEN] {
     let mut header = [0; HEADER_LEN];
     header[..8].copy_from_slice(&connection.to_le_bytes());

@@ -1,4 +1,5 @@
-//! Lives that consist of a TLS handshake: connect, handshake, close. Handshakes are full, or resume an earlier session.
+//! Connections that live for a TLS handshake ([`Lives`]): connect, handshake, close. Handshakes are full, or resume an
+//! earlier session.
 //!
 //! The client sends `close_notify` as soon as the handshake is complete on its side. The life ends well only if the
 //! server answers with its own `close_notify` and then closes. A server can encrypt that only after it has verified the
@@ -26,7 +27,7 @@ pub(crate) struct Handshakes {
     address: SocketAddr,
     client: TlsClient,
     buffer: Vec<u8>,
-    /// Whether handshakes resume a session, and the ticket of the last handshake that ended.
+    /// Whether handshakes resume a session, and the newest ticket that a server has sent.
     resumes: bool,
     ticket: Option<Ticket>,
 }

@@ -1,7 +1,7 @@
 //! `loadgen`: a load from one thread, in a closed loop or at a constant rate, and the raw epoll echo servers.
 //!
-//! Every load writes one JSON object to stdout (see [`report`]), and exits with status 1 if anything was wrong with the
-//! replies. Like the Python servers, `raw-server` prints `{"address": ...}` and ends when its stdin is closed.
+//! Every measured load writes one JSON object to stdout (see [`report`]), and exits with status 1 if anything was wrong
+//! with the replies. Like the Python servers, `raw-server` prints `{"address": ...}` and ends when its stdin is closed.
 
 mod arrivals;
 mod churn;

@@ -5,7 +5,7 @@
 //!   `prepare` gives them. The instructions are in separate files to make that possible.
 //! - `.ci/aarch64` runs the tests of coros on a whole CPython.
 //!
-//! rustc also assembles the instructions for Apple systems and FreeBSD, where they were **never run**.
+//! A test also has clang assemble the instructions for Apple systems. They were **never run** there, nor on FreeBSD.
 //!
 //! A suspended stack, growing down:
 //!

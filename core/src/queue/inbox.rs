@@ -2,7 +2,7 @@
 //!
 //! It makes `call_soon_threadsafe` possible without a lock, and with one system call per sleep of the loop instead of
 //! one per call. Producers push from any thread, and the loop pops. Before the loop blocks, it calls
-//! [`Inbox::begin_sleep`]. After that, [`Inbox::push`] tells exactly one producer per sleep to wake the loop.
+//! [`Inbox::begin_sleep`]. After that, [`Inbox::push`] tells the first producer, and no other, to wake the loop.
 //!
 //! ```text
 //!   producer (any thread)                loop
@@ -27,7 +27,8 @@ use crossbeam_queue::SegQueue;
 /// A lock-free queue with one consumer, which may sleep.
 pub struct Inbox<T: Send> {
     items: SegQueue<T>,
-    /// The consumer sets it before it blocks. The one producer that will wake the consumer clears it.
+    /// The consumer sets it before it blocks, and clears it when it is awake again. If a producer clears it first, this
+    /// producer must wake the consumer.
     is_sleeping: AtomicBool,
 }
 

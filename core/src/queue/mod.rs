@@ -3,7 +3,7 @@
 //! | module | contents | shape |
 //! |---|---|---|
 //! | [`ready`] | callbacks to run next | FIFO ring |
-//! | [`timers`] | callbacks with a deadline | heap ordered by (deadline, sequence number) |
+//! | [`timers`] | callbacks with a deadline | heap and sorted deque, by (deadline, sequence number) |
 //! | [`inbox`] | items from other threads | lock-free queue and a sleep flag |
 //! | [`outbuf`] | chunks of a stream that are still to be written | inline slot, then a deque |
 //! | [`fd_table`] | the registration of each fd | table by fd, with generations |

@@ -49,8 +49,8 @@ impl ReadSize {
         }
     }
 
-    /// Whether a read of at most `len_bytes` may go directly into an object of that length. It may if the last read
-    /// would have filled at least about half of the object.
+    /// Whether a read of at most `len_bytes` may go directly into an object of that length. It may if the last read was
+    /// neither small nor very large, and would have filled at least about half of the object.
     #[inline]
     #[must_use]
     pub fn suits(&self, len_bytes: usize) -> bool {

@@ -1,8 +1,8 @@
 //! The queue of callbacks that are ready to run: first in, first out.
 //!
 //! It is a ring whose push and pop take a few instructions. Its capacity is a power of two. Its two positions only
-//! increase, until they wrap around at the end of the integer's range. They are reduced to an index only when an
-//! element is accessed, so an empty ring and a full one differ:
+//! increase, until they wrap around at the end of the integer's range, or until a new capacity sets them back. They are
+//! reduced to an index only when an element is accessed, so an empty ring and a full one differ:
 //!
 //! ```text
 //!   position   head            tail                  head == tail               empty

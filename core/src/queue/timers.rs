@@ -3,8 +3,8 @@
 //! The heap finds the next deadline in O(1), and adds and removes timers in O(log n). Timers with equal deadlines come
 //! out in insertion order, because every timer gets the next sequence number. The loop leaves cancelled timers in the
 //! heap. It removes them later: one by one when they come to the top, or all at once with [`TimerHeap::retain`]. But
-//! usually a timer is cancelled soon after it was added, and [`TimerHeap::remove_last_if`] can then remove it from the
-//! end of the array at once.
+//! usually a timer is cancelled soon after it was added. [`TimerHeap::remove_last_if`] can then remove it at once,
+//! because it is usually still the last entry of the array or of the run (see below).
 //!
 //! ```text
 //!   array   0 | 1 2 | 3 4 5 6 | 7 ...            parent of i      (i - 1) / 2
@@ -25,7 +25,7 @@
 use std::collections::VecDeque;
 use std::ptr;
 
-/// The most entries of the run, and of the array, that `wake_when` examines.
+/// `wake_when` examines at most this many entries of the run, and at most this many of the array.
 const MAX_EXAMINED: usize = 32;
 
 /// While timers are taken out one by one, an array or run with memory for this many timers or fewer keeps its memory.
@@ -119,9 +119,9 @@ impl<T> TimerHeap<T> {
 
     /// When the loop must wake up, if timers that `has_slack` accepts may fire up to `slack_ns` late and all others
     /// may not. That is the earliest deadline of a timer without slack, or `slack_ns` after the earliest deadline of a
-    /// timer with slack, whichever comes first. At most `MAX_EXAMINED` entries of the run and of the array are
-    /// examined. Entries beyond that count as if they had no slack, so the result may be earlier than necessary but
-    /// never too late.
+    /// timer with slack, whichever comes first. At most `MAX_EXAMINED` entries of the run, and as many of the array,
+    /// are examined. Entries beyond these count as if they had no slack, so the result may be earlier than necessary
+    /// but never too late.
     #[inline]
     #[must_use]
     pub fn wake_when(&self, slack_ns: u64, has_slack: impl Fn(&T) -> bool) -> Option<u64> {

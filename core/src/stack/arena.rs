@@ -120,7 +120,7 @@ struct State {
     arenas: Vec<Option<Arena>>,
     /// One bit for each arena, set if it has a free stack.
     with_free: Vec<u64>,
-    /// How many open stacks are free, at least `promised`.
+    /// How many open stacks are free. This is never less than `promised`.
     free: usize,
     /// How many stacks were promised and not taken yet.
     promised: usize,

@@ -133,7 +133,7 @@ impl StackSlot {
     }
 
     /// Gives memory back to the system: all pages that are more than `RESIDENT_LEN` below the top and that the stack at
-    /// `sp` does not use. Returns whether there was such memory.
+    /// `sp` does not use. Does nothing, and returns false, if there are no such pages or the uppermost has no memory.
     pub fn trim(&self, sp: usize) -> bool {
         let page = pages::page_len();
         let end =

@@ -1,4 +1,5 @@
-//! The UDP server: one recvmmsg receives all datagrams that have arrived, and one sendmmsg sends all replies.
+//! The UDP server: one recvmmsg receives the datagrams that have arrived (up to 64), and one sendmmsg sends the
+//! replies.
 
 use std::io;
 use std::mem;

@@ -1,4 +1,4 @@
-//! TLS through OpenSSL: [`session`] is one side without a socket, [`stream`] connects it to one.
+//! TLS through OpenSSL: [`session`] is one side of a connection, without a socket; [`stream`] puts it on a socket.
 
 pub(crate) mod certificate;
 mod library;

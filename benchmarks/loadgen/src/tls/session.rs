@@ -1,7 +1,7 @@
 //! One side of a TLS connection, without a socket: ciphertext in, plaintext out, and the other way round.
 //!
-//! OpenSSL uses a custom BIO, which reads from the slice that is being opened, and appends the ciphertext to send
-//! to a `Vec`. A memory BIO would copy all data once more in each direction.
+//! OpenSSL uses a custom BIO. Its reads take data from the slice that is being opened, and its writes append to a `Vec`
+//! of ciphertext that the caller sends. A memory BIO would copy all data once more in each direction.
 
 use std::ffi::{CString, c_char, c_int, c_long, c_void};
 use std::io;
@@ -33,7 +33,7 @@ struct Transit {
 }
 
 /// # Safety
-/// To be called by OpenSSL only: the BIO's data must be a live [`Transit`], and the buffer must have that length.
+/// To be called by OpenSSL only: the BIO's data must be a live [`Transit`], and `buffer` must have `length` bytes.
 unsafe extern "C" fn read(bio: Pointer, buffer: *mut c_char, length: c_int) -> c_int {
     let Ok(library) = library() else { return -1 };
     // SAFETY: the session set its boxed transit as the data and outlives the BIO. Nothing else uses the transit during
@@ -90,7 +90,7 @@ fn new_method(library: &Library) -> anyhow::Result<Pointer> {
 }
 
 /// The settings that all sessions of one side share: TLS 1.3, OpenSSL's default ciphers, no verification of the peer's
-/// name.
+/// certificate.
 pub(crate) struct Context {
     library: &'static Library,
     raw: Pointer,

@@ -39,7 +39,7 @@ fn add_filter(queue: &OwnedFd, pid: libc::pid_t) -> io::Result<()> {
     apply(queue, change)
 }
 
-/// Adds a timer with an event every millisecond, which makes the kqueue readable until the status is fetched.
+/// Adds a timer with an event every millisecond, which keeps the kqueue readable until it is closed.
 fn add_timer(queue: &OwnedFd) -> io::Result<()> {
     let mut change = empty_change();
     change.filter = libc::EVFILT_TIMER as _;

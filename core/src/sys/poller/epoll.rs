@@ -187,9 +187,9 @@ impl Poller {
             .is_ok()
     }
 
-    /// Waits until an fd is ready or `timeout_ns` has passed (`None`: no limit; `Some(0)`: does not wait). The timeout
-    /// counts from `began_ns`, a recent reading of [`now_ns`]. Returns the number of events that `events` now holds; 0
-    /// means that the time has passed.
+    /// Waits until an fd is ready or `timeout_ns` has passed (`None`: no limit; `Some(0)`: does not wait). A timeout of
+    /// more than `ONE_STEP_NS` counts from `began_ns`, a recent reading of [`now_ns`], and any other from the call.
+    /// Returns the number of events that `events` now holds; 0 means that the time has passed.
     ///
     /// # Errors
     /// `ErrorKind::Interrupted` if a signal arrived. `events` is empty then.
@@ -228,8 +228,8 @@ impl Poller {
         libc::c_long::from(count)
     }
 
-    /// Waits until `timeout_ns` after `began_ns`, in as many steps as necessary to end on time. If one step is enough,
-    /// the timeout counts from the call.
+    /// Waits until `timeout_ns` after `began_ns`, in as many steps as necessary to end on time. If the timeout is short
+    /// enough for one step, it counts from the call.
     fn wait_ns(&self, events: &mut Events, timeout_ns: u64, began_ns: u64) -> libc::c_long {
         if timeout_ns <= ONE_STEP_NS {
             return self.wait_step(events, timeout_ns);

@@ -26,8 +26,8 @@ pub unsafe fn recv_now(fd: RawFd, buf: *mut u8, len: usize) -> io::Result<usize>
 }
 
 /// The two calls of the hot path, made directly. The C library's functions are cancellation points, which cost four
-/// locked instructions for each pair of calls once the process has a second thread. That is not needed, because
-/// threads of this library are not cancelled.
+/// locked instructions for each pair of calls once the process has a second thread. Cancellation points are not needed,
+/// because threads of this library are not cancelled.
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]
 mod direct {
     use std::ffi::{c_int, c_void};

@@ -256,7 +256,7 @@ pub fn shutdown_write(fd: RawFd) -> io::Result<()> {
     retried_int(|| unsafe { libc::shutdown(fd, libc::SHUT_WR) }).map(drop)
 }
 
-/// Sends small segments at once (`TCP_NODELAY`).
+/// Makes the socket send small segments at once (`TCP_NODELAY`).
 ///
 /// # Errors
 /// `EOPNOTSUPP` or `ENOPROTOOPT` for a socket that is not TCP, `EINVAL` for a socket that was shut down (macOS),

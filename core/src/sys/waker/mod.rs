@@ -47,8 +47,8 @@ impl Pending {
         !self.0.swap(true, Ordering::AcqRel)
     }
 
-    /// Records that the fd is empty. After this call the caller sees everything that was published before the wakes
-    /// that were recorded until now.
+    /// Records that the fd is empty. After this call the caller sees everything that was published before a wake that
+    /// was recorded before this call.
     #[inline]
     fn clear(&self) {
         self.0.swap(false, Ordering::AcqRel);
