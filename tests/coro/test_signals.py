@@ -277,7 +277,7 @@ coro.run(main)
 
 @pytest.mark.parametrize("handler", ["counts", "yields"])
 def test_a_thousand_signals_a_second(handler):
-    """Signals arrive between any two instructions of the switches, of Python code and of C functions that call it."""
+    """Signals arrive between any two instructions of switches, of Python code and of C functions that call Python."""
     lines = run(
         f"""
 counts = [0, 0]

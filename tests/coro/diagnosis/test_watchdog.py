@@ -52,7 +52,7 @@ class Records(logging.Handler):
 
     @contextlib.contextmanager
     def lock_until_named(self, what):
-        """Return a lock that another thread releases when there is a record about `what`."""
+        """Yield a lock that another thread releases when there is a record about `what`."""
         lock = threading.Lock()
         lock.acquire()
 

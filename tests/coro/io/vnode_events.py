@@ -1,4 +1,5 @@
-"""A ``select.kqueue`` with the filter for vnodes, based on inotify. With it, Linux tests how ``coro.watch_file`` uses kqueue.
+"""A ``select.kqueue`` with the filter for vnodes, based on inotify. It lets Linux run the tests of
+``coro.watch_file`` by kqueue.
 
 The events come from what Linux really reports about the open files. As with ``EV_CLEAR``, all news of one file become
 one event, and the descriptor of the queue is readable while there are events. As on FreeBSD and macOS, ``DELETE`` is

@@ -184,7 +184,7 @@ def script(body: str) -> str:
 
 
 def test_without_memory_for_more_slots_coros_share_one(monkeypatch):
-    # A thread that starts meanwhile, such as the watchdog, reserves no address space for a heap of its own.
+    # With one arena, a thread that starts meanwhile (the watchdog) reserves no address space for a heap of its own.
     monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
     body = """
     def main():
