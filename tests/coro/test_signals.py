@@ -42,7 +42,9 @@ def run(code):
 
 
 def test_no_thread_is_left_when_the_run_is_over():
-    """A thread that starts while CPython 3.11 exits would use freed memory."""
+    """Ctrl-C in a coro starts a helper thread, which must end with the run: a thread that starts while CPython 3.11
+    exits would use freed memory.
+    """
     lines = run(
         """
 def main():

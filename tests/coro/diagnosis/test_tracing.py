@@ -380,7 +380,7 @@ def test_a_tool_that_a_coro_switches_on_sees_the_frames_below_the_loop(way):
 
 
 def test_cprofile_counts():
-    """The counts of calls are right. Times belong to the thread, so they include what other coros did."""
+    """The counts of calls are right. Times belong to the thread, so they include what other coros did in a yield."""
     profiler = cProfile.Profile()
 
     def main():

@@ -57,7 +57,7 @@ def test_del_and_weakref_callbacks_by_reference_counting():
 
 @pytest.mark.parametrize("kind", ["list", "tuple", "dict", "object"])
 def test_deeply_nested_deallocation_that_yields(kind):
-    """CPython limits how deep deallocations nest, separately in each coro. The outermost one frees what was deferred."""
+    """CPython limits nested deallocations separately in each coro. The outermost one frees the deferred objects."""
     log: list = []
 
     class Holder:
