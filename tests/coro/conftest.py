@@ -77,7 +77,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(autouse=True)
 def eviction(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Set when suspended stacks are evicted, in this thread and in threads and processes that the test starts."""
+    """Set the mode of eviction for this thread, and for the threads and processes that the test starts."""
     mode: str = request.param
     if not coro_is_available():
         yield mode

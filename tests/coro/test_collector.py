@@ -22,7 +22,7 @@ COUNT = 10
 
 
 class Thing:
-    """An object with a weak reference, optionally in a cycle with itself."""
+    """An object that tests refer to weakly. With `is_cyclic`, it refers to itself."""
 
     def __init__(self, *kept, is_cyclic=False):
         self.kept = kept

@@ -25,7 +25,7 @@ def status(pid):
 atexit.register(lambda: say("atexit", where()))
 """
 
-# Coros and tasks in each state. Each prints a line when it ends.
+# Coros and tasks in each state. Each notes its end in `gone`, and in the child also prints a line.
 CROWD = """
 class Crowd:
     def __init__(self):
@@ -129,7 +129,7 @@ else:
     [("return", ["0"]), ("sys.exit(3)", ["atexit child", "3"]), ("raise LookupError('mine')", ["0"])],
 )
 def test_another_coro_ends_in_the_child(ending, expected):
-    """The child ends with this coro, like a thread that has forked; SystemExit leaves the loop as usual."""
+    """The child ends with this coro, as it would with a thread that has forked. SystemExit leaves the loop as usual."""
     lines = run(
         CROWD
         + f"""

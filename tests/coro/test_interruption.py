@@ -297,7 +297,7 @@ def test_interrupted_is_a_cancellation_and_has_its_value():
 
 
 def catch_all(count, log):
-    """Waits until it is woken. Logs the exception that interrupted each wait."""
+    """Wait `count` times. Log the value with which each wait was woken, or the exception that interrupted it."""
     for _ in range(count):
         try:
             log.append(coro.wait())
@@ -522,7 +522,7 @@ def test_a_limit_in_a_finally_block():
 
 def test_a_limit_ends_with_its_block():
     def main():
-        # The limit is due while the coro is in the block, and the block ends before its delivery.
+        # The limit is due while the coro is in the block, and the block ends before the limit can interrupt the coro.
         loop = asyncio.get_running_loop()
         limit = coro.timeout(0.02)
         with limit:

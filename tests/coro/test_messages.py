@@ -19,7 +19,7 @@ def fail(text):
     raise ValueError(text)
 
 
-# Everything that waits, called where no coro runs.
+# Calls that need a coro, made where no coro runs.
 WAITS = {
     "yield_slice": lambda: coro.yield_slice(),
     "wait": lambda: coro.wait(),

@@ -17,7 +17,7 @@ class Strange(Exception):
 
 
 def inputs(count):
-    """Yields that many inputs, then raises an error."""
+    """Yield `count` inputs, then raise an error."""
     yield from range(count)
     raise Strange
 

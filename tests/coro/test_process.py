@@ -16,7 +16,7 @@ if coro_is_available():
 
 COUNT = 5
 
-# The head of the scripts below. They run without the threads of this process.
+# The head of the scripts below, which run in a process of their own, without the threads of this one.
 HEAD = """
 import asyncio, os, sys
 import grapeshot
@@ -281,7 +281,7 @@ coro.run(main)
 
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 def test_multiprocessing(method):
-    """Processes start in a coro and beside coros; with a queue, a pool, an executor."""
+    """Processes start in a coro beside other coros, with a queue and in an executor; one more starts after the run."""
     lines = run(
         f"""
 import concurrent.futures, math, multiprocessing

@@ -42,7 +42,9 @@ def run(code):
 
 
 def test_no_thread_is_left_when_the_run_is_over():
-    """A thread that starts while CPython 3.11 exits would use freed memory."""
+    """Ctrl-C in a coro starts a helper thread, which must end with the run: a thread that starts while CPython 3.11
+    exits would use freed memory.
+    """
     lines = run(
         """
 def main():
@@ -277,7 +279,7 @@ coro.run(main)
 
 @pytest.mark.parametrize("handler", ["counts", "yields"])
 def test_a_thousand_signals_a_second(handler):
-    """Signals arrive between any two instructions of the switches, of Python code and of C functions that call it."""
+    """Signals arrive between any two instructions of switches, of Python code and of C functions that call Python."""
     lines = run(
         f"""
 counts = [0, 0]

@@ -22,7 +22,7 @@ COUNT = 5
 
 
 def in_threads(function, count):
-    """Run function(number) in that many threads at once. Return the results."""
+    """Run function(number) for each number below `count`, in as many threads at once. Return the results."""
     results = [None] * count
 
     def run(number):

@@ -26,7 +26,7 @@ def outer():
 
 
 def places(text):
-    """Return the functions that a `where` or a traceback names. All of them must be in this file."""
+    """Return the functions that the text of `coro.where` or of a traceback names. All must be in this file."""
     parts = text.split("|")
     assert all(part.startswith(f"{__file__}:") for part in parts)
     return [part.split(" ")[1].rstrip(":") for part in parts]
@@ -266,7 +266,7 @@ def test_without_a_notifier_an_unretrieved_exception_is_reported_once(reported):
 
 
 def acts_until_a_yield(act, most=100):
-    """Return how many calls of `act` do not yield, before the first one that yields."""
+    """Return how many calls of `act` come before the first one that yields; None if the first `most` do not yield."""
     other_ran = []
     coro.yield_slice()
     coro.spawn(other_ran.append, 1)

@@ -22,7 +22,7 @@ if coro_is_available():
     from grapeshot._core import _coro_latency_hint as HINT
 
 CAP_S = 20
-# The native module starts the watchdog, so the watchdog is not in threading.enumerate().
+# The native module starts the watchdog, so threading.enumerate() does not list it. The tests count it in /proc.
 HAS_TASKS = os.path.isdir("/proc/self/task")
 
 
@@ -46,7 +46,7 @@ def watchdogs():
 
 @pytest.fixture
 def warned(caplog):
-    """The messages of the asyncio logger, with a limit of 1 ms."""
+    """Yield `caplog`, which gets the messages of the asyncio logger. Runs of more than 1 ms are reported."""
     before = coro.set_latency_warning(0.001, always=True, stack=True)
     caplog.set_level(logging.WARNING, "asyncio")
     yield caplog
@@ -54,13 +54,13 @@ def warned(caplog):
 
 
 def texts(warned, name, kind):
-    """Return the messages of one kind about the coro with that name. On a slow machine, others may be slow, too."""
+    """Return the messages of one kind about the coro with that name. On a slow machine, other coros may be slow."""
     messages = [text.replace(HINT, "") for text in warned.messages]
     return [text for text in messages if text.startswith(f"coro {name!r} {kind}")]
 
 
 def spin(seconds=0.03):
-    """Keeps busy until the coarse clock has advanced by some milliseconds."""
+    """Keep busy until the coarse clock has advanced by some milliseconds."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         pass
@@ -201,8 +201,8 @@ def test_a_coro_that_raises(warned):
 
 
 def test_without_a_sample_the_end_is_named(warned):
-    """The watchdog saw nothing, because C code kept the GIL or no thread was available. The message names where the
-    coro stopped.
+    """The watchdog has seen nothing, because C code has kept the GIL. So the message names the place where the coro
+    yields.
     """
 
     def work():

@@ -58,7 +58,7 @@ PAUSED = (
 
 
 def look(*command):
-    """The output of a tool."""
+    """Return the output of a tool."""
     done = subprocess.run(
         [sys.executable, "-m", *map(str, command)],
         capture_output=True,

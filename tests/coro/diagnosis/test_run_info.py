@@ -53,7 +53,7 @@ def test_the_stacks_and_the_heading():
             f'    File "{__file__}", line {line - 2}, in inner',
             "      coro.wait()",
         ]
-        # The stack of the running coro ends at the call itself.
+        # The stack of the running coro ends at its call of `print_run_info`.
         at = next(number for number, each in enumerate(lines) if re.match(r" *coro 'main' runs$", each))
         functions = [each.rpartition(" in ")[2] for each in lines[at:] if each.lstrip().startswith("File ")]
         assert functions[:2] == ["main", "text"]

@@ -170,7 +170,7 @@ def test_tracing_of_the_loop_beside_coros():
 
 
 def test_a_trace_function_that_raises():
-    """Tracing ends, and the error is raised in the coro whose line was traced."""
+    """Tracing ends, and the error is raised in the coro whose call was traced."""
 
     def fail(frame, event, arg):
         if frame.f_code is called.__code__:
@@ -380,7 +380,7 @@ def test_a_tool_that_a_coro_switches_on_sees_the_frames_below_the_loop(way):
 
 
 def test_cprofile_counts():
-    """The counts of calls are right. Times belong to the thread, so they include what others did during a yield."""
+    """The counts of calls are right. Times belong to the thread, so they include what other coros did in a yield."""
     profiler = cProfile.Profile()
 
     def main():

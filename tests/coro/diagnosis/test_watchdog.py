@@ -52,7 +52,7 @@ class Records(logging.Handler):
 
     @contextlib.contextmanager
     def lock_until_named(self, what):
-        """Return a lock that another thread releases when there is a record about `what`."""
+        """Yield a lock that another thread releases when there is a record about `what`."""
         lock = threading.Lock()
         lock.acquire()
 
@@ -385,7 +385,7 @@ def test_a_new_limit_in_a_long_run_wakes_the_watchdog(records):
 
 
 def test_threads_are_watched_if_they_have_coros_or_a_limit(records):
-    """A thread without coros and without a limit has no overhead, and nothing is logged."""
+    """Nothing is logged about a thread that has neither coros nor a limit, or that has switched its limit off."""
 
     def program(name, is_watched, prepare):
         async def work():

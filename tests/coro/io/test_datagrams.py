@@ -1,4 +1,4 @@
-"""UDP and unix datagrams: coros beside threads with plain sockets."""
+"""UDP and unix datagrams, in each world (see conftest.py): coros, threads, and threads with plain sockets."""
 
 from __future__ import annotations
 

@@ -577,8 +577,8 @@ def test_another_reader_is_faster(kind):
 
 
 def test_data_that_a_real_thread_has_read_is_not_lost():
-    """A thread reads for the coro. When the coro is interrupted, the thread continues, and the next reader gets its
-    data.
+    """A thread reads for the coro. When the coro is interrupted, the thread continues, and the next reader gets the
+    data that the thread has read.
     """
 
     def main():

@@ -194,7 +194,7 @@ def test_no_more_connections_than_the_limit():
             for number, client in enumerate(clients):
                 client.sendall(b"%d" % number)
             assert (first.recv(1), second.recv(1)) == (b"0", b"1")
-            # The other clients wait, connected, in the system's queue. The server does not read their data.
+            # The other clients are connected, but wait in the listening socket's queue. Their data is not read.
             third.settimeout(0.05)
             with pytest.raises(TimeoutError):
                 third.recv(1)
@@ -212,7 +212,7 @@ def test_no_more_connections_than_the_limit():
 
 
 def test_the_limit_concerns_all_sockets_of_a_server():
-    """A listening socket that only waits for a connection takes up no place in the limit."""
+    """A listening socket that only waits for a connection does not count toward the limit."""
 
     def main(reports):
         with coro.serve(echo, [HOST, "127.0.0.2"], 0, limit=1) as server:
@@ -441,7 +441,7 @@ def test_another_thread_cannot_close_it():
 
 
 def test_the_end_of_the_loop_ends_the_server():
-    """Nothing is left behind: the fixture of these tests counts descriptors."""
+    """Nothing is left behind: the fixture `_leftovers` (tests/conftest.py) compares the open descriptors."""
     clients = []
 
     def main():
@@ -482,7 +482,7 @@ def test_clients_that_come_and_go():
                         assert ask(server, message) == message
                     else:
                         sock = connect(server)
-                        # The server notices a reset connection.
+                        # With this option, close() resets the connection, which the server notices.
                         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
                         sock.sendall(message)
                         sock.close()

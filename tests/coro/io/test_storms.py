@@ -1,6 +1,7 @@
 """Storms: interruptions, closed and reused descriptors, connections that come and go, clients that misbehave.
 
-Set the environment variable `STORM_SCALE=20` to make each storm 20 times as long; `STORM_SEED` repeats a storm.
+The environment variable `STORM_SCALE=20` makes each storm 20 times as long. Each storm prints its `STORM_SEED=...`;
+set that variable to repeat the storm.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class Stream:
         if kind == 1:
             buffers = [bytearray(3), bytearray(size)]
             count = self.far.readv(buffers)
-            # The first buffer gets only the data that recv_exact() has left over.
+            # If recv_exact() has left data over, readv() returns only that data, in the first buffer.
             return b"".join(buffers)[:count]
         if kind == 2 and left:
             return self.far.recv_exact(min(size, left))
@@ -279,7 +280,7 @@ def used():
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the test counts descriptors in /proc")
 def test_connections_come_and_go(chance, eviction):
-    """10,000 clients, 250 at a time. Afterwards nothing is left of them."""
+    """10,000 clients (1,000 if each switch evicts), 250 at a time. Afterwards nothing is left of them."""
     waves = (40 if eviction == "lazy" else 4) * SCALE
     size = 250
 
@@ -296,7 +297,9 @@ def test_connections_come_and_go(chance, eviction):
         return first, last
 
     def settled(first_of):
-        """Return what `used()` returns after the server has seen the end of the last client."""
+        """Wait until the server has seen the end of the last client and, with `first_of`, until no more descriptors
+        than that are open. Return `used()`.
+        """
         with coro.timeout(CAP_S):
             while len(coro.get_live_coros()) > 3 or (first_of is not None and used()[0] > first_of):
                 coro.sleep_relative(0.001)

@@ -1,4 +1,4 @@
-"""Streams: coros beside threads with plain sockets, which check the tests."""
+"""Streams. Tests with the fixture `world` also run in threads with plain sockets, which checks the tests."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def test_an_interrupted_recv_exact_keeps_the_data():
             assert buffer == b"01"
             near.sendall(b"456789")
             assert far.recv_exact(8) == b"23456789"
-            # The buffer is empty now, and short reads wait for the next event as usual.
+            # The buffer is empty now, so after a short read the next read waits for an event, as usual.
             near.sendall(b"a")
             assert far.recv(10) == b"a"
             late = coro.spawn(far.recv, 10)
@@ -272,7 +272,7 @@ def test_readv_and_writev():
 
 
 def test_readv_with_sizes():
-    """As in Shrapnel: returns a tuple with everything that was asked for, or with what arrived before the end."""
+    """As in Shrapnel, `readv` returns a tuple with all that was asked for, or with what arrived before the end."""
 
     def main():
         near, far = coro.socketpair()
@@ -490,7 +490,7 @@ def test_urgent_data_does_not_stop_the_stream(world):
 
 
 def test_errors_are_the_same_as_with_plain_sockets(world):
-    """Each call is made on a closed socket and with wrong arguments."""
+    """The calls are made on a closed socket, on an unconnected socket, and with wrong arguments."""
 
     def outcome(call):
         try:

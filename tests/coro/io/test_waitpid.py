@@ -27,7 +27,8 @@ def way(request, monkeypatch):
 
         monkeypatch.setattr(os, "pidfd_open", refused, raising=False)
     yield request.param
-    # A thread ends after its child, and closes its end of a pipe. Wait for that, because descriptors are counted.
+    # Each thread ends after its child has ended, and closes its end of a pipe. Wait for that, because descriptors are
+    # counted.
     wait_until(lambda: not any(thread.name.startswith("coro-waitpid") for thread in threading.enumerate()))
 
 
@@ -106,7 +107,7 @@ def test_a_process_that_is_not_a_child():
 
 
 def test_waiting_for_any_child_without_children():
-    """Runs in its own process: earlier tests may have left helpers of the standard library running in this one."""
+    """Runs in its own process: this one may still have children, helpers of the standard library from earlier tests."""
     code = """
         from grapeshot import coro
 

@@ -24,7 +24,7 @@ if coro_is_available():
 
 @pytest.fixture(params=["inotify", "kqueue"], autouse=True)
 def system(request, monkeypatch):
-    """Watch by the system's calls and, on Linux, also by stand-ins for the calls of other systems."""
+    """Watch with inotify, and with stand-ins for the kqueue of other systems."""
     if request.param == "kqueue":
         monkeypatch.setattr(_kqueue, "_select", vnode_events)
         monkeypatch.setattr(_watch_file, "select", vnode_events)

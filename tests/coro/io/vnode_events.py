@@ -1,4 +1,5 @@
-"""A ``select.kqueue`` with the filter for vnodes, based on inotify: Linux tests the BSDs' ``coro.watch_file``.
+"""A ``select.kqueue`` with the filter for vnodes, based on inotify. It lets Linux run the tests of
+``coro.watch_file`` by kqueue.
 
 The events come from what Linux really reports about the open files. As with ``EV_CLEAR``, all news of one file become
 one event, and the descriptor of the queue is readable while there are events. As on FreeBSD and macOS, ``DELETE`` is
@@ -69,8 +70,8 @@ class kqueue:
     def __init__(self) -> None:
         self._fd = _checked(_libc.inotify_init1(os.O_CLOEXEC))
         self._vnodes: dict[int, _Vnode] = {}
-        # The keys are inotify's watches, one per inode. `_watches` holds the descriptors of that file, `_parents` the
-        # descriptors of its subdirectories.
+        # The keys of both are inotify's watches, one per inode. For the inode of a watch, `_watches` holds its own
+        # descriptors, and `_parents` the descriptors of its subdirectories.
         self._watches: defaultdict[int, set[int]] = defaultdict(set)
         self._parents: defaultdict[int, set[int]] = defaultdict(set)
 

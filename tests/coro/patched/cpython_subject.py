@@ -6,7 +6,8 @@ Writes a JSON object to FILE:
 
     {"passed": [test...], "skipped": [test...], "left_out": [test...], "bad": {test: traceback}}
 
-A test is named ``Class.method``. The tests named by --skip, and those that REGEX matches, are left out.
+A test is named ``Class.method``. The tests named by --skip, and those that REGEX matches, are left out; "left_out"
+lists only the former.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ def all_of(suite: Any) -> Iterator[Any]:
 
 
 def run(module_name: str, skipped: set[str], without: str | None) -> Result:
-    # Leave out tests that take minutes, and tests of the real network: nearly all tests use only this machine.
+    # Enable only the resource "network": nearly all tests that ask for it use only this machine. Tests that take
+    # minutes or load files from the internet ask for other resources, so they are skipped.
     support.use_resources = ["network"]
     module = importlib.import_module(f"test.{module_name}")
     tests = list(all_of(unittest.defaultTestLoader.loadTestsFromModule(module)))

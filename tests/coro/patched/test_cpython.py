@@ -64,7 +64,7 @@ EXCEPTIONS: dict[str, dict[str, LeftOut]] = {
             "the function of the C API takes the ident of a real thread", is_run=False
         ),
         "InterruptMainTests.test_can_interrupt_tight_loops": PREEMPTION,
-        # Up to 3.12, where threading uses other functions instead of handles of threads:
+        # The next three exist up to 3.12, where threading uses other functions instead of handles of threads.
         "ThreadTests.test_disallow_instantiation": LeftOut(
             "the lock's type can be called in every version, as in CPython from 3.13 on"
         ),

@@ -141,7 +141,7 @@ def main():
 
 coro.run(main)
 """
-    # The tasks are main, its task, and the thread that asks.
+    # The tasks are main, the task that waits for main, and the thread that asks.
     assert run_script(None, HEAD + run) == "['asks']\n3 3\nanswer 2\n"
 
 

@@ -1,4 +1,4 @@
-"""Descriptors that several processes share, and descriptor numbers of patched sockets: coros beside plain threads."""
+"""Descriptors that several processes share, and numbers of patched sockets: the scripts print the same in threads."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ def test_where_no_coro_runs_everything_is_as_before():
 
 
 def test_task_starts_a_thread():
-    """A task cannot wait for the start or the end of a coro of its own loop, and does not need to."""
+    """A task cannot wait for a coro of its own loop, so `start` returns at once, and `join` raises an error."""
     assert run(
         """
         import asyncio, grapeshot

@@ -107,7 +107,7 @@ def kill_some(world: World) -> None:
         context = co.get_context()
         if co.done() or context is None:
             continue
-        # From here on `co`, the coros that wait for it and its family may raise an injected exception.
+        # From here on `co`, its family, and the coros that wait for `co` may raise an injected exception.
         world.killed.add(context.get(FAMILY))
         world.soak.kills += 1
         how = generator.randrange(4)
@@ -190,7 +190,7 @@ def loop_main(world: World) -> None:
 
 
 def one_round(soak: Soak, seed: str) -> None:
-    """Run one loop in this thread, from its start to its end with suspended coros."""
+    """Run one loop in this thread, from its start until it is closed while coros are still suspended."""
     world = World(soak, random.Random(seed))
     world.is_mixed = soak.options.mixed
     world.evicts_always = coro.stack_info()["evicts_always"]

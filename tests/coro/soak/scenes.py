@@ -202,7 +202,7 @@ def finalizers(world: World) -> None:
 
 
 class Collected:
-    """Has a finalizer that tries to yield, which fails on the collector's stack."""
+    """Has a finalizer that tries to yield. As the collector calls it, only a coro on a stack of its own can do so."""
 
     def __init__(self, log: list[str]) -> None:
         self.log = log
@@ -241,7 +241,7 @@ _qsort.restype = None
 
 
 def own_stacks(world: World) -> None:
-    """C's qsort keeps pointers into its stack, so the coro needs a stack of its own."""
+    """C's qsort calls a function that yields, in a coro on a stack of its own."""
     values = [world.generator.randrange(100) for _ in range(8)]
     failures: list[BaseException] = []
 

@@ -1,4 +1,4 @@
-"""Run run.py for a short time. The environment variable SOAK_STEPS makes it longer; `.ci/soak` runs it under other
+"""Run run.py for a short time. The environment variable SOAK_STEPS makes it longer; `.ci/soak` runs run.py with other
 builds.
 """
 

@@ -33,7 +33,7 @@ def slow(value):
 
 
 def check(work, count=COUNT, **options):
-    """Check that coros get the same result as a plain call of the function, whose argument is `slow`."""
+    """Check that `work` returns the same in coros, where its second argument yields, as in plain calls."""
     expected = [work(number, lambda value: value) for number in range(count)]
     assert together(lambda number: work(number, slow), count, **options) == expected
 

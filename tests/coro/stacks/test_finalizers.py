@@ -57,7 +57,7 @@ def test_del_and_weakref_callbacks_by_reference_counting():
 
 @pytest.mark.parametrize("kind", ["list", "tuple", "dict", "object"])
 def test_deeply_nested_deallocation_that_yields(kind):
-    """CPython limits the nesting of deallocations per coro. The outermost one frees the deferred objects."""
+    """CPython limits nested deallocations separately in each coro. The outermost one frees the deferred objects."""
     log: list = []
 
     class Holder:
@@ -131,7 +131,9 @@ def test_collections_while_coros_are_suspended_in_c_functions():
 
 @pytest.mark.parametrize("how", ["in_parallel", "group"])
 def test_a_collection_lets_coros_end_while_they_are_shut_down(how, monkeypatch):
-    """In a coro on its own stack, a finalizer that the collector calls may let other coros run at any point."""
+    """In a coro on its own stack, a finalizer that the collector calls may let other coros run at any point. Here the
+    replaced `Shutdown` does so while coros are shut down.
+    """
     goes_on = coro.event()
     shutdown = coro.Shutdown
 

@@ -156,8 +156,8 @@ def test_at_each_allocation(walker):
 
 
 def test_at_each_allocation_with_tracemalloc(walker):
-    """tracemalloc's own hooks walk the frames, too. The traceback of each block of a coro ends with that coro's
-    functions.
+    """tracemalloc's own hooks walk the frames, too. The outermost function in the traceback of a block is the function
+    of the coro that allocated the block.
     """
     blocks, allocations, _ = run(
         walker,
@@ -197,8 +197,8 @@ def test_at_each_allocation_with_tracemalloc(walker):
 
 
 def test_in_a_signal_handler_during_switches(walker):
-    """A C handler runs between any two instructions of grapeshot's code. Before 3.14 the interpreter's own code has
-    moments when the chain of frames is invalid.
+    """A C handler runs between any two instructions, but only those of grapeshot's code: before 3.14 the interpreter's
+    own code has moments when the chain of frames is invalid.
     """
     signals, _, deepest = run(
         walker,

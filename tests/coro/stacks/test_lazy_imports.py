@@ -50,7 +50,7 @@ def test_modules_that_wait_while_they_are_imported(make):
 
 
 def test_a_module_that_another_coro_is_importing(make):
-    """To CPython both coros are the same thread. It takes the second import for one that the module itself makes."""
+    """To CPython all coros are one thread, so it takes a second coro's import for one that the module itself makes."""
     (use,) = make(WAITS)
 
     def work(_):

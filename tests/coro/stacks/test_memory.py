@@ -159,7 +159,7 @@ def test_coros_are_unwound_without_memory():
 
 
 def test_own_stacks_beyond_the_address_space():
-    """mmap fails: `spawn` raises MemoryError, and the others continue."""
+    """mmap fails: `spawn` raises MemoryError, and the other coros continue."""
     script = """
         import asyncio, resource
         import grapeshot

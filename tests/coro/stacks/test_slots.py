@@ -184,7 +184,7 @@ def script(body: str) -> str:
 
 
 def test_without_memory_for_more_slots_coros_share_one(monkeypatch):
-    # A thread that starts meanwhile, such as the watchdog, reserves no address space for a heap of its own.
+    # With one arena, a thread that starts meanwhile (the watchdog) reserves no address space for a heap of its own.
     monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
     body = """
     def main():
@@ -207,7 +207,7 @@ def test_without_memory_for_more_slots_coros_share_one(monkeypatch):
 
 
 def test_the_child_of_a_coro_that_forks():
-    """The parent's coros keep their slots; the child's coros share the rest."""
+    """In the child, the stacks of the parent's coros keep their slots, and the child's coros share the rest."""
     body = """
     def main():
         threads = waiting(12)

@@ -261,7 +261,7 @@ def test_spawn_later():
 
 @pytest.mark.parametrize("call", ["imap", "imap_unordered"])
 def test_results_come_while_others_are_not_begun(call):
-    """The inputs are endless. `map` takes as many as there are workers, and one more."""
+    """The inputs are endless. Beyond the results that were asked for, at most one per worker and one more are taken."""
     taken, running = [], []
 
     def inputs():

@@ -41,7 +41,7 @@ WAITS = {
     "event": lambda one: one.wait(),
     "inverted_semaphore": lambda one: one.block_till_zero(),
 }
-# For each kind: a call that wakes the coros that wait. A lock is released by its holder.
+# A call that wakes a coro that waits. Locks are not here, because only the holder can release a lock.
 WAKES = {
     "semaphore": lambda one: one.release(),
     "condition_variable": lambda one: one.wake_one(),

@@ -218,7 +218,7 @@ def test_several_permits_at_once_and_in_order():
         semaphore.release(3)
         assert few.join()
         assert semaphore.avail == 2
-        # If it is interrupted, the next waiter continues.
+        # If the first waiter is interrupted, the next one continues.
         many, few = spawn_blocked(semaphore.acquire, 5), spawn_blocked(semaphore.acquire, 2)
         many.interrupt()
         few.join(10)
@@ -460,7 +460,7 @@ def test_interruptions_leak_no_permit(kind, seed):
                     release()
 
         threads = [coro.spawn(work) for _ in range(6)]
-        yield_slices(1)  # every coro begins, because one that is interrupted before would end
+        yield_slices(1)  # every coro begins: one that is interrupted before it begins would end
         while not all(thread.done() for thread in threads):
             victim = rng.choice(threads)
             if not victim.done() and rng.random() < 0.5:
@@ -511,7 +511,7 @@ def test_interruptions_lose_no_item(seed):
 
 @pytest.mark.parametrize("way", ["interrupt", "schedule"])
 def test_the_timer_of_a_finished_sleep_wakes_no_coro(way):
-    """The sleep ends early in the iteration in which its timer is due. The timer must not end the next wait."""
+    """The sleep is ended early, and its timer is due before the coro runs. The timer must not end the next wait."""
     woken = []
 
     def sleeper():

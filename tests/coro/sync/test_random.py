@@ -28,7 +28,7 @@ class Strange(Exception):
 
 
 class Sent(Exception):
-    """The exception of send_exception. Its argument is a number, like the numbers that are sent."""
+    """The exception of send_exception and set_exception. In a channel its argument is a number, as sent values are."""
 
 
 class Worker:
@@ -60,8 +60,8 @@ class Worker:
         coro.wait()
 
     def wait_in_queue(self, wait, *args, what=True, **limit):
-        """Wait with `wait(*args, **limit)`; `what` names the queue. When the wait ends, no earlier waiter of this queue
-        may still wait, unless the wait has timed out (it returns False or []).
+        """Wait with `wait(*args, **limit)` for `what`, whose queue `Bench.queue_of` names. When the wait ends, no
+        earlier waiter of this queue may still wait, unless the wait has timed out (it returns False or []).
         """
         self.wants = what
         self.since = self.bench.tick()
@@ -110,15 +110,15 @@ class Bench:
         ]
 
     def queue_of(self, what):
-        """Return the name of the queue of the primitive in which a worker waits."""
+        """Return a name for the queue in which a worker waits for `what`."""
         return True
 
     def timeout(self):
-        """Return a random timeout, sometimes one that expires at once."""
+        """Return a timeout block: usually without a limit, sometimes with one that expires at once."""
         return coro.timeout(self.rng.choice([None] * 9 + [0]))
 
     def limit(self):
-        """Return a random limit for a wait: usually none, sometimes zero, or until the next iteration."""
+        """Return a random limit for a wait: usually none, sometimes the next iteration, sometimes no wait at all."""
         return self.rng.choice([{}] * 8 + [{"timeout": 1e-9}] * 3 + [{"block": False}])
 
     def start(self):

@@ -16,7 +16,7 @@ MANY = 1000
 
 
 def polls_of_locks():
-    """Locks that another coro holds, and a queue, polled in each way."""
+    """Yield functions that poll without success, in each way: locks that another coro holds, and an empty queue."""
     for kind in ("thread_lock", "thread_rlock"):
         for arguments in ({"blocking": False}, {"timeout": 0}):
             lock = getattr(_core, kind)()

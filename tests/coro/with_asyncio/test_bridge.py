@@ -577,7 +577,7 @@ def test_a_future_that_will_not_be_cancelled():
         await sleep_zero(2)
         waiter.interrupt()
         assert await waiter == "finished"
-        # A coro that is shut down while it waits behaves like the task.
+        # Interruptions of the coro go to the task, which refuses the first one and is cancelled by the second.
         task = asyncio.create_task(stubborn())
         waiter = coro.spawn(coro.await_, task)
         await sleep_zero(2)

@@ -19,7 +19,7 @@ if coro_is_available():
 
 
 def need(*names):
-    """Skip the test if one of these packages of the dev extra is missing."""
+    """Skip the test if one of these packages of requirements/dev.txt is missing."""
     for name in names:
         if importlib.util.find_spec(name) is None:
             pytest.skip(f"{name} is not installed (requirements/dev.txt): untested beside coros")
@@ -40,7 +40,7 @@ def keep_yielding(log, name, count=20):
 
 
 def echo(greenlet, values):
-    """A generator made of a greenlet. It returns each value doubled, until the input ends."""
+    """Return what a greenlet answers: twice each value that it is sent, and the total when it is sent None."""
 
     def body(value):
         total = 0

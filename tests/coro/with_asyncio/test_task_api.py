@@ -216,7 +216,7 @@ def test_run_cancels_remaining_coros():
 
 
 def ended_runners():
-    """Return a task and a coro for each way to end, and one of each that has not ended."""
+    """Yield, for each way to end, a function that ends in this way, and a new task and a new coro that will call it."""
 
     def give():
         return 5
