@@ -23,13 +23,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-# The text shows at most this many rows of each kind.
+# The text shows at most this many rows of each kind, unless each item has a row of its own.
 _SHOWN = 20
 
 
 @dataclasses.dataclass
 class Memory:
-    """Memory in bytes. Objects that the program's protocols, tasks and functions refer to are not counted."""
+    """Sizes in bytes, and numbers of connections and coros.
+
+    Only ``rss`` includes the objects that the program's protocols, tasks and functions refer to.
+    """
 
     rss: int | None
     """The resident memory of the process, or None where the system does not report it."""
