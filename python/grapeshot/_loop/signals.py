@@ -91,8 +91,8 @@ def remove_signal_handler(loop: BaseLoop, sig: int) -> bool:
 def remove_all(loop: BaseLoop) -> None:
     """Restore the default action of every signal that ``loop`` handles, because the loop is being closed.
 
-    While the interpreter shuts down, signal handlers cannot be set. Then this only forgets the loop's handlers, with a
-    ResourceWarning.
+    While the interpreter shuts down, signal handlers cannot be set, so this function then only forgets the loop's
+    handlers, with a ResourceWarning.
     """
     if not loop._signal_handlers:
         return

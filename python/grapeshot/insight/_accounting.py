@@ -45,7 +45,8 @@ class Memory:
     coros: int
     """The number of coros of the loop that have not ended."""
     per_coro: int
-    """The average size of a coro: the object, its Python frames, and its copied stack or the used part of its own."""
+    """The average size of a coro: the object, its Python frames, and its copied stack (of a pinned coro: the used part
+    of its stack)."""
 
     def __str__(self) -> str:
         rss = "unknown" if self.rss is None else f"{self.rss / 1024:.0f} KiB"

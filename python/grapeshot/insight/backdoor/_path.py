@@ -94,7 +94,7 @@ class SocketFile:
 
         Raises:
             PermissionError: the directory is not safe (:func:`trusted_directory`), or another user's socket is there.
-            FileExistsError: a file that is not a socket, or a symbolic link, is there.
+            FileExistsError: a symbolic link, or another file that is not a socket, is there.
             ValueError: ``path`` has no file name, or contains a NUL.
             OSError: a process is listening there (EADDRINUSE), or the path is too long for a socket (ENAMETOOLONG).
         """
