@@ -56,7 +56,7 @@ async def create_connection(
     Raises:
         LimitError: the loop has reached its limit of connections or descriptors (:meth:`Loop.set_limits`).
         OSError: no address could be connected, or the name does not resolve (:class:`socket.gaierror`).
-        ExceptionGroup: like OSError, if ``all_errors`` is set.
+        ExceptionGroup: no address could be connected, and ``all_errors`` is set.
         ValueError: arguments contradict each other, or ``sock`` is not a stream socket.
         TypeError: ``sock`` is an ``ssl.SSLSocket``.
         ssl.SSLError, ConnectionResetError, ConnectionAbortedError: the TLS handshake failed; see

@@ -153,7 +153,10 @@ async def _first_socket(
     reuse_port: bool,
     allow_broadcast: bool,
 ) -> tuple[socket.socket, Any]:
-    """Return the socket of the first candidate that works, and the address it sends to. Otherwise raise an OSError."""
+    """Return the socket of the first candidate that works, and the remote address if one is given, otherwise None.
+
+    If no candidate works, raise the OSError of the first one.
+    """
     errors: list[OSError] = []
     try:
         for (family, proto), (local, remote) in candidates:

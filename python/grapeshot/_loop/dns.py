@@ -34,11 +34,11 @@ async def getaddrinfo(
     proto: int = 0,
     flags: int = 0,
 ) -> list[Any]:
-    """Return what :func:`socket.getaddrinfo` returns, without blocking the loop. ``Loop.getaddrinfo`` calls this.
+    """Return what :func:`socket.getaddrinfo` returns, without blocking the loop.
 
-    IP addresses (``"127.0.0.1"``, ``"::1"``, ``"fe80::1%eth0"``) and ``host=None``, with a numeric port or no port,
-    are answered at once. Everything else goes to the default executor. So does an empty host, for which the resolver
-    raises an error.
+    ``Loop.getaddrinfo`` calls this for everything that it does not answer natively. IP addresses (``"127.0.0.1"``,
+    ``"::1"``, ``"fe80::1%eth0"``) and ``host=None``, with a numeric port or no port, are answered at once. Everything
+    else goes to the default executor, even an empty host, for which the resolver raises an error.
 
     Raises:
         socket.gaierror: the name does not resolve.
@@ -76,9 +76,9 @@ async def resolve(
     proto: int = 0,
     flags: int = 0,
 ) -> list[AddrInfo]:
-    """Return the address infos for ``(host, port[, flowinfo, scope_id])``. IP addresses need no call of the resolver.
+    """Return the address infos for ``(host, port[, flowinfo, scope_id])``.
 
-    For them, ``flowinfo`` and ``scope_id`` are kept; ``getaddrinfo`` would drop them.
+    For most IP addresses without a zone, ``getaddrinfo`` is not called; it would drop ``flowinfo`` and ``scope_id``.
 
     Raises:
         socket.gaierror: the name does not resolve.

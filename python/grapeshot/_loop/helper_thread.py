@@ -9,9 +9,9 @@ import os
 class HelperThread:
     """A real thread that runs :meth:`run`, which a subclass implements, until that returns.
 
-    It is started with ``_thread.start_new_thread``, whose original grapeshot's own modules keep after
-    :func:`grapeshot.coro.patch`. A ``threading.Thread`` would then be a coro, which could not run while other code
-    blocks the loop.
+    It is started with the original ``_thread.start_new_thread``, which grapeshot's own modules keep even after
+    :func:`grapeshot.coro.patch`. A ``threading.Thread`` started after ``patch()`` would be a coro, which could not run
+    while other code blocks the loop.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
-"""Functions that the loop calls and that other packages set. Each name is None until it is set.
+"""Functions that ``coro`` and the back door set, for callers that must not import these. Each is None until it is set.
 
-This way, the loop can serve coros and the back door without importing them.
+The callers are the loop, the runner and ``insight.tree()``.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def _stop_when_done(future: asyncio.Future[Any]) -> None:
 
 
 def close(loop: BaseLoop) -> None:
-    """Close the loop: drop all scheduled callbacks, restore signal handlers, close its descriptors.
+    """Close the loop: drop all scheduled callbacks, reset its signals to their default actions, close its descriptors.
 
     Idempotent. close() tells the executor to stop, but does not wait for it. Call :meth:`shutdown_asyncgens` and
     :meth:`shutdown_default_executor` first, as ``run()`` does.

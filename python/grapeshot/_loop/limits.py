@@ -30,7 +30,7 @@ def set_limits(
     Args:
         connections: the number of TCP and Unix stream transports, both accepted and connected.
         descriptors: the loop opens only descriptors whose number is below this one. The system assigns the lowest free
-            number, so this leaves the numbers from here to ``RLIMIT_NOFILE`` for files, name lookups and logs.
+            number, so this leaves the numbers from the limit up to ``RLIMIT_NOFILE`` for files, name lookups and logs.
         coros: the number of coros. At the limit, ``coro.spawn()`` and starting a thread that is a coro raise
             LimitError; ``coro.serve()`` waits.
 

@@ -105,8 +105,8 @@ class Server(asyncio.Server):
     async def serve_forever(self) -> None:
         """Accept connections until the server is closed or this coroutine is cancelled, which closes the server.
 
-        On cancellation, the open connections are closed, too (not on Python 3.11, as in its asyncio), and this method
-        waits until they have ended. Then CancelledError is raised.
+        In both cases, the open connections are closed, too, and this method waits until they have ended. (On Python
+        3.11 it does neither, as in that version's asyncio.) Then CancelledError is raised.
 
         Raises:
             RuntimeError: the server is closed, or serve_forever() is already running.
@@ -129,7 +129,10 @@ class Server(asyncio.Server):
             self._serving_forever = None
 
     def close(self) -> None:
-        """Stop accepting and close the listening sockets. Open connections stay open. Idempotent."""
+        """Stop accepting and close the listening sockets. Idempotent.
+
+        Open connections stay open, unless :meth:`serve_forever` is running, which then closes them.
+        """
         sockets = self._sockets
         if sockets is None:
             return
@@ -332,7 +335,11 @@ def bind_all(
     reuse_port: bool | None,
     keep_alive: bool | None,
 ) -> list[socket.socket]:
-    """Return one bound socket per address. On an error, close all of them."""
+    """Return a bound socket for each address. On an error, close all of them.
+
+    An address is left out if the system does not support its family. From Python 3.13 on, an address that this machine
+    does not have is left out, too, and it is an error if no address is left.
+    """
     sockets: list[socket.socket] = []
     try:
         for family, type_, proto, _, address in infos:

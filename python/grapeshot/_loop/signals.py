@@ -3,10 +3,10 @@
     kernel -> the interpreter's C handler -> one byte into the loop's pipe -> _signals_arrived -> call_soon
 
 The C handler runs only if a Python handler is set, so this module sets one. The byte is the signal's number. The native
-loop sets the pipe (``signal.set_wakeup_fd``) before it blocks in the main thread, and removes it when the run ends.
-While the loop has a signal handler, the pipe stays set between runs, and the next run calls the handlers of the signals
-that arrived in between. :func:`signal.set_wakeup_fd` works only in the main thread, and only one loop at a time
-receives the bytes. SIGCHLD gets no special treatment.
+loop sets the pipe (``signal.set_wakeup_fd``) before it blocks in the main thread, and removes it when the run ends,
+unless the loop has a signal handler. With one, the pipe stays set between runs, and the next run calls the handlers of
+the signals that arrived in between. :func:`signal.set_wakeup_fd` works only in the main thread, and only one loop at a
+time receives the bytes. SIGCHLD gets no special treatment.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def remove_signal_handler(loop: BaseLoop, sig: int) -> bool:
 def remove_all(loop: BaseLoop) -> None:
     """Restore the default action of every signal that ``loop`` handles, because the loop is being closed.
 
-    While the interpreter shuts down, signal handlers cannot be set. Then this only forgets the loop's handlers, with a
-    ResourceWarning.
+    While the interpreter shuts down, signal handlers cannot be set, so this function then only forgets the loop's
+    handlers, with a ResourceWarning.
     """
     if not loop._signal_handlers:
         return

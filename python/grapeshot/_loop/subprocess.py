@@ -249,7 +249,8 @@ class SubprocessTransport(asyncio.SubprocessTransport):
     def get_returncode(self) -> int | None:
         """Return the exit code, or the negated number of the signal that ended the process. None while it is running.
 
-        255 means that the status was fetched outside the loop (with ``os.waitpid``, or because SIGCHLD is ignored).
+        255 also stands for a status that the loop could not fetch, because other code did (with ``os.waitpid``) or
+        because SIGCHLD is ignored.
         """
         return self._returncode
 
@@ -450,7 +451,7 @@ class _ReadPipe(_Pipe, asyncio.Protocol):
 
 
 def _has_ended(process: Process) -> bool:
-    """Whether the process has ended. Does not fetch its status, which the loop will do."""
+    """Whether the process has ended. Its status is left for the loop to fetch, except where ``waitid`` is missing."""
     if not hasattr(os, "waitid"):  # macOS before Python 3.13
         return process.poll() is not None
     try:

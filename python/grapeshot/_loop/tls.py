@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def time_limits(handshake_timeout: float | None, shutdown_timeout: float | None) -> TimeLimits:
-    """Return both limits in seconds. None is replaced by asyncio's default, 60 or 30.
+    """Return both limits in seconds. None is replaced by asyncio's default: 60 for the handshake, 30 for the shutdown.
 
     Raises:
         ValueError: a limit is not positive.
@@ -75,8 +75,8 @@ def make_transport(
 ) -> _core.SSLTransport:
     """Return a TLS transport for ``protocol``. The caller sets it as the protocol of the transport below.
 
-    ``below`` is the transport below if the connection is already open. Then ``connection_made`` of ``protocol`` was
-    called before, and its methods are called in the context of the connection.
+    ``below`` is the transport below if the connection is already open. In that case, ``connection_made`` of
+    ``protocol`` was called before, and the protocol's methods are called in the context of the connection.
     """
     context = context_of(ssl_argument, server_side, server_hostname)
     name = None if server_side else server_hostname or None

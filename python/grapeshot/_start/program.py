@@ -1,4 +1,4 @@
-"""Runs a program as the interpreter does: a script, a directory or an archive, ``-m module`` or ``-c code``.
+"""Runs a program as the interpreter does: a script, directory or archive, ``-m module``, ``-c code`` or stdin.
 
 ``python -m grapeshot`` and ``python -m grapeshot.coro`` pass it the rest of their command lines. The program runs as
 ``__main__``, in the main thread. Its arguments, exit status, tracebacks and behaviour on Ctrl-C are the same as with

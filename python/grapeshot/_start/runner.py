@@ -4,8 +4,9 @@ In asyncio, the first Ctrl-C cancels the main task. That has no effect while a c
 run. So if the coro has still not yielded a little later, this module sends the signal once more and raises
 KeyboardInterrupt in the coro, as in any Python code. A coro that yields in time is not affected.
 
-Only a runner in the main thread handles Ctrl-C. For each Ctrl-C, a helper thread waits and sends the signal. Closing
-the runner ends these threads: on CPython 3.11, a thread that starts while the interpreter exits uses freed memory.
+Only a runner in the main thread handles Ctrl-C. For each Ctrl-C that arrives while a coro runs, a helper thread waits
+and sends the signal again. Closing the runner ends these threads, because on CPython 3.11 a thread that starts while
+the interpreter exits uses freed memory.
 """
 
 from __future__ import annotations
@@ -107,7 +108,10 @@ class Runner(asyncio.Runner):  # type: ignore[misc]  # final to type checkers on
 
 
 def _is_in_finalizer(frame: FrameType | None) -> bool:
-    """Whether a ``__del__`` is running. An exception raised there is lost; the coro is then cancelled when it waits."""
+    """Whether a ``__del__`` is running, in which KeyboardInterrupt would be lost.
+
+    In that case, only the cancellation by the first Ctrl-C takes effect.
+    """
     while frame is not None:
         if frame.f_code.co_name == "__del__":
             return True

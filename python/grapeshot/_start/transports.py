@@ -1,8 +1,8 @@
 """Keeps a loop's own transports where a library calls aiofastnet instead of the loop: ``install(transports=True)``.
 
 aiofastnet has functions such as ``create_connection(loop, ...)``, which put its own transports on any loop. aiohttp
-(from 3.15 on) and picows call them wherever aiofastnet is installed. They are replaced here with functions that call
-the method of the same name if the loop is grapeshot's.
+(from 3.15 on) and picows call them wherever aiofastnet is installed. This module replaces aiofastnet's functions with
+functions that, if the loop is grapeshot's, call the loop's method of the same name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NAMES = (
 # Arguments that the loop's methods do not have: the sizes of aiofastnet's own buffers.
 _OWN_ARGUMENTS = ("ssl_incoming_bio_size", "ssl_outgoing_bio_size")
 
-# The function that replaces each of aiofastnet's, by name, and aiofastnet's.
+# By name: the function that replaces aiofastnet's, and aiofastnet's own.
 _replaced: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 
 
@@ -62,7 +62,7 @@ def restore() -> None:
 def _for_any_loop(name: str, theirs: Callable[..., Any], transport_type: type) -> Callable[..., Any]:
     @functools.wraps(theirs)
     async def call(loop: Any, *args: Any, **kwargs: Any) -> Any:
-        # sendfile() and start_tls() may get a transport of aiofastnet that was made before.
+        # sendfile() and start_tls() may get a transport that aiofastnet made before replace() was called.
         if not isinstance(loop, Loop) or (args and isinstance(args[0], transport_type)):
             return await theirs(loop, *args, **kwargs)
         for argument in _OWN_ARGUMENTS:

@@ -23,13 +23,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-# The text shows at most this many rows of each kind.
+# The text shows at most this many rows of each kind, unless each item has a row of its own.
 _SHOWN = 20
 
 
 @dataclasses.dataclass
 class Memory:
-    """Memory in bytes. Objects that the program's protocols, tasks and functions refer to are not counted."""
+    """Sizes in bytes, and numbers of connections and coros.
+
+    Only ``rss`` includes the objects that the program's protocols, tasks and functions refer to.
+    """
 
     rss: int | None
     """The resident memory of the process, or None where the system does not report it."""
@@ -42,7 +45,8 @@ class Memory:
     coros: int
     """The number of coros of the loop that have not ended."""
     per_coro: int
-    """The average size of a coro: the object, its Python frames, and its copied stack or the used part of its own."""
+    """The average size of a coro: the object, its Python frames, and its copied stack (of a pinned coro: the used part
+    of its stack)."""
 
     def __str__(self) -> str:
         rss = "unknown" if self.rss is None else f"{self.rss / 1024:.0f} KiB"

@@ -1,7 +1,7 @@
 """CPU accounting: the observers of a loop's steps, and the CPU time that each task, coro and connection has used.
 
 The native loop reads the clocks around each step (``probe/step.rs``) and calls the observers that are set here.
-While no observer is set, steps are not timed. Only the loop's thread uses this module.
+While no observer is set, the CPU clock is not read. Only the loop's thread uses this module.
 """
 
 from __future__ import annotations

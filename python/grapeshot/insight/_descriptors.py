@@ -60,7 +60,7 @@ def tally_descriptors(found: Iterable[Descriptor], before: Iterable[Tally] | Non
 
 
 def descriptors(loop: Any, has_owners: bool = True) -> list[Descriptor]:
-    """Return all descriptors. With ``has_owners`` false, omit the owners, whose text needs the ``repr`` of each."""
+    """Return all descriptors. With ``has_owners`` false, omit the owners, because their texts need ``repr`` calls."""
     known = _known_to(loop)
     origins: dict[int, str] = {}
     for thing in list(loop._origins or ()):

@@ -100,7 +100,8 @@ class Statistics:
     coro_bytes_copied: int
     """Bytes of stacks that were copied away and back."""
     callback_durations: Histogram | None
-    """How long the loop's callbacks took. None if :meth:`grapeshot.Loop.measure_callbacks` was never called."""
+    """How long the loop's callbacks took. None if they were never measured; see
+    :meth:`grapeshot.Loop.measure_callbacks`."""
     scheduling_delays: Histogram | None
     """How long callbacks had to wait before they started: from the end of the callback that scheduled them, from the
     return of the poll, or from the deadline of the timer. None if callbacks were never measured."""

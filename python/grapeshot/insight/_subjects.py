@@ -32,7 +32,7 @@ class Subject(NamedTuple):
     name: str
     """The name that the program gave it. Empty if it has only a default name such as ``Task-7``."""
     function: str
-    """The qualified name of its function, or for a connection of its protocol's class. Empty if it is not known."""
+    """The qualified name of its function, or, for a connection, of its protocol's class. Empty if it is not known."""
     place: str | None
     """Where that function begins, as ``file:line``."""
 

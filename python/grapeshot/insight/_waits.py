@@ -2,7 +2,7 @@
 
 Nothing is recorded while the program runs: everything is read from the objects that exist at this moment. The only code
 of the program that runs is the ``repr`` of the objects that are waited for. ``coro._run_info`` reads the parts that are
-specific to coros. It sets ``hooks.coros_of`` when coros are imported, so that other programs do not have to import it.
+specific to coros. It is imported together with coros and then sets ``hooks.coros_of``, so nothing here imports coros.
 """
 
 from __future__ import annotations

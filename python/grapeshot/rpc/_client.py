@@ -96,7 +96,7 @@ class Client:
         self._keepalive_s = keepalive
         # The connection for new calls.
         self._connection: ClientConnection | None = None
-        # All open connections. After a server's goodbye, a connection still delivers answers.
+        # All open connections: also those that only deliver answers, after their server's goodbye.
         self._connections: set[ClientConnection] = set()
         self._connecting: asyncio.Task[Exception | None] | None = None
         self._is_closed = False
@@ -116,8 +116,8 @@ class Client:
 
         The server runs the method at most once. ``timeout`` is in seconds. It is sent to the server, which cancels the
         handler when the time is over. If a handler makes a call itself, the handler's own deadline applies to that
-        call, too. Cancelling a call cancels its handler. To pass an argument to a method's parameter that is named
-        ``timeout``, pass it by position.
+        call, too. Cancelling a call cancels its handler. If the method has a parameter named ``timeout``, pass the
+        argument for it by position.
 
         Raises:
             RemoteError: the method has raised. A subclass tells that there is no such method, or that it cannot be

@@ -47,7 +47,9 @@ Request = tuple[str, tuple[Any, ...], dict[str, Any], float | None, int]
 
 
 class ClientConnection(Connection):
-    """Calls ``on_leaving(self)`` as soon as it accepts no new calls: at the server's goodbye, or when it is lost."""
+    """Calls ``on_leaving(self)`` when it stops accepting new calls, for instance at the server's goodbye, and when it
+    is lost.
+    """
 
     def __init__(
         self,

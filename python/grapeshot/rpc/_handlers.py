@@ -1,7 +1,7 @@
 """The handlers of a server's methods, and how each kind of function is run.
 
 function           called in the connection's callback, so it must not block
-async function     run as a task, whose first step runs at once from Python 3.12 on
+async function     run as a task, whose first step runs at once (from Python 3.12 on, if the loop has no task factory)
 async generator    run by a task that sends its items, as many as the client accepts
 """
 

@@ -57,7 +57,8 @@ class PacketStream(asyncio.Protocol):
         self._is_flush_due = False
         # True inside data_received, at whose end all packets are written.
         self._is_batching = False
-        # Received bytes that have not been handled: a part of a packet, or everything since hold().
+        # Received bytes that have not been handled: a part of a packet, or everything since hold() or since the end of
+        # a turn (_TURN_S).
         self._received = bytearray()
         # How many bytes are needed to continue.
         self._wanted = 0

@@ -3,8 +3,9 @@
     REQUEST ---> the handler ---> ends at once ------------------------> RESULT or ERROR
                      '----------> a Call, which knows what runs ---> done, cancelled, deadline ---> RESULT, ERROR, END
 
-While the client does not read its answers, no more requests are handled. So the limits also bound the memory that a
-connection uses. This cannot deadlock, because a client always keeps reading.
+While the transport is full of answers that the client has not read, no more requests are handled. So the limits also
+bound the memory that a connection uses. This cannot deadlock, because a :class:`Client` stops reading only until its
+loop's next iteration.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Owner(Protocol):
 
 
 class Call:
-    """A call that did not end at once. For a stream, it is also the outlet."""
+    """A call that streams its results, or that did not end at once. For a stream, it is also the outlet."""
 
     __slots__ = (
         "_connection",

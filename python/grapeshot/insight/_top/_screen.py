@@ -27,7 +27,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_WIDE = 120  # from this many columns on, the numbers are always shown beside the other views
+_WIDE = 120  # from this many columns on, the numbers are shown beside the views slow, tree and descriptors
 _VIEWS = {"v": "overview", "n": "numbers", "s": "slow", "t": "tree", "d": "descriptors"}
 _SCROLL = {"\x1b[A": -1, "k": -1, "\x1b[B": 1, "j": 1, "\x1b[5~": -10, "\x1b[6~": 10, "\x1b[H": -(1 << 30)}
 _KEY = re.compile(r"\x1b\[[0-9;]*[A-Za-z~]|.", re.DOTALL)
@@ -40,8 +40,8 @@ _PARTS = {
     "each descriptors": ("each descriptor",),
 }
 _ALL_PARTS = tuple(dict.fromkeys(part for parts in _PARTS.values() for part in parts))
-# The exceptions that unexpected values cause. They may come from another version of grapeshot, or from a process that
-# only pretends to be a back door.
+# The exceptions that unexpected values cause. Such values may come from another version of grapeshot, or from a process
+# that only pretends to be a back door.
 _INVALID_DATA = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
 # Examining coros, tasks and descriptors may take this share of the loop's time.
 _SHARE = 0.02

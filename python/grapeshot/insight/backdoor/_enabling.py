@@ -1,7 +1,7 @@
 """``enable``: a back door that is opened on request, by a signal or an environment variable.
 
 ``python -m grapeshot``, ``python -m grapeshot.coro`` and ``python -m grapeshot.coro.wsgi`` open one if the variable
-has a path, without any code in the program.
+GRAPESHOT_BACKDOOR contains a path, without any code in the program.
 """
 
 from __future__ import annotations

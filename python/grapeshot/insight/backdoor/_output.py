@@ -57,7 +57,7 @@ class Stream:
         return client.get() is None and self.below is not None and self.below.isatty()
 
     def flush(self) -> None:
-        """Flush the stream below. Output to a client is not buffered here."""
+        """Flush the stream below, unless a client's code is running: output to a client is not buffered here."""
         if client.get() is None and self.below is not None:
             self.below.flush()
 

@@ -1,7 +1,8 @@
 """The socket file of a back door: in which directories it may be, and which files it may replace.
 
-A path is trusted if only root and this user can have created it and can change it. The file never exists with a mode
-wider than 0600: the socket is created in a directory that only this user can enter, and then linked to its path.
+A path is trusted if only root and this user can have created it and can change it. At its path, the file never has a
+mode wider than 0600: the socket is created in a directory that only this user can enter, gets its mode there, and is
+then linked to its path.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class SocketFile:
 
         Raises:
             PermissionError: the directory is not safe (:func:`trusted_directory`), or another user's socket is there.
-            FileExistsError: a file that is not a socket, or a symbolic link, is there.
+            FileExistsError: a symbolic link, or another file that is not a socket, is there.
             ValueError: ``path`` has no file name, or contains a NUL.
             OSError: a process is listening there (EADDRINUSE), or the path is too long for a socket (ENAMETOOLONG).
         """
@@ -195,7 +196,8 @@ def _remove_stale(path: str, private: str) -> None:
         raise PermissionError(errno.EPERM, f"a socket of the user {status.st_uid} already exists there", path)
     if _is_alive(path):
         raise OSError(errno.EADDRINUSE, "a process is already listening there", path)
-    # If the file was removed by hand in the meantime, there may be a new socket already. So rename it and check.
+    # If the file was removed by hand in the meantime, there may be a new socket already. So rename whatever is there,
+    # and check whether it is the file that was examined.
     taken = f"{os.path.join(private, os.path.basename(path))}.old"
     try:
         os.rename(path, taken)

@@ -224,7 +224,7 @@ def serve(path: str | os.PathLike[str], *, namespace: dict[str, Any] | None = No
     Raises:
         RuntimeError: no loop is running in this thread.
         PermissionError: other users could replace the socket; see docs/insight.md.
-        FileExistsError: a file that is not a socket, or a symbolic link, exists there.
+        FileExistsError: a symbolic link, or another file that is not a socket, exists there.
         OSError: a process is listening there (EADDRINUSE), or the path is too long for a socket (ENAMETOOLONG).
         ValueError: the path has no file name.
         NotImplementedError: this system cannot tell which user connects.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _NAME = "grapeshot.insight.profiler"
 _C_FUNCTIONS = (
-    type(len),  # also the type of an instance's bound methods
+    type(len),  # also the type of the bound methods of built-in objects, such as [].append
     type(str.join),
     type(str.__add__),
     type("".__add__),

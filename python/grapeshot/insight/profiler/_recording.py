@@ -16,7 +16,7 @@ class Node:
         self.key = key  # the code object, or the name of a function written in C
         self.parent = parent
         # The key is the name of a function written in C, or else the id of the code object, because comparing code
-        # objects would compare their contents. The node keeps the code object alive, so the id stays unique.
+        # objects would compare their contents. The child keeps the code object alive, so the id stays unique.
         self.children: dict[int | str, Node] = {}
         self.calls = 0
         self.cpu_ns = 0
