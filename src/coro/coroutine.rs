@@ -8,8 +8,9 @@
 //!                                                                       [ waiting ]
 //! ```
 //!
-//! Only the thread of its loop uses the object. All fields are cells, because any code that runs during a method may
-//! call other methods of the same object.
+//! Only the thread of the coro's loop runs the coro. Other threads may read its state and, when they release a lock
+//! that it waits for, make it ready (`scheduler::make_ready_anywhere`); the GIL orders these accesses. All fields are
+//! cells, because any code that runs during a method may call other methods of the same object.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int};
@@ -88,12 +89,12 @@ pub(super) struct CoroObject {
     pub(super) is_unseen: Cell<bool>,
     /// The exception notifier has received the exception with which the coro ended.
     pub(super) is_notified: Cell<bool>,
-    /// How many I/O operations the coro has completed without a wait since it was last resumed. When the limit is
-    /// reached, the coro yields.
+    /// How many I/O operations the coro has begun since it last waited or yielded. When the limit is reached, the coro
+    /// yields before the next operation.
     pub(super) acts: Cell<u16>,
     /// The coro's own limit for `acts` plus 1, or 0 for the limit of the thread.
     pub(super) max_acts: Cell<u16>,
-    /// The depth of nested deallocations on its stack (`binding::deallocation`).
+    /// The depth of nested deallocations on the coro's stack (`binding::deallocation`).
     pub(super) dealloc_depth: Cell<u32>,
     /// The coro's place in a queue of waiters.
     pub(super) wait_node: WaitNode,
@@ -150,7 +151,8 @@ impl NativeType for CoroObject {
     const FLAGS: u64 = ffi::Py_TPFLAGS_BASETYPE | ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
     const DEALLOC: ffi::destructor = dealloc;
 
-    // The runtime keeps a reference to a coro that has started, so only a coro that never ran or has ended is cleared.
+    // The runtime keeps a reference to a coro between its start and its end, so the collector clears only a coro that
+    // was never started or has ended.
     fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
         [
             &self.event_loop,
@@ -201,7 +203,7 @@ pub(super) unsafe extern "C" fn finalize(slf: *mut ffi::PyObject) {
 }
 
 /// # Safety
-/// Called by CPython with an unreferenced coro: one that never ran, or has ended.
+/// Called by CPython with an unreferenced coro: one that was never started, or has ended.
 unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
     // SAFETY: attached; if the finalizer revives the object, this returns at once. The runtime keeps a reference to a
     // coro between its start and its end, so no stack is lost here.

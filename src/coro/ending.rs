@@ -14,7 +14,8 @@ use super::function::store;
 use super::runtime::{current, with_runtime};
 use super::{interruption, scheduler};
 
-/// The number of rounds in which coros may yield during their cleanup. After them, a yield is interrupted too.
+/// The first round raises `Shutdown` in each coro. Until this many rounds are over, coros may then yield during their
+/// cleanup. In later rounds, a yield is interrupted too.
 const GENTLE_ROUNDS: usize = 100;
 /// The number of rounds after which daemons are abandoned.
 const DAEMON_ROUNDS: usize = 10;
@@ -83,7 +84,8 @@ pub(super) fn forget_others(py: Python<'_>) {
     }
 }
 
-/// Resumes one coro. Raises `Shutdown` in it, unless the coro has merely yielded and may do so.
+/// Resumes a coro that waits or has yielded. Raises `Shutdown` in it, unless it has merely yielded and `may_yield` is
+/// true.
 fn end(coro: Coro<'_>, may_yield: bool) -> PyResult<()> {
     match coro.status.get() {
         Status::Ready if may_yield => return scheduler::resume(coro),

@@ -28,8 +28,8 @@ pub(super) struct Fiber {
     pub(super) top: usize,
     /// Thread-local variables that pointed into the stack when the coro was last suspended (`thread_locals`).
     pub(super) taken: Option<Box<Taken>>,
-    /// The containers whose `repr` is in progress on the stack that is not running: the coro's, or the thread's own
-    /// (`reprs`).
+    /// While the coro is suspended: the containers whose `repr` is in progress on the coro's stack. While it runs:
+    /// those of the thread's own stack (`reprs`).
     pub(super) reprs: Option<Box<Contents>>,
     /// If the coro hides the loop: the coro's running loop while the coro is suspended, the thread's while it runs
     /// (`tasks`). An owned reference, or null.
@@ -70,8 +70,8 @@ impl SharedSlot {
     }
 }
 
-/// Writes the name of the coro whose stack has overflowed. Runs in a signal handler, in the thread in which the fault
-/// occurred. So the coro in the slot is the running one, and this function may only read memory.
+/// Writes the name of the coro whose stack has overflowed. Runs in a signal handler, so it may only read memory. The
+/// fault occurred in this thread, so the coro in the slot is the running one.
 pub(super) unsafe fn describe_overflow(owner: *const c_void, message: &mut FaultMessage) {
     // SAFETY: the owner is a slot that lives as long as its stack is in use; its occupant is the fiber of a live coro.
     unsafe {

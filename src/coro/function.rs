@@ -24,8 +24,8 @@ use crate::event_loop::pyloop::LoopObject;
 /// The outermost function on a coro's stack. Like `suspension::wait_at_boundary`, it keeps almost nothing on the stack
 /// while the coro's function runs.
 pub(super) unsafe extern "C" fn run_on_stack(argument: *mut c_void) -> ! {
-    // SAFETY: the scheduler switches here attached, with the coro for which `build` prepared the stack. The arguments
-    // are a tuple and a dict or null; the coro keeps them, and is kept by the runtime.
+    // SAFETY: the scheduler switches here attached, with the coro for which `Runtime::build` prepared the stack. The
+    // arguments are a tuple, and a dict or null; the coro keeps them, and the runtime keeps the coro.
     unsafe {
         let coro: Coro<'static> = This::new(Python::assume_attached(), argument.cast());
         if begin(coro) {

@@ -25,7 +25,7 @@ static REPORT_LATE: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 /// Called in the child process when the coro that forked has ended.
 static END_CHILD: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 
-/// Stores the functions; they are never freed.
+/// Stores the functions and the code object; they are never freed.
 pub(super) fn set(
     [pending_loop, watch_thread, wait_for, report_late, end_child]: [Bound<'_, PyAny>; 5],
     run_forever: Py<PyAny>,
@@ -66,8 +66,8 @@ pub(super) fn pending_loop(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     call(py, &PENDING_LOOP)
 }
 
-/// Called before a thread starts its first coro or sets a limit for the watchdog, so that the package notices the
-/// thread's end.
+/// Called once in a thread, before its first coro starts or when it first sets a limit for the watchdog, whichever
+/// comes first. From then on the package notices the thread's end.
 #[cold]
 pub(super) fn watch_thread(py: Python<'_>) {
     if let Err(error) = call(py, &WATCH_THREAD) {

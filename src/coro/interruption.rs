@@ -1,4 +1,5 @@
-//! Exceptions that are pending for a coro. They are raised one at a time, each at the coro's next wait.
+//! Exceptions that are pending for a coro. They are raised one at a time: the first one ends the wait that the coro is
+//! in, or its next wait if it is in none. Each further one ends the wait after that.
 //!
 //! ```text
 //!   wake_exception:   empty   |   one exception   |   a list of several, the oldest first
@@ -15,7 +16,7 @@ use pyo3::types::PyList;
 use super::coroutine::Coro;
 use super::errors::{ErrorClass, is_exactly};
 
-/// Adds an exception after the ones that are already pending.
+/// Adds an exception after the ones that are already pending, unless it repeats one of them (see above).
 #[cold]
 pub(super) fn push(coro: Coro<'_>, exception: Bound<'_, PyAny>) -> PyResult<()> {
     let py = coro.py();
@@ -52,7 +53,7 @@ pub(super) fn pop(coro: Coro<'_>) -> Option<PyErr> {
         Err(error) => return Some(PyErr::from_value(error.into_inner())),
     };
     let first = list.get_item(0).ok()?;
-    // The list has no other references. The slice keeps the other exceptions in order.
+    // Nothing else refers to the list, so it does not change here. Its other exceptions stay pending, in their order.
     match list.len() {
         0 | 1 => {}
         2 => {

@@ -136,8 +136,8 @@ fn end(runtime: &Runtime, object: &Bound<'_, PyAny>, subject: Subject) -> PyResu
     }
 }
 
-/// Makes the loop that runs in this thread, if it is grapeshot's, report what it runs if the thread has a limit and is
-/// watched. Otherwise makes it stop.
+/// Does nothing unless a grapeshot loop runs in this thread. If the thread has a limit and is watched, the loop reports
+/// from now on what it runs; if not, it stops reporting.
 pub(super) fn observe_running_loop(py: Python<'_>, runtime: &Runtime) {
     if let Ok(event_loop) = tasks::running_loop(py)
         && LoopObject::is_loop(&event_loop)
@@ -153,9 +153,9 @@ pub(super) fn observe_running_loop(py: Python<'_>, runtime: &Runtime) {
     }
 }
 
-/// Begins a run for the task or callback that the loop is running now. It began while the loop was not observed, so the
-/// loop will not report its end. To end the run, an empty entry is queued behind it; the run of that entry replaces
-/// this one.
+/// Begins a run for the task or callback that the loop is running now. The task or callback began while the loop was
+/// not observed, so the loop will not report its end. Therefore an empty entry is queued: when the loop comes to it,
+/// the run of that entry replaces this one.
 fn observe_current(py: Python<'_>, runtime: &Runtime) -> PyResult<()> {
     let event_loop = tasks::running_loop(py)?;
     if !LoopObject::is_loop(&event_loop) {
@@ -244,7 +244,8 @@ fn holds_up_work(py: Python<'_>, pulse: &Pulse, object: *mut ffi::PyObject, subj
 
 // ---- the records -------------------------------------------------------------------------------------------------
 
-/// Reports where the run that began at `since_ns` is now, if it has not ended. Called by the watchdog.
+/// Reports where the run that began at `since_ns` is now, if it has not ended and holds up other work. Called by the
+/// watchdog.
 fn report(py: Python<'_>, pulse: &Pulse, since_ns: u64) -> PyResult<()> {
     let is_current = || pulse.running_since() == Some(since_ns);
     if !is_current() {
@@ -313,8 +314,8 @@ fn held_up_work(runtime: &Runtime, object: &Bound<'_, PyAny>, subject: Subject) 
         && holds_up_work(object.py(), pulse, object.as_ptr(), subject)
 }
 
-/// Logs the warning. The outer result is Err if the warning could not be prepared, the inner one if the logging call
-/// failed.
+/// Logs the warning. The outer result is Err if the warning could not be prepared. The inner one is Err if logging it
+/// raised an exception that must leave the loop.
 fn try_warn(
     object: &Bound<'_, PyAny>,
     subject: Subject,

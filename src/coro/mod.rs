@@ -12,7 +12,7 @@
 //! | `io` | waits on descriptors; sockets |
 //! | `threads` | locks and queues that coros share with real threads |
 //! | `tasks`, `visibility` | asyncio's running loop and current task while a coro runs; coros that hide the loop |
-//! | `ending`, `notifier` | ends coros whose loop is closed; the exception notifier |
+//! | `ending`, `notifier` | ends coros whose loop no longer runs; the exception notifier |
 //! | `pulse`, `latency`, `watchdog`, `report` | find and report code that blocks a loop |
 //! | `reprs` | the containers whose `repr` is in progress, per coro |
 //! | `stamps` | the times of switches, for the package's profiler |
@@ -20,9 +20,9 @@
 //! | `errors`, `hooks` | classes and functions of the Python package that native code needs |
 //! | `methods` | the methods and functions that Python calls |
 //!
-//! Unless a module says otherwise, only the thread that runs the loop calls it. The scheduler runs on the thread's own
-//! stack, never on the stack of a coro. It does not know why a coro waits, but when it makes a coro ready it removes
-//! the coro from its wait queue.
+//! Unless a module says otherwise, only the thread that runs the loop calls its functions. The scheduler resumes coros
+//! only from the thread's own stack, never from the stack of a coro. It does not know why a coro waits, but when it
+//! makes a coro ready it removes the coro from its wait queue.
 
 mod collector;
 mod coroutine;

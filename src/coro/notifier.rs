@@ -1,5 +1,6 @@
 //! The exception notifier (`coro.set_exception_notifier`): one function for the process, called with each exception
-//! that ends a coro. It is called in the coro, while its stack and context still exist.
+//! that ends a coro, except for cancellations and exceptions that leave the loop. It is called in the coro, while the
+//! coro's stack and context still exist.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -26,8 +27,9 @@ pub(super) fn exchange<'py>(
     unsafe { Bound::from_owned_ptr_or_opt(py, old) }
 }
 
-/// Calls the notifier with `error`, which ends the running coro `coro`. Returns the error that the coro ends with; the
-/// notifier may have raised another one.
+/// Calls the notifier with `error`, which ends the running coro `coro`, unless `error` is a `CancelledError` or leaves
+/// the loop. Returns the error that the coro ends with. That is `error`, except if the notifier, or the handler that
+/// its errors are reported to, has raised an exception that leaves the loop.
 #[cold]
 pub(super) fn tell(coro: Coro<'_>, error: PyErr) -> PyErr {
     let py = coro.py();

@@ -22,8 +22,8 @@ use super::coroutine::Coro;
 use super::pystate::{self, Event, Version};
 use super::runtime::Runtime;
 
-/// Called before the thread state becomes the coro's, so that a function that was just set sees the thread's own frames
-/// first. Returns the version of the instrumentation, for `report_calls`.
+/// Called before the thread state becomes the coro's, so that a profile function that was just set sees the thread's
+/// own frames first. Returns the version of the instrumentation, for `report_calls`.
 #[cold]
 #[inline(never)]
 pub(super) fn prepare(runtime: &Runtime, coro: Coro<'_>) -> Version {
@@ -68,7 +68,7 @@ pub(super) unsafe fn report_calls(
 /// Called when the coro waits or has ended: reports its frames as returned, innermost first.
 ///
 /// # Safety
-/// As above.
+/// As for `report_calls`.
 #[cold]
 #[inline(never)]
 pub(super) unsafe fn report_returns(runtime: &Runtime, coro: Coro<'_>, thread: *mut ffi::PyThreadState) {

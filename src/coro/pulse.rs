@@ -158,8 +158,8 @@ impl Pulse {
     }
 
     /// The time from which a run that began at `since_ns` may have held something up, and how long it may do so before
-    /// it is late. If a check finds that no other work waits, the run is checked again only after `RECHECK_NS`, not at
-    /// each tick.
+    /// it is late. If a check finds that no other work waits, the run is not checked again at each tick, but only after
+    /// `RECHECK_NS`, or after `late_ns` if that is longer.
     pub(super) fn holding_up_since(&self, since_ns: u64, late_ns: u64) -> (u64, u64) {
         match self.harmless_ns.load(Ordering::Relaxed) {
             harmless_ns if harmless_ns > since_ns => (harmless_ns, late_ns.max(RECHECK_NS)),
@@ -167,8 +167,8 @@ impl Pulse {
         }
     }
 
-    /// The start of the current or last run, with `HAS_ENDED` set after the end. It changes with each run, within the
-    /// resolution of the clock.
+    /// The start of the current or last run, with `HAS_ENDED` set after the end. Two runs have the same start only if
+    /// they begin in the same tick of the clock.
     pub(super) fn last_change(&self) -> u64 {
         self.since_ns.load(Ordering::Relaxed)
     }

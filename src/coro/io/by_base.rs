@@ -132,7 +132,8 @@ fn parameters(method: Method) -> &'static [(&'static str, Parameter)] {
 pub(super) struct BaseCall {
     method: Method,
     pub(super) args: Args<'static, 'static>,
-    /// The converted arguments, by position, after the first attempt has begun.
+    /// The converted arguments, by position. None before the first attempt; also later, if the arguments do not fit the
+    /// parameters.
     converted: Option<Box<[Py<PyAny>]>>,
     has_begun: bool,
 }
@@ -148,8 +149,8 @@ impl BaseCall {
         }
     }
 
-    /// Whether the call asked for urgent data, found none, and Python's own socket would now wait: it has a timeout,
-    /// and there is nothing to read.
+    /// Whether the call asked for urgent data and found none, in a state in which Python's own socket would wait: the
+    /// socket has a timeout, and there is nothing to read.
     #[cold]
     fn finds_no_urgent_data(&self, socket: &Socket<'_>, error: &PyErr) -> bool {
         let py = socket.py();
@@ -167,7 +168,7 @@ impl BaseCall {
 }
 
 impl Operation for BaseCall {
-    /// Calls the method. It never blocks, because the base's timeout is 0.
+    /// Calls the method. It never blocks, because the base's timeout is 0 and the flags contain `MSG_DONTWAIT`.
     #[cold]
     #[inline(never)]
     fn attempt<'py>(&mut self, socket: &Socket<'py>, _: &Surroundings<'_>) -> PyResult<Attempt<'py>> {
@@ -345,7 +346,8 @@ fn tuple<'py>(
     Ok(new_objects::tuple(py, items)?.into_any())
 }
 
-/// A view of a bytes-like object, which keeps it from being resized. Any other object is returned unchanged.
+/// A view of a bytes-like object, which keeps it from being resized. `bytes`, which nothing can resize, and objects
+/// that are not bytes-like are returned unchanged.
 fn exported(object: Bound<'_, PyAny>) -> Bound<'_, PyAny> {
     if object.is_exact_instance_of::<PyBytes>() {
         return object;

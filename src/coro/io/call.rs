@@ -53,7 +53,7 @@ pub(super) trait Operation {
         surroundings: &Surroundings<'_>,
     ) -> PyResult<Attempt<'py>>;
 
-    /// Whether a first attempt is known to find nothing, so that the call can wait at once.
+    /// Whether a first attempt is known to find nothing, so that the call can begin with a wait.
     #[inline]
     fn is_hopeless(&mut self, _: &Socket<'_>) -> bool {
         false
@@ -75,12 +75,12 @@ struct Call<O> {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum CallState {
     New,
-    /// The coro has yielded before its first attempt, or between two attempts that do a part each.
+    /// The coro has yielded before its first attempt, or between two attempts that each do a part of the work.
     Yielded,
     Waiting,
 }
 
-/// Runs a method of a socket that may wait. `operation`, the function in the method's row, makes an operation from the
+/// Runs a socket method that may wait. `operation`, the function in the method's row, makes an operation from the
 /// arguments.
 ///
 /// # Safety
@@ -229,7 +229,7 @@ fn target<'a, 'py>(socket: &'a Socket<'py>, fd: RawFd, direction: Direction) -> 
     }
 }
 
-/// The error of a socket with the timeout 0.
+/// The error of a call that would block, on a socket with the timeout 0.
 #[cold]
 pub(super) fn would_block() -> PyErr {
     crate::binding::errors::os_error(&std::io::Error::from_raw_os_error(libc::EAGAIN))

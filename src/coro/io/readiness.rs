@@ -147,7 +147,7 @@ fn step_of_socket(
     kept.go_on(socket.object(), Some(&socket), outcome)
 }
 
-/// Runs `step`, which is one of the two functions above; see `suspension::wait_in_steps`.
+/// Runs `step`, which is `step_of_function` or `step_of_socket`; see `suspension::wait_in_steps`.
 ///
 /// # Safety
 /// CPython has called a function or, for `step_of_socket`, a method of the native socket `slf` with these arguments.

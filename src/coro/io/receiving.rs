@@ -1,8 +1,8 @@
 //! The methods that receive: `recv` and its relatives.
 //!
 //! `recv_exact` and the usual forms of `recv` and `recv_into` are implemented here. All other calls go to the base's
-//! own methods, which raise `BlockingIOError` when a wait is needed. So their arguments, results and errors are exactly
-//! Python's.
+//! own methods, so their arguments, results and errors are exactly Python's. When a wait is needed, the base's methods
+//! raise `BlockingIOError`.
 
 use std::io;
 use std::num::NonZeroUsize;
@@ -27,7 +27,7 @@ use crate::binding::rows::row;
 use crate::event_loop::progress::{Attempt, WaitReason};
 use crate::event_loop::reactor::{Direction, Received, receive_direct};
 
-/// In a thread without a loop: the largest object that is allocated before the amount of data is known.
+/// Where no coro runs: the largest object that is allocated before the amount of data is known.
 const MAX_UNKNOWN_LEN: usize = 256 * 1024;
 
 pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
@@ -165,8 +165,8 @@ fn receive<'py>(
     }
 }
 
-/// Received data that was put back (`_put_back`), for example by `recv_exact`: at most `len` bytes. None if no
-/// data was put back.
+/// Received data that was put back (`_put_back`), for example by `recv_exact`: at most `len` bytes. None if no such
+/// data is left, or if `len` is None.
 #[cold]
 fn unread<'py>(socket: &Socket<'py>, len: Option<usize>) -> PyResult<Option<Bound<'py, PyAny>>> {
     let Some(len) = len else { return Ok(None) };
@@ -232,8 +232,8 @@ impl RecvInto {
         Some((received, capacity))
     }
 
-    /// Fills the buffer with data that was put back (`_put_back`). None if there is no such data, or if the base must
-    /// handle the arguments.
+    /// Copies data that was put back (`_put_back`) into the buffer, and returns its length. None if there is no such
+    /// data, or if the base must handle the arguments.
     #[cold]
     fn take_unread<'py>(&mut self, socket: &Socket<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let Some((object, len)) = self.request(socket.py()).filter(|_| self.keep(socket.py())) else {
@@ -306,7 +306,8 @@ impl RecvExact {
         }
     }
 
-    /// Allocates the object and returns its length. Err if the argument is not a valid number.
+    /// Allocates the object, copies data that was put back into it, and returns the object's length. Err if the
+    /// argument is not a valid number.
     #[cold]
     fn begin(&mut self, socket: &Socket<'_>) -> PyResult<usize> {
         let py = self.args.py();

@@ -219,8 +219,8 @@ impl Extra {
         }
     }
 
-    /// Called when `__init__` has set the descriptor, perhaps not for the first time: resets everything that was known
-    /// about the previous one.
+    /// Called when `__init__` has set the descriptor: sets the timeout, and resets what was known about an earlier
+    /// descriptor (`__init__` can be called more than once).
     pub(super) fn begin(&self, timeout_s: Option<f64>) {
         self.is_drained.set(false);
         self.waiting.forget_stamp();

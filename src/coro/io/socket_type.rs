@@ -1,11 +1,12 @@
 //! The native socket type for coros, which derives from Python's `socket.socket`.
 //!
 //! It is the common implementation of `coro.sock`, the patched `socket.socket` and TLS sockets, which are Python
-//! classes that derive from this type. It is made when the package asks for it, because that requires the base class.
+//! classes that derive from this type. It is made when the package asks for it and passes the base class.
 //! Its objects are `socket.socket` objects: options, `makefile`, `dup`, context managers and the refusal to be pickled
 //! come from the standard library.
 //!
-//! The descriptor is non-blocking, so the base's timeout is always 0. The timeout that the program sets is in `Extra`.
+//! The base's timeout is always 0, which makes the descriptor non-blocking. The timeout that the program sets is in
+//! `Extra`.
 
 use std::ffi::{c_int, c_void};
 use std::mem::{align_of, size_of};
@@ -27,7 +28,7 @@ use crate::binding::object_result::{ObjectResult, bool_object, none};
 use crate::binding::rows::{self, leak_table, row};
 use crate::binding::{base_socket, errors, new_objects};
 
-/// Calls `function`, which implements a method that never waits.
+/// Calls `function`, which implements a method that never waits for the descriptor.
 ///
 /// # Safety
 /// CPython has called a method of `object`, an object of the native socket type, with these arguments.
@@ -102,7 +103,7 @@ fn methods() -> Vec<ffi::PyMethodDef> {
     methods
 }
 
-// ---- the methods that do not wait ----------------------------------------------------------------------------------
+// ---- the methods that do not wait for the descriptor ---------------------------------------------------------------
 
 /// Reads a timeout argument. The base raises the error for an invalid one.
 fn timeout_of(socket: &Socket<'_>, value: &Bound<'_, PyAny>) -> PyResult<Option<f64>> {
@@ -116,8 +117,8 @@ fn timeout_of(socket: &Socket<'_>, value: &Bound<'_, PyAny>) -> PyResult<Option<
     {
         return Ok(Some(timeout_s));
     }
-    // Pass the value to the base's method on a socket that was never opened. The method checks the value first, and
-    // only then finds that there is no descriptor.
+    // Pass the value to the base's method on a socket that was never opened. The method checks the value and stores it
+    // in the socket. Only then does it find that there is no descriptor, and raises OSError.
     let py = socket.py();
     let raw = py.import("_socket")?.getattr("socket")?;
     let unopened = raw.call_method1("__new__", (&raw,))?;

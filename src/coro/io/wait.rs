@@ -111,14 +111,14 @@ pub(super) struct Target<'a, 'py> {
 enum TimeLimit {
     /// The limit, counted from the start of the first wait.
     For(Limit),
-    /// The time at which the waits end. Set when a thread without coros begins its first wait.
+    /// The time at which the waits end. Set when the first wait begins where no coro runs.
     Until(BlockingEnd),
 }
 
 /// The waits of one call. This value stays on the coro's stack during a wait.
 pub(super) struct Wait {
     time_limit: TimeLimit,
-    /// Set when a coro begins its first wait.
+    /// Set when the call's first wait begins in a coro.
     deadline: Option<Deadline<'static>>,
     fd: RawFd,
     direction: Direction,
@@ -139,9 +139,9 @@ impl Wait {
         self.time_limit = TimeLimit::For(limit);
     }
 
-    /// Begins a wait, after a system call has found that it would block, or after an operation has begun in the kernel.
-    /// `MustWait`: the coro must leave its stack now. `Done`: no coro runs here, so the thread has blocked until the
-    /// descriptor was ready.
+    /// Begins a wait. Unless `target.is_anew` is set, the caller has found out with a system call that it would block.
+    /// `MustWait`: the coro must leave its stack now. `Done`: no coro with a loop runs here, so the thread has blocked
+    /// until the descriptor was ready.
     ///
     /// Raises `TimeoutError` if the time is over, and `SimultaneousError` if another coro already waits for the same
     /// event.
@@ -186,9 +186,9 @@ impl Wait {
     }
 
     /// A fast `begin_in` for a read that would find nothing. It requires that the call has no limit, that no
-    /// interruption and no value of an earlier wait is pending, that no other coro waits to read, that the socket has
-    /// waited before, and that no read event has come since the last read that emptied it. Otherwise it does nothing
-    /// and returns false.
+    /// interruption and no value of an earlier wait is pending, that no other coro waits to read, that there was a wait
+    /// on the socket before, and that no read event has come since the last read that emptied the socket. Otherwise it
+    /// does nothing and returns false.
     #[inline]
     pub(super) fn begin_again(&mut self, coro: Coro<'static>, fd: RawFd, waiting: &Waiting) -> bool {
         let is_plain = matches!(self.time_limit, TimeLimit::For(Limit::Endless))
@@ -295,7 +295,7 @@ fn enter(coro: Coro<'_>, target: Target<'_, '_>) -> PyResult<()> {
     if descriptors.is_watched_for_other(fd, target.object) || descriptors.is_watched(fd, direction) {
         end_stale(py, descriptors, fd, direction)?;
     }
-    // The object may have been given another file with the same number since its last wait.
+    // If the stamp is 0, the object may have been given another file with the same number since its last wait.
     let is_anew = target.is_anew || target.waiting.is_some_and(|waiting| waiting.stamp.get() == 0);
     let replaced = descriptors
         .wait_once(target.object, fd, direction, entry(), is_anew)

@@ -112,8 +112,8 @@ fn take_back<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(bool_object(this.py(), found))
 }
 
-/// `_throw(exception)`: raises the exception in the coro's wait. If the coro is running, this call raises it; if the
-/// coro has not begun, the exception replaces the call of its function.
+/// `_throw(exception)`: raises the exception in the coro's wait. If the coro is running, this call raises it. If the
+/// coro has been started but has not run yet, the exception replaces the call of its function.
 fn throw<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     check_thread(this)?;
     let Some(exception) = args.get(0) else {
@@ -191,7 +191,7 @@ fn set_name<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
 }
 
 /// `_make_daemon()`: marks the coro as one that stands for a daemon thread, and removes it from `asyncio.all_tasks()`,
-/// because code that cancels all tasks and waits for them must not wait for it.
+/// because code that cancels all tasks and waits for them must not wait for a daemon.
 fn make_daemon<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     check_thread(this)?;
     this.is_daemon.set(true);

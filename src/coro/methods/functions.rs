@@ -1,4 +1,5 @@
-//! The functions of the native module on which the package `grapeshot.coro` is built, except the ones that make coros.
+//! The functions of the native module on which the package `grapeshot.coro` is built, except the ones that make coros
+//! (`spawn`), those about stacks (`stacks`), and those for I/O (`io`).
 
 use grapeshot_core::arch;
 use grapeshot_core::sys::signals;
@@ -83,7 +84,8 @@ pub(super) fn set_registry<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectR
     Ok(none(py))
 }
 
-/// Like `_coro_wait`, but returns an interruption instead of raising it. It raises only if the coro cannot wait.
+/// Like `_coro_wait` without arguments, but returns an interruption instead of raising it. It raises only if the coro
+/// cannot wait.
 pub(super) fn begin_wait_for_wake<'py>(
     py: Python<'py>,
     _: Args<'_, 'py>,
@@ -217,7 +219,8 @@ pub(super) fn set_selfishness<'py>(py: Python<'py>, args: Args<'_, 'py>) -> Obje
     Ok(before.into_pyobject(py)?.into_any())
 }
 
-/// `_coro_act()`: counts an I/O operation that begins. Outside of a coro it does nothing.
+/// `_coro_act()`: counts an I/O operation that begins, and yields first if too many in a row did not wait. Outside of a
+/// coro it does nothing.
 pub(super) fn begin_act<'py>(py: Python<'py>, _: Args<'_, 'py>) -> PyResult<Progress<Bound<'py, PyAny>>> {
     match running(py) {
         Some(_) => suspension::begin_act(suspension::suspendable(py)?),
@@ -344,7 +347,7 @@ pub(super) fn unwatch<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'p
     Ok(none(py))
 }
 
-/// `_coro_run_number()`: how many times a coro of this thread was resumed.
+/// `_coro_run_number()`: how often this thread has resumed a coro, counted over all its coros.
 pub(super) fn run_number<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let count = with_runtime(|runtime| runtime.stats.switches.get());
     Ok(count.into_pyobject(py)?.into_any())

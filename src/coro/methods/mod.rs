@@ -20,8 +20,8 @@ use crate::binding::args::Args;
 use crate::binding::rows::row;
 use crate::event_loop::progress::Progress;
 
-/// Calls the two functions of a row, `begin` and `finish`, and waits between the two calls: see
-/// `suspension::wait_at_boundary`.
+/// Calls `begin`, the first function of a row. If `begin` returns `MustWait`, this waits and then calls `finish`, the
+/// second function: see `suspension::wait_at_boundary`.
 ///
 /// # Safety
 /// CPython has called a function with these arguments. If `begin` returns `MustWait`, it has met the conditions of

@@ -67,7 +67,8 @@ fn sort_keywords<'py>(
     Ok((options, rest))
 }
 
-/// The running loop, which must be a grapeshot loop. If no loop is running, the loop that `coro.event_loop()` will run.
+/// The running loop, which must be a grapeshot loop. If no loop is running, the loop that the thread's next
+/// `coro.run()` or `coro.event_loop()` will run.
 fn running_loop(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
     if with_runtime(|runtime| runtime.is_forked.get()) {
         return Err(PyRuntimeError::new_err(
@@ -100,7 +101,8 @@ unsafe extern "C" {
     fn PyMethod_Function(method: *mut ffi::PyObject) -> *mut ffi::PyObject;
 }
 
-/// TypeError if `function` is an async function, because a call would only make a coroutine that is never awaited.
+/// TypeError if `function` cannot be called, or if it is async, because a call would then only make a coroutine that is
+/// never awaited.
 #[inline]
 fn check_function(function: &Bound<'_, PyAny>, caller: &str) -> PyResult<()> {
     let mut pointer = function.as_ptr();
@@ -121,7 +123,7 @@ fn check_function(function: &Bound<'_, PyAny>, caller: &str) -> PyResult<()> {
     check_callable(function, caller)
 }
 
-/// The check for all other objects, callable or not.
+/// The full check, for an object that the quick one in `check_function` has not accepted. It may not even be callable.
 #[cold]
 fn check_callable(function: &Bound<'_, PyAny>, caller: &str) -> PyResult<()> {
     if !function.is_callable() {

@@ -49,9 +49,9 @@ fn take_exception(this: Coro<'_>) -> Option<Bound<'_, PyAny>> {
     Some(exception)
 }
 
-/// Like `take_outcome`, for `result()` and `exception()`. If the caller is a coro and this coro was cancelled, it
-/// raises `CoroCancelled`. The original exception would look as if the caller itself were cancelled, and would end the
-/// caller silently. Other callers get the outcome that asyncio expects of a task.
+/// Like `take_outcome`, for `result()` and `exception()`. If the caller is a coro and this coro was cancelled, the
+/// caller gets `CoroCancelled`: the original exception would look as if the caller itself were cancelled, and would end
+/// the caller silently. Other callers get the outcome that asyncio expects of a task.
 fn take_visible_outcome(this: Coro<'_>) -> ObjectResult<'_> {
     let Some(exception) = take_exception(this) else {
         return take_outcome(this);
@@ -167,8 +167,8 @@ fn remove_done_callback<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> ObjectResu
     };
     let callbacks = callbacks.cast_into::<PyList>()?;
     let mut equal = Vec::new();
-    // The comparison may run Python code that waits, and other code may then change the list. So the loop works on a
-    // copy.
+    // The comparison may run Python code that waits, and other code may then change the list. So the entries of a copy
+    // are compared.
     for entry in callbacks.get_slice(0, callbacks.len()).iter() {
         if entry.get_item(0)?.eq(&callback)? {
             equal.push(entry);

@@ -11,7 +11,8 @@ use pyo3::types::PyList;
 use super::common_offsets::{CHUNK_SIZE, F_FRAME, PREVIOUS_ITEM};
 use super::{CFrame, field, frames, imp, instrumentation};
 
-/// The levels of C recursion that the interpreter allows a thread (3.12 and 3.13).
+/// How many levels of C recursion were left to the thread that imported the module (3.12 and 3.13), which is about what
+/// the interpreter allows a thread.
 static C_LIMIT: AtomicI32 = AtomicI32::new(0);
 
 /// `C_LIMIT`, which `self_check` sets.
@@ -144,7 +145,7 @@ unsafe fn has_context(py: Python<'_>, thread: *mut u8) -> PyResult<bool> {
     }
 }
 
-/// Checks that entering C recursion decrements the remaining levels by one. Stores how many levels a thread has.
+/// Checks that entering C recursion decrements the remaining levels by one. Stores how many levels are left.
 unsafe fn has_c_recursion(thread: *mut u8) -> bool {
     let Some(offset) = imp::C_RECURSION_REMAINING else {
         C_LIMIT.store(c_int::MAX, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! Links the Python frames of an evicted coro so that their chain does not lead through the coro's stack, whose memory
-//! another coro may use by then.
+//! Links the Python frames of an evicted coro so that their chain does not lead through the slot that the coro's stack
+//! has left, because another coro's stack may be there.
 //!
 //! From 3.12 on, each entry into the evaluation loop puts an entry frame on the C stack:
 //!

@@ -13,12 +13,15 @@
 //! | `context`, `context_ver` | its `contextvars` |
 //! | `datastack_*` | the memory of its Python frames |
 //! | recursion counters | kept as the depth used, since the limit may change while the coro waits |
-//! | `recursion_headroom` | the coro may yield while an exception is made, when the depth may exceed the limit |
+//! | `recursion_headroom` | while an exception is made, the depth may exceed the limit, and the coro may yield |
 //! | `tracing`, `what_event` | the coro may yield inside a trace function |
 //! | trash nesting (up to 3.12) | the coro may yield inside a nested deallocation |
 //! | the executor (3.13 and later) | the JIT code that is running |
+//! | the running task (3.14 and later) | asyncio's current task: the coro itself, unless other code sets another one |
 //!
-//! Trace and profile functions, `delete_later` and all other fields belong to the thread.
+//! Trace and profile functions, `delete_later` and all other fields belong to the thread. From 3.14 on, two of them
+//! still change while a coro runs: `tasks` exchanges the running loop if the coro hides it, and `protect` sets the
+//! bounds of the C stack.
 //!
 //! The scheduler swaps the coro's part on the thread's own stack, attached.
 
@@ -161,7 +164,7 @@ impl ThreadStateRoot {
 }
 
 impl PyState {
-    /// An empty state, which holds the thread's state while the stack runs.
+    /// A state in which nothing is set.
     pub(super) const fn empty() -> Self {
         Self {
             frame: ptr::null_mut(),
