@@ -42,7 +42,8 @@ impl InstanceDict {
         }
     }
 
-    /// True if no attribute was ever set on the object (Python 3.11: if no attribute is set at the moment).
+    /// True if the object has no dict, and so no attribute was ever set on it (Python 3.11: if its dict is empty at the
+    /// moment).
     #[inline]
     fn is_unused(&self) -> bool {
         let dict = self.0.load(Ordering::Acquire);
@@ -246,8 +247,8 @@ impl OwnMethods {
         Ok(())
     }
 
-    /// True if a direct call does the same as a call through Python. This is the case if no attribute was ever set on
-    /// the object, and its type still has its own methods.
+    /// True if a direct call surely does the same as a call through Python: `dict` is unused (`is_unused`), and the
+    /// object's type still has its own methods.
     #[inline]
     pub(crate) fn are_in_force(&self, object: &Bound<'_, PyAny>, dict: &InstanceDict) -> bool {
         dict.is_unused() && self.are_those_of_type(object)

@@ -156,7 +156,7 @@ impl Contexts {
     /// As for `begin_run`; `context` is a reference of the caller, which this function takes over.
     #[inline]
     pub(super) unsafe fn end_run(&self, template: *mut ffi::PyObject, context: *mut ffi::PyObject) {
-        // SAFETY: the caller's references. The template keeps its mapping alive, so no other mapping can have its
+        // SAFETY: the caller's references. The template keeps its mapping alive, so no other mapping can have the same
         // address.
         unsafe {
             let is_unused = ffi::Py_REFCNT(context) == 1 && values_of(context) == values_of(template);
