@@ -2,7 +2,8 @@
 //!
 //! Small and irregular reads go through the loop's scratch buffer and are then copied into a `bytes` of exactly their
 //! size. If reads keep returning the same larger size (`read_size`), the next one goes straight into a `bytes` of that
-//! size. A large read goes straight into a `bytes` if the last one filled at least half of the requested length.
+//! size. A large read goes straight into a `bytes` if the last read returned at least about half of the length that is
+//! requested now.
 
 use std::io;
 use std::os::fd::RawFd;

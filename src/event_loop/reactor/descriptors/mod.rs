@@ -140,9 +140,10 @@ impl Descriptors {
         self.table.borrow().get(token).is_some()
     }
 
-    /// Registers `fd_use` for `fd`. If the table still has an entry for this number, its descriptor was closed without
-    /// being removed: the entry is replaced, and its source is notified. With interest NONE, the poller does not watch
-    /// the descriptor. After an error, `fd_use` is dropped.
+    /// Registers `fd_use` for `fd`. If the table still has an entry for this number, the entry is replaced. It is
+    /// either the watch of an earlier wait on the same socket, or its descriptor was closed without being removed; a
+    /// source whose descriptor was closed is notified. With interest NONE, the poller does not watch the descriptor.
+    /// After an error, `fd_use` is dropped.
     pub(crate) fn register(
         &self,
         py: Python<'_>,
