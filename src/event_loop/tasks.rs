@@ -133,8 +133,8 @@ fn has_plain_keywords(args: &Args<'_, '_>) -> bool {
     }
 }
 
-/// Whether asyncio's C code knows this loop as the one that runs in this thread. Always false before Python 3.14, where
-/// asking costs more than it saves.
+/// Whether asyncio's C code knows this loop as the one that runs in this thread. Always false before Python 3.14,
+/// because asking these versions costs more than it saves.
 #[inline]
 fn is_running_loop(this: This<'_, LoopObject>) -> PyResult<bool> {
     let Some(get_running_loop) = names(this.py()).get_running_loop else {

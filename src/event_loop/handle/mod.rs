@@ -34,7 +34,8 @@ use crate::binding::native_type::{NativeType, This, with_critical_section};
 use crate::binding::object_cell::ObjectCell;
 use crate::binding::object_ref::ObjectRef;
 
-/// Timers with at least this delay may run up to `SLACK_NS` late, which is at most a thousandth of the delay.
+/// Timers of `call_later` with at least this delay may run up to `SLACK_NS` late (`reactor::timers`), which is at most
+/// a thousandth of the delay.
 const MIN_SLACK_DELAY_S: f64 = 1.0;
 
 /// The number of arguments that fit inside the handle; more go to a tuple.

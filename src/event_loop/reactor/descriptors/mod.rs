@@ -38,7 +38,7 @@ pub(crate) use watcher::{Direction, Watcher};
 pub(crate) enum FdUse {
     /// It belongs to a native source, such as a transport or a listener.
     Source(SourceRef),
-    /// The program owns it and the loop only watches it: for `add_reader`, `add_writer` or a socket operation.
+    /// The program owns it and the loop only watches it: for `add_reader`, `add_writer`, a socket operation or a coro.
     Watch(OwnedWatch),
 }
 

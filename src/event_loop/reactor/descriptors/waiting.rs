@@ -1,5 +1,5 @@
-//! Waiting for descriptors that the program owns and the loop only watches: `add_reader`, `add_writer` and the socket
-//! operations.
+//! Waiting for descriptors that the program owns and the loop only watches: `add_reader`, `add_writer`, the socket
+//! operations and the sockets of coros.
 //!
 //! Each direction of a descriptor has at most one watcher. A watcher is either a handle, which every event queues, or a
 //! native object that waits for one event. Handles are level-triggered, as in asyncio. If only objects wait, the poller
