@@ -138,7 +138,8 @@ impl Contexts {
     #[inline]
     pub(super) unsafe fn begin_run(&self, template: *mut ffi::PyObject) -> *mut ffi::PyObject {
         let spare = self.spare.take_ptr();
-        // SAFETY: the cell's own reference, now this function's; a template exists only if the fields are known.
+        // SAFETY: `take_ptr` has moved the cell's reference to this function; a template exists only if the fields are
+        // known.
         unsafe {
             if !spare.is_null() {
                 if values_of(spare) == values_of(template) {

@@ -131,8 +131,8 @@ impl HandleRef {
         when_s: Option<f64>,
     ) -> PyResult<Self> {
         // SAFETY: attached. All pointers are borrowed from the caller's arguments, and the handle takes references of
-        // its own. The object comes zeroed, or from the freelist with every cell empty. It is new, so its reference is
-        // the result's.
+        // its own. The object comes zeroed, or from the freelist with every cell empty. The object is new, so its only
+        // reference goes to the result.
         unsafe {
             let (context, is_shared) = if context.is_null() {
                 (*event_loop).reactor().contexts.for_handle(py)?

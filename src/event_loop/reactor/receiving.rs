@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use super::Reactor;
 use crate::binding::new_bytes::{self, NewBytes};
 
-/// The received data, its length, and the number of bytes that the call could have returned at most.
+/// The received data, its length, and the largest number of bytes that the call could have returned.
 pub(crate) struct Received<'py> {
     pub(crate) data: Bound<'py, PyAny>,
     pub(crate) len_bytes: usize,

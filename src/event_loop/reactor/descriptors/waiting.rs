@@ -376,8 +376,8 @@ impl Descriptors {
             is_awaited = true;
             match side.pending_handle() {
                 Some(handle) => ready.push(handle),
-                // This watcher waited for one event, or it is a cancelled handle, whose watch the next event ends, as
-                // in asyncio.
+                // This watcher waited for one event, or it is a cancelled handle: as in asyncio, the first event after
+                // the cancellation ends the watch.
                 None => *woken = side.take(),
             }
         }
