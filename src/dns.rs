@@ -1,9 +1,10 @@
 //! `loop.getaddrinfo` for an address literal with a numeric port: answered without a resolver and without a thread.
 //!
-//! For a literal, only the address field of `socket.getaddrinfo`'s answer depends on the literal itself. So the C
-//! library is called once for each combination of family, type, protocol and flags. Its answer, which lists the kinds
-//! of sockets in order, as enum members of the `socket` module, becomes the pattern for all other literals. Unusual
-//! requests (with a zone, a service name, or flags that could change the answer) are resolved like host names.
+//! For an IPv4 or an IPv6 literal, only the address field of `socket.getaddrinfo`'s answer depends on the literal
+//! itself. So the C library is called once for each IP version and each combination of family, type, protocol and
+//! flags. Its answer, which lists the kinds of sockets in order, as enum members of the `socket` module, becomes the
+//! pattern for all other literals of that IP version. Unusual requests (with a zone, a service name, or flags that
+//! could change the answer) are resolved like host names.
 
 use std::ffi::c_int;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -26,7 +27,7 @@ use crate::sock;
 
 /// Flags that do not change the answer for a literal with a numeric port.
 const HARMLESS_FLAGS: c_int = libc::AI_PASSIVE | libc::AI_NUMERICHOST | libc::AI_NUMERICSERV;
-/// The number of patterns to remember; a program uses a handful.
+/// The maximum number of patterns to remember; a program uses a handful.
 const MAX_PATTERNS: usize = 64;
 
 /// The parts of a request that determine the answer, apart from the address itself.

@@ -103,9 +103,9 @@ impl<'a, 'py> Args<'a, 'py> {
         self.signature.name()
     }
 
-    /// True if the call gives all required parameters by position. If the signature has no other parameters, the call
-    /// must give nothing else. If the signature accepts no keywords, the call must have none. Functions with other
-    /// parameters check those themselves (for example with `bind`).
+    /// True if the call gives all required parameters by position, nothing else if the signature has no other
+    /// parameters, and no keywords if the signature accepts none. Functions with other parameters check those
+    /// themselves (for example with `bind`).
     #[inline(always)]
     fn fits_signature(&self) -> bool {
         if self.signature.is_fixed() {

@@ -1,10 +1,10 @@
 //! The attributes that Python code sets on a native object or on its type, and how native code respects them.
 //!
 //! asyncio's transports are ordinary objects: programs set `transport.write = f`, and tools replace methods on the
-//! class. `InstanceDict` is the `__dict__` of a native object, which is created when an attribute is first set. Until
-//! then (Python 3.11: while the dict is empty), CPython's specialized method calls are as fast as for objects without a
-//! `__dict__`. `OwnMethods` tells whether native code may call a method of such an object directly, or must call it
-//! through Python because Python code has replaced it.
+//! class. `InstanceDict` is the `__dict__` of a native object, which is created when it is first needed. Until then,
+//! CPython's specialized method calls are as fast as for objects without a `__dict__`. On Python 3.11, the dict is
+//! created with the object, and calls are that fast while the dict is empty. `OwnMethods` tells whether native code may
+//! call a method of such an object directly, or must call it through Python because Python code has replaced it.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
@@ -42,7 +42,8 @@ impl InstanceDict {
         }
     }
 
-    /// True if no attribute was ever set on the object (Python 3.11: if no attribute is set at the moment).
+    /// True if the object has no dict, and so no attribute was ever set on it (Python 3.11: if its dict is empty at the
+    /// moment).
     #[inline]
     fn is_unused(&self) -> bool {
         let dict = self.0.load(Ordering::Acquire);
@@ -246,8 +247,8 @@ impl OwnMethods {
         Ok(())
     }
 
-    /// True if a direct call does the same as a call through Python. This is the case if no attribute was ever set on
-    /// the object, and its type still has its own methods.
+    /// True if a direct call surely does the same as a call through Python: `dict` is unused (`is_unused`), and the
+    /// object's type still has its own methods.
     #[inline]
     pub(crate) fn are_in_force(&self, object: &Bound<'_, PyAny>, dict: &InstanceDict) -> bool {
         dict.is_unused() && self.are_those_of_type(object)

@@ -31,7 +31,8 @@ use super::native_type::{NativeType, This};
 /// containers between them.
 const MAX_DEPTH: u32 = 40;
 
-/// An unreferenced object, the function that frees it, and whether the collector must track it again before that.
+/// An unreferenced object, the function that frees it, and whether the collector must track the object again before
+/// that function is called.
 type Waiting = (*mut ffi::PyObject, ffi::destructor, bool);
 
 thread_local! {
@@ -66,8 +67,8 @@ pub(super) unsafe extern "C" fn deallocate<T: NativeType>(slf: *mut ffi::PyObjec
 
 /// The default of `NativeType::DEALLOC`.
 pub(super) unsafe extern "C" fn drop_and_free<T: NativeType>(slf: *mut ffi::PyObject) {
-    // SAFETY: CPython calls `tp_dealloc` attached, once, with an unreferenced object of this layout. A type without a
-    // function of its own has objects that are a valid `T` (contract of `DEALLOC`).
+    // SAFETY: CPython calls `tp_dealloc` attached, once, with an unreferenced object of this layout. The objects of a
+    // type that keeps this default are a valid `T` (contract of `DEALLOC`).
     unsafe {
         if T::IS_COLLECTED {
             ffi::PyObject_GC_UnTrack(slf.cast());

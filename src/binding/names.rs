@@ -1,4 +1,5 @@
-//! Interned strings and the few asyncio objects that native code needs, fetched once at import and kept forever.
+//! Interned strings, and the few objects of asyncio, `socket`, `signal` and `warnings` that native code needs. They are
+//! fetched once at import and kept forever.
 //!
 //! Nothing writes to the table after `fill`, so any attached thread may read it.
 

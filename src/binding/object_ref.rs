@@ -5,7 +5,8 @@
 //! directly. An `ObjectRef` makes no check: it costs no more than the pointer, and always releases the reference at
 //! once.
 //!
-//! It is neither `Send` nor `Sync`, so it cannot be used inside `Python::detach`: a thread that has one is attached.
+//! An `ObjectRef` is neither `Send` nor `Sync`, so it cannot be used inside `Python::detach`: a thread that has one is
+//! attached.
 //! Only the loop's inbox carries references to another thread, and that thread is attached when it takes them out.
 //!
 //! Releasing a reference may run any code, because it may be the last one. So take the value out of its queue or table
@@ -68,7 +69,7 @@ impl ObjectRef {
 impl Drop for ObjectRef {
     #[inline]
     fn drop(&mut self) {
-        // SAFETY: the reference is this value's own, and is not used again. A thread that has one is attached.
+        // SAFETY: this value owns the reference, which is not used again. A thread that has an `ObjectRef` is attached.
         unsafe { ffi::Py_DECREF(self.0.as_ptr()) };
     }
 }

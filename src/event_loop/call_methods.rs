@@ -326,7 +326,7 @@ pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
     ]
 }
 
-/// Turns a failed system call of a method on `fd` into an exception.
+/// Turns the error of a failed system call into an exception.
 pub(super) fn os_result<T>(result: std::io::Result<T>) -> PyResult<T> {
     result.map_err(|error| errors::os_error(&error))
 }

@@ -138,7 +138,8 @@ impl Contexts {
     #[inline]
     pub(super) unsafe fn begin_run(&self, template: *mut ffi::PyObject) -> *mut ffi::PyObject {
         let spare = self.spare.take_ptr();
-        // SAFETY: the cell's own reference, now this function's; a template exists only if the fields are known.
+        // SAFETY: `take_ptr` has moved the cell's reference to this function; a template exists only if the fields are
+        // known.
         unsafe {
             if !spare.is_null() {
                 if values_of(spare) == values_of(template) {
@@ -156,7 +157,7 @@ impl Contexts {
     /// As for `begin_run`; `context` is a reference of the caller, which this function takes over.
     #[inline]
     pub(super) unsafe fn end_run(&self, template: *mut ffi::PyObject, context: *mut ffi::PyObject) {
-        // SAFETY: the caller's references. The template keeps its mapping alive, so no other mapping can have its
+        // SAFETY: the caller's references. The template keeps its mapping alive, so no other mapping can have the same
         // address.
         unsafe {
             let is_unused = ffi::Py_REFCNT(context) == 1 && values_of(context) == values_of(template);

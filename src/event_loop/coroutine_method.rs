@@ -99,8 +99,8 @@ unsafe extern "C" fn bind(
 }
 
 /// Attributes that the type does not have, such as `__code__`, come from the stub. So do `__doc__`, `__module__` and
-/// `__class__`, which makes the object look like a function: a mock binds the functions of the class that it imitates,
-/// but not other callables.
+/// `__class__`. The stub's `__class__` makes the object look like a function: a mock binds the functions of the class
+/// that it imitates, but not other callables.
 unsafe extern "C" fn getattro(slf: *mut ffi::PyObject, name: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: CPython calls tp_getattro attached with an object of the type and a string.
     unsafe {

@@ -129,8 +129,8 @@ fn get_limits(this: This<'_, LoopObject>) -> ObjectResult<'_> {
     Ok(values.into_pyobject(py)?.into_any())
 }
 
-/// `_check_limits(is_connection)`: raises `LimitError` if the limits allow no further connection, or no further
-/// descriptor if `is_connection` is false.
+/// `_check_limits(is_connection)`: raises `LimitError` if `is_connection` is true and the limits allow no further
+/// connection, or if it is false and they allow no further descriptor.
 fn check_limits<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let [is_connection] = args.bind()?;
     let is_connection = is_connection.map_or(Ok(false), |value| value.is_truthy())?;

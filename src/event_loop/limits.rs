@@ -15,8 +15,8 @@ pub(super) const UNLIMITED: usize = usize::MAX;
 
 pub(crate) struct Limits {
     max_connections: Cell<usize>,
-    /// The loop opens no descriptor with this number or a higher one. A new descriptor gets the lowest free number, so
-    /// if that is at least the limit, at least that many descriptors are open.
+    /// The loop opens no descriptor with this number or a higher one. A new descriptor gets the lowest free number. If
+    /// the lowest free number is not below the limit, the process has at least as many open descriptors as the limit.
     max_descriptors: Cell<usize>,
     max_coros: Cell<usize>,
     /// The number of connections that this loop's stream transports have.

@@ -1,7 +1,7 @@
 //! `grapeshot._core.Loop`, the native base of `grapeshot.Loop`: its state, its creation and its deallocation.
 //!
 //! The table of its methods is in `loop_methods`. The object belongs to the thread that runs the loop. Other threads
-//! may only call `call_soon_threadsafe` and methods that read.
+//! may only call `call_soon_threadsafe` and methods that touch nothing but atomics.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};

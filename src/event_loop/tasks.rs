@@ -14,7 +14,8 @@ use crate::binding::object_result::{ObjectResult, none};
 use crate::binding::rows::row;
 use crate::binding::{HAS_GIL, current_thread, new_objects};
 
-/// The number of values (the coroutine, name, context, `eager_start`) that fit into the array of the fast call.
+/// The number of values (the coroutine, and those of keywords such as name, context and `eager_start`) that fit into
+/// the array of the fast call.
 const MAX_TASK_VALUES: usize = 6;
 
 /// The class `name` of an asyncio module. Looked up in the module's dict each time, because programs replace
@@ -117,7 +118,7 @@ fn task_kwnames(this: This<'_, LoopObject>, kwnames: *mut ffi::PyObject) -> Obje
     Ok(all)
 }
 
-/// Whether the call has no keyword, or only `name=None`, which `asyncio.create_task` passes up to 3.13.
+/// Whether the call has no keyword, or only `name=None`, which `asyncio.create_task` passes up to Python 3.13.
 #[inline]
 fn has_plain_keywords(args: &Args<'_, '_>) -> bool {
     let kwnames = args.kwnames();
@@ -132,8 +133,8 @@ fn has_plain_keywords(args: &Args<'_, '_>) -> bool {
     }
 }
 
-/// Whether asyncio's C code knows this loop as the one that runs in this thread. Always false before Python 3.14, where
-/// asking costs more than it saves.
+/// Whether asyncio's C code knows this loop as the one that runs in this thread. Always false before Python 3.14,
+/// because asking these versions costs more than it saves.
 #[inline]
 fn is_running_loop(this: This<'_, LoopObject>) -> PyResult<bool> {
     let Some(get_running_loop) = names(this.py()).get_running_loop else {

@@ -1,9 +1,9 @@
 //! The attempts of socket operations. Each attempt either ends the operation or says what to wait for.
 //!
-//! Plain sockets (`plain_socket`) are used by their descriptor, except for `sendto` and `recvfrom_into`. All others are
-//! used through their methods, which raise `BlockingIOError` where a system call would block. If a system call on a
-//! plain socket would block, the operation waits only if the socket is non-blocking. For a socket with a timeout, the
-//! socket's method is called instead, as in asyncio.
+//! Plain sockets (`plain_socket`) are used by their descriptor, except for `sendto` and `recvfrom_into`. These two
+//! operations, and all operations on other sockets, call the socket's method, which raises `BlockingIOError` where a
+//! system call would block. If a system call on a plain socket would block, the operation waits only if the socket is
+//! non-blocking. For a socket with a timeout, the socket's method is called instead, as in asyncio.
 
 use std::ffi::{c_int, c_void};
 use std::io;

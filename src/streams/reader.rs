@@ -7,8 +7,9 @@
 //!                                     v                                       v
 //!                       the object itself, or a copy of a part        a copy of a part
 //! ```
-//! Data that came in one read of the transport, and that is taken whole, is never copied. The attribute `_buffer` is a
-//! bytearray, as in asyncio: reading the attribute moves all held data into the bytearray.
+//! If the reader was empty, the data of one read of the transport is not copied, provided that it is taken whole and
+//! before more comes. The attribute `_buffer` is a bytearray, as in asyncio: reading the attribute moves all held data
+//! into the bytearray.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};

@@ -7,9 +7,9 @@
 //! Ciphertext that has just been received is lent for the time of one call, and only what OpenSSL did not read is
 //! copied. Ciphertext that OpenSSL writes goes to the *window*, a `bytes` object that is passed on without a copy.
 //!
-//! OpenSSL owns the BIO, and so does the `Direct`: what is left in the buffers can still be read through the
-//! `ssl.SSLObject` when the transport has gone. A lock protects the buffers, because a program may use that object in
-//! another thread.
+//! OpenSSL and the `Direct` each hold a reference to the BIO. So when the transport has gone, what is left in the
+//! buffers can still be read through the `ssl.SSLObject`. A lock protects the buffers, because a program may use that
+//! object in another thread.
 
 use std::ffi::{c_char, c_int, c_long, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -35,7 +35,7 @@ pub(super) struct Buffers {
     /// Received ciphertext that OpenSSL has not read, from `incoming_start` on.
     incoming: Vec<u8>,
     incoming_start: usize,
-    /// Ciphertext that follows it, in the caller's memory.
+    /// Ciphertext that follows the content of `incoming`, in the caller's memory.
     lent: *const u8,
     lent_len: usize,
     /// Memory for the ciphertext that OpenSSL writes, and how much of it is filled.
@@ -72,7 +72,7 @@ impl Buffers {
         self.incoming.len() - self.incoming_start + self.lent_len
     }
 
-    /// The number of bytes that OpenSSL has written and `take_outgoing` and the window have not passed on.
+    /// The number of bytes that OpenSSL has written and that are still here, in the window or in `outgoing`.
     pub(super) fn outgoing_len(&self) -> usize {
         self.outgoing.len() + self.window_len
     }

@@ -2,9 +2,9 @@
 //! `ssl.MemoryBIO` objects, which saves Python objects and copies for each record.
 //!
 //! The `ssl.SSLObject` stays: it owns the `SSL`, Python code sees it, and it does the handshake and the shutdown, whose
-//! callbacks and errors it handles. If a read or a write fails, the engine makes the same call on that object, which
-//! then raises Python's exception: OpenSSL reports an error that has ended a connection again, because its queue still
-//! has the error and the `SSL` stays in its error state.
+//! callbacks and errors it handles. If a read or a write fails, the engine makes the same call on that object. OpenSSL
+//! then reports the same error once more, because its queue still has the error and the `SSL` stays in its error state.
+//! So the object raises Python's exception.
 //!
 //! The GIL is kept during a call, since decrypting a record of 16 KiB takes only a few microseconds. On a free-threaded
 //! build, a call runs in the critical section of the `_SSLSocket`, as its Python methods do.
@@ -27,8 +27,8 @@ use crate::binding::object_cell::ObjectCell;
 /// The plaintext of a full record, in bytes.
 const RECORD_LEN: usize = 16 * 1024;
 const HEADER_LEN: usize = 5;
-/// The nonce and the tag of a record of TLS 1.2 with AES-GCM, the most common cipher. (A longer record goes beside the
-/// window.)
+/// The nonce and the tag of a record of TLS 1.2 with AES-GCM, the most common cipher. (A longer record that does not
+/// fit into the window goes to `Buffers::outgoing`.)
 const AES_GCM_LEN: usize = 24;
 /// The largest window for ciphertext. More is passed on in several `bytes` objects.
 const WINDOW_LEN: usize = 96 * 1024;
@@ -64,8 +64,9 @@ impl Direct {
     /// `ssl` must be live, and no handshake may have begun. It must stay live for as long as methods of the result are
     /// called.
     pub(super) unsafe fn new(openssl: &'static OpenSsl, ssl: NonNull<Ssl>) -> Option<Self> {
-        // SAFETY: a new BIO gets its data before any other code sees it, and the data is freed with the BIO. SSL_set_bio
-        // takes one reference for both directions, and drops those to the old BIOs. The second reference is ours.
+        // SAFETY: a new BIO gets its data before any other code sees it, and the data is freed with the BIO.
+        // SSL_set_bio takes one reference for both directions, and drops those to the old BIOs. The second reference is
+        // ours.
         unsafe {
             let bio = NonNull::new((openssl.BIO_new)(openssl.bio_method))?;
             let buffers = NonNull::from(Box::leak(Box::new(Mutex::new(Buffers::new()))));

@@ -27,7 +27,8 @@ use crate::event_loop::probe::Mode;
 use crate::event_loop::reactor::flush_policy;
 use crate::transports::object;
 
-/// The bytes that every TLS 1.3 record has in addition to its plaintext: the content type and a tag of 16 bytes.
+/// The bytes that a TLS 1.3 record has in addition to its plaintext: the content type and a tag of 16 bytes. (The tag
+/// is shorter only with the cipher suites that `note_facts` excludes.)
 const OVERHEAD_LEN: usize = 17;
 
 // ---- handshake -----------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 //! `SSLTransport`: TLS above any stream transport, with the user's own `ssl.SSLContext`.
 //!
-//! - `engine`: the `SSLObject`; `direct`, `bio`, `openssl`: its data through OpenSSL's C functions; `buffer_view`: access
-//!   to native memory for Python's C functions, where OpenSSL cannot be called directly
+//! - `engine`: the `SSLObject`; `direct`, `bio`, `openssl`: its data through OpenSSL's C functions; `buffer_view`:
+//!   access to native memory for Python's C functions, where OpenSSL cannot be called directly
 //! - `lifecycle`: the handshake, and everything that ends a connection; `shutdown`: the orderly end
 //! - `reading`, `writing`: the two directions; `inner`: the inner transport
 //! - `methods`, `protocol_methods`: the Python interface, as a transport and as a protocol
@@ -147,7 +147,8 @@ struct TlsBody {
     state: Cell<State>,
     notified: Cell<Notified>,
     flags: FlagCell<Flags>,
-    /// The number of writes after the end, for the warning about them.
+    /// The number of writes after the end, for the warning about them. The loss of the inner transport counts as one
+    /// more.
     lost_writes: Cell<u8>,
 }
 

@@ -130,8 +130,9 @@ impl Library {
 static LOADED: OnceLock<Option<OpenSsl>> = OnceLock::new();
 
 impl OpenSsl {
-    /// Finds the functions of the library that `module` (`_ssl`) uses, at the first call. None if one is missing, or if
-    /// the environment variable `GRAPESHOT_MEMORY_BIO` is set.
+    /// Finds the functions of the library that `module` (`_ssl`) uses, at the first call. None if the library is not
+    /// OpenSSL itself, if a function is missing, or if the environment variable `GRAPESHOT_MEMORY_BIO` is set to
+    /// anything but `0` and the empty string.
     pub(super) fn load(module: &Bound<'_, PyModule>) -> Option<&'static Self> {
         let is_off = env::var_os(OFF).is_some_and(|value| !value.is_empty() && value != "0");
         let library = if is_off {

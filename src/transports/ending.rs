@@ -5,9 +5,9 @@
 //!   fatal_error --> finish --> (queued) lose: connection_lost, then the descriptor is closed
 //!   close, abort ----^
 //! ```
-//! `connection_lost` is called once, or not at all if `connection_made` was never called. It is always queued, and
-//! never called from within the call that ends the transport. The descriptor leaves the poller before `connection_lost`
-//! is queued, and is closed after `connection_lost` has run.
+//! `connection_lost` is called once, or not at all if `connection_made` was never called or the loop is closed first.
+//! It is always queued, and never called from within the call that ends the transport. The descriptor leaves the poller
+//! before `connection_lost` is queued, and is closed after `connection_lost` has run.
 
 use std::io;
 

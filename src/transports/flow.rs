@@ -73,9 +73,9 @@ impl Watermarks {
     }
 }
 
-/// The high and the low limit, in bytes, that the Python arguments `high` and `low` ask for. Without a high limit (None
-/// or absent), it is four times the low one, or `default_high` if there is no low limit either. Without a low limit, it
-/// is a quarter of the high one. asyncio does the same.
+/// The high and the low limit, in bytes, that the Python arguments `high` and `low` ask for. If `high` is None or
+/// absent, the high limit is four times `low`, or `default_high` if `low` is missing too. If `low` is None or absent,
+/// the low limit is a quarter of the high one. asyncio does the same.
 ///
 /// `TypeError` if an argument is neither an integer nor None; `OverflowError` beyond 64 bits; `ValueError` unless
 /// high >= low >= 0.

@@ -157,9 +157,9 @@ fn is_out_of_resources(error: &io::Error) -> bool {
     )
 }
 
-/// Reports the error and stops polling the socket, which would be reported as ready again and again. If the process or
-/// the system is out of descriptors or memory, listening resumes after `RETRY_DELAY_S`. Any other error that gets here
-/// concerns the listening socket itself, and listening does not resume.
+/// Reports the error and stops polling the socket, because the poller would otherwise report it as ready again and
+/// again. If the process or the system is out of descriptors or memory, listening resumes after `RETRY_DELAY_S`. Any
+/// other error that gets here concerns the listening socket itself, and listening does not resume.
 #[cold]
 fn on_accept_error(
     this: This<'_, ListenerObject>,

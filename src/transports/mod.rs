@@ -1,6 +1,7 @@
 //! Transports: the objects that carry bytes between a descriptor and a protocol.
 //!
-//! They are used on the loop's thread only. They reach the loop through `LoopObject` and `Source` alone.
+//! They are used on the loop's thread only. They reach the loop through `LoopObject` and its reactor. The loop calls
+//! them as a `Source` or through a deferred function.
 
 mod datagram;
 mod ending;

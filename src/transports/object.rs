@@ -45,7 +45,7 @@ pub(crate) trait Body: Sized {
     /// The text of `repr()`.
     fn describe(this: This<'_, TransportObject<Self>>) -> String;
 
-    /// Whether the transport still has an open descriptor.
+    /// Whether the transport is still open, so that its finalizer must warn about it and close it.
     fn is_open(&self) -> bool;
 
     /// Closes the descriptor, or the object that owns it. Does nothing the second time.

@@ -158,8 +158,8 @@ impl Registration {
         drop(reactor.descriptors.unregister(self.token.get(), polled));
     }
 
-    /// Called when another registration has got the same number and has replaced this one in the fd table. The
-    /// descriptor must not be closed through this registration any more.
+    /// Called when other code has closed the descriptor, and the fd table's entry of this registration was removed or
+    /// replaced by one for another file. The number must not be closed through this registration any more.
     pub(super) fn displace(&self) {
         self.is_entered.set(false);
         self.interest.set(Interest::NONE);

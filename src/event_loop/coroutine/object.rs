@@ -100,7 +100,7 @@ pub(crate) fn new_coroutine<'py, S: Steps>(
         None
     };
     let place = S::place();
-    // SAFETY: attached; the type is made by `register` for this layout. The object comes with its cells empty.
+    // SAFETY: attached; `make_type` has made the type for this layout. The object comes with its cells empty.
     unsafe {
         let object =
             Bound::from_owned_ptr_or_err(py, place.free.take_or_alloc(place.kind.load(Ordering::Relaxed)))?;

@@ -174,8 +174,8 @@ fn cancelled_text(this: This<'_, HandleObject>) -> Option<Bound<'_, PyAny>> {
     }
 }
 
-/// The error for `write!` to a String. It fails only if a Display implementation fails, as Python's `str()` of a str
-/// subclass may.
+/// The error for `write!` to a String. Such a `write!` fails only if a Display implementation fails, as Python's
+/// `str()` of a str subclass may.
 fn fmt_error(_: std::fmt::Error) -> PyErr {
     PyTypeError::new_err("cannot format an object")
 }

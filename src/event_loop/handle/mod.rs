@@ -1,14 +1,15 @@
-//! `Handle` and `TimerHandle`: a callback with its arguments and context, run once by the loop.
+//! `Handle` and `TimerHandle`: a callback with its arguments and context, which the loop runs once (a handle of
+//! `add_reader` or `add_writer`: at each event).
 //!
 //! Both types have the same layout. A handle stores up to four arguments inline, and more than four in a tuple. Freed
 //! handles go to a freelist, because `call_soon` is the loop's hottest path. A handle belongs to the thread of its
 //! loop, but any thread may call its methods (`with_critical_section`, `waiting`).
 //!
 //! With a GIL, the garbage collector does not track handles that run once. If it did, a program with 10,000 pending
-//! handles would spend half of its time on that. No cycle is missed: a handle that has run or was cancelled refers to
-//! nothing, and while the loop runs, every pending handle is reachable from the running loop anyway. While the loop
-//! does not run, the handles that other code keeps are tracked (`reactor::tracking`), and the loop visits the referents
-//! of all other handles as if they were its own.
+//! handles would spend half of its time in the collector. No cycle is missed: a handle that has run or was cancelled
+//! refers to nothing, and while the loop runs, every pending handle is reachable from the running loop anyway. While
+//! the loop does not run, the handles that other code keeps are tracked (`reactor::tracking`), and the loop visits the
+//! referents of all other handles as if they were its own.
 //!
 //! `isinstance(handle, asyncio.Handle)` is true because of `__class__`, as with the objects of `unittest.mock`.
 //! Inheriting from asyncio's class would add 64 bytes of unused slots to every handle.
@@ -33,7 +34,8 @@ use crate::binding::native_type::{NativeType, This, with_critical_section};
 use crate::binding::object_cell::ObjectCell;
 use crate::binding::object_ref::ObjectRef;
 
-/// Timers with at least this delay may run up to `SLACK_NS` late, which is at most a thousandth of the delay.
+/// Timers of `call_later` with at least this delay may run up to `SLACK_NS` late (`reactor::timers`), which is at most
+/// a thousandth of the delay.
 const MIN_SLACK_DELAY_S: f64 = 1.0;
 
 /// The number of arguments that fit inside the handle; more go to a tuple.
@@ -129,8 +131,8 @@ impl HandleRef {
         when_s: Option<f64>,
     ) -> PyResult<Self> {
         // SAFETY: attached. All pointers are borrowed from the caller's arguments, and the handle takes references of
-        // its own. The object comes zeroed, or from the freelist with every cell empty. It is new, so its reference is
-        // the result's.
+        // its own. The object comes zeroed, or from the freelist with every cell empty. The object is new, so its only
+        // reference goes to the result.
         unsafe {
             let (context, is_shared) = if context.is_null() {
                 (*event_loop).reactor().contexts.for_handle(py)?
@@ -462,7 +464,8 @@ impl NativeType for HandleObject {
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION | ffi::Py_TPFLAGS_BASETYPE;
     const DEALLOC: ffi::destructor = dealloc;
 
-    /// True for a handle that has run or was cancelled.
+    /// True for a handle that has run or was cancelled, unless it still holds a source traceback, extra attributes or a
+    /// text for `repr`.
     #[inline]
     fn is_empty(&self) -> bool {
         !self.callback.is_set() && !self.source_traceback.is_set() && !self.event_loop.is_set()

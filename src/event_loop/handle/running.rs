@@ -32,8 +32,9 @@ impl<'py> Handle<'py> {
         result
     }
 
-    /// `run` for a handle that runs once, in builds with the GIL. The references to callback, arguments and context
-    /// move out of the handle, so the call needs no additional references.
+    /// `run` for a handle that runs once and has no more than `INLINE_ARGS` arguments, in builds with the GIL. The
+    /// references to callback, arguments and context move out of the handle, so the call needs no additional
+    /// references.
     #[inline(always)]
     fn run_moved(self) -> PyResult<()> {
         let (this, py) = (self, self.py());
@@ -153,7 +154,8 @@ impl<'py> Handle<'py> {
         }
     }
 
-    /// `run` for handles that run repeatedly or have many arguments, and in free-threaded builds for all handles.
+    /// `run` for handles that run repeatedly or have more than `INLINE_ARGS` arguments, and in free-threaded builds for
+    /// all handles.
     fn run_kept(self) -> PyResult<()> {
         let result = self.run_and_keep();
         self.forget_call();

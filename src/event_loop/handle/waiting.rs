@@ -22,7 +22,8 @@ const SIGNAL_CHECK: Duration = Duration::from_millis(50);
 
 impl Handle<'_> {
     /// Called just before the callback, never at the same time as `cancel`. True if the caller must call `end_run`
-    /// afterwards. It is false in a nested run, in which the callback calls its own handle.
+    /// afterwards. False if the handle is not thread-safe, and in a nested run, in which the callback runs its own
+    /// handle.
     #[inline]
     pub(super) fn begin_run(self) -> bool {
         let is_begun = self.has(flag::THREADSAFE) && !self.has(flag::RUNNING);
@@ -68,8 +69,8 @@ impl Handle<'_> {
             self.raise_flag(flag::AWAITED);
             py.detach(|| {
                 let guard = MUTEX.lock().unwrap_or_else(PoisonError::into_inner);
-                // No notification is missed: if the run has ended since the last check, this one sees it. Otherwise
-                // `end_run` needs the mutex before it notifies, and the wait below releases the mutex.
+                // No notification is missed: if the run has ended since the last check, the check below sees that.
+                // Otherwise `end_run` needs the mutex before it notifies, and only the wait below releases the mutex.
                 if flags.load(Ordering::Acquire) & flag::RUNNING != 0 {
                     drop(RUN_ENDED.wait_timeout(guard, SIGNAL_CHECK));
                 }

@@ -90,7 +90,8 @@ counters! {
     /// System calls that sent data.
     writes,
     bytes_written,
-    /// Calls of `write` and `writelines` whose data was kept, to be sent together with other data.
+    /// Calls of `write` and `writelines` on stream transports whose data was collected, to be sent together with other
+    /// data.
     corked_writes,
     connections_accepted,
     /// Calls of `accept` that failed. A call that found no waiting connection is not counted.

@@ -50,9 +50,9 @@ const LATE_NS: u64 = 1_000_000;
 
 /// At the end of a step of a batch, the held data is due if at least this many transports hold data.
 const BATCH_LEN: usize = 64;
-/// It is also due if the transports hold more than this many bytes.
+/// The held data is also due if the transports hold more than this many bytes.
 const BATCH_LEN_BYTES: usize = 256 * 1024;
-/// It is also due if the first transport has held data for this long.
+/// The held data is also due if the first transport has held data for this long.
 const BATCH_NS: u64 = 1_000_000;
 
 /// A transport that collects small writes.

@@ -305,8 +305,8 @@ impl Reactor {
         result
     }
 
-    /// Moves due timers to the ready queue. `now_ns` is the time of the native clock. Err is an exception from the
-    /// program's own `time()`, if it has replaced the loop's.
+    /// Moves due timers to the ready queue. `now_ns` is the time of the native clock. If the program has replaced
+    /// `loop.time()`, Err is an exception from the replacement.
     #[inline]
     fn expire_timers(&self, py: Python<'_>, event_loop: &LoopObject, now_ns: u64) -> PyResult<()> {
         self.timers

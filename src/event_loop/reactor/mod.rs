@@ -56,7 +56,7 @@ pub(crate) struct Reactor {
     pub(crate) timers: Timers,
     /// The fd table and the poller.
     pub(crate) descriptors: Descriptors,
-    /// Transports whose small writes wait for the end of a step.
+    /// Transports whose small writes wait for the end of a step or of its batch (`flush_policy`).
     pub(crate) held: Held,
     /// The contexts of callbacks that are scheduled without one.
     pub(super) contexts: Contexts,
@@ -66,7 +66,7 @@ pub(crate) struct Reactor {
     pub(crate) limits: Limits,
     /// Everything that watches the loop.
     pub(crate) probe: Probe,
-    /// The thread that runs the loop.
+    /// The thread that runs the loop, or the threads that use it while it does not run.
     pub(crate) access: Access,
     newest_handle: NewestHandle,
     is_closed: AtomicBool,

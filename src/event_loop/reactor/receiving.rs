@@ -2,7 +2,8 @@
 //!
 //! Small and irregular reads go through the loop's scratch buffer and are then copied into a `bytes` of exactly their
 //! size. If reads keep returning the same larger size (`read_size`), the next one goes straight into a `bytes` of that
-//! size. A large read goes straight into a `bytes` if the last one filled at least half of the requested length.
+//! size. A large read goes straight into a `bytes` if the last read returned at least about half of the length that is
+//! requested now.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -13,7 +14,7 @@ use pyo3::prelude::*;
 use super::Reactor;
 use crate::binding::new_bytes::{self, NewBytes};
 
-/// The received data, its length, and the number of bytes that the call could have returned at most.
+/// The received data, its length, and the largest number of bytes that the call could have returned.
 pub(crate) struct Received<'py> {
     pub(crate) data: Bound<'py, PyAny>,
     pub(crate) len_bytes: usize,

@@ -22,7 +22,7 @@ const FEW_DUE: usize = 16;
 /// How many places before its turn a due timer's handle is prefetched. Thousands of handles do not fit into the cache.
 const PREFETCH_AHEAD: usize = 8;
 
-/// How late a timer with slack may run: one millisecond. asyncio, too, rounds timeouts up to a millisecond.
+/// How late a timer with slack may run: one millisecond. asyncio, too, rounds timeouts up to whole milliseconds.
 const SLACK_NS: u64 = 1_000_000;
 
 /// asyncio's `_clock_resolution`: timers that are due within this time count as due.
@@ -139,8 +139,8 @@ impl Timers {
     // ---- deadlines -------------------------------------------------------------------------------------------
 
     /// Takes out the timers that are due, the earliest first, and passes the ones that are not cancelled to `run`, with
-    /// the key for `lateness_ns`. `now_ns` is the time of the native clock. Err is an exception from the program's own
-    /// `time()`, if it has replaced the loop's.
+    /// the key for `lateness_ns`. `now_ns` is the time of the native clock. If the program has replaced `loop.time()`,
+    /// Err is an exception from the replacement.
     #[inline]
     pub(super) fn expire(
         &self,

@@ -10,10 +10,10 @@ use pyo3::prelude::*;
 use crate::binding::HAS_GIL;
 use crate::event_loop::handle::{Handle, HandleRef};
 
-/// The newest handle made while the loop did not run, with a reference of its own.
+/// A reference to the newest handle that was made while the loop did not run.
 ///
-/// The collector tracks this handle. The one before it stays tracked only if the program has kept a reference. So the
-/// collector sees every cycle through a pending handle of an abandoned loop.
+/// The collector tracks this handle. When the next handle takes its place here, it stays tracked only if the program
+/// has kept a reference to it. So the collector sees every cycle through a pending handle of an abandoned loop.
 pub(super) struct NewestHandle(Cell<Option<HandleRef>>);
 
 impl NewestHandle {

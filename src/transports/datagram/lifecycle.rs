@@ -4,9 +4,9 @@
 //!   open --> connection_made --> registered --close()--> [buffer drains] --finish--> connection_lost --> closed
 //!                                     '------- abort(), fault ------------------^
 //! ```
-//! `connection_lost` is called exactly once. It is always queued, and never called from within the call that ends the
-//! transport. The descriptor leaves the poller before `connection_lost` is queued, and the socket is closed after
-//! `connection_lost` has run.
+//! `connection_lost` is called exactly once, or not at all if the loop is closed first. It is always queued, and
+//! never called from within the call that ends the transport. The descriptor leaves the poller before `connection_lost`
+//! is queued, and the socket is closed after `connection_lost` has run.
 //!
 //! An OSError while a datagram is sent or received does not end the transport: the protocol gets the error through
 //! `error_received`.

@@ -1,4 +1,4 @@
-//! `DatagramTransport`: the transport of datagram sockets: UDP, Unix, and any other family that Python can open.
+//! `DatagramTransport`: the transport of datagram sockets (UDP, Unix, and any other family that Python can open).
 //!
 //! - `lifecycle`: from `connection_made` to `connection_lost`
 //! - `receiving`, `sending`: the two directions

@@ -1,8 +1,8 @@
 //! The address of the last sender, as the kernel and as Python represent it.
 //!
 //! A server that answers a datagram usually passes back the address object that `datagram_received` got. The native
-//! address of that object is known here, so it need not be parsed. And when a peer sends several datagrams in a row,
-//! its object is made only once.
+//! address of that object is known here, so the object need not be parsed. And when a peer sends several datagrams in a
+//! row, the object for its address is made only once.
 
 use std::cell::RefCell;
 
@@ -15,7 +15,7 @@ use crate::binding::socket_object;
 
 pub(super) struct Senders {
     address: RefCell<Option<Address>>,
-    /// The Python object for `address`. It consists of tuples, str and bytes, so it cannot change.
+    /// The Python object for `address`. It is a tuple, a str or a bytes object, so it cannot change.
     object: ObjectCell,
 }
 

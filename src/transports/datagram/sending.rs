@@ -177,8 +177,8 @@ fn send_by_object(this: Datagram<'_>, data: &Bound<'_, PyAny>, address: &Address
     }
 }
 
-/// Calls `error_received(error)` from within `sendto`: it runs in the context of `sendto`'s caller, which also gets any
-/// exception that it raises.
+/// Calls `error_received(error)` from within `sendto`: in the context of the code that called `sendto`. That code also
+/// gets any exception that `error_received` raises.
 #[cold]
 fn tell_sender(this: Datagram<'_>, error: PyErr) -> PyResult<()> {
     let py = this.py();

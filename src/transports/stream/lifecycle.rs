@@ -4,9 +4,9 @@
 //!   accept/open --> connection_made --> registered --close()--> [buffer drains] --finish--> connection_lost --> closed
 //!                                            '------- abort(), fault ------------------^
 //! ```
-//! `connection_lost` is called once, or not at all if `connection_made` was never called. It is always queued, and
-//! never called from within the call that ends the connection. The descriptor leaves the poller before
-//! `connection_lost` is queued, and is closed after `connection_lost` has run.
+//! `connection_lost` is called once, or not at all if `connection_made` was never called or the loop is closed first.
+//! It is always queued, and never called from within the call that ends the connection. The descriptor leaves the
+//! poller before `connection_lost` is queued, and is closed after `connection_lost` has run.
 
 use std::os::fd::{IntoRawFd, OwnedFd, RawFd};
 

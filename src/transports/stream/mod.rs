@@ -64,7 +64,7 @@ bitflags::bitflags! {
         const MADE = 1 << 6;
         /// `loop.sendfile` writes to the socket, and all other writes are refused.
         const SENDFILE = 1 << 7;
-        /// The transport is on the loop's list: its writes wait for the end of the running step.
+        /// The transport is on the loop's list: its writes are sent when the loop empties the list (`flush_policy`).
         const HELD = 1 << 8;
         /// The loop counts the transport among its open connections.
         const COUNTED = 1 << 9;

@@ -3,9 +3,9 @@
 //! A program may close a socket and call `remove_reader(socket)` only afterwards, when the socket has no descriptor
 //! number any more. `selectors` then finds the registration by the identity of the object, and so does this module.
 //!
-//! It also recognizes a case that asyncio cannot: the kernel may have given the closed object's number to another file,
-//! which the program then registers. That ends the callbacks of the closed object. When the program later removes them,
-//! the removal finds nothing, and returns False instead of raising an error.
+//! This module also recognizes a case that asyncio cannot: the kernel may have given the closed object's number to
+//! another file, which the program then registers. That registration ends the callbacks of the closed object. When the
+//! program later removes these callbacks, the removal finds nothing, and returns False instead of raising an error.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;

@@ -38,7 +38,7 @@ pub(crate) use watcher::{Direction, Watcher};
 pub(crate) enum FdUse {
     /// It belongs to a native source, such as a transport or a listener.
     Source(SourceRef),
-    /// The program owns it and the loop only watches it: for `add_reader`, `add_writer` or a socket operation.
+    /// The program owns it and the loop only watches it: for `add_reader`, `add_writer`, a socket operation or a coro.
     Watch(OwnedWatch),
 }
 
@@ -140,9 +140,10 @@ impl Descriptors {
         self.table.borrow().get(token).is_some()
     }
 
-    /// Registers `fd_use` for `fd`. If the table still has an entry for this number, its descriptor was closed without
-    /// being removed: the entry is replaced, and its source is notified. With interest NONE, the poller does not watch
-    /// the descriptor. After an error, `fd_use` is dropped.
+    /// Registers `fd_use` for `fd`. If the table still has an entry for this number, the entry is replaced. It is
+    /// either the watch of an earlier wait on the same socket, or its descriptor was closed without being removed; a
+    /// source whose descriptor was closed is notified. With interest NONE, the poller does not watch the descriptor.
+    /// After an error, `fd_use` is dropped.
     pub(crate) fn register(
         &self,
         py: Python<'_>,

@@ -67,8 +67,8 @@ impl LoopPoller {
         })
     }
 
-    /// Removes a descriptor, unless it is one of the loop's own. After other code has closed a descriptor, one of the
-    /// loop's own may have got its number.
+    /// Removes a descriptor from the poller, unless the number now belongs to one of the loop's own descriptors. That
+    /// is possible if other code has closed the descriptor that had the number before.
     pub(super) fn remove(&self, fd: RawFd) {
         let is_own = self.own.borrow().iter().any(|(own, _)| *own == fd);
         if !is_own {

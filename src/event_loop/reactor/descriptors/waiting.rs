@@ -1,5 +1,5 @@
-//! Waiting for descriptors that the program owns and the loop only watches: `add_reader`, `add_writer` and the socket
-//! operations.
+//! Waiting for descriptors that the program owns and the loop only watches: `add_reader`, `add_writer`, the socket
+//! operations and the sockets of coros.
 //!
 //! Each direction of a descriptor has at most one watcher. A watcher is either a handle, which every event queues, or a
 //! native object that waits for one event. Handles are level-triggered, as in asyncio. If only objects wait, the poller
@@ -376,8 +376,8 @@ impl Descriptors {
             is_awaited = true;
             match side.pending_handle() {
                 Some(handle) => ready.push(handle),
-                // This watcher waited for one event, or it is a cancelled handle, whose watch the next event ends, as
-                // in asyncio.
+                // This watcher waited for one event, or it is a cancelled handle: as in asyncio, the first event after
+                // the cancellation ends the watch.
                 None => *woken = side.take(),
             }
         }

@@ -31,8 +31,8 @@ pub(super) struct Watch {
     pub(super) stamp: Cell<u64>,
     /// Whether an event of that socket was for more than ordinary data, such as the end of the stream.
     pub(super) has_more: Cell<bool>,
-    /// Whether the socket was reported as readable since the last read that found nothing left. The object that the
-    /// event woke may not have read the data, and the poller does not report it again.
+    /// Whether the socket was reported as readable since the last `note_short_read`. The object that the event woke may
+    /// not have read the data, and the poller does not report the same data again.
     pub(super) is_reported: Cell<bool>,
     /// Predicts the size of the next read of that socket.
     read_size: ReadSize,
