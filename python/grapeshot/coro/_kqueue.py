@@ -52,7 +52,7 @@ class _Vnodes(fd_sock):
         # A kqueue cannot be made nonblocking. So `receive` polls it with a timeout of 0. If there is no event, it waits
         # until the kqueue is readable, and polls again.
         self._set_up(queue.fileno(), release, is_ours=False)
-        self._waits_first = self._is_ours = True
+        self._is_ours = True
 
     def add(self, fd: int) -> None:
         """Watch a file. Its descriptor is closed with the kqueue, or at once if it cannot be watched."""
