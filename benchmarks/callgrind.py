@@ -6,9 +6,9 @@ counted (not the kernel's part of an echo). The counts do not depend on how busy
 the versions of everything. The garbage collector is enabled, and its work on a loop's objects is counted.
 
 `--bounds` counts our loop in the cases of benchmarks/instructions.toml, and fails if one needs more than its bound.
-CPython's cache of type attributes is indexed by the addresses of names and the version tags of types. If two lookups of a
-case share a slot there, each costs some 200 instructions more, and the length of a path is enough to cause that. A count
-above its bound is therefore repeated with other version tags.
+CPython's cache of type attributes is indexed by the addresses of names and the version tags of types. If two lookups
+of a case share a slot there, each costs some 200 instructions more, and the length of a path is enough to cause that.
+A count above its bound is therefore repeated with other version tags.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def layout(number: int) -> Iterator[None]:
 
 
 def fewest(count: Count, bound: float) -> float:
-    """Return the instructions per operation. If they exceed the bound, try more memory layouts and return the
+    """Return the instructions per operation. If they exceed the bound, try other version tags and return the
     fewest.
     """
     found = math.inf
