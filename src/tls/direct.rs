@@ -39,8 +39,6 @@ pub(super) enum Outcome {
     Done(usize),
     /// OpenSSL needs more ciphertext from the peer.
     NeedsInput,
-    /// There was no memory for ciphertext, so the connection is lost.
-    NoMemory,
     /// The end of the stream, or an error. The same call on the `_SSLSocket` gives Python's result.
     Other,
 }
@@ -58,7 +56,7 @@ pub(super) struct Direct {
 }
 
 impl Direct {
-    /// Puts a new BIO in place of those of `ssl`. None if there is no memory for it.
+    /// Replaces the two BIOs of `ssl` with one new BIO. None if there is no memory for it.
     ///
     /// # Safety
     /// `ssl` must be live, and no handshake may have begun. It must stay live for as long as methods of the result are
@@ -118,7 +116,8 @@ impl Direct {
         locked(self.buffers()).outgoing_len()
     }
 
-    /// Decrypts up to `capacity` bytes into `memory`.
+    /// Decrypts up to `capacity` bytes into `memory`. `MemoryError` if there was no memory for ciphertext; the connection
+    /// is then lost.
     ///
     /// # Safety
     /// `capacity` bytes at `memory` may be written, also if Python code runs meanwhile. `ssl_socket` must be the object
@@ -129,7 +128,7 @@ impl Direct {
         ssl_socket: &Bound<'_, PyAny>,
         memory: *mut u8,
         capacity: usize,
-    ) -> Outcome {
+    ) -> PyResult<Outcome> {
         let capacity = c_int::try_from(capacity).unwrap_or(c_int::MAX);
         self.openssl.clear_errors();
         // SAFETY: the caller's contract; the object keeps the SSL.
@@ -142,12 +141,12 @@ impl Direct {
         })
     }
 
-    /// Encrypts bytes from the start of `data`, which must not be empty.
+    /// Encrypts bytes from the start of `data`, which must not be empty. `MemoryError` as for `read`.
     ///
     /// # Safety
     /// `ssl_socket` must be the object that owns the `SSL`.
     #[inline]
-    pub(super) unsafe fn write(&self, ssl_socket: &Bound<'_, PyAny>, data: &[u8]) -> Outcome {
+    pub(super) unsafe fn write(&self, ssl_socket: &Bound<'_, PyAny>, data: &[u8]) -> PyResult<Outcome> {
         let len = c_int::try_from(data.len()).unwrap_or(c_int::MAX);
         self.openssl.clear_errors();
         // SAFETY: `len` readable bytes; the object keeps the SSL.
@@ -162,13 +161,13 @@ impl Direct {
 
     /// # Safety
     /// `count` must be what the last call has returned, and the `SSL` must be live.
-    unsafe fn outcome(&self, count: c_int) -> Outcome {
+    unsafe fn outcome(&self, count: c_int) -> PyResult<Outcome> {
         match usize::try_from(count) {
-            Ok(count) if count > 0 => Outcome::Done(count),
-            _ if locked(self.buffers()).is_broken => Outcome::NoMemory,
+            Ok(count) if count > 0 => Ok(Outcome::Done(count)),
+            _ if locked(self.buffers()).is_broken => Err(PyMemoryError::new_err(())),
             // SAFETY: the caller's contract.
-            _ if unsafe { self.openssl.needs_input(self.ssl.as_ptr(), count) } => Outcome::NeedsInput,
-            _ => Outcome::Other,
+            _ if unsafe { self.openssl.needs_input(self.ssl.as_ptr(), count) } => Ok(Outcome::NeedsInput),
+            _ => Ok(Outcome::Other),
         }
     }
 
@@ -188,7 +187,7 @@ impl Direct {
     /// `overhead_len` bytes more than its header and its plaintext (0 if that is not known). `MemoryError` if there is
     /// no memory.
     pub(super) fn prepare(&self, py: Python<'_>, plain_len: usize, overhead_len: usize) -> PyResult<()> {
-        if self.window.is_set() || !locked(self.buffers()).may_open_window() {
+        if !locked(self.buffers()).may_open_window() {
             return Ok(());
         }
         let overhead_len = HEADER_LEN

@@ -16,7 +16,6 @@
 
 use std::ptr::{self, NonNull};
 
-use pyo3::exceptions::PyMemoryError;
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -82,9 +81,7 @@ impl Engine {
         };
         if object.get_type().as_ptr() == module.ssl_object_type.as_ptr() {
             let ssl_socket = object.getattr(intern!(py, "_sslobj"))?;
-            if may_be_direct(&object, [&incoming, &outgoing])? {
-                engine.direct = direct(module.openssl, ssl, &ssl_socket);
-            }
+            engine.direct = direct(&object, &ssl_socket, ssl, [&incoming, &outgoing])?;
             engine.ssl_socket.set(ssl_socket);
         }
         engine.object.set(object);
@@ -224,12 +221,11 @@ impl Engine {
         if let Some((direct, ssl_socket)) = self.direct(py) {
             let mut plain = NewBytes::with_capacity(py, capacity)?;
             // SAFETY: only this function knows the new object. The object owns the SSL.
-            match unsafe { direct.read(&ssl_socket, plain.as_mut_ptr(), plain.capacity()) } {
+            match unsafe { direct.read(&ssl_socket, plain.as_mut_ptr(), plain.capacity())? } {
                 Outcome::Done(count) => {
                     return Ok(Read::Data(plain.finish(count)?.cast_into::<PyBytes>()?));
                 }
                 Outcome::NeedsInput => return Ok(Read::Again),
-                Outcome::NoMemory => return Err(PyMemoryError::new_err(())),
                 Outcome::Other => {}
             }
         }
@@ -274,10 +270,9 @@ impl Engine {
         debug_assert!(capacity > 0);
         if let Some((direct, ssl_socket)) = self.direct(py) {
             // SAFETY: the caller guarantees the memory. The object owns the SSL.
-            match unsafe { direct.read(&ssl_socket, memory, capacity) } {
+            match unsafe { direct.read(&ssl_socket, memory, capacity)? } {
                 Outcome::Done(count) => return Ok(Read::Data(count)),
                 Outcome::NeedsInput => return Ok(Read::Again),
-                Outcome::NoMemory => return Err(PyMemoryError::new_err(())),
                 Outcome::Other => {}
             }
         }
@@ -321,10 +316,9 @@ impl Engine {
     pub(super) fn write(&self, py: Python<'_>, data: &[u8]) -> PyResult<Option<usize>> {
         if let Some((direct, ssl_socket)) = self.direct(py) {
             // SAFETY: the object owns the SSL.
-            match unsafe { direct.write(&ssl_socket, data) } {
+            match unsafe { direct.write(&ssl_socket, data)? } {
                 Outcome::Done(count) => return Ok(Some(count)),
                 Outcome::NeedsInput => return Ok(None),
-                Outcome::NoMemory => return Err(PyMemoryError::new_err(())),
                 Outcome::Other => {}
             }
         }
@@ -423,14 +417,22 @@ fn may_be_direct(object: &Bound<'_, PyAny>, bios: [&Bound<'_, PyAny>; 2]) -> PyR
     Ok(true)
 }
 
-/// Prepares the direct use of `ssl`, if that is the `SSL` of `ssl_socket` and OpenSSL can be called directly.
-fn direct(openssl: Option<&'static OpenSsl>, ssl: *mut Ssl, ssl_socket: &Bound<'_, PyAny>) -> Option<Direct> {
-    let openssl = openssl?;
-    if !openssl.is_ssl_of(ssl, ssl_socket) {
-        return None;
+/// Prepares the direct use of `ssl`, if it is the `SSL` of `ssl_socket`, OpenSSL can be called directly, and nothing needs
+/// the BIOs.
+fn direct(
+    object: &Bound<'_, PyAny>,
+    ssl_socket: &Bound<'_, PyAny>,
+    ssl: Option<NonNull<Ssl>>,
+    bios: [&Bound<'_, PyAny>; 2],
+) -> PyResult<Option<Direct>> {
+    let (Some(openssl), Some(ssl)) = (OpenSsl::loaded(), ssl) else {
+        return Ok(None);
+    };
+    if !openssl.is_ssl_of(ssl, ssl_socket) || !may_be_direct(object, bios)? {
+        return Ok(None);
     }
     // SAFETY: the SSL belongs to the object, which the engine keeps; its handshake has not begun.
-    unsafe { Direct::new(openssl, NonNull::new(ssl)?) }
+    Ok(unsafe { Direct::new(openssl, ssl) })
 }
 
 /// `MemoryBIO.pending` of `bio`.

@@ -14,6 +14,7 @@ use std::cell::Cell;
 use std::ffi::{CStr, CString, c_char, c_int, c_long, c_ulong, c_void};
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
+use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::{env, mem, ptr};
 
@@ -130,10 +131,8 @@ impl Library {
 static LOADED: OnceLock<Option<OpenSsl>> = OnceLock::new();
 
 impl OpenSsl {
-    /// Finds the functions of the library that `module` (`_ssl`) uses, at the first call. None if the library is not
-    /// OpenSSL itself, if a function is missing, or if the environment variable `GRAPESHOT_MEMORY_BIO` is set to
-    /// anything but `0` and the empty string.
-    pub(super) fn load(module: &Bound<'_, PyModule>) -> Option<&'static Self> {
+    /// Finds the functions of the library that `module` (`_ssl`) uses, at the first call.
+    pub(super) fn load(module: &Bound<'_, PyModule>) {
         let is_off = env::var_os(OFF).is_some_and(|value| !value.is_empty() && value != "0");
         let library = if is_off {
             None
@@ -141,11 +140,12 @@ impl OpenSsl {
             Library::of_ssl_module(module)
         };
         // SAFETY: each type is that of the function in OpenSSL's headers (ssl.h, bio.h, crypto.h, err.h).
-        let find = || library.and_then(|library| unsafe { Self::find_all(&library) });
-        LOADED.get_or_init(find).as_ref()
+        LOADED.get_or_init(|| library.and_then(|library| unsafe { Self::find_all(&library) }));
     }
 
-    /// The result of `load`. Any thread may call this, attached or not.
+    /// The functions. None before `load`, if the library is not OpenSSL itself, if a function is missing, or if the
+    /// environment variable `GRAPESHOT_MEMORY_BIO` is set to anything but `0` and the empty string. Any thread may call
+    /// this, attached or not.
     pub(super) fn loaded() -> Option<&'static Self> {
         LOADED.get()?.as_ref()
     }
@@ -205,18 +205,15 @@ impl OpenSsl {
     }
 
     /// Runs `create`, which makes an `ssl.SSLObject`. Returns its result, and the `SSL` that was created last, which
-    /// may have been freed since. Null if none was created.
-    pub(super) fn created_by<R>(create: impl FnOnce() -> R) -> (R, *mut Ssl) {
+    /// may have been freed since. None if none was created.
+    pub(super) fn created_by<R>(create: impl FnOnce() -> R) -> (R, Option<NonNull<Ssl>>) {
         LAST_CREATED.set(ptr::null_mut());
         let result = create();
-        (result, LAST_CREATED.get().cast())
+        (result, NonNull::new(LAST_CREATED.get().cast()))
     }
 
     /// True if `ssl` is the `SSL` of the `_SSLSocket` object `ssl_socket`.
-    pub(super) fn is_ssl_of(&self, ssl: *mut Ssl, ssl_socket: &Bound<'_, PyAny>) -> bool {
-        if ssl.is_null() {
-            return false;
-        }
+    pub(super) fn is_ssl_of(&self, ssl: NonNull<Ssl>, ssl_socket: &Bound<'_, PyAny>) -> bool {
         let head = size_of::<ffi::PyObject>() / size_of::<usize>();
         // SAFETY: the words of a live object after its head, up to the size that its type states. Only this thread has
         // a reference to the new object, so nothing writes them. A pointer that the object has is not freed while the
@@ -224,9 +221,9 @@ impl OpenSsl {
         unsafe {
             let object = ssl_socket.as_ptr();
             let words = (*ffi::Py_TYPE(object)).tp_basicsize as usize / size_of::<usize>();
-            let has_pointer =
-                (head..words).any(|word| object.cast::<usize>().add(word).read_volatile() == ssl.addr());
-            has_pointer && (self.SSL_get_ex_data)(ssl, APP_DATA) == object.cast()
+            let has_pointer = (head..words)
+                .any(|word| object.cast::<usize>().add(word).read_volatile() == ssl.addr().get());
+            has_pointer && (self.SSL_get_ex_data)(ssl.as_ptr(), APP_DATA) == object.cast()
         }
     }
 

@@ -11,8 +11,6 @@ use super::openssl::OpenSsl;
 use crate::binding::names::Kept;
 
 pub(super) struct SslModule {
-    /// The library that `_ssl` uses. None if it cannot be called directly.
-    pub(super) openssl: Option<&'static OpenSsl>,
     /// `ssl.SSLObject`. The C object inside an object is called directly only if the object is of exactly this type.
     pub(super) ssl_object_type: Kept,
     pub(super) memory_bio_type: Kept,
@@ -47,8 +45,8 @@ impl SslModule {
         let socket = native.getattr("_SSLSocket")?;
         let bio = ssl.getattr("MemoryBIO")?;
         let kept = |owner: &Bound<'_, PyAny>, name: &str| owner.getattr(name).map(|found| Kept::new(&found));
+        OpenSsl::load(&native);
         Ok(Self {
-            openssl: OpenSsl::load(&native),
             ssl_object_type: kept(ssl.as_any(), "SSLObject")?,
             memory_bio_type: Kept::new(&bio),
             certificate_error: kept(ssl.as_any(), "CertificateError")?,
