@@ -12,20 +12,21 @@ import re
 import ssl
 import subprocess
 import sys
-import textwrap
 import threading
 
 import pytest
+from fuzz.tls_model import HAS_LIBRARY, LIBRARY
 from support import HOST, Echo, Recorder, loop_factory, until
 from tls.contexts import HOSTNAME, certificate, client_context, server_context
 from tls.endpoints import SIDES, connected
 from tls.test_handshake import TLS12, TLS13
 
+IS_OFF = os.environ.get("GRAPESHOT_MEMORY_BIO", "") not in {"", "0"}
 TESTS = os.path.dirname(os.path.dirname(__file__))
 ECHO = f"""
 import asyncio, sys
 sys.path[:0] = {[TESTS]!r}
-from tls.contexts import HOSTNAME, certificate, client_context, server_context
+from tls.contexts import HOSTNAME, client_context, server_context
 import grapeshot
 
 async def main():
@@ -47,29 +48,28 @@ grapeshot.run(main())
 """
 
 
-@pytest.mark.skipif(not hasattr(sys.modules["_ssl"], "__file__"), reason="OpenSSL is part of this interpreter")
-@pytest.mark.parametrize(("value", "way"), [("", "OpenSSL"), ("0", "OpenSSL"), ("1", "MemoryBIO")])
-def test_the_variable_selects_the_way(value, way):
-    variables = {"GRAPESHOT_DEBUG": "tls", "GRAPESHOT_MEMORY_BIO": value}
+def ways(code: str, **variables: str) -> list[str]:
+    """Run the program, and return what its TLS connections call, as the debug log says it."""
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(ECHO)],
-        env=os.environ | variables,
+        [sys.executable, "-c", code],
+        env=os.environ | {"GRAPESHOT_DEBUG": "tls"} | variables,
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
     )
-    assert re.findall(r"and calls (\w+)", done.stderr) == [way] * 2
+    return re.findall(r"and calls (\w+)", done.stderr)
+
+
+@pytest.mark.skipif(not HAS_LIBRARY, reason="this Python does not load OpenSSL as a separate library")
+@pytest.mark.parametrize(("value", "way"), [("", "OpenSSL"), ("0", "OpenSSL"), ("1", "MemoryBIO")])
+def test_the_variable_selects_the_way(value, way):
+    assert ways(ECHO, GRAPESHOT_MEMORY_BIO=value) == [way] * 2
 
 
 def test_a_module_without_a_path():
     """A frozen program may have no path of `_ssl`."""
-    code = "import _ssl\n_ssl.__file__ = None\n" + ECHO
-    environment = os.environ | {"GRAPESHOT_DEBUG": "tls"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60, check=True
-    )
-    assert re.findall(r"and calls (\w+)", done.stderr) == ["MemoryBIO"] * 2
+    assert ways("import _ssl\n_ssl.__file__ = None\n" + ECHO) == ["MemoryBIO"] * 2
 
 
 # ---------------------------------------------------------------- the SSLObject that a program holds
@@ -94,38 +94,10 @@ async def test_the_object_outlives_the_transport(loop, side):
         tls.read(1)
 
 
-class Wrapping(ssl.SSLContext):
-    """Makes several objects, of which it returns the first one."""
-
-    def wrap_bio(self, *args, **options):
-        made = super().wrap_bio(*args, **options)
-        for _ in range(3):
-            super().wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_side=options.get("server_side", False))
-        gc.collect()
-        return made
-
-
-@pytest.mark.parametrize("side", SIDES)
-async def test_a_context_that_makes_other_objects_too(loop, side):
-    context = Wrapping(ssl.PROTOCOL_TLS_SERVER if side == "server" else ssl.PROTOCOL_TLS_CLIENT)
-    if side == "server":
-        certificate(HOSTNAME).configure_cert(context)
-    else:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    transport, protocol, peer = await connected(loop, Recorder, side, ours=context)
-    transport.write(b"ours")
-    assert await peer.read() == b"ours"
-    await peer.write(b"theirs")
-    await until(lambda: bytes(protocol.data) == b"theirs")
-    transport.abort()
-    peer.close()
-
-
 class Replacing(ssl.SSLContext):
-    """Calls `change` with what `wrap_bio` gets and returns."""
+    """Calls `change` with the context, the two BIOs, and the object that `wrap_bio` returns."""
 
-    change = staticmethod(lambda _incoming, _outgoing, _made: None)
+    change = None
 
     def wrap_bio(self, incoming, outgoing, **options):
         made = super().wrap_bio(incoming, outgoing, **options)
@@ -133,22 +105,36 @@ class Replacing(ssl.SSLContext):
         return made
 
 
+def do_nothing(_incoming, _outgoing, _made):
+    pass
+
+
 def begin_handshake(_incoming, _outgoing, made):
     with pytest.raises(ssl.SSLWantReadError):
         made.do_handshake()
 
 
-@pytest.mark.parametrize("change", [begin_handshake, lambda *_args: None], ids=["handshake", "nothing"])
-async def test_a_wrap_bio_that_uses_the_bios(loop, change):
-    """A program may replace `wrap_bio`, and use the BIOs before the transport does."""
-    context = Replacing(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+def make_others(_incoming, _outgoing, made):
+    for _ in range(3):
+        ssl.SSLContext.wrap_bio(made.context, ssl.MemoryBIO(), ssl.MemoryBIO(), server_side=made.server_side)
+    gc.collect()
+
+
+@pytest.mark.parametrize("change", [do_nothing, begin_handshake, make_others])
+@pytest.mark.parametrize("side", SIDES)
+async def test_a_context_with_a_wrap_bio_of_its_own(loop, side, change):
+    """It may use the BIOs before the transport does, and make further objects."""
+    context = Replacing(ssl.PROTOCOL_TLS_SERVER if side == "server" else ssl.PROTOCOL_TLS_CLIENT)
     context.change = change
-    transport, protocol, peer = await connected(loop, Recorder, "client", ours=context)
-    await peer.write(b"hello")
-    await until(lambda: bytes(protocol.data) == b"hello")
+    if side == "server":
+        certificate(HOSTNAME).configure_cert(context)
+    else:
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    transport, protocol, peer = await connected(loop, Recorder, side, ours=context)
     transport.write(b"ours")
     assert await peer.read() == b"ours"
+    await peer.write(b"theirs")
+    await until(lambda: bytes(protocol.data) == b"theirs")
     transport.abort()
     peer.close()
 
@@ -257,6 +243,33 @@ async def test_methods_of_the_object_in_another_thread(loop, serve):
 
 
 # ---------------------------------------------------------------- errors
+
+
+@pytest.mark.skipif(not hasattr(LIBRARY, "ERR_set_error"), reason="this Python's OpenSSL is older than 3.0")
+@pytest.mark.skipif(IS_OFF, reason="through MemoryBIO, the next call raises the error, as on asyncio")
+@pytest.mark.only_on("grapeshot")
+async def test_errors_that_other_code_has_left_end_no_connection(loop, serve):
+    """OpenSSL has one queue of errors per thread, and every library that uses OpenSSL puts its errors there."""
+    server = await serve(Echo, HOST, 0, ssl=server_context())
+    address = server.sockets[0].getsockname()
+
+    def leave_error():
+        LIBRARY.ERR_new()
+        LIBRARY.ERR_set_error(9, 100, None)  # PEM_R_BAD_BASE64_DECODE
+
+    try:
+        transport, protocol = await loop.create_connection(
+            Recorder, *address, ssl=client_context(), server_hostname=HOSTNAME
+        )
+        leave_error()
+        transport.write(b"hello")
+        await until(lambda: bytes(protocol.data) == b"hello")
+        leave_error()
+        transport.close()
+        await until(lambda: protocol.is_lost)
+        assert protocol.lost_with == [None]
+    finally:
+        LIBRARY.ERR_clear_error()
 
 
 def spoiled(data: bytes) -> bytes:
