@@ -38,8 +38,8 @@ from benchmarks._machine import ROOT, child_environment, describe
 ECHO_SIZE = 1024
 BOUNDS = Path(__file__).with_name("instructions.toml")
 READY_WITHIN_S = 300.0
-# How often a case is counted, with different addresses each time, before it fails its bound.
-LAYOUTS = 10
+# How often a case is counted, with different version tags of types each time, before it fails its bound.
+ATTEMPTS = 10
 
 
 def valgrind(out: Path | None) -> list[str]:
@@ -131,7 +131,7 @@ def interpreter() -> str:
 
 
 @contextlib.contextmanager
-def layout(number: int) -> Iterator[None]:
+def version_tags(number: int) -> Iterator[None]:
     """Give the types of child processes other version tags, by making `number` types first. 0 changes nothing."""
     if not number:
         yield
@@ -155,8 +155,8 @@ def fewest(count: Count, bound: float) -> float:
     fewest.
     """
     found = math.inf
-    for number in range(LAYOUTS):
-        with layout(number), tempfile.TemporaryDirectory() as folder:
+    for number in range(ATTEMPTS):
+        with version_tags(number), tempfile.TemporaryDirectory() as folder:
             found = min(found, per_operation(count, "grapeshot", Path(folder)))
         if found <= bound:
             break

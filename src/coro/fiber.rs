@@ -29,7 +29,7 @@ pub(super) struct Fiber {
     /// Thread-local variables that pointed into the stack when the coro was last suspended (`thread_locals`).
     pub(super) taken: Option<Box<Taken>>,
     /// While the coro is suspended: the containers whose `repr` is in progress on the coro's stack. While it runs:
-    /// those of the thread's own stack (`reprs`).
+    /// the containers whose `repr` is in progress on the thread's own stack (`reprs`).
     pub(super) reprs: Option<Box<Contents>>,
     /// If the coro hides the loop: the coro's running loop while the coro is suspended, the thread's while it runs
     /// (`tasks`). An owned reference, or null.

@@ -14,8 +14,8 @@ use crate::binding::object_result::{ObjectResult, none};
 use crate::binding::rows::row;
 use crate::binding::{HAS_GIL, current_thread, new_objects};
 
-/// The number of values (the coroutine, and those of keywords such as name, context and `eager_start`) that fit into
-/// the array of the fast call.
+/// The number of values (the coroutine, and the values of keywords such as name, context and `eager_start`) that fit
+/// into the array of the fast call.
 const MAX_TASK_VALUES: usize = 6;
 
 /// The class `name` of an asyncio module. Looked up in the module's dict each time, because programs replace

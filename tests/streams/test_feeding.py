@@ -20,8 +20,8 @@ IS_NOT_FATAL = "reports the error and keeps the connection open"
 
 
 def check_frames(calls, loop_kind, deliveries=1):
-    """Check which of asyncio's functions so many deliveries of data have called: none of them on grapeshot's loop. With
-    grapeshot.streams on another loop, any calls are right.
+    """Check which of asyncio's functions were called for this number of deliveries of data. grapeshot's loop calls none
+    of them. With grapeshot.streams on another loop, any calls are right.
     """
     if loop_kind == "grapeshot":
         assert calls.names == []

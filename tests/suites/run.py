@@ -186,7 +186,7 @@ def read_lines(text: str) -> dict[str, Outcome]:
 def run_suite(
     suite: dict[str, Any], python: Path, work: Path, subject: str, needed: list[str] | None
 ) -> dict[str, Outcome]:
-    """Run a suite. Then run tests again: all that failed, or with `needed`, those of its tests that did not pass."""
+    """Run a suite. Then run again the tests that failed or, with `needed`, the needed tests that did not pass."""
     outcomes = run_once(suite, python, work, subject, [])
     for _ in range(RERUNS):
         if needed is None:

@@ -4,7 +4,7 @@
     the watch of the file       the contents were modified; made again when the name refers to another file
 
 So a file is still watched after an editor has replaced it (by renaming a new file to the old name). If the name is a
-symbolic link, the contents of its target are watched; after the link was replaced, those of the new target.
+symbolic link, the contents of its target are watched; once the link is replaced, the new target's contents are.
 
 To watch the entries of a directory, one watch of the directory reports all of these events.
 

@@ -96,7 +96,7 @@ class Client:
         self._keepalive_s = keepalive
         # The connection for new calls.
         self._connection: ClientConnection | None = None
-        # All open connections: also those that only deliver answers, after their server's goodbye.
+        # All open connections, including the ones whose server has said goodbye and which only deliver answers.
         self._connections: set[ClientConnection] = set()
         self._connecting: asyncio.Task[Exception | None] | None = None
         self._is_closed = False

@@ -6,8 +6,8 @@ Writes a JSON object to FILE:
 
     {"passed": [test...], "skipped": [test...], "left_out": [test...], "bad": {test: traceback}}
 
-A test is named ``Class.method``. The tests named by --skip, and those that REGEX matches, are left out; "left_out"
-lists only the former.
+A test is named ``Class.method``. Two groups of tests do not run: the tests named by --skip, which "left_out" lists, and
+the tests that REGEX matches, which appear nowhere.
 """
 
 from __future__ import annotations

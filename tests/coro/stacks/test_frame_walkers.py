@@ -197,8 +197,8 @@ def test_at_each_allocation_with_tracemalloc(walker):
 
 
 def test_in_a_signal_handler_during_switches(walker):
-    """A C handler runs between any two instructions, but only those of grapeshot's code: before 3.14 the interpreter's
-    own code has moments when the chain of frames is invalid.
+    """A C handler runs between any two instructions of grapeshot's code. The interpreter's own code is left out:
+    before 3.14 it has moments when the chain of frames is invalid.
     """
     signals, _, deepest = run(
         walker,
