@@ -98,7 +98,7 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def imports_stay() -> Iterator[None]:
-    """Exclude the objects that a test module has imported from later collections."""
+    """After a test module, make all later collections skip the objects that the module has imported."""
     yield
     gc.collect()
     gc.freeze()

@@ -27,7 +27,7 @@ from typing import Any
 
 from support import CAP_S
 
-# The modules whose attributes grapeshot.coro's patches and tests replace.
+# The modules in which tests, and the patches of grapeshot.coro, replace attributes.
 PATCHED = (
     _thread,
     asyncio,
@@ -56,8 +56,8 @@ CHANGING = {
     "_cleanup",
 }
 LOGGERS = ("asyncio", "grapeshot", "concurrent.futures")
-# Threads with this prefix run until the process ends. They start child processes, and a child can ask for a signal
-# when the thread that started it ends (PR_SET_PDEATHSIG).
+# Threads with this prefix start child processes. They must run until the process ends, because a child can ask for a
+# signal at the end of the thread that started it (PR_SET_PDEATHSIG).
 STAYING = "grapeshot-preexec"
 # matplotlib keeps its files open. They do not count.
 CACHES = "/site-packages/matplotlib/"

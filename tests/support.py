@@ -165,7 +165,7 @@ class Script:
         self.process.send_signal(signal.SIGINT)
 
     def wait_blocked(self) -> None:
-        """Wait until the process sleeps in a system call."""
+        """Wait until the process sleeps in a system call (only on Linux)."""
         wait_blocked(self.process.pid)
 
     def finish(self) -> str:
@@ -303,7 +303,7 @@ class Recorder(asyncio.Protocol):
 
 
 class BufferedRecorder(asyncio.BufferedProtocol):
-    """A Recorder that receives into its own buffer."""
+    """Records its callbacks as `Recorder` does, but receives into a buffer of its own."""
 
     def __init__(self, size: int = 4096) -> None:
         self.transport: Any = None

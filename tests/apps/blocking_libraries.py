@@ -1,6 +1,6 @@
 """Blocking clients for blocking_program.py, used as their manuals recommend.
 
-Each class wraps one library. `ask` makes one call, which waits in the server and returns the number that it was given.
+Each class wraps one library. `ask` makes a call that waits in the server, and returns the number that it was given.
 `attempt` calls a server that misbehaves. Nothing in this module knows about coros.
 """
 
@@ -357,7 +357,7 @@ class Ftp(Library):
 
 
 class Meeting:
-    """A barrier: releases all threads when all of them have arrived, as the slow servers do."""
+    """A barrier: all threads go on DELAY_S after the last one has arrived, as in slow_servers.py."""
 
     def __init__(self) -> None:
         self.barrier = threading.Barrier(COUNT)
@@ -449,7 +449,7 @@ class Flask(Threaded):
 
 
 class Thrift(Library):
-    """TSocket, and a server with a thread for each connection. The messages have no generated code."""
+    """TSocket, and a server with a thread for each connection. The messages are written without generated code."""
 
     needs = ("thrift.server.TServer", "thrift.protocol.TBinaryProtocol")
 

@@ -1,8 +1,8 @@
 """The program that test_blocking_libraries.py runs: `blocking_program.py PLACE JOBS`.
 
 It is a blocking program with threads. PLACE says what the threads are: `threads` or `coros`. With coros, an asyncio
-task runs on the same loop. The jobs are done one after the other. The program prints what each job saw, by the job's
-name, as JSON.
+task runs on the same loop. JOBS is a JSON list; its jobs are done one after the other. The program prints a JSON object
+that maps the name of each job to what the job saw.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Seen = dict[str, Any]
 
 
 def describe(error: BaseException | None) -> list[str]:
-    """Return the types of an error and of the errors that it was raised from."""
+    """Return the types of an error and of the errors that led to it."""
     types: list[str] = []
     while error is not None:
         types.append(f"{type(error).__module__}.{type(error).__qualname__}")
@@ -80,7 +80,7 @@ def do(library: Library, task: dict[str, Any]) -> Seen:
 
 
 async def beside_asyncio(job: Callable[[], Seen]) -> Seen:
-    """Do a job in a coro, while an asyncio task counts."""
+    """Do a job in a coro, while an asyncio task counts the iterations and measures the longest one."""
     ticks, longest_s = 0, 0.0
 
     async def tick() -> None:

@@ -26,7 +26,7 @@ def of_page(page: Path) -> list[Block]:
 
 
 def need(what: str) -> None:
-    """Skip the test if this is not available: coros, a program, or a package."""
+    """Skip the test if coros, a program or a package is not available; requirements.py may let it fail instead."""
     if what == "coro":
         if not coro_is_available():
             pytest.skip("no coros on this interpreter")
@@ -38,9 +38,10 @@ def need(what: str) -> None:
 
 
 class Command:
-    """A command of a page: `VARIABLE=value program argument ...`. Port numbers of the page are replaced by free ports.
+    """A command of a page: `VARIABLE=value program argument ...`. Port 8000 is replaced by a free port.
 
-    Its folder contains the files that come before it on the page.
+    `numbers` replaces further numbers. The command's folder contains the files that come before the command on the
+    page; a block with the word `run` gets all files of the page.
     """
 
     def __init__(

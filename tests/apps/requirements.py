@@ -1,8 +1,9 @@
 """Programs and packages that the application tests need. A missing one skips the test, or fails it.
 
-A skipped test gives the reason, and the summary of the run repeats it (see conftest.py). Two environment variables turn
-skips into failures: `REQUIRE_SERVERS=1`, set in the project's CI, for a missing program; and `REQUIRE_FRAMEWORKS=1`,
-set by .ci/matrix, for a missing package of the extra `frameworks`.
+A skipped test gives the reason, and the summary of the run repeats it (see conftest.py). Environment variables turn
+skips into failures: `REQUIRE_SERVERS=1`, set in the project's CI, for a missing program or a missing package of the
+extra `dev`; `REQUIRE_FRAMEWORKS=1`, set by .ci/matrix, for a missing package of the extra `frameworks`; and
+`REQUIRE_NODE=1` for Node.js (see pages.py).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ ABSENT: dict[str, str] = {}  # what this run did not find, and where to get it
 
 
 def absent(what: str, where_from: str, variable: str = REQUIRE) -> NoReturn:
-    """Skip the test, or fail it if the environment says that everything is required."""
+    """Skip the test, or fail it if the environment variable `variable` is set."""
     ABSENT[what] = where_from
     reason = f"{what} is not installed ({where_from})"
     if os.environ.get(variable, "0") not in ("", "0"):

@@ -2,7 +2,7 @@
 
 Each server speaks HTTP, or HTTPS if it is given certificates.
 
-The routes, the same everywhere:
+The routes, the same on all three servers:
 
     GET  /hello            "hello"
     GET  /number?n=7       "7"
@@ -104,7 +104,7 @@ class App(ABC):
             assert not self.contexts, f"reported to the exception handler: {self.contexts}"
 
     def join(self) -> None:
-        """Wait until the server ends by itself."""
+        """Wait until the server has ended, and raise the error that ended it, if any."""
         self._thread.join(CAP_S)
         assert not self._thread.is_alive(), "the server does not end"
         if self._error is not None:

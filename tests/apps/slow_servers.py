@@ -1,7 +1,7 @@
 """Servers that answer late, and servers that misbehave, for the tests of blocking clients.
 
-They run on asyncio's own loop, in a real thread of the test's process. A slow server first waits until a given number
-of clients wait for it at once, and answers all of them DELAY_S later.
+They run on asyncio's own loop, in a real thread of the test's process. A slow server delays one answer to each
+client until a given number of clients wait for that answer at once; DELAY_S later, it sends all of them the answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Serve = Callable[[Reader, Writer], Awaitable[None]]
 
 
 class Crowd:
-    """A barrier: releases all waiters when enough have arrived."""
+    """A barrier: when `size` waiters have arrived, it releases all of them DELAY_S later."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -43,7 +43,7 @@ class Crowd:
 
 
 class SlowServers:
-    """`with` starts the thread; each method starts a server and returns its port."""
+    """`with` starts the thread; each method returns the port of a server."""
 
     def __init__(self, crowd_size: int) -> None:
         self._size = crowd_size
@@ -111,7 +111,7 @@ class SlowServers:
         return self.start(serve)
 
     def silent(self) -> int:
-        """Start a server that accepts connections and never sends anything."""
+        """Return the port of a listening socket. The kernel accepts connections, and nothing is ever sent."""
         port: int = self._silent.getsockname()[1]
         return port
 
@@ -122,7 +122,7 @@ class SlowServers:
         return self.crowds[-1]
 
     def proxy(self, port: int) -> int:
-        """Start a proxy of a server. The first data from the server is delayed."""
+        """Start a proxy of a server. On each connection, the first data from the server is delayed."""
         crowd = self._crowd()
 
         async def serve(reader: Reader, writer: Writer) -> None:

@@ -33,7 +33,7 @@ def table() -> str:
 
 @pytest.fixture(params=["tcp", "tls", "unix"])
 def address(request: pytest.FixtureRequest, postgres_server: PostgresAddress, certificates: Certificates) -> Arguments:
-    """Return the arguments of `connect` and `create_pool` for each way to connect."""
+    """Return the arguments of `connect` and `create_pool` for one way to connect."""
     common = {"port": postgres_server.port, "user": postgres_server.user, "database": postgres_server.database}
     if request.param == "unix":
         return {"host": postgres_server.folder, **common}

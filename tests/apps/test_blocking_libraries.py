@@ -48,8 +48,8 @@ def overlap(library: str, way: str = "", **arguments: Any) -> Job:
 
 
 def check_overlap(place: str, jobs: list[Job], limit_s: float | None = None) -> None:
-    """Check that calls overlap. If the server does not count the waiting clients, the total time must be well below
-    that of sequential calls.
+    """Check that calls overlap. `limit_s`, which is well below the time of sequential calls, is for servers that do not
+    count the waiting clients: the total time must be shorter.
     """
     for name, seen in run(place, jobs).items():
         assert not seen["wrong"], f"{name}: {len(seen['wrong'])} of {COUNT} are wrong\n{seen['wrong'][0]}"

@@ -24,7 +24,7 @@ CLIENTS = 500
 CONTROL_CLIENTS = 100
 
 
-# asyncio's loop only checks the tests themselves, so there plain HTTP is enough.
+# The runs on asyncio's loop only check the tests themselves, so plain HTTP is enough for them.
 @pytest.fixture(params=["asyncio-http", "grapeshot-http", "grapeshot-https"])
 def way(request: pytest.FixtureRequest) -> list[str]:
     """The kind of loop and the scheme."""
@@ -227,15 +227,15 @@ def test_graceful_shutdown_with_requests_in_flight(app: App) -> None:
     idle.close()
     app.join()
     if app.for_client is not None:
-        # A transport that waits for the other end's close_notify when its loop is closed is left to the collector.
+        # If a loop is closed while a transport waits for the peer's close_notify, the collector destroys the transport.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
             gc.collect()
 
 
 def wait_until_refused(port: int) -> None:
-    """Wait until no socket listens on the port, without connecting to it. The port can be bound then, even while
-    connections use it.
+    """Wait until no socket listens on the port; then a connection must be refused. The wait does not connect but binds:
+    the port can be bound as soon as no socket listens there, even while connections use it.
     """
     give_up_s = time.monotonic() + TIMEOUT_S
     while is_listening(port):

@@ -34,7 +34,8 @@ def prefix() -> str:
     return f"test{next(_prefixes)}:"
 
 
-# The kind of loop, and whether the functions of asyncio that redis-py connects with give native streams.
+# The kind of loop, and whether the functions of asyncio with which redis-py connects are replaced by grapeshot's, which
+# give native streams.
 LOOPS = {"asyncio": ("asyncio", False), "grapeshot": ("grapeshot", False), "native streams": ("grapeshot", True)}
 
 

@@ -1,4 +1,4 @@
-"""The programs of docs/scaling.md: several workers, one of which is killed while the others work."""
+"""The programs of docs/scaling.md: several workers, of which some end or are killed while the others work."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_worker_that_is_killed_is_replaced(server: str, python: Path, tmp_path
 
 
 def test_two_gunicorns_share_a_port(python: Path, tmp_path: Path) -> None:
-    """The first gunicorn ends while the second one serves, and no connection is refused."""
+    """The first gunicorn ends while the second one serves. After that, no connection is refused."""
     command = Command(only(commands("workers"), "gunicorn"), BLOCKS, python, tmp_path)
     with command.start() as first:
         old = two_workers(command.port, [first])
@@ -137,7 +137,7 @@ def started() -> Iterator[ExitStack]:
 
 
 def results(program: Process) -> dict[str, str]:
-    """Return what a program has printed, as `name: value` lines, after checking that it ended well."""
+    """Check that a program ended well. Return the results that it has printed as `name: value` lines."""
     assert program.process.wait(2 * CAP_S) == 0, program.output
     program.close()
     return dict(line.split(": ", 1) for line in program.output if re.match("(loops|sum|processes) of", line))

@@ -40,7 +40,7 @@ def tls(request: pytest.FixtureRequest, certificates: Certificates) -> dict[str,
 
 
 def test_ioloop_takes_the_installed_loop() -> None:
-    """`IOLoop()` uses the loop that grapeshot.install() installed, and asyncio's own after uninstall()."""
+    """`IOLoop()` uses a loop of grapeshot after grapeshot.install(), and one of asyncio's own after uninstall()."""
     import grapeshot
 
     grapeshot.install()

@@ -1,4 +1,4 @@
-"""Run one module of `test.test_asyncio` in this process, on the subject's loop, and report every test as a JSON line.
+"""Run one module of `test.test_asyncio` in this process, on the subject's loop, and report every test in JSON lines.
 
 `run.py` starts this program and reads the lines. The program flushes a line when a test starts and when it ends, so
 that after a crash or a hang the parent knows which test caused it, and can continue with the next one.
@@ -40,7 +40,7 @@ def flatten(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
 
 
 class Reporter(unittest.TestResult):
-    """Write a line per test: its outcome, the loops that it built and, for a failure, the traceback."""
+    """Write a line at the start of each test, and one at its end: outcome, loops and the traceback of a failure."""
 
     def __init__(self, substitution: Substitution, simulated: list[str], lines: TextIO, hang: TextIO) -> None:
         super().__init__()
@@ -80,8 +80,8 @@ class Reporter(unittest.TestResult):
             foreign=self._substitution.foreign,
         )
         if self._outcome == "fail":
-            # Collect the objects that a failed test left open now, so that they do not warn in a later test that
-            # counts warnings.
+            # Objects that a failed test left open must be collected now. Otherwise they would warn in a later test
+            # that counts warnings.
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 gc.collect()

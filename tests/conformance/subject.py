@@ -76,7 +76,7 @@ class Substitution:
         substitution = self
 
         class Meta(type):
-            """Makes the class callable as a factory, and `isinstance(loop, asyncio.SelectorEventLoop)` true."""
+            """Makes the class a factory, and `isinstance(loop, asyncio.SelectorEventLoop)` true for its loops."""
 
             def __call__(cls, selector: Any = None) -> asyncio.AbstractEventLoop:
                 return substitution.make_loop(selector)
@@ -107,7 +107,9 @@ class Substitution:
                     setattr(namespace, name, getattr(ours, name))
 
     def adapt(self, module: Any) -> None:
-        """Make classes of a test module that build a bare `BaseEventLoop` use the subject's loop instead."""
+        """Make the classes of a test module that build a bare `BaseEventLoop`, or use its private parts, work with the
+        subject's loop.
+        """
         is_runners = module.__name__.endswith(".test_runners")
         for test_class in list(vars(module).values()):
             if not isinstance(test_class, type) or test_class.__module__ != module.__name__:
@@ -132,7 +134,7 @@ class Substitution:
         test_class.setUp = set_up
 
     def _adapt_run_loop(self, test_class: Any) -> None:
-        """Run a fixed number of iterations. The tests of gather would wait for an empty private `_ready`."""
+        """Run a fixed number of iterations: the original `_run_loop` waits until the private `_ready` is empty."""
         run_briefly = importlib.import_module("test.test_asyncio.utils").run_briefly
 
         def run_loop(_test: Any, loop: Any) -> None:
@@ -178,8 +180,8 @@ class Substitution:
             return loop
 
         def close_loop(loop: Any) -> None:
-            # The standard library's version needs the private attribute. A loop without it may still have an executor
-            # to shut down.
+            # The standard library's version needs the private attribute `_default_executor`. A loop without this
+            # attribute may still have an executor to shut down.
             if not loop.is_closed() and getattr(loop, "_default_executor", loop) is not None:
                 loop.run_until_complete(loop.shutdown_default_executor())
             loop.close()

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck
 
 
 class Budget:
-    """The number of examples, and their seed. Without a seed, the examples are always the same."""
+    """The seed of the examples, and settings with their number. Without a seed, the examples are always the same."""
 
     def __init__(self, seed: int | None = None) -> None:
         self.seed = seed

@@ -3,7 +3,7 @@
 Two models that take the same steps, on asyncio's loop and on grapeshot's, must have the same log. After each step the
 loop runs until nothing happens any more. The log leaves out everything that the kernel decides: how data is split, and
 how much of it waits in a buffer. For that reason the peer always reads everything, except after the step `stall`,
-which writes more than the kernel takes. Then the peer reads nothing.
+which writes more than the kernel takes: then the peer reads nothing until the step `peer_reads`.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ class Model:
         return moved
 
     def finish(self) -> tuple[Any, ...]:
-        """End the connection. Return the complete log."""
+        """End the connection and close everything. Return how often `connection_lost` was called."""
         self.is_stalled = False
         self.reactions.clear()
         with contextlib.suppress(Exception):  # asyncio's own method fails on a transport that is already gone
@@ -306,7 +306,7 @@ class Model:
 
     def do_write_lines(self, pieces: list[Any]) -> None:
         if sys.version_info[:2] in {(3, 12), (3, 13)} and self.transport.is_closing():
-            # asyncio's own transports of 3.12.1 and 3.13.0 call connection_lost at once if they are already closing
+            # in 3.12.1 and 3.13.0, writelines() of a closing transport of asyncio calls connection_lost at once
             self.transport.write(b"".join(pieces))
         else:
             self.transport.writelines(pieces)
@@ -318,7 +318,7 @@ class Model:
         self.loop.call_soon(self.send, data).cancel()
 
     def do_stall(self) -> None:
-        """Write more than the kernel takes."""
+        """Write more than the kernel takes. The peer stops reading."""
         self.is_stalled = True
         self.send(bytes(MUCH))
 

@@ -28,7 +28,7 @@ from fuzz import world as worlds
 
 from grapeshot import _core
 
-# Functions that no example calls, and what each of them does.
+# Functions that no generated example calls, and what each of them does.
 LEFT_OUT = {
     "_coro_panic": "panics, for a test",
     "_coro_send_signal": "sends any signal to its own process",
@@ -38,7 +38,8 @@ LEFT_OUT = {
 # After these functions, leftovers are not counted: the functions keep their arguments until the process ends, or start
 # a thread that looks up a name.
 KEEPING = ("_coro_set", "_set_stream_types", "_bind_", "_coro_socket_type", "_forget_parent", "getaddrinfo")
-# After these functions, open descriptors are not counted: as in socket.socket, they give away or take over one.
+# After these functions, open descriptors are not counted: like those of socket.socket, they give away or take over a
+# descriptor.
 GIVING = ("_Socket.detach", "_Socket.__init__")
 BLOCKING_S = 0.02  # after this time a signal interrupts a call that blocks
 HANG_S = float(os.environ.get("FUZZ_HANG_S", "20"))

@@ -3,7 +3,8 @@
     python tests/fuzz/run.py --seconds 3600 arguments
     python tests/fuzz/run.py --seed 7 --rounds 1 arguments      repeat the round with seed 7
 
-The first failing example is shortened as far as possible and printed. The status is 0 if no example fails.
+The first failing example ends its fuzzer; it is shortened as far as possible and printed. The status is 0 if no example
+fails.
 """
 
 from __future__ import annotations

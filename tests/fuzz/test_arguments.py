@@ -22,7 +22,7 @@ from fuzz.budget import QUICK, Budget  # noqa: E402
 from fuzz.native import Function  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-# From 3.14 on, hypothesis may warn about its own generator.
+# From Python 3.14 on, hypothesis may warn about its own generator.
 pytestmark = pytest.mark.filterwarnings("ignore:It looks like `register_random`")
 
 LEFT = ("left behind", "descriptors left", "references left")
@@ -184,7 +184,7 @@ def test_any_arguments():
 
 
 def test_every_function_once():
-    """Call each function with no arguments, with the required number and with more. Random calls may miss one."""
+    """Call each function with no arguments, with the required number and with more: random calls may miss some."""
     with native() as process:
         assert len(process.functions) > 300
         statements = []

@@ -15,7 +15,7 @@ from fuzz.budget import QUICK, Budget  # noqa: E402
 from fuzz.tls_model import HAS_LIBRARY, TlsModel  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-# From 3.14 on, hypothesis may warn about its own generator.
+# From Python 3.14 on, hypothesis may warn about its own generator.
 pytestmark = pytest.mark.filterwarnings("ignore:It looks like `register_random`")
 
 CUTS = st.lists(st.sampled_from([1, 2, 3, 4, 5, 6, 21, 22, 23, 100, 1000, 16_384]), max_size=6)
@@ -102,7 +102,9 @@ def events(model: TlsModel) -> list[Any]:
 
 
 def difference(ours: TlsModel, theirs: TlsModel) -> Any:
-    """Return what the protocols have seen, except how much of the data arrived before a failure."""
+    """Return what the protocols have seen if it differs, and None otherwise. How much of the data arrived before a
+    failure may differ.
+    """
     logs = ours.log, theirs.log
     failures = failed_in(ours), failed_in(theirs)
     if theirs.has_paused and {("step", "peer_ends"), ("step", "peer_closes")} & set(theirs.log):
@@ -136,7 +138,7 @@ def fuzz(budget: Budget, examples: int = 200) -> None:
         st.lists(st.tuples(STEPS, SPOILS, CUTS), max_size=8),
     )
     def check(side: str, version: str, handshake: Any, steps: Any) -> None:
-        for _ in range(10):  # how a spoiled record is interpreted depends on its random bytes
+        for _ in range(10):  # the meaning of a spoiled record depends on random bytes: one agreement is enough
             ours, theirs = (play(kind, side, version, handshake, steps) for kind in ("grapeshot", "asyncio"))
             found = difference(ours, theirs)
             if found is None:

@@ -13,7 +13,7 @@ from fuzz.model import DATAGRAMS, PIPES, REACTIONS, STREAMS, Model  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule  # noqa: E402
 
-# From 3.14 on, hypothesis may warn about its own generator.
+# From Python 3.14 on, hypothesis may warn about its own generator.
 pytestmark = pytest.mark.filterwarnings("ignore:It looks like `register_random`")
 
 SLOW_S = 0.003
@@ -22,8 +22,8 @@ DATA = st.one_of(BYTES, BYTES.map(bytearray), BYTES.map(memoryview), st.sampled_
 LIMIT = st.sampled_from([None, 0, 1, 1000, 65_536, -1, 2**40])
 RARELY = st.integers(0, 5)
 EVENTS = st.sampled_from(["data", "eof", "pause", "resume", "lost", "error"])
-# The steps that one callback of the loop may do together. The peer does not close there, because data that a callback
-# writes is sent when the callback returns.
+# The steps that one callback of the loop may do together. In none of them does the peer close, because grapeshot sends
+# the data that a callback writes only when the callback returns, while asyncio sends it at once.
 STEPS = [
     ("write", b"abc"),
     ("write", b"d" * 3000),

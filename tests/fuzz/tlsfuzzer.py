@@ -43,7 +43,7 @@ FAILED = re.compile(r"^\t'(.+)'$", re.MULTILINE)
 
 
 class Answering(asyncio.Protocol):
-    """Answers every request with a line."""
+    """Answers every request with the same HTTP response."""
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport

@@ -31,7 +31,7 @@ class Planned(Exception):
 
 
 class Evil:
-    """Does `deed` whenever it is used, and then returns a plausible value."""
+    """Does `deed` whenever it is used, and then returns a plausible value, or a bare object if the deed is `wrong`."""
 
     world: World
 
@@ -124,7 +124,7 @@ class Evil:
 
 
 class EvilText(str):
-    """A str subclass whose __eq__ and __hash__ do `deed`."""
+    """A str subclass whose __eq__ does `deed`."""
 
     deed = "collect"
 

@@ -100,5 +100,5 @@ async def output_of(pid: int, reader: int) -> bytes:
 
 
 def without_coros(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the back door believe that the program has no coros, so that its clients are tasks."""
+    """Make back doors believe that the program has no coros, so that they serve each client in a task."""
     monkeypatch.delitem(sys.modules, "grapeshot.coro", raising=False)

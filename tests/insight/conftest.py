@@ -1,4 +1,4 @@
-"""Fixtures: the path of a back door for each test, on each kind of loop."""
+"""Fixtures: the path of a back door for each test, and back doors that serve their clients in tasks."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make every client of a back door a task, even if another test has imported `grapeshot.coro`."""
+    """Make back doors serve each client in a task, even if another test has imported `grapeshot.coro`."""
     without_coros(monkeypatch)

@@ -51,7 +51,7 @@ class Terminal:
         except OSError:
             return False
         self._raw += data
-        while self._places_told < self._raw.count(ASKS_PLACE):  # in all output: a read may end inside it
+        while self._places_told < self._raw.count(ASKS_PLACE):  # in all output: a read may split a sequence
             self._places_told += 1
             os.write(self.fd, b"\x1b[1;1R")
         self._text = CONTROL.sub("", self._raw.decode(errors="replace"))
@@ -66,7 +66,7 @@ class Terminal:
         self._seen = self._text.index(text, self._seen) + len(text)
 
     def interrupt(self) -> None:
-        """Press Ctrl-C once the program waits for input. Before that, readline echoes keys but loses the signal."""
+        """Press Ctrl-C when the program waits for input. Before that, readline echoes keys but loses the signal."""
         wait_blocked(self.pid)
         self.type("\x03")
 

@@ -1,4 +1,4 @@
-"""The back door of a coro program: each client is a coro."""
+"""The back door of a coro program, which serves each client in a coro."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if coro_is_available():
 
 
 def with_door(path, talk, **options):
-    """Opens a back door in a coro, and talks to it."""
+    """Open a back door in a coro, call `talk` with its server, and return the result."""
 
     def main():
         with backdoor.serve(path, **options) as server:

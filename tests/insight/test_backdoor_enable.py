@@ -113,7 +113,7 @@ def test_a_signal_before_a_loop_runs(path):
 
 @pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 def test_in_a_patched_program(path):
-    """A single line in a program of threads and blocking calls is enough: later a signal opens the back door."""
+    """A single call in a program of threads and blocking calls is enough: later a signal opens the back door."""
     code = f"""
         from grapeshot.insight import backdoor
         backdoor.enable({os.fspath(path)!r})
@@ -154,8 +154,8 @@ def test_in_a_patched_program(path):
 def test_a_process_that_was_not_prepared(path, tmp_path, kind, is_idle):
     """A script that is injected into the process, as a debugger does, opens the back door.
 
-    The interpreter runs the script before its next bytecode. A loop without events runs no bytecode until the process
-    is stopped and continued.
+    The interpreter runs the script before its next bytecode. A loop without events sleeps and runs no bytecode, so the
+    test stops and continues the process, which ends the sleep.
     """
     probe = tmp_path / "open.py"
     probe.write_text(f"from grapeshot.insight import backdoor\nbackdoor.serve({os.fspath(path)!r})\n")

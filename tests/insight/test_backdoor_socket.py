@@ -139,7 +139,7 @@ def test_a_directory_behind_a_link_is_checked(path):
 @needs_root
 @pytest.mark.parametrize("depth", [0, 1], ids=["the last", "one above"])
 def test_a_directory_behind_a_link_of_another_user(path, depth):
-    """The link's target may be safe now, but its owner can change the target at any time."""
+    """The link's target may be safe now, but the owner of the link can change the target at any time."""
     real = path.parent / "real"
     (real / "deep").mkdir(0o700, parents=True)
     link = path.parent / "link"

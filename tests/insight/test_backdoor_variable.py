@@ -213,8 +213,8 @@ def test_children_do_not_fight_over_the_path(path, tmp_path_factory, kind, has_e
     assert done.returncode == 0, done.stderr
     child, parent = done.stdout.splitlines()
     pid, *names = child.split()
-    # A process that imports the module again has no command line, so it has a back door only if the program calls
-    # enable().
+    # With spawn and forkserver, the child imports the module again, but not through `python -m grapeshot`, so it has a
+    # back door only if the program calls enable().
     own = [f"app.bd.{pid}"] if has_enable or ("spawn" not in kind and kind != "forkserver") else []
     assert sorted(names) == ["app.bd", *own]
     assert parent.split()[1:] == ["app.bd"]

@@ -1,4 +1,4 @@
-"""`GRAPESHOT_DEBUG`: a log line per event of the named kinds, on separate loggers."""
+"""`GRAPESHOT_DEBUG`: a log line per event of the named kinds, on a logger for each kind."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Busy(asyncio.Protocol):
 
 
 def run(loop, *callbacks):
-    """Run one iteration with these callbacks, and one more that ends the run."""
+    """Run one iteration with these callbacks, and with `loop.stop` as the last one."""
     for callback in callbacks:
         loop.call_soon(callback)
     loop.call_soon(loop.stop)

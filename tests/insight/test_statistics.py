@@ -31,7 +31,7 @@ def names():
 
 
 class Counted:
-    """Has an attribute for each number of the statistics, which tells how much the number has grown."""
+    """For each number of the statistics, the attribute of the same name tells how much the number has grown."""
 
     def __init__(self, loop):
         self.loop = loop
@@ -248,7 +248,7 @@ def test_wakeups_by_other_threads(loop):
 
     def other():
         for index in range(rounds):
-            assert woken.acquire(timeout=CAP_S)  # by then, the loop has counted the time of its last poll
+            assert woken.acquire(timeout=CAP_S)  # now the loop has counted the time of its last poll
             blocked_s = loop.statistics().polling_s
             wait_until(lambda: loop.statistics().polling_s > blocked_s + 0.001)
             loop.call_soon_threadsafe(woken.release if index < rounds - 1 else loop.stop)

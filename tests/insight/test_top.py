@@ -306,7 +306,7 @@ async def test_a_sampler_whose_client_has_vanished(loop, monkeypatch):
 
 
 async def test_a_sampler_ends_with_its_client(loop, path, tasks):
-    """The sampler ends even if its client has not told it to end, or has gone before the sampler starts."""
+    """The sampler ends when its client has gone, even if the client has not told it to end."""
     with backdoor.serve(path), await call(path) as caller:
         await caller.ask(
             "from grapeshot.insight.backdoor._sampling import Sampler; sampler = Sampler(loop); sampler.sample()"
@@ -331,7 +331,7 @@ async def test_a_sampler_keeps_the_slowest(loop, monkeypatch):
 
 async def test_slow_tasks_are_one_row_for_a_function(loop):
     """Tasks with default names such as ``Task-1014`` share a row. Tasks with other names share a row only if the names
-    differ just in numbers.
+    differ in nothing but numbers.
     """
     sampler = _sampling.Sampler(loop)
     sampler.collect()

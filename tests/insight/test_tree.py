@@ -169,7 +169,7 @@ async def test_threads(loop):
 
 
 async def test_another_threads_look(loop):
-    """A thread sees the tasks of a loop that it passes to tree(). Otherwise it sees only the process's objects."""
+    """A thread sees the tasks of a loop that it passes to tree(), and without a loop only the process's objects."""
     task = loop.create_task(asyncio.sleep(1000), name="seen")
     await asyncio.sleep(0)
     tree = await loop.run_in_executor(None, grapeshot.insight.tree, loop)

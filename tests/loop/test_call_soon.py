@@ -196,7 +196,7 @@ def test_many_generations_from_one_burst(loop):
 
 @pytest.mark.xfail_on(uvloop="libuv calls the callbacks of an event as soon as a poll finds it")
 def test_ready_callbacks_run_before_the_events_of_the_next_poll(loop):
-    """Data of a connection arrives while callbacks are scheduled. They run before the data is delivered."""
+    """Data arrives at a connection while callbacks are scheduled. The callbacks run before the data is delivered."""
     log = []
 
     class Logging(asyncio.Protocol):

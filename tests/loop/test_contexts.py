@@ -73,7 +73,7 @@ def test_a_token_belongs_to_one_callback(loop, fresh):
 
 
 def test_a_token_of_a_value_that_was_taken_back(loop, fresh):
-    """The callback's context has its old values again, but a token still refers to it."""
+    """When the callback ends, its context has its old values again, but a token still refers to that context."""
     tokens, errors = [], []
 
     def set_and_reset():
@@ -230,7 +230,7 @@ def test_a_loop_in_its_own_contexts_is_collected(loop_kind):
 
 
 class Steps:
-    """One seeded program: callbacks that set and reset variables, and schedule more of them."""
+    """One seeded program: its callbacks set and reset variables, and schedule more callbacks."""
 
     VARIABLES = tuple(contextvars.ContextVar(name, default=0) for name in "ab")
 

@@ -1,9 +1,9 @@
-"""The interpreter exits while a daemon thread is in a call from the loop into Python. The thread ends without a
+"""The interpreter exits while a daemon thread is in a call from the loop into Python. The program ends without a
 message.
 
-Up to 3.13 the interpreter ends such a thread when the thread asks for the GIL again: it unwinds the thread's stack
-(`sys/unwinding.rs`). Each test brings the thread into one kind of call and keeps it there, so that it ends at exactly
-that point.
+Up to 3.13 the interpreter ends such a thread when the thread asks for the GIL again: it unwinds the thread's stack.
+When the unwinding reaches frames of grapeshot, the thread hangs instead (`sys/unwinding/mod.rs`). Each test brings the
+thread into one kind of call and keeps it there, so that the interpreter ends it at exactly that point.
 """
 
 from __future__ import annotations

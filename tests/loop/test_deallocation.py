@@ -46,7 +46,7 @@ thread.join()
 print(len(freed))
 """
 
-# When the loop is closed, it drops all handles and timers. Then only the next object of the chain refers to each one.
+# A closed loop has dropped all handles and timers. So only the next object of the chain refers to each of them.
 LINKS = {
     "handle": "return loop.call_soon(print, inner)",
     "timer": "return loop.call_later(1000, print, inner)",

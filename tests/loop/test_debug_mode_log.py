@@ -36,7 +36,7 @@ class Messages(list):
 
 @pytest.fixture
 def asyncio_log():
-    """Every record of the asyncio logger, DEBUG included."""
+    """The messages of all records of the asyncio logger, including those of the level DEBUG."""
     logger, messages = logging.getLogger("asyncio"), Messages()
     level = logger.level
     logger.setLevel(logging.DEBUG)
@@ -115,7 +115,7 @@ def test_a_handle_that_ran_still_shows_its_call(loop):
 
 
 def test_a_kept_handle_is_collected(loop):
-    """The collector finds a handle that keeps its call after it ran."""
+    """In debug mode, a handle keeps its call after the loop has run it. The collector can free such a handle."""
     loop.set_debug(True)
 
     class Thing:
@@ -142,7 +142,7 @@ class Guard:
 
 
 def place(traceback):
-    """Return the innermost frame that does not belong to asyncio."""
+    """Return the name of the function of the innermost frame that does not belong to asyncio."""
     return next(frame.name for frame in reversed(traceback) if "asyncio" not in frame.filename)
 
 
@@ -232,7 +232,7 @@ def test_cancelled_callbacks_are_not_slow(loop, debug_log):
 @pytest.mark.parametrize("step", ["connection_made", "data_received", "eof_received", "connection_lost"])
 @pytest.mark.skip_on(uvloop="it times only handles")
 async def test_slow_protocols_are_logged(loop, debug_log, step):
-    """Every callback of a protocol is timed. Here each one takes longer than the limit."""
+    """Every callback of a protocol is timed. Here the one that `step` names takes longer than the limit."""
 
     def slow(protocol, *args):
         time.sleep(0.03)

@@ -1,4 +1,4 @@
-"""Cycles through handles, loops, transports and protocols are collected. Reference counts are as before."""
+"""Cycles through handles, loops, transports and protocols are collected. Calls leave reference counts as they were."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ async def test_repr_of_a_server(loop):
 
 @pytest.mark.skip_on(asyncio="it would replace its own reader", uvloop="it would close the server's descriptor")
 async def test_the_listener_names_its_server(loop):
-    """The error of add_reader on a listening socket names the server that uses it."""
+    """The error of add_reader on a listening socket names the server that the socket belongs to."""
     server = await loop.create_server(Recorder, HOST, 0)
     sock = server.sockets[0]
     with pytest.raises(RuntimeError, match=rf"<_Listener fd={sock.fileno()} of <Server sockets="):

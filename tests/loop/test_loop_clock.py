@@ -31,7 +31,7 @@ def clock(loop):
 
 
 async def due(*counted):
-    """Run iterations of the loop while its clock stands still; return what has run."""
+    """Let the loop run two iterations; return the entries of all given lists afterwards."""
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     return [name for names in counted for name in names]
@@ -259,7 +259,7 @@ async def test_the_order_of_timers(loop, clock):
 
 
 async def test_blocking_waits_follow_the_clock(loop):
-    """The loop sleeps for as long as the clock says, and reads the clock again afterwards."""
+    """The loop sleeps for the time that is left by the program's clock, and reads that clock again afterwards."""
     real, jumps = loop.time, []
 
     def fast():
@@ -268,7 +268,7 @@ async def test_blocking_waits_follow_the_clock(loop):
 
     loop.time = fast
     try:
-        await asyncio.sleep(1)  # takes a real millisecond
+        await asyncio.sleep(1)  # takes up to a real second, although this clock runs 1,000 times as fast
     finally:
         del loop.time
     assert jumps

@@ -88,7 +88,7 @@ def test_close_removes_the_handlers(new_loop):
 
 
 def test_the_wakeup_fd_survives_runs(new_loop):
-    """A loop without signal handlers does not change a wakeup fd that other code has set."""
+    """A loop without signal handlers leaves no wakeup fd set after its run."""
     loop = new_loop()
     loop.run_until_complete(asyncio.sleep(0))
     previous = signal.set_wakeup_fd(-1)

@@ -1,4 +1,4 @@
-"""Allocations that fail: each call raises MemoryError or the error that it raises anyway, and the loop continues.
+"""Allocations that fail: a call raises MemoryError or the error that it raises anyway, or succeeds. The loop continues.
 
 CPython's `_testcapi` can make the n-th allocation of a call fail, or all from the n-th on.
 """

@@ -13,7 +13,7 @@ STEPS = 8
 
 
 class Chain:
-    """A chain of callbacks, each of which schedules the next, and a log of what else happens in the meantime."""
+    """A chain of callbacks, each of which schedules the next, and a log of their numbers, with "io" for the event."""
 
     def __init__(self, loop):
         self.loop = loop
@@ -38,7 +38,7 @@ class Chain:
         self.events.append("io")
 
     async def is_later_than_io(self, steps):
-        """Return whether at most `steps` steps ran before the event."""
+        """Wait for the end of the chain. Return whether at most `steps` of its callbacks ran before the event."""
         await self.over
         return "io" in self.events and self.events.index("io") <= steps
 

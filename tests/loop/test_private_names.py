@@ -42,7 +42,7 @@ def test_a_stop_can_be_taken_back(loop):
 
 
 def test_ready_and_scheduled(loop):
-    """Home Assistant cancels timers through this name, and monitoring counts pending callbacks."""
+    """Home Assistant cancels timers through `_scheduled`, and monitoring counts pending callbacks in both queues."""
     assert len(loop._ready) == len(loop._scheduled) == 0
     soon = [loop.call_soon(print, number) for number in range(3)]
     late, early = loop.call_later(2000, print), loop.call_later(1000, print)
@@ -156,7 +156,9 @@ async def test_of_a_subprocess(loop):
 
 
 def check_setting(owner, *names):
-    """Check that a program can set the attributes and read them back, and that deleting restores the original value."""
+    """Check that a program can set the attributes and read them back, and that on objects of grapeshot, deleting an
+    attribute restores its original value.
+    """
     for name in names:
         before, value = getattr(owner, name), object()
         setattr(owner, name, value)

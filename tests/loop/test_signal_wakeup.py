@@ -17,7 +17,7 @@ needs_fd_directory = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reas
 
 @pytest.fixture
 def own_fd():
-    """Set a wakeup fd, as a program may before a loop runs. Return the end to read from, and the number of the fd."""
+    """Set a wakeup fd, as a program may do before a loop runs. Yield the end to read from, and the number of the fd."""
     read_end, write_end = socket.socketpair()
     read_end.setblocking(False)
     write_end.setblocking(False)
@@ -38,7 +38,9 @@ def usr1():
 
 @pytest.mark.skip_on(asyncio="its selector is not woken: the script would wait forever")
 def test_a_signal_that_another_thread_gets_wakes_the_loop(loop_kind):
-    """The kernel may deliver a signal to any thread. It then interrupts no system call of the main thread."""
+    """The kernel may deliver a signal to any thread. If another thread gets it, no system call of the main thread is
+    interrupted.
+    """
     with Script(
         loop_kind,
         """
@@ -113,8 +115,8 @@ def test_nothing_is_set_between_runs(new_loop):
 
 
 def test_a_timer_that_a_signal_handler_sets_as_the_loop_falls_asleep(loop):
-    """No bytecode runs after kill(), which ctypes calls. So the signal's Python handler runs when the loop checks for
-    signals for the last time before it blocks.
+    """The loop calls kill() through ctypes, so no bytecode runs after it. The signal's Python handler therefore runs
+    only when the loop checks for signals for the last time before it blocks.
     """
 
     def handle(*_args):
@@ -407,7 +409,7 @@ _ENDS_IN_A_THREAD = """
 @pytest.mark.skip_on(uvloop="same as asyncio, if the loop is collected")
 @pytest.mark.parametrize("end", ["close", "collect"])
 def test_a_loop_that_ends_in_another_thread(loop_kind, end):
-    """The interpreter's wakeup fd is never the number of a closed descriptor, because another file may get it."""
+    """The wakeup fd is never the number of a closed descriptor, because another file may get that number."""
     run_script(
         loop_kind,
         _ENDS_IN_A_THREAD

@@ -38,7 +38,7 @@ OTHERWISE = {
 
 
 def parameters(method):
-    """Return the parameters except `self`, which native methods do not take by name."""
+    """Return the parameters except `self`, which would always differ: native methods take it by position only."""
     return [(each.name, each.kind, each.default) for each in list(inspect.signature(method).parameters.values())[1:]]
 
 

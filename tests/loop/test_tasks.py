@@ -47,7 +47,7 @@ async def test_a_task_without_a_name_of_its_own(loop):
 
 @pytest.mark.parametrize("running", ["none", "another"])
 def test_a_task_belongs_to_the_loop_that_made_it(loop, running):
-    # If `running` is "another", asyncio believes that this loop is running in this thread.
+    # If `running` is "another", asyncio believes that `other` is running in this thread.
     other = asyncio.SelectorEventLoop()
     tasks = []
 

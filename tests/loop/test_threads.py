@@ -98,7 +98,7 @@ def test_a_handle_cancelled_by_another_thread(loop):
     loop.run_forever()
     thread.join()
     assert all(handle.cancelled() for handle in handles)
-    assert len(seen) <= 500  # some ran before they were cancelled, but none twice
+    assert len(seen) <= 500  # some may run before they are cancelled, but none runs twice
     assert len(set(seen)) == len(seen)
 
 

@@ -92,8 +92,8 @@ def test_call_at_in_the_past_orders_by_deadline(loop):
 
 
 def run_many_due(loop, later, choices):
-    """Make more timers due than the loop takes from its heap one by one. Return them in the order in which they ran,
-    and in the order of their deadlines.
+    """Make so many timers due at once that the loop sorts them instead of taking them from its heap one by one. Return
+    them in the order in which they ran, and in the order of their deadlines.
     """
     seen, handles = [], []
     order = random.Random(5)
@@ -319,7 +319,7 @@ def test_a_wrong_number_of_arguments_is_refused(loop):
 
 
 async def test_a_cancel_storm_frees_the_callbacks(loop):
-    """The loop removes cancelled timers long before their deadlines."""
+    """A cancelled timer frees its callback and its arguments long before its deadline."""
 
     class Payload:
         pass

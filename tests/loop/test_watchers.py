@@ -237,7 +237,9 @@ async def test_a_closed_object_that_was_never_added(loop, method):
 
 
 async def test_a_closed_object_that_is_added_again(loop):
-    """A closed object can have no events, and the kernel may have given its number to another file."""
+    """The reader of a closed object may be replaced, but no writer may be added: the object can have no events, and
+    the kernel may have given its number to another file.
+    """
     ours, theirs = socket.socketpair()
     loop.add_reader(ours, print)
     ours.close()

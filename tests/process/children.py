@@ -70,5 +70,5 @@ def children() -> set[int]:
 
 
 def has_children() -> bool:
-    """Whether this process has any children."""
+    """Return whether `children()` finds any."""
     return bool(children())

@@ -181,7 +181,9 @@ async def test_signals_to_an_ended_process(loop):
 
 @pytest.mark.skip_on(when=sys.version_info < (3, 13), asyncio="older versions may lose the status and return 255")
 async def test_signals_race_with_the_end(loop):
-    """In either order, the only possible error is ProcessLookupError, and the return code is right."""
+    """Whether the signal or the end of the child comes first, the only possible error is ProcessLookupError, and the
+    return code is right.
+    """
     for number in range(40):
         process = await asyncio.create_subprocess_exec(*sh("exit 7"))
         for _ in range(number % 4):
@@ -315,7 +317,7 @@ async def test_a_status_that_other_code_has_fetched(loop, caplog):
 
 @pytest.fixture
 def ignored_sigchld():
-    """The kernel discards the status of a child as soon as the child ends."""
+    """Ignore SIGCHLD. The kernel then discards the status of a child as soon as the child ends."""
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     yield
     signal.signal(signal.SIGCHLD, before)
@@ -370,7 +372,9 @@ async def test_close_kills_a_running_process(loop, stdio):
 @pytest.mark.xfail_on(asyncio="it returns 255, because its own poll() has fetched the status")
 @pytest.mark.skip_on(when=sys.version_info < (3, 12), asyncio="a waiting thread fetches the status")
 async def test_close_keeps_the_code_of_a_process_that_has_ended(loop):
-    """The child has ended and the loop has not noticed. Nothing is killed, and the return code is kept."""
+    """close() is called when the child has ended, but the loop has not noticed yet. Nothing is killed, and the return
+    code is kept.
+    """
     read_end, write_end = os.pipe()
     transport, protocol = await loop.subprocess_exec(
         Events, *sh("read line; exit 5"), stdin=read_end, stdout=None, stderr=None
@@ -471,7 +475,9 @@ def test_a_loop_closed_under_a_running_process(loop_kind):
 
 @pytest.mark.skip_on(asyncio="it leaves the child running", uvloop="it watches children without a descriptor")
 def test_a_child_that_cannot_be_watched_is_ended(loop_kind):
-    """Starting the child takes the last free descriptor, so that no pidfd can be opened to watch the child."""
+    """No descriptor is free. posix_spawn, which starts the child, needs none, but a pidfd to watch the child cannot be
+    opened.
+    """
     out = run_script(
         loop_kind,
         """
@@ -507,7 +513,7 @@ def test_a_child_that_cannot_be_watched_is_ended(loop_kind):
     assert out.split("\n")[:3] == [str(errno.EMFILE), "no child", "0"]
 
 
-# ---------------------------------------------------------------- other code closes the watch's descriptor
+# ---------------------------------------------------------------- other code closes the child's pidfd
 
 CLOSED_WATCH = """
 import asyncio, os, subprocess

@@ -2,12 +2,12 @@
 
 Every block is run by a test, or says why it is not. (`text` blocks are not code.) Python blocks run as scripts
 (tests/project/test_code_blocks.py), bash and js blocks as commands (tests/apps/test_frameworks.py), pycon blocks in a
-back door and console blocks beside its program (tests/insight). A comment before a block, `<!-- test: word="value"
-word=value -->` in one line, has these words:
+back door, and console blocks beside a program that has a back door (tests/insight). A comment before a block,
+`<!-- test: word="value" word=value -->` in one line, may have these words:
 
     prints="text"     the block's output contains this text
     serves="text"     the command serves HTTP at port 8000, and `GET /` answers with this text
-    save=app.py       the block is a file of that name, which later blocks of the page use; it is not run by itself
+    save=app.py       the block is a file of that name, which later blocks or tests use; it is not run by itself
     run=name          a test in tests/apps/test_scaling.py asks for blocks of that name, and runs them
     not_run="why"     the block is not run, for this reason
     needs=coro,node   the block needs an interpreter that has coros (coro), a program (node), or a package, which may be
@@ -47,7 +47,7 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """Every Markdown page of the project."""
+    """The Markdown pages of the project, except those in benchmarks/results and .github."""
     found = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("tests/**/*.md")]
     return sorted(found)
 

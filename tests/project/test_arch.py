@@ -1,7 +1,7 @@
 """The code that switches coros, on other processors: run in an emulator, assembled, or absent.
 
-Without the cross compiler or the emulator the test is skipped with a message. With ``REQUIRE_CROSS=1``, as in the
-project's CI, it fails instead.
+A test whose compiler or emulator is not installed is skipped with a message. With ``REQUIRE_CROSS=1``, as in the
+project's CI, it fails instead, unless only clang is missing.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The code blocks of the pages work: each is run by a test or says why not; Python blocks run as scripts; and commands
-that are not run exist.
+"""The code blocks of the pages work: each is run by a test or says why not; Python blocks run as scripts; and the
+commands in blocks that are not run exist.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ BLOCKS = [block for page in pages() for block in blocks(page)]
 
 SCRIPTS = [block for block in BLOCKS if block.language == "python" and "save" not in block.words]
 NOT_RUN = [block for block in BLOCKS if "not_run" in block.words]
-# The words by which tests find the blocks that they run. A block of these languages that is not in SCRIPTS must have
-# one of them.
+# By these words, tests find the blocks of a language that they run, or whose commands they check (not_run). A block of
+# these languages that is not in SCRIPTS must have one of the words.
 RUN_BY = {"bash": {"prints", "serves", "run", "not_run"}, "js": {"prints"}, "python": {"save"}, "json": {"save"}}
 # The tests that type blocks into a back door, or run them beside a program that has one. They name the page.
 WALKTHROUGHS = [path.read_text(encoding="utf-8") for path in ROOT.glob("tests/insight/test_*.py")]
@@ -87,7 +87,7 @@ def test_python_block_runs(block, tmp_path):
 
 @named(NOT_RUN)
 def test_bash_block_names_real_commands(block):
-    """Every line is a make target, an executable file of the tree, or an installed program."""
+    """Every line names make targets, an executable file of the tree or an installed program, or sets up a venv."""
     for line in block.text.splitlines():
         words = [word for word in shlex.split(line, comments=True) if not re.fullmatch(r"[A-Z_]+=.*", word)]
         if not words:

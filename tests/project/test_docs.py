@@ -1,5 +1,5 @@
-"""The pages match the tree: links have targets, the table of methods matches the loop, and no page shows paths of a
-developer's machine.
+"""The pages match the tree: links have targets, the table of methods matches the loop, and no file of the project
+contains a path of a developer's machine.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def test_the_names_that_a_page_shows_exist(page):
             except (AttributeError, ImportError) as error:
                 if isinstance(error, AttributeError) or str(error.name).startswith(
                     "grapeshot"
-                ):  # another module is in an extra
+                ):  # other modules belong to extras, which may be missing
                     missing.append(name)
     assert missing == []
 

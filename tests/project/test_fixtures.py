@@ -12,7 +12,7 @@ from project.markdown import ROOT
 
 
 def run_pytest(tmp_path: Path, code: str, *options: str, grace_s: str = "60") -> dict[str, set[str]]:
-    """Return the names of the tests in `code` by outcome, as in pytest's short summary."""
+    """Run the tests in `code`. Return their names by outcome, as in pytest's short summary."""
     (tmp_path / "test_sample.py").write_text(textwrap.dedent(code), encoding="utf-8")
     place = os.pathsep.join([str(ROOT / "tests"), str(ROOT)])
     where = ["-c", str(ROOT / "pyproject.toml"), f"--rootdir={tmp_path}", str(tmp_path)]

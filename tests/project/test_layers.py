@@ -1,4 +1,4 @@
-"""The rooms of the two crates form layers: a room uses only rooms below it. (`lint-imports` does the same for Python.)
+"""The rooms of the two crates form layers: a room uses only rooms below it. (`lint-imports` checks Python's rooms.)
 
 cargo keeps the two crates apart: grapeshot-core can use only what core/Cargo.toml lists, and crates cannot depend on
 each other in a circle. Inside a crate every module could name every other one. So these tests let cargo check
@@ -61,7 +61,7 @@ fn main() {
 
 
 def with_rooms_below(source: str, room: str) -> list[str]:
-    """Return the names of all rooms that the room may use, and then its own."""
+    """Return the names of all rooms that the room may use, followed by the name of the room itself."""
     rooms = [below for used in USES[source][room] for below in with_rooms_below(source, used)]
     return [*dict.fromkeys(rooms), room]
 

@@ -1,5 +1,5 @@
-"""How the project is published: pinned actions, few permissions, one version, and an sdist with everything its pages
-link.
+"""How the project is published: pinned actions, few permissions, one version, and an sdist with all files that its
+pages link to.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def test_the_version_is_written_in_one_place():
 
 
 def test_the_wheels_are_for_the_versions_that_the_project_names():
-    """pyproject.toml, .ci/common and release.yml name the same versions. release.yml may also build for free-threaded
-    Python.
+    """pyproject.toml, .ci/common and release.yml name the same versions. The last two may also name free-threaded
+    builds, and release.yml names all that .ci/common does.
     """
     classifiers = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["classifiers"]
     named = {each.rpartition(" ")[2] for each in classifiers if re.search(r":: 3\.\d+$", each)}

@@ -1,4 +1,4 @@
-"""tests/regressions.toml lists known faults of event loops with their tests, which exist and pass on grapeshot."""
+"""tests/regressions.toml lists known faults of event loops with their tests, which exist and must pass on grapeshot."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def read(reader, folder, stub: str) -> tuple[dict[str, str], str]:
 
 
 def declared(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (`class.method`, its signature without types) for each function of the stub."""
+    """Yield (`class.method`, its signature without types) for each function of the stub that has no decorator."""
     for statement in body:
         if isinstance(statement, ast.If):
             yield from declared([*statement.body, *statement.orelse], prefix)

@@ -1,6 +1,6 @@
 """A program for type checkers. Each line with `# error` must be an error, and no other line may be one.
 
-tests/project/test_types.py checks this file. It is never run.
+This file is never run. tests/project/test_types.py gives it to the type checkers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Arbitrary bytes from hypothesis: the server survives, and a packet stream splits them correctly."""
+"""Arbitrary bytes from hypothesis: servers and clients survive them, and a packet stream splits them correctly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
 pytestmark = [
-    pytest.mark.only_on("asyncio", "grapeshot"),  # the other files of this folder also test uvloop
+    pytest.mark.only_on("asyncio", "grapeshot"),  # most files of this folder also test uvloop
     # From 3.14 on, hypothesis may warn about its own generator.
     pytest.mark.filterwarnings("ignore:It looks like `register_random`"),
 ]

@@ -20,7 +20,7 @@ from support import HOST, coro_is_available, until
 
 from grapeshot import rpc
 
-pytestmark = pytest.mark.only_on("asyncio", "grapeshot")  # the other files of tests/rpc also run on uvloop
+pytestmark = pytest.mark.only_on("asyncio", "grapeshot")  # most files of tests/rpc also run on uvloop
 PING, PONG = [10, 0], [11, 0]
 PING_BYTES = msgspec.msgpack.encode(PING)
 
@@ -157,8 +157,8 @@ async def test_a_handler_that_runs_long_keeps_its_connection(loop):
 
 
 async def test_a_busy_loop_does_not_drop_its_peer(loop):
-    """The loop is busy until after the time for the answer is over. The proxy runs on the same loop, so it cannot
-    deliver the answer before that.
+    """The loop is busy until the time for the answer to a ping is over. The proxy runs on the same loop, so it cannot
+    deliver the answer earlier.
     """
     async with ends(keepalive=None) as both, proxied(both.port) as (_, port):
         client = rpc.Client(HOST, port, keepalive=0.2)

@@ -15,7 +15,7 @@ from support import HOST, until
 
 from grapeshot import rpc
 
-pytestmark = pytest.mark.only_on("asyncio", "grapeshot")  # the other files of tests/rpc also run on uvloop
+pytestmark = pytest.mark.only_on("asyncio", "grapeshot")  # most files of tests/rpc also run on uvloop
 encode = msgspec.msgpack.encode
 
 NOT_DECODABLE = {

@@ -92,7 +92,7 @@ async def test_eager_tasks(loop, pair):
 
 
 async def test_tasks_written_in_python(loop, pair):
-    """Programs that trace tasks replace asyncio.Task by the Python implementation."""
+    """Programs that trace tasks may replace asyncio.Task by its Python implementation."""
     ours, theirs = pair
     task_type = asyncio.tasks._PyTask
     task = task_type(loop.sock_recv(ours, 10), loop=loop)
@@ -215,7 +215,9 @@ async def test_a_suspended_coroutine_cannot_be_awaited_again(loop, pair):
 
 @pytest.mark.xfail_on(uvloop="waits for its own kind of future, which has fewer methods")
 def test_driven_by_hand(loop, pair):
-    """The first send() returns the future that the coroutine waits for, and the second one raises its result."""
+    """The first send() returns the future that the coroutine waits for. The second one raises StopIteration, which
+    carries the result of the coroutine.
+    """
     ours, theirs = pair
 
     async def main():
@@ -254,7 +256,7 @@ def test_driven_by_hand(loop, pair):
 
 @pytest.mark.xfail_on(asyncio="takes it for the result of the future", uvloop="raises the StopIteration")
 def test_a_thrown_stop_iteration_is_not_a_result(loop, pair):
-    """A StopIteration out of a coroutine would count as its result, so it becomes a RuntimeError (PEP 479)."""
+    """A StopIteration that leaves a coroutine would count as a result, so RuntimeError is raised instead (PEP 479)."""
 
     async def main():
         coroutine = loop.sock_recv(pair[0], 10)
@@ -296,7 +298,7 @@ def test_thrown_into_by_hand(loop, pair):
         coroutine.close()
         coroutine.close()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # three arguments are deprecated since 3.12
+            warnings.simplefilter("ignore", DeprecationWarning)  # three arguments of throw() are deprecated since 3.12
             coroutine = loop.sock_recv(pair[0], 10)
             coroutine.send(None)
             with pytest.raises(ZeroDivisionError, match="why"):
@@ -405,7 +407,9 @@ def test_an_abandoned_wait_is_collected(new_loop, pair):
 
 @pytest.mark.skip_on(asyncio="the loop refers to the buffer", uvloop="the loop refers to the buffer")
 async def test_a_wait_is_collected_in_another_thread(loop, pair):
-    """The other thread must not change the loop's table of descriptors, because the loop may be using it."""
+    """In a free-threaded build, the other thread must not change the loop's table of descriptors, because the loop may
+    be using it. The wait then stays in the table, and its next event has no effect.
+    """
 
     class Buffer(bytearray):
         pass

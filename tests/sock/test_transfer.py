@@ -18,7 +18,7 @@ from support import HOST, blocked_task, has_ipv6, iterations, listening, raw_pai
 
 @pytest.fixture
 def datagrams():
-    """Two bound UDP sockets and their addresses."""
+    """Two bound UDP sockets."""
     with socket.socket(type=socket.SOCK_DGRAM) as first, socket.socket(type=socket.SOCK_DGRAM) as second:
         for sock in (first, second):
             sock.bind((HOST, 0))

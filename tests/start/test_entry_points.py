@@ -203,7 +203,7 @@ def test_install():
 
 
 def test_install_gives_no_warning():
-    """install() gives no deprecation warning about policies, because its caller does not use one."""
+    """install() gives no deprecation warning about policies, because its caller uses no policy."""
     assert script("import grapeshot; grapeshot.install(); grapeshot.uninstall(); print('quiet')") == "quiet"
 
 
@@ -305,7 +305,7 @@ def test_a_policy_set_by_the_user_survives_uninstall():
 
 
 def test_works_where_policies_are_gone():
-    """Simulate Python 3.16: asyncio has no name with "policy" in it, and a function makes the loop."""
+    """Simulate Python 3.16: asyncio has no name with "policy" in it, and new_event_loop() itself makes the loop."""
     out = script(
         """
         import asyncio, warnings

@@ -151,7 +151,9 @@ def test_uvicorn_loop_is_set_for_the_uvicorn_command_unless_the_user_has_set_it(
 
 @pytest.mark.skipif(not HAS_UVLOOP, reason="uvloop is not installed")
 def test_uvicorn_in_a_program(run):
-    """In a program, only the argument `loop` makes uvicorn choose another loop than uvloop. The warning says so."""
+    """If a program calls uvicorn, only the argument `loop` makes uvicorn choose another loop than uvloop. The warning
+    names that argument.
+    """
     pytest.importorskip("uvicorn")
     code = """
         import uvicorn

@@ -100,7 +100,7 @@ def test_runner_reports_errors_of_cancelled_tasks(factory, caplog):
 
 
 def test_process_exit_with_an_open_loop(loop_kind):
-    """A process may exit with an open loop, its timers and a transport: nothing crashes."""
+    """A process may exit while a loop with a timer and a transport is still open: nothing crashes."""
     out = run_script(
         loop_kind,
         """

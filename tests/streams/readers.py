@@ -25,7 +25,7 @@ class Stream:
         self.peer = peer
 
     async def send(self, data: bytes) -> None:
-        """Send data, then run the loop until the reader has seen all of it."""
+        """Send data, then run a few iterations of the loop, so that the data can reach the reader."""
         await self.peer.send(data)
         await iterations(3)
 
@@ -46,7 +46,7 @@ async def open_stream(
     protocol_type: type[asyncio.StreamReaderProtocol] | None = None,
     prepare: Callable[[Any, Any], None] = lambda reader, protocol: None,
 ) -> Stream:
-    """Connect. `prepare` gets the reader and the protocol before the transport does."""
+    """Connect. `prepare` is called with the reader and the protocol before the transport is made."""
     reader = (reader_type or usual.StreamReader)(limit=limit, loop=loop)
     protocol = (protocol_type or usual.StreamReaderProtocol)(reader, loop=loop)
     prepare(reader, protocol)
@@ -60,7 +60,7 @@ async def open_stream(
 
 
 class PythonCalls:
-    """Counts the calls of asyncio's Python functions that feed a reader."""
+    """Records the calls of those Python functions of asyncio that feed a reader."""
 
     NAMES = ("data_received", "feed_data", "_wakeup_waiter")
 

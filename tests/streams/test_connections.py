@@ -10,7 +10,9 @@ from support import HOST, Peer, iterations, listening, until
 
 
 class Streams:
-    """Run a server; yield its reader and writer of one connection, and the client's reader and writer."""
+    """`connect` starts a server, opens a connection to it, and returns the client's reader and writer and the server's
+    reader and writer. `finish` ends all connections and servers.
+    """
 
     def __init__(self, api, loop):
         self.api = api
@@ -201,7 +203,7 @@ async def test_start_server_with_a_coroutine(api, loop):
 
 
 async def test_feed_and_read_concurrently_from_many(api, loop):
-    """Each of many clients sends its own stream of numbers. No stream gets another one's numbers."""
+    """Each of many clients sends its own numbers, and gets the sum of exactly these numbers back."""
 
     async def handle(reader, writer):
         total = 0

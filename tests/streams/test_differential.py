@@ -18,7 +18,7 @@ SEPARATORS = (b"\n", b"ab", b"\r\n", b"x")
 
 
 def shown(value):
-    """A result in a comparable form. Exceptions become their type, text and attributes."""
+    """A result in a comparable form. An exception becomes its type with its text or its attributes."""
     if isinstance(value, asyncio.IncompleteReadError):
         return ("IncompleteReadError", value.partial, value.expected)
     if isinstance(value, asyncio.LimitOverrunError):
@@ -29,8 +29,8 @@ def shown(value):
 
 
 class Traffic:
-    """One seeded sequence of steps. Each step completes before the next one, so that each run cuts the data in
-    the same places.
+    """One seeded sequence of steps. After each step the loop runs a few iterations, in which sent data arrives, so that
+    each run cuts the data in the same places.
     """
 
     def __init__(self, seed, reader_type, module=asyncio, looks=True):
@@ -46,7 +46,7 @@ class Traffic:
     async def run(self, loop):
         self.loop = loop
         self.stream = await open_stream(loop, self.limit, self.reader_type, self.module.StreamReaderProtocol)
-        # A StreamWriter closes its transport when it is freed, so it is kept until the end.
+        # A StreamWriter closes its transport when the writer is freed, so this writer is kept until the end.
         self.writer = self.module.StreamWriter(self.stream.transport, self.stream.protocol, self.stream.reader, loop)
         for _ in range(self.rng.randrange(5, 40)):
             step = self.rng.choices(*zip(*self.steps(), strict=True))[0]

@@ -193,7 +193,7 @@ async def test_over_tls(loop, loop_kind):
         for size in (1, 1000, 100_000):
             other.write(b"x" * size)
             assert await reader.readexactly(size) == b"x" * size
-    # only feed_data is compared, because asyncio's loop passes the ciphertext to a data_received() as well
+    # only the presence of feed_data is compared, because the number of deliveries is not fixed
     assert ("feed_data" in calls.names) == (loop_kind != "grapeshot")
     for stream in (other, writer):
         stream.close()

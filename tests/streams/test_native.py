@@ -46,8 +46,8 @@ async def waiting(loop, awaitable):
 
 
 async def connection(api, loop, handler=None, **options):
-    """Return (reader, writer) of the client and of the server of a TCP connection. With `handler`, the handler gets the
-    server's, and the second value is None. The server no longer listens.
+    """Open a TCP connection; return (reader, writer) of the client and (reader, writer) of the server. With `handler`,
+    the handler gets the latter two, and None is returned in their place. The server no longer listens.
     """
     accepted = loop.create_future()
     server = await api.start_server(handler or (lambda *ends: accepted.set_result(ends)), HOST, 0, **options)
@@ -411,7 +411,7 @@ async def test_paused_and_resumed(api, loop):
 
 
 async def test_no_python_between(loop, loop_kind):
-    """A read with a wait, a write and a drain run no Python code of asyncio."""
+    """Neither a read that waits, nor a write, nor a drain runs Python code of asyncio."""
     if loop_kind != "grapeshot":
         pytest.skip("on other loops, asyncio's code does the work")
     (reader, writer), (other_reader, other) = await connection(grapeshot.streams, loop)

@@ -1,10 +1,10 @@
 """Run gunicorn's corpus of good and bad requests against `grapeshot.coro.wsgi`: `python tests/suites/corpus.py`.
 
-The corpus is in the sdist that `suites.toml` pins ([corpus.gunicorn]); `.ci/matrix suites requests` runs this. Each
-file of the corpus has a request (or several on one connection), and how gunicorn parses it under some settings. Our
-server gets the same settings where it has them. A good request must reach the application with the same method, target,
-query, version and body; a bad one must not be answered with 200. The exceptions are in `suites.toml`, each with its
-reason. An exception that is not needed fails the run.
+The corpus is in the sdist that `suites.toml` pins ([corpus.gunicorn]); `.ci/matrix suites requests` runs this program.
+Each `.http` file of the corpus has a request (or several on one connection), and the `.py` file beside it says how
+gunicorn parses the request, and under which settings. Our server gets the same settings where it has them. A good
+request must reach the application with the same method, target, query, version and body; a bad one must not be answered
+with 200. The exceptions are in `suites.toml`, each with its reason. An exception that is not needed fails the run.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-# gunicorn's settings that our server has, too: our server's name for the setting, and the limit that gunicorn uses if
-# the setting is 0. (gunicorn limits the whole request line; our server limits the target.)
+# gunicorn's settings that our server has, too: our server's name for the setting, and the limit that our server gets if
+# gunicorn's setting is 0. (gunicorn limits the whole request line; our server limits the target.)
 LIMITS = {
     "limit_request_line": ("max_target_size", 8190),
     "limit_request_fields": ("max_headers", 100),
@@ -89,7 +89,7 @@ def exchange(address: Any, data: bytes, step: int) -> list[str]:
 
 
 def judge_good(wanted: Any, seen: list[dict[str, Any]], statuses: list[str]) -> str | None:
-    """Return why a good request is not served as it should be, or None if it is."""
+    """Return in which way a good request was not served as it should be, or None if it was served correctly."""
     wanted = wanted if isinstance(wanted, list) else [wanted]
     if statuses != ["200"] * len(wanted) or len(seen) != len(wanted):
         return f"answered with {statuses}"

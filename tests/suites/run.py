@@ -1,16 +1,17 @@
 """Run other projects' own test suites on a loop: `python tests/suites/run.py [--subject NAME] [suite ...]`.
 
-A suite is the tests of a release's sdist; `suites.toml` lists them with their requirements. A suite runs twice, with
-this interpreter on this machine: on asyncio's own loop, which is the baseline, and on the subject. Every test that
-passes on the baseline must pass on the subject. The exceptions are in `suites.toml`, each with its reason. The run
-fails when
+A suite is the tests in the sdist of one release; `suites.toml` lists the suites with their requirements. A suite runs
+twice, with this interpreter on this machine: on the baseline, which is asyncio's own loop unless `suites.toml` names
+another one, and on the subject. Every test that passes on the baseline must pass on the subject. The exceptions are in
+`suites.toml`, each with its reason. The run fails when
 
 - a test that passed on the baseline fails, is skipped or is missing on the subject, and is not listed,
 - a listed test passes, or a listed pattern matches no test that passed on the baseline (so that the list stays true),
-- a test builds a loop of asyncio's own, or no test builds a loop of the subject.
+- a test of the run on the subject builds a loop of asyncio's own, or none builds a loop of the subject.
 
-A failed test runs again, up to twice, before it counts, because these suites have tests that depend on timing. Tests
-that pass then are listed at the end, for the baseline and for the subject.
+A test that failed runs again, up to twice, before its result counts, because these suites have tests that depend on
+timing. (On the subject, tests that were skipped or are missing run again, too, but tests that are listed do not.) Tests
+that pass only when they run again are named at the end, for the baseline and for the subject.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ PLACE = HERE.parents[1] / "target" / "suites"
 SETTINGS = ("pytest.ini", "pyproject.toml")
 CORPUS = "requests"  # with this name, corpus.py runs instead of a suite
 RERUNS = 2
-RANK = ("passed", "xfailed", "skipped", "failed")  # of a test's phases, the outcome that is last in this order counts
+RANK = ("passed", "xfailed", "skipped", "failed")  # of a test's outcomes in its phases, the last in this order counts
 
 
 @dataclasses.dataclass
@@ -269,7 +270,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the counts and problems to this file")
     parser.add_argument("--brief", action="store_true", help="only the last line of each failure")
     arguments = parser.parse_args()
-    # A shell makes background processes ignore these signals, and the suites' processes would inherit that.
+    # A shell makes background processes ignore SIGINT, nohup makes its program ignore SIGHUP, and the suites' processes
+    # would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     reports = []

@@ -1,4 +1,4 @@
-"""Certificates and contexts of the TLS tests, and a peer that the test drives byte by byte."""
+"""Certificates and contexts of the TLS tests, and a peer whose TLS the test drives by hand."""
 
 from __future__ import annotations
 

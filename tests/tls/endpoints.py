@@ -91,7 +91,7 @@ class Carrier:
 
 
 def peer_of(raw: Any, side: str) -> TlsPeer:
-    """Return the other end of the loop's `side`, over a raw peer or a carrier."""
+    """Return the TLS peer of a loop that has `side` of the connection. `raw` is a raw peer or a carrier."""
     if side == "server":
         return TlsPeer(raw, client_context())
     return TlsPeer(raw, server_context(), server_side=True)

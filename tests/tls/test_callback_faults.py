@@ -1,5 +1,5 @@
-"""Exceptions in a protocol's callbacks over TLS are reported and close the connection, even if they are not an
-`Exception`.
+"""Exceptions in a protocol's callbacks over TLS are reported, even if they are not an `Exception`. Except in the
+callbacks of flow control, they also close the connection.
 """
 
 from __future__ import annotations

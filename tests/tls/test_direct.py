@@ -1,5 +1,5 @@
 """A TLS transport uses OpenSSL directly, or through `ssl.MemoryBIO` where that is not possible. Programs must not
-notice which. (GRAPESHOT_MEMORY_BIO=1 selects MemoryBIO. `.ci/run` also runs the tests of TLS with it.)
+notice which. (GRAPESHOT_MEMORY_BIO=1 selects MemoryBIO. `.ci/run` sets it on one version of Python.)
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ grapeshot.run(main())
 
 
 def ways(code: str, **variables: str) -> list[str]:
-    """Run the program, and return what its TLS connections call, as the debug log says it."""
+    """Run the program. Return what each of its TLS connections calls, by the debug log: OpenSSL or MemoryBIO."""
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=os.environ | {"GRAPESHOT_DEBUG": "tls"} | variables,
@@ -77,7 +77,9 @@ def test_a_module_without_a_path():
 
 @pytest.mark.parametrize("side", SIDES)
 async def test_the_object_outlives_the_transport(loop, side):
-    """After the end, its methods still answer: they read and write buffers that nothing else uses."""
+    """After the transport has ended, the methods of the SSLObject still answer. They then read and write buffers that
+    nothing else uses.
+    """
     transport, protocol, peer = await connected(loop, Recorder, side)
     tls = transport.get_extra_info("ssl_object")
     await peer.write(b"hello")
@@ -123,7 +125,7 @@ def make_others(_incoming, _outgoing, made):
 @pytest.mark.parametrize("change", [do_nothing, begin_handshake, make_others])
 @pytest.mark.parametrize("side", SIDES)
 async def test_a_context_with_a_wrap_bio_of_its_own(loop, side, change):
-    """It may use the BIOs before the transport does, and make further objects."""
+    """Such a `wrap_bio` may use the BIOs before the transport does, and make further objects."""
     context = Replacing(ssl.PROTOCOL_TLS_SERVER if side == "server" else ssl.PROTOCOL_TLS_CLIENT)
     context.change = change
     if side == "server":
@@ -192,7 +194,7 @@ class Filling(asyncio.BufferedProtocol):
 
 @pytest.mark.parametrize("factory", [Sipping, Filling])
 async def test_what_was_read_does_not_stay_in_memory(loop, factory):
-    """Also while a part of a record is always left."""
+    """The memory is reused or freed even if each read leaves a part of a record over."""
     psutil = pytest.importorskip("psutil")
     transport, protocol, peer = await connected(loop, factory, "server")
     process, piece = psutil.Process(), bytes(100_000)
@@ -212,7 +214,7 @@ async def test_what_was_read_does_not_stay_in_memory(loop, factory):
 
 
 async def test_methods_of_the_object_in_another_thread(loop, serve):
-    """They may run at any moment, while the loop reads and writes."""
+    """The methods of the SSLObject may run at any moment, also while the loop reads or writes."""
     server = await serve(Echo, HOST, 0, ssl=server_context())
     address = server.sockets[0].getsockname()
     reader, writer = await asyncio.open_connection(*address, ssl=client_context(), server_hostname=HOSTNAME)

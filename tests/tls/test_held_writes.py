@@ -19,7 +19,7 @@ async def finish(transport, protocol, peer):
 
 
 async def quiet(loop, factory=Recorder):
-    """Like `connected`, but data of the peer has arrived, and so have its TLS messages after the handshake."""
+    """Like `connected`, but data of the peer has arrived, and with it all TLS messages that follow the handshake."""
     transport, protocol, peer = await connected(loop, factory)
     await peer.write(b"x")
     await until(lambda: protocol.data == b"x", "the data")

@@ -151,7 +151,9 @@ def test_flat_with_many_connections(files):
 
 
 def test_dropped_with_the_loop_warns(files):
-    """A TLS connection that is open when its loop is freed gives one warning per transport of its two ends."""
+    """If both ends of a TLS connection are open when their loop is freed, each of the four transports gives a warning:
+    at each end, the TLS transport and the transport below it.
+    """
     code = f"""
         import asyncio, gc, ssl, warnings
 
@@ -191,7 +193,9 @@ def test_dropped_with_the_loop_warns(files):
 
 @pytest.mark.parametrize("kind", ["asyncio", "grapeshot"])
 def test_memory_that_is_lent_to_openssl_cannot_be_taken(files, kind):
-    """A callback cannot get a view of the buffer from any object that the collector shows during a read or write."""
+    """During a read or write, a callback cannot get a view of the lent memory from any object that the collector
+    shows.
+    """
     code = f"""
         import asyncio, gc, ssl
 

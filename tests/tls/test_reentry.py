@@ -41,7 +41,8 @@ class BufferedCloses(BufferedRecorder):
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize(
     ("factory", "messages"),
-    # Not several records with the small buffer: asyncio's shutdown fails with APPLICATION_DATA_AFTER_CLOSE_NOTIFY.
+    # There is no case of several records into a buffer, because with it asyncio's shutdown fails with
+    # APPLICATION_DATA_AFTER_CLOSE_NOTIFY.
     [(Closes, (b"x",)), (BufferedCloses, (b"x",)), (Closes, (b"x" * 16384, b"y" * 16384, b"z"))],
     ids=["one record", "one record into a buffer", "several"],
 )
@@ -97,7 +98,9 @@ BROKEN = "encrypts the outer data once more: RecursionError, or a broken connect
 @pytest.mark.parametrize("size", [1000, 2_000_000])
 @pytest.mark.skip_on(asyncio=BROKEN, uvloop=BROKEN)
 async def test_write_while_encrypting(loop, size):
-    """Data written during another write is sent after it, no matter how much the socket has taken of the outer data."""
+    """Data that is written during another write is sent after the data of that outer write, no matter how much of the
+    outer data the socket has taken.
+    """
     with WhileWriting() as writing:
         transport, protocol, peer = await connected(loop, ours=writing.context, small=True)
         with peer:

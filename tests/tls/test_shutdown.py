@@ -118,8 +118,8 @@ async def test_data_written_before_close_arrives(loop, size, where):
 
 
 async def test_eof_then_answer_is_lost(loop):
-    """TLS transports have no half-closed state. After the peer's close_notify nothing more is sent, whatever
-    eof_received returns.
+    """TLS transports have no half-closed state: the peer's close_notify ends the connection, whatever eof_received
+    returns.
     """
 
     class KeepsOpen(Recorder):
@@ -318,8 +318,8 @@ async def test_nothing_is_delivered_after_close(loop):
 
 
 async def test_a_peer_that_has_closed_receives_all_data(loop):
-    """The peer's close_notify arrives while much is still buffered. All of it is sent before the loop's own
-    close_notify.
+    """The peer's close_notify arrives while much of the written data is still buffered. All of this data is sent before
+    the loop's own close_notify.
     """
     data = os.urandom(3_000_000)
     transport, protocol, peer = await connected(loop, small=True)
@@ -473,7 +473,7 @@ async def test_debug_mode(loop, caplog):
 
 
 async def test_echo_server_survives_a_storm_of_ends(loop, serve):
-    """Clients end in every possible way, thirty at a time. The server's count of connections returns to zero."""
+    """Thirty clients end at once, in five ways. The server's count of connections returns to zero."""
     server = await serve(Echo, HOST, 0, ssl=server_context())
 
     async def one(number):

@@ -294,7 +294,7 @@ async def test_above_a_transport_of_the_user(loop, end, reported):
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("what", ["garbage", "end", "reset", "time"])
 async def test_failure(loop, side, what, reported):
-    """start_tls raises, the connection is closed, and connection_lost is called once (asyncio: at most once)."""
+    """start_tls raises, the connection is closed, and connection_lost is called once (other loops: at most once)."""
     transport, protocol, other = await plain(loop)
     limit = {"ssl_handshake_timeout": 0.05} if what == "time" else {}
     starting = asyncio.ensure_future(loop.start_tls(transport, protocol, context(side), **options(side), **limit))

@@ -149,7 +149,9 @@ def drain(sock: socket.socket) -> bytes:
 
 
 def replies(data: bytes) -> list[tuple[int, dict[str, str], bytes]]:
-    """Split what a server has sent into replies: status, fields, body. A body has a length, or ends with the data."""
+    """Split what a server has sent into replies: status, fields, body. A status below 200 has no body. A body with a
+    Transfer-Encoding or without a Content-Length ends with the data.
+    """
     found = []
     while data:
         head, _, data = data.partition(b"\r\n\r\n")

@@ -26,7 +26,7 @@ def ask(application: Callable[..., Any], **options: Any) -> tuple[int, dict[str,
 
 
 class Cut:
-    """An answer whose second part never comes."""
+    """An answer that is cut off after its first part, or within its second one."""
 
     def __init__(self, how: str) -> None:
         self._how = how

@@ -24,7 +24,7 @@ LENGTH = 10_000_000
 
 
 class NoLength:
-    """A result that reports in its own way that it has no length."""
+    """A result without a length, whose `__len__` raises NotImplementedError instead of TypeError."""
 
     def __len__(self) -> int:
         raise NotImplementedError

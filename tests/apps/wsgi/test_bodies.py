@@ -117,7 +117,7 @@ def test_a_client_that_goes_within_a_body() -> None:
 
 
 def test_an_upgrade_is_ignored_and_its_body_is_a_body() -> None:
-    """llhttp treats the data after an upgrade as the other protocol, but a proxy may treat it as the request's body."""
+    """llhttp treats what follows an upgrade as data of the other protocol, but a proxy may take it for the body."""
     inner = b"GET /smuggled HTTP/1.1\r\nHost: a\r\n\r\n"
     fields = [b"Content-Length: %d" % len(inner), b"Transfer-Encoding: chunked"]
     for field, body in zip(fields, [inner, b"%x\r\n%b\r\n0\r\n\r\n" % (len(inner), inner)], strict=True):

@@ -1,4 +1,4 @@
-"""gunicorn with `-k grapeshot.coro.gunicorn.Worker`, in real processes. gunicorn's threads are the control."""
+"""gunicorn with `-k grapeshot.coro.gunicorn.Worker`, in real processes. The control is the worker gthread."""
 
 from __future__ import annotations
 
@@ -324,7 +324,7 @@ def test_a_worker_that_hangs_is_replaced(start: Start) -> None:
         tries = []
 
         def hangs() -> bool:
-            """Ask until the other worker has received a request."""
+            """Ask once, and again after each answer of the good worker. Return whether the other worker hangs."""
             if not tries or select.select([tries[-1]], [], [], 0)[0]:
                 tries.append(connect(server.port))
                 tries[-1].sendall(request(f"/hang/unless/{good}"))

@@ -25,7 +25,7 @@ UPGRADE = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: x\r\n"
 
 
 class Outcome:
-    """The requests, or the refusal, that a connection would find in a stream that arrives in these pieces."""
+    """The requests and the refusal, if any, that a connection finds in a stream that arrives in these pieces."""
 
     def __init__(self, pieces: Iterable[bytes], **limits: int) -> None:
         from grapeshot.coro.wsgi._request import RequestError, RequestParser
@@ -113,7 +113,7 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_cuts_change_nothing(seed: int) -> None:
-    """A stream gives the same requests and the same refusal, however it is cut."""
+    """However a stream is cut, it gives the same requests, and it is refused in all cases or in none."""
     chance = random.Random(seed)
     for _ in range(25):
         data = mutated(b"".join(chance.choice(CORPUS) for _ in range(chance.randrange(1, 5))), chance)
@@ -184,7 +184,7 @@ def test_small_chunks_are_not_treated_as_abuse(size: bytes) -> None:
     with Served(echo) as served, Wire(served.port) as wire:
         wire.send(CHUNKED + b"\r\n" + chunks + b"0\r\nX-Sum: 1\r\n\r\n")
         assert wire.reply().body == body
-        wire.send(GET)  # a request resets the count
+        wire.send(GET)  # the chunks' sizes do not count for the next request
         assert wire.reply().body == b""
 
 

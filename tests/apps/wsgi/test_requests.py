@@ -1,6 +1,7 @@
 """Good and bad requests and their answers, from `grapeshot.coro.wsgi` and, as the control, from gunicorn's sync worker.
 
-Each request is sent as a whole and byte by byte. Where the two servers differ on purpose, DIFFERS gives the reason.
+gunicorn gets each request as a whole. grapeshot gets it as a whole and byte by byte, but long bad requests in pieces of
+1000 bytes. Where the two servers differ on purpose, DIFFERS gives the reason.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ def test_a_client_that_goes_without_a_word(served: Served, how: str) -> None:
 
 @pytest.mark.parametrize("served", ["ours", "worker"], indirect=True)
 def test_frames_right_behind_the_request(served: Served) -> None:
-    """gunicorn's own worker loses these frames."""
+    """gunicorn's worker gthread loses these frames, so it is not tested."""
     frame = b"\x81\x82\0\0\0\0hi"
     with Wire(served.port) as wire:
         wire.send(head("GET", "/echo", *HANDSHAKE) + frame * 2)
@@ -239,7 +239,8 @@ def test_socketio(served: Served, transports: list[str]) -> None:
         for number, (sio, got, _) in enumerate(clients):
             assert sio.call("greet", f"client {number}", timeout=TIMEOUT_S) == "greeted"
             assert got == [f"hello client {number}"]
-        # The broadcast of this call comes after all earlier ones, which the client must have received by then.
+        # The answer to this call comes after all broadcasts of the earlier calls, so when `call` returns, the client
+        # must have received them.
         for sio, _, joined in clients:
             sio.call("greet", "again", timeout=TIMEOUT_S)
             assert joined[:count] == [f"client {number}" for number in range(count)]

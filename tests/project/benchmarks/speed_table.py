@@ -1,4 +1,4 @@
-"""Write the speed tables of README.md and docs/speed.md, from the committed JSON only: `make tables`."""
+"""Write the speed chart of README.md and the tables of docs/speed.md, from the committed JSON only: `make tables`."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def coros() -> str:
 
 
 def put(page: Path, table: str) -> str:
-    """Return the whole page with the table inserted."""
+    """Return the whole page, with `table` between the two markers."""
     before, begin, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, end, after = rest.partition(END)
     assert all((begin, end)), f"{page.name} has no place for the table"

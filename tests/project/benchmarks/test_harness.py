@@ -197,8 +197,8 @@ def test_the_intervals_agree_with_resampling(count):
     found, draw = intervals.interval(numbers), random.Random(1)
     drawn = [statistics.median_low(draw.choices(numbers, k=count)) for _ in range(20_000)]
     below, within = (sum(median < found.low for median in drawn), sum(median <= found.low for median in drawn))
-    # Less than 2.5 % of all medians are below the limit, and at least 2.5 % are at or below it. 0.0022 is two standard
-    # errors of the drawn share.
+    # Less than 2.5 % of all medians are below the lower limit, and at least 2.5 % are at or below it. 0.0022 is two
+    # standard errors of the drawn share.
     assert below / 20_000 < 0.025 + 0.0022
     assert within / 20_000 > 0.025 - 0.0022
     mirrored = intervals.interval([1 / number for number in numbers])

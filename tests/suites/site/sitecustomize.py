@@ -1,4 +1,5 @@
-"""Put the loop under test where programs look for asyncio's own. This is first on the path of every suite process.
+"""Put the loop under test where programs look for asyncio's own. The directory of this file is first on the path
+of every suite process, so Python imports the file when the process starts.
 
 `SUITE_LOOP` names the loop. The processes that a test starts use it, too. `BUILT` counts the loops of this process by
 the package of their class, so that a run can prove which loop it tested.

@@ -1,5 +1,5 @@
-"""Pipes whose file object is closed while the transport uses it. asyncio keeps using the descriptor number. grapeshot
-neither reads from nor writes to another file that has that number by then.
+"""Pipes whose file object is closed while the transport uses it. asyncio keeps using the descriptor number. If
+another file gets that number, grapeshot neither reads from it nor writes to it.
 """
 
 from __future__ import annotations
@@ -117,4 +117,4 @@ async def test_a_raw_file_that_was_taken_out_of_its_buffer_lives_on(loop, report
         ends.close_other()
         await until(lambda: protocol.is_lost)
         ends.file = raw
-    assert reported.messages == ["Exception in callback pipe.close()"]  # fails, because detach() has taken the raw file
+    assert reported.messages == ["Exception in callback pipe.close()"]  # fails, because detach() took the raw file

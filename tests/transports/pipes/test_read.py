@@ -304,7 +304,7 @@ async def test_stream_reader(loop, limit):
 
 @pytest.mark.skip_on(uvloop="reports the interrupt like any error")
 def test_an_interrupt_in_connection_made_keeps_the_pipe(loop):
-    """The pipe continues with the next run, and so does the task that waits for it."""
+    """In the next run of the loop, the pipe and the task that waits for the pipe continue."""
 
     class Leaving(Recorder):
         def connection_made(self, transport):

@@ -128,7 +128,7 @@ async def test_callbacks_of_the_factory_see_the_task(loop, serve):
 @pytest.mark.parametrize("is_gone", [True, False])
 @pytest.mark.parametrize("count", range(10))
 def test_everything_is_cancelled_while_a_connection_is_accepted(new_loop, count, is_gone):
-    """All tasks are cancelled after `count` iterations. A connection that is accepted by then must be closed."""
+    """All tasks are cancelled after `count` iterations. Each connection whose connection_made() was called must end."""
     loop = new_loop()
     Served.made = []
     server = listen(loop, lambda: Served(loop))
@@ -153,7 +153,7 @@ def test_everything_is_cancelled_while_a_connection_is_accepted(new_loop, count,
 @UVLOOP
 @pytest.mark.parametrize("is_gone", [True, False])
 def test_another_thread_stops_the_loop_while_a_protocol_is_made(new_loop, is_gone):
-    """The stop is queued between the factory and connection_made, before the protocol's task."""
+    """The stop is queued while the factory runs, so it comes before connection_made and before the protocol's task."""
     loop = new_loop()
     Served.made = []
     asked, queued = threading.Event(), threading.Event()

@@ -16,7 +16,8 @@ pytestmark = [
     pytest.mark.skipif(COMPILER is None, reason="NOT TESTED: a C compiler is missing"),
 ]
 
-# Replaces the C library's function: takes the first connection off the queue and returns an error instead of it.
+# Replaces the C library's accept4(): the first connection is taken off the queue and closed, and the call returns an
+# error instead of it.
 SHIM = """
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -1,4 +1,6 @@
-"""`loop.set_limits()`: servers wait until connections are free; the program's own connections raise LimitError."""
+"""`loop.set_limits()`: at a limit, servers wait before they accept more, and calls of the program that open something
+raise LimitError.
+"""
 
 from __future__ import annotations
 
@@ -160,7 +162,7 @@ async def test_unix_connections_count(loop, tmp_path):
 async def test_a_dropped_connection_is_not_counted_any_more(loop, quiet):
     near, far = socket.socketpair()
     with far:
-        # The transport is never started, so the loop refers to it only in its ready queue.
+        # After abort() and del, only the loop refers to the transport, until it has called connection_lost.
         with near:
             loop.set_limits(connections=1)
             transport, _ = await loop.create_connection(asyncio.Protocol, sock=near)

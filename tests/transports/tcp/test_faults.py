@@ -228,7 +228,7 @@ async def test_a_factory_that_returns_no_protocol(loop, reported, serve):
 @pytest.mark.parametrize("name", ["data_received", "connection_made", "connection_lost", "eof_received"])
 @pytest.mark.skip_on(uvloop="reports the interrupt like any error, or loses the transport")
 def test_interrupts_leave_the_loop(loop, reported, kind, name):
-    """run_forever raises the interrupt, the loop can run again and be closed, and no descriptor is left open."""
+    """The run raises the interrupt, the loop can run again and be closed, and no descriptor is left open."""
     made = []
 
     def factory():
@@ -275,8 +275,8 @@ class LeavesWhenMade(Recorder):
 @pytest.mark.parametrize("side", ["accepted", "connected"])
 @pytest.mark.skip_on(uvloop="reports the interrupt like any error, or loses the transport")
 def test_an_interrupt_in_connection_made_keeps_the_connection(loop, side):
-    """The connection continues with the next run. Tasks that wait for the connection, or for the server,
-    wait no longer than without the interrupt.
+    """The connection continues with the loop's next run. Tasks that wait for the connection or for the server wait no
+    longer than without the interrupt.
     """
     made = []
 

@@ -230,7 +230,7 @@ async def test_a_paused_transport_stops_the_sender(loop):
 
 
 async def test_pause_in_data_received(loop):
-    """No data arrives until resume_reading(), and then all of it, in order."""
+    """After each piece of data, no more arrives until resume_reading(). In the end, all data has arrived, in order."""
 
     class Pausing(Recorder):
         def data_received(self, data):

@@ -1,4 +1,4 @@
-"""Small writes of one step are sent together, at its end or before a call that could reveal that data is held."""
+"""Small writes of one step are sent together: at the end of the step, or before a call that could reveal held data."""
 
 from __future__ import annotations
 
@@ -97,7 +97,9 @@ if sys.version_info >= (3, 12):
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
 @pytest.mark.xfail_on(asyncio="makes a system call for each write", uvloop="makes a system call for each write")
 async def test_writes_of_one_step_leave_together(loop, step, is_debug):
-    """Without Nagle's algorithm, each system call sends a segment. An interrupted step may need several."""
+    """Without Nagle's algorithm, each system call sends a segment. A step that the system interrupts may need several
+    calls, so the best of three steps counts.
+    """
     loop.set_debug(is_debug)
     transport, protocol, peer = await connected(loop)
     with peer:

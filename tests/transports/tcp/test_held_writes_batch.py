@@ -106,7 +106,7 @@ async def test_a_chain_of_callbacks_that_never_ends(loop):
 
 
 async def most_held(loop, count, write, len_bytes, expected):
-    """Return the most bytes that are still unsent when the next step of a batch begins; retry to reach `expected`.
+    """Return the highest number of bytes that were unsent when a step of a batch began; retry until it is `expected`.
 
     `write` writes `len_bytes` to each transport. A time limit also causes sends, so a busy machine may need retries.
     """
@@ -324,7 +324,9 @@ KEPT = pytest.mark.skip_on(uvloop="keeps what was written before the exception f
     "how", ["stop", *(pytest.param(how, marks=KEPT) for how in ("KeyboardInterrupt", "SystemExit", "Ctrl-C"))]
 )
 def test_a_later_step_ends_the_run(loop, how):
-    """Data written before that step is sent in the run. After an exception, later steps run in the next run."""
+    """Data written before the step that ends the run is sent in this run. After an exception, later steps run in the
+    next run.
+    """
     transport, protocol, peer = loop.run_until_complete(unix_pair(loop))
 
     def end():

@@ -388,7 +388,7 @@ async def test_write_to_another_transport_inside_a_callback(loop):
 
 @pytest.mark.parametrize("name", ["close", "abort"])
 async def test_end_of_another_transport_whose_event_is_pending(loop, name):
-    """Both are ready in one iteration. The first callback ends the other transport, which gets no more data."""
+    """Two transports are ready in one iteration. The callback of the first one ends the other, which gets no data."""
     for _ in range(10):
         protocols = []
 
@@ -413,7 +413,7 @@ async def test_end_of_another_transport_whose_event_is_pending(loop, name):
 
 
 async def test_a_finalizer_closes_the_transport_during_a_collection(loop):
-    """The data that was written before is still sent."""
+    """Data that was written before the collection is still sent."""
     import gc
 
     transport, protocol, peer = await connected(loop)

@@ -29,7 +29,7 @@ class Refusing(socket.socket):
 
 
 class Nothing:
-    """Replaces `socket.socket` by a class that makes no objects, as a program may do."""
+    """A class that makes no objects. The test puts it in the place of `socket.socket`, as a program may do."""
 
     def __init__(self, *args, **kwargs):
         raise AssertionError("nobody can make one")
@@ -106,7 +106,7 @@ async def test_an_interrupted_sock_accept_closes_its_descriptor_once(loop, monke
 
 @pytest.mark.skip_on(uvloop="no such attribute")
 async def test_a_connection_that_is_closed_while_another_thread_looks_for_its_socket(loop, monkeypatch):
-    """The new object must not close another file that may have the descriptor's number by then."""
+    """The number may belong to another file when the socket object is made. The object must not close that file."""
     transport, protocol, peer = await connected(loop, how="server")
     begun, closed = threading.Event(), threading.Event()
 

@@ -12,7 +12,7 @@ import time
 import pytest
 from support import CAP_S, HOST, Recorder, gil_is_enabled, iterations, listening, until
 
-# Without the GIL, some of the interpreter's objects of a finished task outlive a collection, on each of these loops.
+# Without the GIL, some objects that the interpreter makes for a task outlive the task and a collection, on both loops.
 LEFT_WITHOUT_GIL = {} if gil_is_enabled() else {"asyncio": "no GIL", "grapeshot": "no GIL"}
 
 

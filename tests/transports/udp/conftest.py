@@ -1,4 +1,4 @@
-"""Close endpoints that a failed test left open before their loop is closed: uvloop would wait for them forever."""
+"""Before a loop is closed, close the endpoints that a failed test left open: uvloop would wait for them forever."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Addresses of Unix sockets that are short enough (107 bytes), and servers that are closed when the test ends."""
+"""Addresses that are short enough for Unix sockets (at most 107 bytes), and servers that are closed after the test."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def address_of(folder: Path) -> Callable[[str], Any]:
 
 @pytest.fixture
 def serve_unix(loop: Any) -> Iterator[Callable[..., Any]]:
-    """create_unix_server. The fixture closes the servers when the test ends, even if it fails."""
+    """Yield a function like `loop.create_unix_server`. After the test, close the servers, even if the test failed."""
     servers: list[Any] = []
 
     async def create(*args: Any, **kwargs: Any) -> Any:
