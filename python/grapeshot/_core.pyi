@@ -20,6 +20,7 @@ from _typeshed import FileDescriptorLike, ReadableBuffer, StrOrBytesPath, Writea
 from typing_extensions import disjoint_base
 
 __all__ = [
+    "_HAS_HOST_LOOKUPS",
     "Coro",
     "DatagramTransport",
     "Handle",
@@ -29,6 +30,7 @@ __all__ = [
     "StreamTransport",
     "TimerHandle",
     "WritePipeTransport",
+    "_Resolver",
     "_StreamReader",
     "_StreamReaderProtocol",
     "_StreamWriter",
@@ -98,6 +100,7 @@ __all__ = [
     "_file_len",
     "_path_status",
     "_remove_path",
+    "_resolver_after_fork",
     "_send_file",
     "_set_position",
     "_set_stream_types",
@@ -910,6 +913,38 @@ class DatagramTransport(asyncio.Transport, asyncio.DatagramTransport):
         """Close at once and discard unsent datagrams. The loop then calls ``connection_lost(None)``. Idempotent."""
 
 @disjoint_base
+class _Resolver:
+    """Looks up names in threads that do not use Python. Each loop that looks up names has one.
+
+    A method that asks returns a ticket at once, and :meth:`take` returns the answer with this ticket. An answer that is
+    at most ``max_age`` seconds old may be used again. Equal questions that are under way are asked only once.
+    """
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable while there may be something to take."""
+    def getaddrinfo(
+        self,
+        host: bytes | None,
+        service: bytes | None,
+        family: int,
+        kind: int,
+        proto: int,
+        flags: int,
+        max_age: float,
+        /,
+    ) -> int:
+        """Ask ``getaddrinfo(3)``. Raises: OSError if no thread can be started."""
+    def getnameinfo(self, host: bytes, port: bytes, flowinfo: int, scope_id: int, flags: int, max_age: float, /) -> int:
+        """Ask ``getnameinfo(3)`` for the name of a numeric host and port."""
+    def gethostbyname(self, host: bytes, max_age: float, /) -> int:
+        """Ask ``gethostbyname(3)``. Only if ``_HAS_HOST_LOOKUPS``."""
+    def gethostbyaddr(self, host: bytes, max_age: float, /) -> int:
+        """Ask ``gethostbyaddr(3)``. Only if ``_HAS_HOST_LOOKUPS``."""
+    def forget(self, ticket: int, /) -> None:
+        """Drop interest in an answer. If nobody else wants it and it was not begun, it is not looked up."""
+    def take(self) -> list[tuple[int, Any]]:
+        """Return the tickets of what has arrived, each with the answer or with the exception to raise."""
+
 class _StreamReader:
     """The native part of :class:`grapeshot.streams.StreamReader`: the buffer, the methods that read, and the waiter."""
 
@@ -1009,6 +1044,12 @@ def _before_fork() -> None:
 
 def _after_fork() -> None:
     """In the child of a fork: from now on, send the data that the current step writes at once."""
+
+# Whether _Resolver.gethostbyname and gethostbyaddr work on this system.
+_HAS_HOST_LOOKUPS: bool
+
+def _resolver_after_fork() -> None:
+    """In the child of a fork: make new threads for lookups when they are needed."""
 
 def _decode_msgpack(decode: Callable[[bytes], Any], packet: bytes) -> Any:
     """Call ``decode(packet)``, a msgpack decoder that runs no Python code, with garbage collection paused.

@@ -17,6 +17,7 @@
 //! | [`pipe`] | pipes and terminals, and whether they report a lost reader | POSIX | POSIX; not named FIFOs (Apple) |
 //! | [`poller`] | level-triggered readiness of fds with a `u64` token each, waits in nanoseconds | epoll | kqueue |
 //! | [`readiness`] | the state of a few fds, without a poller | POSIX | POSIX |
+//! | [`resolver`] | name resolution in a pool of threads | `getaddrinfo`, `gethostbyname_r` | `getaddrinfo` |
 //! | [`signals`] | a pipe to which signal handlers write the signals' numbers | `pipe2` | `pipe` (Apple), `pipe2` |
 //! | [`socket`] | socket calls without `SIGPIPE` | `MSG_NOSIGNAL`, `accept4` | `SO_NOSIGPIPE` (Apple), `MSG_NOSIGNAL` |
 //! | [`socket::datagram`] | receiving several datagrams per call, sending one | `recvmmsg` | `recvfrom` |
@@ -49,6 +50,7 @@ pub mod pages;
 pub mod pipe;
 pub mod poller;
 pub mod readiness;
+pub mod resolver;
 pub mod signals;
 pub mod socket;
 pub mod thread;

@@ -111,6 +111,7 @@ class Loop(BaseLoop):
     _resolve = dns.getaddrinfo
     getaddrinfo = _core._coroutine_method(dns.getaddrinfo)
     getnameinfo = dns.getnameinfo
+    set_dns_cache = dns.set_dns_cache
     add_signal_handler = signals.add_signal_handler
     remove_signal_handler = signals.remove_signal_handler
     _signals_arrived = signals.signals_arrived

@@ -46,6 +46,9 @@ class BaseLoop(_core.Loop, asyncio.AbstractEventLoop):
     # executor
     _default_executor: concurrent.futures.Executor | None = None
     _executor_shutdown_called: bool = False
+    # names: the lookups under way, and for how long answers are reused
+    _resolver: Any = None
+    _dns_cache_s: float = 0.0
     # while coros borrow the loop: the `Ledger` that knows to which run each task belongs (coro/_borrowing.py)
     _ledger: Any = None
     # measures how long callbacks take, and holds the slow listeners

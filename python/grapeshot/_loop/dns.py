@@ -1,4 +1,9 @@
-"""Name resolution: names go to the system's resolver in the executor, IP addresses are answered at once.
+"""Name resolution: threads that use no Python look up names, and IP addresses are answered at once.
+
+Names do not go to the default executor, so they do not wait behind other work there. The C library is asked in native
+threads of the process (``core/src/sys/resolver``), which nobody else uses and nobody waits for. If a program has
+replaced ``socket.getaddrinfo`` or ``socket.getnameinfo``, the replacement is called in the executor, as on asyncio; so
+are CPython's own functions for arguments that raise an error.
 
 Most IP addresses with a numeric port never get here, because ``Loop.getaddrinfo`` answers them natively
 (``src/dns.rs``). The rest (with a zone, with ``host=None``, with unusual flags, or in debug mode) still needs no server
@@ -9,19 +14,42 @@ order of several socket types are exactly the same as in :func:`socket.getaddrin
 
 from __future__ import annotations
 
+import _socket
+import asyncio
+import os
 import socket
+import sys
 from asyncio.log import logger
+
+from grapeshot import _core
 
 from .base import BaseLoop
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
+    # The name of a method of _core._Resolver, and its arguments except for max_age.
+    Question = tuple[str, tuple[Any, ...]]
     AddrInfo = tuple[Any, Any, int, str, Any]
 
 _STREAM_PROTOCOLS = frozenset((0, socket.IPPROTO_TCP, socket.IPPROTO_UDP))
 _NUMERIC_NAMES = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
+
+
+# The functions that a lookup in a native thread can stand for: CPython's own, and grapeshot.coro.patch()'s in their
+# place. A program may have replaced them before it imports this module.
+# The modules' dictionaries, because grapeshot.coro.patch() lets this module see only the originals.
+_SOCKET, _NATIVE_SOCKET = vars(socket), vars(_socket)
+_NATIVE = {"getaddrinfo": _socket.getaddrinfo, "getnameinfo": _socket.getnameinfo}
+_originals: list[Any] = [_socket.getnameinfo]
+if getattr(socket.getaddrinfo, "__globals__", None) is vars(socket):
+    _originals.append(socket.getaddrinfo)
+_FAMILIES = {int(family): family for family in socket.AddressFamily}
+_KINDS = {int(kind): kind for kind in socket.SocketKind}
+
+os.register_at_fork(after_in_child=_core._resolver_after_fork)
 
 
 async def getaddrinfo(
@@ -38,19 +66,27 @@ async def getaddrinfo(
 
     ``Loop.getaddrinfo`` calls this for everything that it does not answer natively. IP addresses (``"127.0.0.1"``,
     ``"::1"``, ``"fe80::1%eth0"``) and ``host=None``, with a numeric port or no port, are answered at once. Everything
-    else goes to the default executor, even an empty host, for which the resolver raises an error.
+    else is looked up in a thread, even an empty host, for which the resolver raises an error.
 
     Raises:
         socket.gaierror: the name does not resolve.
-        RuntimeError: the default executor was shut down, or the loop is closed.
+        RuntimeError: the process cannot start another thread, or the loop is closed.
     """
     args = (host, port, family, type, proto, flags)
     if is_answered_at_once(host, port, family):
         return _lookup_logged(loop, *args) if loop.get_debug() else _lookup(*args)
-    if loop.get_debug():
-        return await loop.run_in_executor(None, _lookup_logged, loop, *args)
-    # The function is read from the socket module at each call, because programs and tests replace it.
-    return await loop.run_in_executor(None, socket.getaddrinfo, *args)
+    question = question_of_addresses(*args)
+    if question is None:
+        if loop.get_debug():
+            return await loop.run_in_executor(None, _lookup_logged, loop, *args)
+        # The function is read from the socket module at each call, because programs and tests replace it.
+        return await loop.run_in_executor(None, current("getaddrinfo"), *args)
+    if not loop.get_debug():
+        return address_infos(await ask(loop, question))
+    report = _log_question(loop, *args)
+    answer = address_infos(await ask(loop, question))
+    report(answer)
+    return answer
 
 
 async def getnameinfo(loop: BaseLoop, sockaddr: Any, flags: int = 0) -> tuple[str, str]:
@@ -64,7 +100,174 @@ async def getnameinfo(loop: BaseLoop, sockaddr: Any, flags: int = 0) -> tuple[st
     is_numeric = flags & _NUMERIC_NAMES == _NUMERIC_NAMES and isinstance(sockaddr, tuple) and len(sockaddr) >= 2
     if is_numeric and _is_literal(sockaddr[0], socket.AF_UNSPEC):
         return socket.getnameinfo(sockaddr, flags)
-    return await loop.run_in_executor(None, socket.getnameinfo, sockaddr, flags)
+    question = question_of_names(sockaddr, flags)
+    if question is None:
+        return await loop.run_in_executor(None, current("getnameinfo"), sockaddr, flags)
+    return await ask(loop, question)  # type: ignore[no-any-return]
+
+
+# --- lookups in native threads ------------------------------------------------------------------
+
+
+class Resolver:
+    """The lookups of a loop that are under way: gives each answer to the future that waits for it."""
+
+    def __init__(self, loop: BaseLoop) -> None:
+        self.pid = os.getpid()
+        self._loop = loop
+        self._native = _core._Resolver()
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        loop._add_reader(self._native.fileno(), self._deliver)
+
+    def ask(self, question: Question) -> asyncio.Future[Any]:
+        """Return a future of the answer. Cancelling it ends the wait; a lookup that has begun goes on."""
+        name, args = question
+        future = self._loop.create_future()
+        ticket = getattr(self._native, name)(*args, self._loop._dns_cache_s)
+        self._waiting[ticket] = future
+        future.add_done_callback(lambda _: self._forget(ticket))
+        return future
+
+    def close(self) -> None:
+        """Drop all lookups. Their futures stay pending, like the futures of an executor when a loop is closed."""
+        for ticket in self._waiting:
+            self._native.forget(ticket)
+        self._waiting.clear()
+
+    def _deliver(self) -> None:
+        for ticket, answer in self._native.take():
+            future = self._waiting.pop(ticket, None)
+            if future is None or future.done():
+                continue
+            if isinstance(answer, BaseException):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+
+    def _forget(self, ticket: int) -> None:
+        if self._waiting.pop(ticket, None) is not None:
+            self._native.forget(ticket)
+
+
+def ask(loop: BaseLoop, question: Question) -> asyncio.Future[Any]:
+    """Look up in a native thread; return a future of the answer.
+
+    Raises:
+        RuntimeError: the process cannot start a thread, or the loop is closed.
+        OSError: the process has no descriptor left.
+    """
+    loop._check_closed()
+    resolver = loop._resolver
+    if resolver is None or resolver.pid != os.getpid():
+        resolver = loop._resolver = Resolver(loop)
+    return resolver.ask(question)  # type: ignore[no-any-return]
+
+
+def set_dns_cache(loop: BaseLoop, ttl: float) -> None:
+    """Reuse the answers of this loop's name lookups for ``ttl`` seconds. 0, the default, switches this off.
+
+    It concerns :meth:`getaddrinfo`, :meth:`getnameinfo`, connections to host names, and the lookups of coros, unless a
+    program has replaced :func:`socket.getaddrinfo`. Errors are not remembered. The C library does not tell how long an
+    answer is valid, so choose a time after which your servers may have moved. All loops of the process share the
+    answers, at most 1,024 of them.
+
+    Raises:
+        ValueError: ``ttl`` is negative or not a number.
+    """
+    if not ttl >= 0:
+        raise ValueError(f"ttl must not be negative, got {ttl!r}")
+    loop._dns_cache_s = float(ttl)
+
+
+def uses(function: Callable[..., Any]) -> None:
+    """Tell that ``function``, which a program may find in the socket module, itself asks the native threads."""
+    _originals.append(function)
+
+
+def current(name: str) -> Callable[..., Any]:
+    """Return what the program has in the socket module under this name: maybe a replacement."""
+    return _SOCKET[name]  # type: ignore[no-any-return]
+
+
+def is_original(name: str) -> bool:
+    """Whether the socket module's function of this name is CPython's own or grapeshot's, and not a replacement."""
+    function = current(name)
+    return _NATIVE_SOCKET[name] is _NATIVE[name] and any(function is known for known in _originals)
+
+
+def question_of_addresses(host: Any, port: Any, family: int, type_: int, proto: int, flags: int) -> Question | None:
+    """Return the question, or None if ``socket.getaddrinfo`` was replaced or would refuse the arguments.
+
+    Raises:
+        UnicodeError: the host is not a valid internationalised domain name.
+    """
+    numbers = (family, type_, proto, flags)
+    if not is_original("getaddrinfo") or not all(_is_int(number) for number in numbers):
+        return None
+    name = host.encode("idna") if isinstance(host, str) else host
+    service = port
+    if type(port) is int and -(2**63) <= port < 2**63:
+        service = b"%d" % port
+    elif isinstance(port, str):
+        try:
+            service = port.encode()
+        except UnicodeError:
+            return None
+    if not _is_text(name) or not _is_text(service):
+        return None
+    sys.audit("socket.getaddrinfo", host, port, family, type_, proto)
+    if sys.platform == "darwin" and flags & socket.AI_NUMERICSERV and service in (None, b"0"):
+        service = b"00"  # CPython does this too: the system's function fails otherwise
+    return "getaddrinfo", (name, service, *map(int, numbers))
+
+
+def question_of_names(sockaddr: Any, flags: int) -> Question | None:
+    """Return the question, or None if ``socket.getnameinfo`` was replaced or would refuse the arguments."""
+    if not is_original("getnameinfo") or type(sockaddr) is not tuple or not 2 <= len(sockaddr) <= 4:
+        return None
+    host, *numbers = sockaddr
+    if not isinstance(host, str) or not all(_is_int(number) for number in (*numbers, flags)):
+        return None
+    port, flowinfo, scope_id = (*numbers, 0, 0)[:3]
+    if not 0 <= flowinfo < 2**20 or scope_id < 0 or (len(sockaddr) > 2 and ":" not in host):
+        return None
+    try:
+        encoded = host.encode()
+    except UnicodeError:
+        return None
+    if not _is_text(encoded):
+        return None
+    sys.audit("socket.getnameinfo", sockaddr)
+    return "getnameinfo", (encoded, b"%d" % port, int(flowinfo), int(scope_id), int(flags))
+
+
+def question_of_host(function: str, name: Any) -> Question | None:
+    """Return the question for ``gethostbyname_ex`` or ``gethostbyaddr``, or None if the system's must be called."""
+    if not _core._HAS_HOST_LOOKUPS or not isinstance(name, str) or not name.isascii() or "\0" in name:
+        return None
+    sys.audit("socket.gethostbyname" if function == "gethostbyname" else "socket.gethostbyaddr", name)
+    return function, (name.encode(),)
+
+
+def address_infos(answer: list[AddrInfo]) -> list[AddrInfo]:
+    """Give the families and types of an answer the enumerations of the socket module, where these have a member."""
+    return [
+        (_FAMILIES.get(family, family), _KINDS.get(kind, kind), proto, name, address)
+        for family, kind, proto, name, address in answer
+    ]
+
+
+def _is_int(number: object) -> bool:
+    """Whether this fits into a C int."""
+    return isinstance(number, int) and -(2**31) <= number < 2**31
+
+
+def _is_text(text: object) -> bool:
+    """Whether this is None or bytes without a null character."""
+    return text is None or (type(text) is bytes and 0 not in text)
+
+
+# --- addresses and debug mode -------------------------------------------------------------------
 
 
 async def resolve(
@@ -151,24 +354,36 @@ def _is_literal(host: Any, family: int) -> bool:
 
 
 def _lookup(host: Any, port: Any, family: int, type_: int, proto: int, flags: int) -> list[Any]:
-    return socket.getaddrinfo(host, port, family, type_, proto, flags)
+    return current("getaddrinfo")(host, port, family, type_, proto, flags)  # type: ignore[no-any-return]
 
 
 def _lookup_logged(
     loop: BaseLoop, host: Any, port: Any, family: int, type_: int, proto: int, flags: int
 ) -> list[AddrInfo]:
-    """Look up in debug mode: log the question, the answer and how long it took, at level INFO if it was slow."""
+    """Look up in debug mode."""
+    report = _log_question(loop, host, port, family, type_, proto, flags)
+    answer = _lookup(host, port, family, type_, proto, flags)
+    report(answer)
+    return answer
+
+
+def _log_question(
+    loop: BaseLoop, host: Any, port: Any, family: int, type_: int, proto: int, flags: int
+) -> Callable[[list[AddrInfo]], None]:
+    """Log the question. The function that this returns logs the answer and the time it took, at INFO if it was slow."""
     parts = [f"{host}:{port!r}"]
     given = {"family": family, "type": type_, "proto": proto, "flags": flags}
     parts += [f"{name}={value!r}" for name, value in given.items() if value]
     question = ", ".join(parts)
     logger.debug("Get address info %s", question)
     start_s = loop.time()
-    answer = _lookup(host, port, family, type_, proto, flags)
-    took_s = loop.time() - start_s
-    report = f"Getting address info {question} took {took_s * 1e3:.3f}ms: {answer!r}"
-    if took_s >= loop.slow_callback_duration:
-        logger.info(report)
-    else:
-        logger.debug(report)
-    return answer
+
+    def report(answer: list[AddrInfo]) -> None:
+        took_s = loop.time() - start_s
+        text = f"Getting address info {question} took {took_s * 1e3:.3f}ms: {answer!r}"
+        if took_s >= loop.slow_callback_duration:
+            logger.info(text)
+        else:
+            logger.debug(text)
+
+    return report

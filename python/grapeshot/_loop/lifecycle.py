@@ -142,6 +142,9 @@ def _close_now(loop: BaseLoop) -> None:
         signals.remove_all(loop)
     finally:
         loop._close()
+        if loop._resolver is not None:
+            loop._resolver.close()
+            loop._resolver = None
         loop._executor_shutdown_called = True
         executor = loop._default_executor
         if executor is not None:

@@ -1,4 +1,4 @@
-"""Host name lookups for coros: a thread of the loop's executor resolves the name while the coro waits.
+"""Host name lookups for coros: the loop's resolver looks up the name in a native thread while the coro waits.
 
 Literal addresses need no lookup, so they are answered in the coro's own thread.
 """
@@ -8,16 +8,15 @@ from __future__ import annotations
 import socket
 
 from grapeshot import _core
+from grapeshot._loop import dns
 from grapeshot._loop.dns import is_answered_at_once
 
-from ._bridge import run_in_thread
+from ._bridge import await_, run_in_thread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# The original, before a program patches it.
-_getaddrinfo = socket.getaddrinfo
 # Hosts that the socket module understands without asking the C library.
 _SPECIAL = frozenset(("", "<broadcast>", b"", b"<broadcast>"))
 
@@ -36,8 +35,16 @@ def getaddrinfo(
         socket.gaierror: the name does not resolve.
     """
     if is_answered_at_once(host, port, family) or not _core._coro_is_on_loop():
-        return _getaddrinfo(host, port, family, type, proto, flags)
-    return run_in_thread(_getaddrinfo, host, port, family, type, proto, flags)
+        return dns.current("getaddrinfo")(host, port, family, type, proto, flags)  # type: ignore[no-any-return]
+    question = dns.question_of_addresses(host, port, family, type, proto, flags)
+    if question is None:
+        return run_in_thread(dns.current("getaddrinfo"), host, port, family, type, proto, flags)
+    return dns.address_infos(look_up(question))
+
+
+def look_up(question: dns.Question) -> Any:
+    """Ask the resolver of this coro's loop, and wait for the answer."""
+    return await_(dns.ask(_core._coro_current()._loop, question))
 
 
 def numeric_address(family: int, address: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -160,17 +160,16 @@ def test_asyncio_uses_them():
 # ---- names ---------------------------------------------------------------------------------------------------------
 
 
-def test_names_are_resolved_in_another_thread(monkeypatch):
+def test_names_are_resolved(monkeypatch):
     from grapeshot.coro import _dns
 
-    threads = []
+    asked = []
 
-    def look_up(host, *args):
-        threads.append(threading.get_ident())
-        assert host == "name.test"
+    def look_up(question):
+        asked.append(question[1][0])
         return [(socket.AF_INET, socket.SOCK_DGRAM, 0, "", (HOST, 0))]
 
-    monkeypatch.setattr(_dns, "_getaddrinfo", look_up)
+    monkeypatch.setattr(_dns, "look_up", look_up)
 
     def main():
         with coro.tcp_sock() as listener, coro.tcp_sock() as client, coro.udp_sock() as receiver:
@@ -186,14 +185,35 @@ def test_names_are_resolved_in_another_thread(monkeypatch):
             listener.accept()[0].close()
 
     coro.run(main)
-    assert len(threads) == 4
+    assert asked == [b"name.test"] * 4
+
+
+def test_a_replaced_resolver_is_called_in_another_thread(monkeypatch):
+    from grapeshot.coro import _dns
+
+    threads = []
+
+    def replacement(host, *args):
+        threads.append(threading.get_ident())
+        return [(socket.AF_INET, socket.SOCK_DGRAM, 0, "", (HOST, 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", replacement)
+
+    def main():
+        with coro.tcp_sock() as listener:
+            listener.bind(("name.test", 0))
+            assert listener.getsockname()[0] == HOST
+        assert _dns.getaddrinfo("name.test", 1)[0][4] == (HOST, 0)
+
+    coro.run(main)
+    assert len(threads) == 2
     assert threading.get_ident() not in threads
 
 
 def test_address_literals_need_no_lookup(monkeypatch):
     from grapeshot.coro import _dns
 
-    monkeypatch.setattr(_dns, "_getaddrinfo", None)
+    monkeypatch.setattr(_dns, "look_up", None)
     monkeypatch.setattr(_dns, "run_in_thread", None)
 
     def main():

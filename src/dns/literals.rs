@@ -279,7 +279,7 @@ fn getaddrinfo<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectR
 }
 
 /// The methods that this module adds to the loop's type.
-pub(crate) fn loop_methods() -> Vec<ffi::PyMethodDef> {
+pub(super) fn loop_methods() -> Vec<ffi::PyMethodDef> {
     vec![row!(
         method,
         getaddrinfo,
@@ -289,6 +289,6 @@ pub(crate) fn loop_methods() -> Vec<ffi::PyMethodDef> {
 }
 
 /// Adds the method to `grapeshot._core.Loop`.
-pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     extend_type(&module.getattr("Loop")?, loop_methods())
 }

@@ -1,0 +1,275 @@
+//! `grapeshot._core._Resolver`: asks the threads of `core/src/sys/resolver`, and turns their outcomes into what the
+//! functions of CPython's `_socket` return and raise. Each loop that looks up names has one.
+//!
+//! Source: CPython `Modules/socketmodule.c`.
+
+use std::ffi::{CStr, CString, c_int, c_void};
+use std::ptr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use grapeshot_core::sys::resolver::{
+    self, AddressInfo, AddressQuestion, Answer, Failure, HAS_HOST_LOOKUPS, Mailbox, NameQuestion, Outcome,
+    Question,
+};
+use grapeshot_core::sys::socket;
+use pyo3::exceptions::{PyOSError, PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+
+use crate::binding::args::Args;
+use crate::binding::errors;
+use crate::binding::native_type::{NativeType, This, alloc_without_arguments, new_type, slot};
+use crate::binding::object_result::{ObjectResult, none};
+use crate::binding::rows::{methods_slot, row};
+
+#[repr(C)]
+struct ResolverObject {
+    base: ffi::PyObject,
+    mailbox: Arc<Mailbox>,
+}
+
+impl NativeType for ResolverObject {
+    const NAME: &'static CStr = c"grapeshot._core._Resolver";
+    const DOC: &'static CStr = c"_Resolver()\n--\n\nLooks up names in threads that do not use Python.";
+    const FLAGS: u64 = 0;
+    const IS_COLLECTED: bool = false;
+
+    /// Any thread may use a mailbox at any time.
+    fn with_access<R>(_: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        body()
+    }
+}
+
+type Resolver<'py> = This<'py, ResolverObject>;
+
+/// A text for the C library. Raises ValueError if it contains a null byte; callers check that before.
+fn text(value: &Bound<'_, PyAny>) -> PyResult<CString> {
+    CString::new(value.cast::<PyBytes>()?.as_bytes()).map_err(|_| PyValueError::new_err("embedded null byte"))
+}
+
+/// The arguments of a row all of whose parameters are required.
+fn values<'py, const N: usize>(args: &Args<'_, 'py>) -> PyResult<[Bound<'py, PyAny>; N]> {
+    let values: Vec<_> = (0..N).filter_map(|index| args.get(index)).collect();
+    values
+        .try_into()
+        .map_err(|_| PyTypeError::new_err(format!("{}() takes {N} arguments", args.name())))
+}
+
+fn optional_text(value: &Bound<'_, PyAny>) -> PyResult<Option<CString>> {
+    if value.is_none() {
+        return Ok(None);
+    }
+    text(value).map(Some)
+}
+
+/// Asks, and returns the ticket. `max_age` is in seconds.
+fn ask<'py>(this: Resolver<'py>, question: Question, max_age: &Bound<'py, PyAny>) -> ObjectResult<'py> {
+    let max_age = Duration::try_from_secs_f64(max_age.extract()?).unwrap_or(Duration::MAX);
+    // The exception of Python's own threads.
+    let ticket = this
+        .mailbox
+        .ask(question, max_age)
+        .map_err(|_| PyRuntimeError::new_err("can't start new thread"))?;
+    Ok(ticket.into_pyobject(this.py())?.into_any())
+}
+
+fn getaddrinfo<'py>(this: Resolver<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
+    let [host, service, family, kind, protocol, flags, max_age] = values(&args)?;
+    let question = Question::Addresses(AddressQuestion {
+        host: optional_text(&host)?,
+        service: optional_text(&service)?,
+        family: family.extract()?,
+        kind: kind.extract()?,
+        protocol: protocol.extract()?,
+        flags: flags.extract()?,
+    });
+    ask(this, question, &max_age)
+}
+
+fn getnameinfo<'py>(this: Resolver<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
+    let [host, port, flow_info, scope_id, flags, max_age] = values(&args)?;
+    let question = Question::Names(NameQuestion {
+        host: text(&host)?,
+        port: text(&port)?,
+        flow_info: flow_info.extract()?,
+        scope_id: scope_id.extract()?,
+        flags: flags.extract()?,
+    });
+    ask(this, question, &max_age)
+}
+
+fn gethostbyname<'py>(this: Resolver<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
+    let [host, max_age] = values(&args)?;
+    ask(this, Question::HostByName(text(&host)?), &max_age)
+}
+
+fn gethostbyaddr<'py>(this: Resolver<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
+    let [host, max_age] = values(&args)?;
+    ask(this, Question::HostByAddress(text(&host)?), &max_age)
+}
+
+fn forget<'py>(this: Resolver<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
+    let [ticket] = values(&args)?;
+    this.mailbox.forget(ticket.extract()?);
+    Ok(none(this.py()))
+}
+
+fn take<'py>(this: Resolver<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
+    let py = this.py();
+    let arrived = PyList::empty(py);
+    for (ticket, outcome) in this.mailbox.take() {
+        arrived.append((ticket, value(py, &outcome)?))?;
+    }
+    Ok(arrived.into_any())
+}
+
+fn fileno<'py>(this: Resolver<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
+    Ok(this.mailbox.fd().into_pyobject(this.py())?.into_any())
+}
+
+/// The answer, or the exception to raise.
+fn value<'py>(py: Python<'py>, outcome: &Outcome) -> ObjectResult<'py> {
+    match outcome {
+        Ok(Answer::Addresses(infos)) => {
+            let infos: Vec<_> = infos
+                .iter()
+                .map(|info| entry(py, info))
+                .collect::<PyResult<_>>()?;
+            Ok(PyList::new(py, infos)?.into_any())
+        }
+        Ok(Answer::Names(host, service)) => Ok((decoded(py, host)?, decoded(py, service)?)
+            .into_pyobject(py)?
+            .into_any()),
+        Ok(Answer::Host(host)) => {
+            let name = decoded(py, &host.name)?;
+            Ok((
+                name,
+                all_decoded(py, &host.aliases)?,
+                all_decoded(py, &host.addresses)?,
+            )
+                .into_pyobject(py)?
+                .into_any())
+        }
+        Err(failure) => Ok(exception(py, failure)?.into_value(py).into_bound(py).into_any()),
+    }
+}
+
+fn exception(py: Python<'_>, failure: &Failure) -> PyResult<PyErr> {
+    let with_message = |kind: &str, code: c_int, message: &CStr| {
+        let kind = py.import("_socket")?.getattr(kind)?;
+        Ok(PyErr::from_value(kind.call1((code, decoded(py, message)?))?))
+    };
+    match *failure {
+        Failure::Lookup(code) => with_message("gaierror", code, &resolver::lookup_message(code)),
+        Failure::Host(code) => with_message("herror", code, &resolver::host_message(code)),
+        Failure::System(errno) => Ok(errors::os_error(&std::io::Error::from_raw_os_error(errno))),
+        Failure::Ambiguous => Ok(PyOSError::new_err("sockaddr resolved to multiple addresses")),
+    }
+}
+
+/// One entry of `getaddrinfo`'s list: (family, type, proto, canonname, sockaddr), the first two as plain ints.
+fn entry<'py>(py: Python<'py>, info: &AddressInfo) -> ObjectResult<'py> {
+    let address = match info.address {
+        std::net::SocketAddr::V4(address) => (address.ip().to_string(), address.port()).into_pyobject(py)?,
+        std::net::SocketAddr::V6(address) => (
+            socket::ipv6_text(address.ip().octets()),
+            address.port(),
+            address.flowinfo(),
+            address.scope_id(),
+        )
+            .into_pyobject(py)?,
+    };
+    let name = decoded(py, info.canonical_name.as_deref().unwrap_or_default())?;
+    Ok((info.family, info.kind, info.protocol, name, address)
+        .into_pyobject(py)?
+        .into_any())
+}
+
+fn decoded<'py>(py: Python<'py>, text: &CStr) -> ObjectResult<'py> {
+    // SAFETY: attached; the text ends with a null byte. The call returns a new reference, or null with an exception set.
+    unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyUnicode_DecodeFSDefault(text.as_ptr())) }
+}
+
+fn all_decoded<'py>(py: Python<'py>, texts: &[CString]) -> PyResult<Bound<'py, PyList>> {
+    let decoded: Vec<_> = texts
+        .iter()
+        .map(|text| decoded(py, text))
+        .collect::<PyResult<_>>()?;
+    PyList::new(py, decoded)
+}
+
+/// # Safety
+/// Called by CPython with the type or a subclass of it, a tuple, and a dict or null.
+unsafe extern "C" fn new(
+    kind: *mut ffi::PyTypeObject,
+    args: *mut ffi::PyObject,
+    kwargs: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    // SAFETY: attached, and the arguments are as described above. The allocation is large enough for the layout, and
+    // its field is written before anything else can see the object.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, ptr::null_mut(), || {
+            let mailbox = Mailbox::new().map_err(|error| errors::os_error(&error))?;
+            let object = alloc_without_arguments(py, kind, args, kwargs)?;
+            (&raw mut (*object.as_ptr().cast::<ResolverObject>()).mailbox).write(mailbox);
+            Ok(object.into_ptr())
+        })
+    }
+}
+
+/// `_resolver_after_fork()`, in the child: the parent's threads do not exist here, so the child makes its own.
+#[pyfunction(name = "_resolver_after_fork")]
+fn after_fork() {
+    resolver::after_fork();
+}
+
+pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let methods = vec![
+        row!(
+            method,
+            getaddrinfo,
+            _Resolver.getaddrinfo,
+            "Ask for addresses; return a ticket."
+        ),
+        row!(
+            method,
+            getnameinfo,
+            _Resolver.getnameinfo,
+            "Ask for a host and a service; return a ticket."
+        ),
+        row!(
+            method,
+            gethostbyname,
+            _Resolver.gethostbyname,
+            "Ask for a host's entry; return a ticket."
+        ),
+        row!(
+            method,
+            gethostbyaddr,
+            _Resolver.gethostbyaddr,
+            "Ask for an address's entry; return a ticket."
+        ),
+        row!(method, forget, _Resolver.forget, "Drop interest in an outcome."),
+        row!(
+            method,
+            take,
+            _Resolver.take,
+            "Remove and return what has arrived."
+        ),
+        row!(
+            method,
+            fileno,
+            _Resolver.fileno,
+            "The descriptor that is readable when something has arrived."
+        ),
+    ];
+    let slots = [slot(ffi::Py_tp_new, new as *mut c_void), methods_slot(methods)];
+    // SAFETY: the functions are for this layout, and the table lives forever.
+    let kind = unsafe { new_type::<ResolverObject>(module, None, &slots)? };
+    module.add("_Resolver", kind)?;
+    module.add("_HAS_HOST_LOOKUPS", HAS_HOST_LOOKUPS)?;
+    module.add_function(wrap_pyfunction!(after_fork, module)?)
+}
