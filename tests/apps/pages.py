@@ -75,7 +75,10 @@ class Command:
     def _save(self) -> None:
         for saved in self._page:
             if "save" in saved.words and (saved.line < self._block.line or self._block.words.get("run")):
-                (self.folder / saved.words["save"]).write_text(self._replaced(saved.text), encoding="utf-8")
+                path, text = self.folder / saved.words["save"], self._replaced(saved.text)
+                # A command that was started before may be about to read the file, and must not find it truncated.
+                if not path.exists() or path.read_text(encoding="utf-8") != text:
+                    path.write_text(text, encoding="utf-8")
 
     def start(self, *arguments: str) -> Process:
         """Start the command, or Python with other arguments in the same folder."""
