@@ -912,7 +912,7 @@ class DatagramTransport(asyncio.Transport, asyncio.DatagramTransport):
     def abort(self) -> None:
         """Close at once and discard unsent datagrams. The loop then calls ``connection_lost(None)``. Idempotent."""
 
-@disjoint_base
+@final
 class _Resolver:
     """Looks up names in threads that do not use Python. Each loop that looks up names has one.
 
@@ -945,6 +945,7 @@ class _Resolver:
     def take(self) -> list[tuple[int, Any]]:
         """Return the tickets of what has arrived, each with the answer or with the exception to raise."""
 
+@disjoint_base
 class _StreamReader:
     """The native part of :class:`grapeshot.streams.StreamReader`: the buffer, the methods that read, and the waiter."""
 

@@ -40,7 +40,6 @@ _NUMERIC_NAMES = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
 
 # The functions that a lookup in a native thread can stand for: CPython's own, and grapeshot.coro.patch()'s in their
 # place. A program may have replaced them before it imports this module.
-# The modules' dictionaries, because grapeshot.coro.patch() lets this module see only the originals.
 _SOCKET, _NATIVE_SOCKET = vars(socket), vars(_socket)
 _NATIVE = {"getaddrinfo": _socket.getaddrinfo, "getnameinfo": _socket.getnameinfo}
 _originals: list[Any] = [_socket.getnameinfo]
@@ -117,7 +116,8 @@ class Resolver:
         self._loop = loop
         self._native = _core._Resolver()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
-        loop._add_reader(self._native.fileno(), self._deliver)
+        # The method of the class: CPython's tests replace the loop's own attribute by a mock.
+        _core.Loop._add_reader(loop, self._native.fileno(), self._deliver)
 
     def ask(self, question: Question) -> asyncio.Future[Any]:
         """Return a future of the answer. Cancelling it ends the wait; a lookup that has begun goes on."""
@@ -186,13 +186,18 @@ def uses(function: Callable[..., Any]) -> None:
 
 def current(name: str) -> Callable[..., Any]:
     """Return what the program has in the socket module under this name: maybe a replacement."""
-    return _SOCKET[name]  # type: ignore[no-any-return]
+    function = getattr(socket, name)
+    # grapeshot.coro.patch() lets this module see the original: look whether the program has replaced it since.
+    return _SOCKET[name] if _is_known(function) else function  # type: ignore[no-any-return]
+
+
+def _is_known(function: object) -> bool:
+    return any(function is known for known in _originals)
 
 
 def is_original(name: str) -> bool:
     """Whether the socket module's function of this name is CPython's own or grapeshot's, and not a replacement."""
-    function = current(name)
-    return _NATIVE_SOCKET[name] is _NATIVE[name] and any(function is known for known in _originals)
+    return _NATIVE_SOCKET[name] is _NATIVE[name] and _is_known(current(name))
 
 
 def question_of_addresses(host: Any, port: Any, family: int, type_: int, proto: int, flags: int) -> Question | None:
