@@ -1,6 +1,7 @@
 //! grapeshot's native core: this file registers the types and functions of every folder with the extension module.
 //! `docs/architecture.md` describes the folders.
 
+mod aio;
 mod binding;
 mod coro;
 mod dns;
@@ -31,6 +32,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     transports::register(module)?;
     sock::register(module)?;
     dns::register(module)?;
+    aio::register(module)?;
     process::register(module)?;
     rpc::register(module)?;
     coro::register(module)?;

@@ -30,11 +30,15 @@ __all__ = [
     "StreamTransport",
     "TimerHandle",
     "WritePipeTransport",
+    "_AioQueue",
     "_Resolver",
     "_StreamReader",
     "_StreamReaderProtocol",
     "_StreamWriter",
     "_after_fork",
+    "_aio_after_fork",
+    "_aio_open_now",
+    "_aio_read_now",
     "_before_fork",
     "_bind_methods",
     "_coro_act",
@@ -945,6 +949,38 @@ class _Resolver:
     def take(self) -> list[tuple[int, Any]]:
         """Return the tickets of what has arrived, each with the answer or with the exception to raise."""
 
+@final
+class _AioQueue:
+    """Makes calls on files while the loop goes on: with io_uring, or in threads where the system has none.
+
+    Each loop that uses files has one. All methods that start a call return its ticket, or raise OSError if the process
+    cannot start a thread. Offset -1 means the file's own position. With the environment variable
+    GRAPESHOT_FILE_THREADS, threads make all calls.
+    """
+
+    def open(self, path: bytes, flags: int, mode: int, /) -> int:
+        """``open(2)``, with ``O_CLOEXEC``. The result is a descriptor."""
+    def close(self, fd: int, /) -> int:
+        """``close(2)``. It cannot be cancelled."""
+    def read(self, fd: int, size: int, offset: int, /) -> int:
+        """``pread(2)``. The result is bytes."""
+    def write(self, fd: int, data: ReadableBuffer, offset: int, /) -> int:
+        """``pwrite(2)``. The result is the number of bytes. The buffer is exported until the call has ended."""
+    def sync(self, fd: int, only_data: bool, /) -> int:
+        """``fsync(2)`` or ``fdatasync(2)``."""
+    def truncate(self, fd: int, length: int, /) -> int:
+        """``ftruncate(2)``."""
+    def cancel(self, ticket: int, /) -> bool:
+        """Cancel a call. Return True if it had not begun; otherwise it will end, with ECANCELED."""
+    def take(self) -> list[tuple[int, Any]]:
+        """Return the tickets of the calls that have ended, each with its result or with the exception to raise."""
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when calls may have ended."""
+    def has_ring(self) -> bool:
+        """Whether io_uring makes the calls."""
+    def stop(self, limit: float, /) -> int:
+        """Cancel all calls and wait until they have ended, at most ``limit`` seconds. Return how many have not."""
+
 @disjoint_base
 class _StreamReader:
     """The native part of :class:`grapeshot.streams.StreamReader`: the buffer, the methods that read, and the waiter."""
@@ -1051,6 +1087,15 @@ _HAS_HOST_LOOKUPS: bool
 
 def _resolver_after_fork() -> None:
     """In the child of a fork: make new threads for lookups when they are needed."""
+
+def _aio_read_now(fd: int, size: int, offset: int) -> bytes | None:
+    """Read from a file if the data is in memory. Return None if the call would wait, or if the system cannot tell."""
+
+def _aio_open_now(path: bytes, flags: int) -> int | None:
+    """Open an existing file if its path is in memory. Return None if the call would wait."""
+
+def _aio_after_fork() -> None:
+    """In the child of a fork: make new threads for files when they are needed."""
 
 def _decode_msgpack(decode: Callable[[bytes], Any], packet: bytes) -> Any:
     """Call ``decode(packet)``, a msgpack decoder that runs no Python code, with garbage collection paused.

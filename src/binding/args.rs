@@ -98,6 +98,14 @@ impl<'a, 'py> Args<'a, 'py> {
         Some(unsafe { Bound::from_borrowed_ptr(self.py, object) })
     }
 
+    /// The positional arguments of a call with exactly `N`, as new references. Raises TypeError for another number.
+    pub(crate) fn exactly<const N: usize>(&self) -> PyResult<[Bound<'py, PyAny>; N]> {
+        let values: Vec<_> = (0..self.positional).filter_map(|index| self.get(index)).collect();
+        values
+            .try_into()
+            .map_err(|_| self.wrong_count(&format!("exactly {N}"), None))
+    }
+
     /// The name of the function that was called.
     pub(crate) fn name(&self) -> &'static str {
         self.signature.name()

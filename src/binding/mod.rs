@@ -7,6 +7,7 @@ pub(crate) mod audit;
 pub(crate) mod base_socket;
 pub(crate) mod deallocation;
 pub(crate) mod errors;
+pub(crate) mod exports;
 pub(crate) mod flags;
 pub(crate) mod freelist;
 pub(crate) mod lengths;

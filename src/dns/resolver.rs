@@ -5,15 +5,13 @@
 
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::ptr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use grapeshot_core::sys::resolver::{
-    self, AddressInfo, AddressQuestion, Answer, Failure, HAS_HOST_LOOKUPS, Mailbox, NameQuestion, Outcome,
-    Question,
+    self, AddressInfo, AddressQuestion, Answer, Failure, HAS_HOST_LOOKUPS, NameQuestion, Outcome, Question,
 };
 use grapeshot_core::sys::socket;
-use pyo3::exceptions::{PyOSError, PyRuntimeError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
@@ -27,7 +25,7 @@ use crate::binding::rows::{methods_slot, row};
 #[repr(C)]
 struct ResolverObject {
     base: ffi::PyObject,
-    mailbox: Arc<Mailbox>,
+    resolver: resolver::Resolver,
 }
 
 impl NativeType for ResolverObject {
@@ -36,7 +34,7 @@ impl NativeType for ResolverObject {
     const FLAGS: u64 = 0;
     const IS_COLLECTED: bool = false;
 
-    /// Any thread may use a mailbox at any time.
+    /// Any thread may use a resolver at any time.
     fn with_access<R>(_: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
         body()
     }
@@ -47,14 +45,6 @@ type Resolver<'py> = This<'py, ResolverObject>;
 /// A text for the C library. Raises ValueError if it contains a null byte; callers check that before.
 fn text(value: &Bound<'_, PyAny>) -> PyResult<CString> {
     CString::new(value.cast::<PyBytes>()?.as_bytes()).map_err(|_| PyValueError::new_err("embedded null byte"))
-}
-
-/// The arguments of a row all of whose parameters are required.
-fn values<'py, const N: usize>(args: &Args<'_, 'py>) -> PyResult<[Bound<'py, PyAny>; N]> {
-    let values: Vec<_> = (0..N).filter_map(|index| args.get(index)).collect();
-    values
-        .try_into()
-        .map_err(|_| PyTypeError::new_err(format!("{}() takes {N} arguments", args.name())))
 }
 
 fn optional_text(value: &Bound<'_, PyAny>) -> PyResult<Option<CString>> {
@@ -69,14 +59,14 @@ fn ask<'py>(this: Resolver<'py>, question: Question, max_age: &Bound<'py, PyAny>
     let max_age = Duration::try_from_secs_f64(max_age.extract()?).unwrap_or(Duration::MAX);
     // The exception of Python's own threads.
     let ticket = this
-        .mailbox
+        .resolver
         .ask(question, max_age)
         .map_err(|_| PyRuntimeError::new_err("can't start new thread"))?;
     Ok(ticket.into_pyobject(this.py())?.into_any())
 }
 
 fn getaddrinfo<'py>(this: Resolver<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
-    let [host, service, family, kind, protocol, flags, max_age] = values(&args)?;
+    let [host, service, family, kind, protocol, flags, max_age] = args.exactly()?;
     let question = Question::Addresses(AddressQuestion {
         host: optional_text(&host)?,
         service: optional_text(&service)?,
@@ -89,7 +79,7 @@ fn getaddrinfo<'py>(this: Resolver<'py>, args: Args<'_, 'py>) -> ObjectResult<'p
 }
 
 fn getnameinfo<'py>(this: Resolver<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
-    let [host, port, flow_info, scope_id, flags, max_age] = values(&args)?;
+    let [host, port, flow_info, scope_id, flags, max_age] = args.exactly()?;
     let question = Question::Names(NameQuestion {
         host: text(&host)?,
         port: text(&port)?,
@@ -101,32 +91,32 @@ fn getnameinfo<'py>(this: Resolver<'py>, args: Args<'_, 'py>) -> ObjectResult<'p
 }
 
 fn gethostbyname<'py>(this: Resolver<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
-    let [host, max_age] = values(&args)?;
+    let [host, max_age] = args.exactly()?;
     ask(this, Question::HostByName(text(&host)?), &max_age)
 }
 
 fn gethostbyaddr<'py>(this: Resolver<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
-    let [host, max_age] = values(&args)?;
+    let [host, max_age] = args.exactly()?;
     ask(this, Question::HostByAddress(text(&host)?), &max_age)
 }
 
 fn forget<'py>(this: Resolver<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
-    let [ticket] = values(&args)?;
-    this.mailbox.forget(ticket.extract()?);
+    let [ticket] = args.exactly()?;
+    this.resolver.forget(ticket.extract()?);
     Ok(none(this.py()))
 }
 
 fn take<'py>(this: Resolver<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     let arrived = PyList::empty(py);
-    for (ticket, outcome) in this.mailbox.take() {
+    for (ticket, outcome) in this.resolver.take() {
         arrived.append((ticket, value(py, &outcome)?))?;
     }
     Ok(arrived.into_any())
 }
 
 fn fileno<'py>(this: Resolver<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
-    Ok(this.mailbox.fd().into_pyobject(this.py())?.into_any())
+    Ok(this.resolver.fd().into_pyobject(this.py())?.into_any())
 }
 
 /// The answer, or the exception to raise.
@@ -212,9 +202,9 @@ unsafe extern "C" fn new(
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
-            let mailbox = Mailbox::new().map_err(|error| errors::os_error(&error))?;
+            let resolver = resolver::Resolver::new().map_err(|error| errors::os_error(&error))?;
             let object = alloc_without_arguments(py, kind, args, kwargs)?;
-            (&raw mut (*object.as_ptr().cast::<ResolverObject>()).mailbox).write(mailbox);
+            (&raw mut (*object.as_ptr().cast::<ResolverObject>()).resolver).write(resolver);
             Ok(object.into_ptr())
         })
     }

@@ -7,6 +7,7 @@
 //!
 //! | module | contract | Linux, Android | macOS, BSD |
 //! |---|---|---|---|
+//! | [`aio`] | calls on files, made while the loop goes on | io_uring; threads | threads |
 //! | [`at_once`] | calls that never block, for files in blocking mode | `RWF_NOWAIT`, `/proc/self/fd` | only sockets |
 //! | [`child`] | an fd that is readable once a child has ended | pidfd; a thread before 5.3 | kqueue, `EVFILT_PROC` |
 //! | [`clock`] | the clock of `time.monotonic()` | `CLOCK_MONOTONIC` | `CLOCK_UPTIME_RAW` (Apple), `CLOCK_MONOTONIC` |
@@ -16,6 +17,7 @@
 //! | [`pages`] | memory mappings and guards in them | `MADV_NOHUGEPAGE`, `MADV_GUARD_INSTALL` | only `mmap` |
 //! | [`pipe`] | pipes and terminals, and whether they report a lost reader | POSIX | POSIX; not named FIFOs (Apple) |
 //! | [`poller`] | level-triggered readiness of fds with a `u64` token each, waits in nanoseconds | epoll | kqueue |
+//! | [`pool`] | threads for calls that block | POSIX | POSIX |
 //! | [`readiness`] | the state of a few fds, without a poller | POSIX | POSIX |
 //! | [`resolver`] | name resolution in a pool of threads | `getaddrinfo`, `gethostbyname_r` | `getaddrinfo` |
 //! | [`signals`] | a pipe to which signal handlers write the signals' numbers | `pipe2` | `pipe` (Apple), `pipe2` |
@@ -40,6 +42,7 @@
 )))]
 compile_error!("grapeshot needs epoll or kqueue: Linux, Android, macOS or a BSD");
 
+pub mod aio;
 pub mod at_once;
 pub mod child;
 pub mod clock;
@@ -49,6 +52,7 @@ pub mod heap;
 pub mod pages;
 pub mod pipe;
 pub mod poller;
+pub mod pool;
 pub mod readiness;
 pub mod resolver;
 pub mod signals;

@@ -49,6 +49,8 @@ class BaseLoop(_core.Loop, asyncio.AbstractEventLoop):
     # names: the lookups under way, and for how long answers are reused
     _resolver: Any = None
     _dns_cache_s: float = 0.0
+    # files: the calls under way
+    _aio: Any = None
     # while coros borrow the loop: the `Ledger` that knows to which run each task belongs (coro/_borrowing.py)
     _ledger: Any = None
     # measures how long callbacks take, and holds the slow listeners

@@ -7,9 +7,9 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::exports::View;
 use crate::binding::args::Args;
 use crate::binding::errors;
+use crate::binding::exports::View;
 use crate::binding::new_bytes::NewBytes;
 use crate::binding::object_result::{ObjectResult, none};
 

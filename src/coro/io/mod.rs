@@ -5,7 +5,7 @@
 //! - `call`: methods that try, wait and try again; `readiness`: functions that only wait
 //! - `socket_type`: the native type that derives from `socket.socket`; `socket`: its objects
 //! - `receiving`, `sending`, `accepting`: the methods of that type; `by_base`: the methods of its base class, and calls
-//!   that are passed on to them; `exports`: buffers
+//!   that are passed on to them
 //!
 //! ```text
 //!   call --> try the system call --- done --------------------------------> return
@@ -23,7 +23,6 @@ mod accepting;
 mod at_once;
 mod by_base;
 mod call;
-mod exports;
 mod readiness;
 mod receiving;
 mod sending;

@@ -16,10 +16,10 @@ use pyo3::types::PyBytes;
 
 use super::by_base::{BaseCall, Method};
 use super::call::{self, Operation, Surroundings};
-use super::exports::View;
 use super::socket::Socket;
 use crate::binding::args::Args;
 use crate::binding::errors;
+use crate::binding::exports::View;
 use crate::binding::lengths::ordinary_len;
 use crate::binding::new_bytes::NewBytes;
 use crate::binding::object_result::none;

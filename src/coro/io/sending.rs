@@ -8,10 +8,10 @@ use pyo3::prelude::*;
 
 use super::by_base::{BaseCall, Method};
 use super::call::{self, Operation, Surroundings};
-use super::exports::View;
 use super::receiving::failed;
 use super::socket::Socket;
 use crate::binding::args::Args;
+use crate::binding::exports::View;
 use crate::binding::object_result::none;
 use crate::binding::rows::row;
 use crate::event_loop::progress::{Attempt, WaitReason};

@@ -1,20 +1,17 @@
-//! Name resolution in threads of its own. The C library's lookups block, so a pool of native threads makes them. The
-//! threads know nothing of Python: they run without the GIL, and nobody waits for them at exit.
+//! Name resolution. The C library's lookups block, so the threads of a pool make them.
 //!
 //! ```text
-//!   loop's thread                        pool (one per process)                  loop's thread
-//!   ask(question, mailbox)  --->  the same question is under way: join it
-//!                                 else queue -> thread -> C library
-//!                                 the outcome goes to the mailbox of    --->  the mailbox's fd is readable:
-//!                                 each asker                                  take()
+//!   loop's thread                                a thread of the pool             loop's thread
+//!   ask(question)  --->  the same question is under way: join it
+//!                        else queue  ----------> C library
+//!                                                the outcome goes to the    --->  the fd is readable: take()
+//!                                                mailbox of each asker
 //! ```
 //!
 //! Lookups that are under way are shared by everybody who asks the same. An asker that no longer wants the answer says
-//! [`Mailbox::forget`]; a lookup that nobody wants and that has not begun is not made. Threads start when all others
-//! are busy, up to the number that Python's default executor would start, and end after some idle seconds.
+//! [`Resolver::forget`]; a lookup that nobody wants and that has not begun is not made.
 //!
-//! A forked child has none of these threads, and the parent's lock may be locked in it: [`after_fork`] gives it a new
-//! pool. The child must not use the parent's mailboxes.
+//! A forked child must not use the parent's resolvers, and must call [`after_fork`].
 
 mod calls;
 #[cfg(test)]
@@ -25,8 +22,7 @@ use std::io;
 use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::available_parallelism;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 pub use calls::{
@@ -34,56 +30,45 @@ pub use calls::{
     lookup_message,
 };
 
-use crate::sys::thread;
-use crate::sys::waker::Waker;
+use super::pool::{Mailbox, Pool, SharedPool, leaked_once};
 
 /// Whether [`Question::HostByName`] and [`Question::HostByAddress`] can be asked. Only Linux has these functions in a
 /// form that is safe in several threads.
 pub const HAS_HOST_LOOKUPS: bool = cfg!(any(target_os = "linux", target_os = "android"));
 
-/// Modules of the C library's name service run on this stack. Memory is used only for the part that they touch.
-const STACK_LEN: usize = 1024 * 1024;
-/// How long a thread waits for another lookup before it ends.
-const IDLE: Duration = Duration::from_secs(5);
 /// The maximum number of remembered answers.
 const MAX_REMEMBERED: usize = 1024;
 
 type LookUp = fn(&Question) -> Outcome;
 
-/// Receives the outcomes of the lookups of one loop.
-pub struct Mailbox {
-    waker: Waker,
-    arrived: Mutex<Vec<(u64, Arc<Outcome>)>>,
-    pool: &'static Pool,
+/// Asks for one loop, and receives the outcomes.
+pub struct Resolver {
+    mailbox: Arc<Mailbox<Arc<Outcome>>>,
+    lookups: &'static Lookups,
 }
 
-impl Mailbox {
-    /// An empty mailbox for lookups by this process's pool.
+impl Resolver {
+    /// A resolver that has asked nothing.
     ///
     /// # Errors
     /// `EMFILE` or `ENFILE`: the process or the system has no descriptor left.
-    pub fn new() -> io::Result<Arc<Self>> {
-        Self::of(pool())
-    }
-
-    fn of(pool: &'static Pool) -> io::Result<Arc<Self>> {
-        Ok(Arc::new(Self {
-            waker: Waker::new()?,
-            arrived: Mutex::default(),
-            pool,
+    pub fn new() -> io::Result<Self> {
+        Self::of(leaked_once(&LOOKUPS, || {
+            Lookups::new(THREADS.get(), calls::look_up)
         }))
     }
 
-    /// A descriptor that is readable while there may be outcomes to [`Self::take`]. The mailbox owns it.
-    #[must_use]
-    pub fn fd(&self) -> RawFd {
-        self.waker.fd()
+    fn of(lookups: &'static Lookups) -> io::Result<Self> {
+        Ok(Self {
+            mailbox: Arc::new(Mailbox::new()?),
+            lookups,
+        })
     }
 
-    /// False in a child of the process that made the mailbox. Its other methods must not be called then.
+    /// A descriptor that is readable while there may be outcomes to [`Self::take`]. The resolver owns it.
     #[must_use]
-    pub fn is_of_this_process(&self) -> bool {
-        ptr::eq(self.pool, POOL.load(Ordering::Acquire))
+    pub fn fd(&self) -> RawFd {
+        self.mailbox.fd()
     }
 
     /// Asks, and returns a ticket at once; the outcome will arrive with this ticket. An outcome that is at most
@@ -91,35 +76,26 @@ impl Mailbox {
     ///
     /// # Errors
     /// The process cannot start a thread, and there is none yet.
-    pub fn ask(self: &Arc<Self>, question: Question, max_age: Duration) -> io::Result<u64> {
-        self.pool.ask(question, self, max_age)
+    pub fn ask(&self, question: Question, max_age: Duration) -> io::Result<u64> {
+        self.lookups.ask(question, &self.mailbox, max_age)
     }
 
     /// Drops interest in an outcome that has not arrived.
     pub fn forget(&self, ticket: u64) {
-        self.pool.lock().forget(ticket);
+        self.lookups.lock().forget(ticket);
     }
 
     /// Removes and returns what has arrived, in the order of arrival, each with its ticket.
+    #[must_use]
     pub fn take(&self) -> Vec<(u64, Arc<Outcome>)> {
-        self.waker.drain();
-        std::mem::take(&mut *self.arrived.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    fn put(&self, ticket: u64, outcome: Arc<Outcome>) {
-        self.arrived
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push((ticket, outcome));
-        self.waker.wake();
+        self.mailbox.take()
     }
 }
 
-struct Pool {
+/// The lookups of all loops of the process.
+struct Lookups {
     state: Mutex<State>,
-    /// Notified when a question is put into the queue.
-    changed: Condvar,
-    max_threads: usize,
+    threads: &'static Pool,
     look_up: LookUp,
 }
 
@@ -127,60 +103,39 @@ struct Pool {
 struct State {
     /// Questions that no thread has begun. May contain questions that nobody asks any longer, and repetitions.
     queue: VecDeque<Arc<Question>>,
+    /// Jobs that no thread has begun. Each takes one question from the queue.
+    jobs: usize,
     asked: HashMap<Arc<Question>, Lookup>,
     tickets: HashMap<u64, Arc<Question>>,
     last_ticket: u64,
     remembered: HashMap<Arc<Question>, (Instant, Arc<Outcome>)>,
-    threads: usize,
-    idle: usize,
 }
 
 #[derive(Default)]
 struct Lookup {
     /// By ticket, so in the order in which they have asked.
-    askers: BTreeMap<u64, Arc<Mailbox>>,
+    askers: Askers,
     has_begun: bool,
     is_remembered: bool,
 }
 
+type Askers = BTreeMap<u64, Arc<Mailbox<Arc<Outcome>>>>;
+
+static THREADS: SharedPool = SharedPool::new("resolver");
 /// Made once and never freed. A forked child makes its own.
-static POOL: AtomicPtr<Pool> = AtomicPtr::new(ptr::null_mut());
+static LOOKUPS: AtomicPtr<Lookups> = AtomicPtr::new(ptr::null_mut());
 
-fn pool() -> &'static Pool {
-    let existing = POOL.load(Ordering::Acquire);
-    // SAFETY: null, or leaked below.
-    if let Some(existing) = unsafe { existing.as_ref() } {
-        return existing;
-    }
-    // As many as `concurrent.futures.ThreadPoolExecutor` starts by default.
-    let max_threads = available_parallelism()
-        .map_or(1, usize::from)
-        .saturating_add(4)
-        .min(32);
-    let made = Box::into_raw(Box::new(Pool::new(max_threads, calls::look_up)));
-    match POOL.compare_exchange(ptr::null_mut(), made, Ordering::AcqRel, Ordering::Acquire) {
-        // SAFETY: leaked just now.
-        Ok(_) => unsafe { &*made },
-        Err(other) => {
-            // SAFETY: another thread has made the pool at the same time; nothing refers to this one.
-            drop(unsafe { Box::from_raw(made) });
-            // SAFETY: leaked by that thread.
-            unsafe { &*other }
-        }
-    }
-}
-
-/// Called in the child of a fork: leaks the parent's pool.
+/// Call this in the child of a fork: the parent's threads do not exist here, and its locks may be locked for ever.
 pub fn after_fork() {
-    POOL.store(ptr::null_mut(), Ordering::Release);
+    THREADS.after_fork();
+    LOOKUPS.store(ptr::null_mut(), Ordering::Release);
 }
 
-impl Pool {
-    fn new(max_threads: usize, look_up: LookUp) -> Self {
+impl Lookups {
+    fn new(threads: &'static Pool, look_up: LookUp) -> Self {
         Self {
             state: Mutex::default(),
-            changed: Condvar::new(),
-            max_threads,
+            threads,
             look_up,
         }
     }
@@ -189,7 +144,12 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn ask(&'static self, question: Question, mailbox: &Arc<Mailbox>, max_age: Duration) -> io::Result<u64> {
+    fn ask(
+        &'static self,
+        question: Question,
+        mailbox: &Arc<Mailbox<Arc<Outcome>>>,
+        max_age: Duration,
+    ) -> io::Result<u64> {
         let mut state = self.lock();
         state.last_ticket += 1;
         let ticket = state.last_ticket;
@@ -202,52 +162,29 @@ impl Pool {
         let is_new = state.join(&question, ticket, mailbox, max_age);
         if is_new {
             state.queue.push_back(question);
-            self.start_thread_if_needed(&mut state)
-                .inspect_err(|_| state.forget(ticket))?;
-            self.changed.notify_one();
+            // After forgotten questions were removed from the queue, there may be a job that has no question yet.
+            if state.jobs < state.queue.len() {
+                self.threads
+                    .push(Box::new(|| self.answer_next()))
+                    .inspect_err(|_| state.forget(ticket))?;
+                state.jobs += 1;
+            }
         }
         Ok(ticket)
     }
 
-    /// Err only if there is no thread at all, which could make the lookups later.
-    fn start_thread_if_needed(&'static self, state: &mut State) -> io::Result<()> {
-        if state.queue.len() <= state.idle || state.threads == self.max_threads {
-            return Ok(());
-        }
-        match thread::spawn("resolver".to_owned(), STACK_LEN, || self.work()) {
-            Err(error) if state.threads == 0 => return Err(error),
-            Err(_) => {}
-            Ok(_) => state.threads += 1,
-        }
-        Ok(())
-    }
-
-    /// The body of a thread.
-    fn work(&self) {
+    /// Looks up the next question, if there is one, and delivers the outcome to everybody who has asked.
+    fn answer_next(&self) {
         let mut state = self.lock();
-        loop {
-            while let Some(question) = state.begin_next() {
-                drop(state);
-                let outcome = Arc::new((self.look_up)(&question));
-                state = self.lock();
-                let askers = state.finish(&question, &outcome);
-                drop(state);
-                for (ticket, mailbox) in askers {
-                    mailbox.put(ticket, Arc::clone(&outcome));
-                }
-                state = self.lock();
-            }
-            state.idle += 1;
-            let (woken, timeout) = self
-                .changed
-                .wait_timeout(state, IDLE)
-                .unwrap_or_else(PoisonError::into_inner);
-            state = woken;
-            state.idle -= 1;
-            if timeout.timed_out() && state.queue.is_empty() {
-                state.threads -= 1;
-                return;
-            }
+        state.jobs -= 1;
+        let Some(question) = state.begin_next() else {
+            return;
+        };
+        drop(state);
+        let outcome = Arc::new((self.look_up)(&question));
+        let askers = self.lock().finish(&question, &outcome);
+        for (ticket, mailbox) in askers {
+            mailbox.put(ticket, Arc::clone(&outcome));
         }
     }
 }
@@ -258,7 +195,7 @@ impl State {
         &mut self,
         question: &Arc<Question>,
         ticket: u64,
-        mailbox: &Arc<Mailbox>,
+        mailbox: &Arc<Mailbox<Arc<Outcome>>>,
         max_age: Duration,
     ) -> bool {
         let is_new = !self.asked.contains_key(question);
@@ -300,9 +237,9 @@ impl State {
     }
 
     /// Returns who has asked.
-    fn finish(&mut self, question: &Arc<Question>, outcome: &Arc<Outcome>) -> BTreeMap<u64, Arc<Mailbox>> {
+    fn finish(&mut self, question: &Arc<Question>, outcome: &Arc<Outcome>) -> Askers {
         let Some(lookup) = self.asked.remove(question) else {
-            return BTreeMap::new();
+            return Askers::new();
         };
         for ticket in lookup.askers.keys() {
             self.tickets.remove(ticket);

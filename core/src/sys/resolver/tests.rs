@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use super::{
-    AddressQuestion, Answer, Failure, HAS_HOST_LOOKUPS, HostEntry, MAX_REMEMBERED, Mailbox, NameQuestion,
-    Outcome, Pool, Question, calls,
+    AddressQuestion, Answer, Failure, HAS_HOST_LOOKUPS, HostEntry, Lookups, MAX_REMEMBERED, NameQuestion,
+    Outcome, Pool, Question, Resolver, calls,
 };
 
 fn question(host: &str) -> Question {
@@ -30,17 +30,18 @@ fn host_of(question: &Question) -> String {
     }
 }
 
-fn mailbox(max_threads: usize, look_up: fn(&Question) -> Outcome) -> Arc<Mailbox> {
-    Mailbox::of(Box::leak(Box::new(Pool::new(max_threads, look_up)))).unwrap()
+fn resolver(max_threads: usize, look_up: fn(&Question) -> Outcome) -> Resolver {
+    let threads = Box::leak(Box::new(Pool::new("test", max_threads)));
+    Resolver::of(Box::leak(Box::new(Lookups::new(threads, look_up)))).unwrap()
 }
 
 /// Waits for `count` outcomes.
-fn take(mailbox: &Mailbox, count: usize) -> Vec<(u64, Arc<Outcome>)> {
+fn take(resolver: &Resolver, count: usize) -> Vec<(u64, Arc<Outcome>)> {
     let mut taken = Vec::new();
     let limit = Instant::now() + Duration::from_secs(60);
     while taken.len() < count {
         assert!(Instant::now() < limit, "{} of {count} have arrived", taken.len());
-        taken.extend(mailbox.take());
+        taken.extend(resolver.take());
         std::thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(taken.len(), count);
@@ -68,8 +69,8 @@ macro_rules! gated {
 #[test]
 fn equal_lookups_under_way_are_shared() {
     gated!(look_up, begun, go_on);
-    let first = mailbox(2, look_up);
-    let second = Mailbox::of(first.pool).unwrap();
+    let first = resolver(2, look_up);
+    let second = Resolver::of(first.lookups).unwrap();
     let own = first.ask(question("a"), Duration::ZERO).unwrap();
     begun.recv().unwrap();
     let joined: Vec<u64> = (0..3)
@@ -85,70 +86,51 @@ fn equal_lookups_under_way_are_shared() {
     assert_eq!(begun.recv().unwrap(), "a");
     go_on.send(()).unwrap();
     take(&first, 1);
-    assert!(first.pool.lock().tickets.is_empty() && first.pool.lock().asked.is_empty());
+    assert!(first.lookups.lock().tickets.is_empty() && first.lookups.lock().asked.is_empty());
 }
 
 #[test]
 fn a_lookup_that_nobody_wants_any_more_is_not_begun() {
     gated!(look_up, begun, go_on);
-    let mailbox = mailbox(1, look_up);
-    let running = mailbox.ask(question("running"), Duration::ZERO).unwrap();
+    let resolver = resolver(1, look_up);
+    let running = resolver.ask(question("running"), Duration::ZERO).unwrap();
     begun.recv().unwrap();
-    let dropped = mailbox.ask(question("dropped"), Duration::ZERO).unwrap();
-    let shared = [0, 1].map(|_| mailbox.ask(question("shared"), Duration::ZERO).unwrap());
-    mailbox.forget(dropped);
-    mailbox.forget(shared[0]);
-    mailbox.forget(running);
-    mailbox.forget(running);
+    let dropped = resolver.ask(question("dropped"), Duration::ZERO).unwrap();
+    let shared = [0, 1].map(|_| resolver.ask(question("shared"), Duration::ZERO).unwrap());
+    resolver.forget(dropped);
+    resolver.forget(shared[0]);
+    resolver.forget(running);
+    resolver.forget(running);
     go_on.send(()).unwrap();
     assert_eq!(begun.recv().unwrap(), "shared");
     go_on.send(()).unwrap();
-    assert_eq!(take(&mailbox, 1)[0].0, shared[1]);
+    assert_eq!(take(&resolver, 1)[0].0, shared[1]);
     assert!(begun.try_recv().is_err());
 }
 
 #[test]
 fn a_forgotten_question_can_be_asked_again() {
     gated!(look_up, begun, go_on);
-    let mailbox = mailbox(1, look_up);
-    mailbox.ask(question("first"), Duration::ZERO).unwrap();
+    let resolver = resolver(1, look_up);
+    resolver.ask(question("first"), Duration::ZERO).unwrap();
     begun.recv().unwrap();
     for _ in 0..1000 {
-        let ticket = mailbox.ask(question("again"), Duration::ZERO).unwrap();
-        mailbox.forget(ticket);
+        let ticket = resolver.ask(question("again"), Duration::ZERO).unwrap();
+        resolver.forget(ticket);
     }
     assert!(
-        mailbox.pool.lock().queue.len() < 100,
+        resolver.lookups.lock().queue.len() < 100,
         "the queue is cleared of forgotten questions"
     );
-    let again = mailbox.ask(question("again"), Duration::ZERO).unwrap();
+    assert!(
+        resolver.lookups.lock().jobs < 100,
+        "a job is used for the next question"
+    );
+    let again = resolver.ask(question("again"), Duration::ZERO).unwrap();
     go_on.send(()).unwrap();
     go_on.send(()).unwrap();
-    assert_eq!(take(&mailbox, 2)[1].0, again);
+    assert_eq!(take(&resolver, 2)[1].0, again);
     assert_eq!(begun.try_iter().collect::<Vec<_>>(), ["again"]);
-}
-
-#[test]
-fn threads_start_only_while_all_others_are_busy() {
-    gated!(look_up, begun, go_on);
-    let mailbox = mailbox(3, look_up);
-    for host in ["a", "b", "c", "d"] {
-        mailbox.ask(question(host), Duration::ZERO).unwrap();
-    }
-    // The gate lets one lookup wait at a time, so only look at the number of threads.
-    begun.recv().unwrap();
-    assert_eq!(mailbox.pool.lock().threads, 3);
-    for _ in 0..4 {
-        go_on.send(()).unwrap();
-    }
-    take(&mailbox, 4);
-    while mailbox.pool.lock().idle != 3 {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    go_on.send(()).unwrap();
-    mailbox.ask(question("e"), Duration::ZERO).unwrap();
-    take(&mailbox, 1);
-    assert_eq!(mailbox.pool.lock().threads, 3);
 }
 
 #[test]
@@ -161,11 +143,11 @@ fn answers_are_remembered_for_those_who_accept_their_age() {
             _ => Ok(Answer::Addresses(Vec::new())),
         }
     }
-    let mailbox = mailbox(1, look_up);
+    let resolver = resolver(1, look_up);
     let ask = |host: &str, max_age: Duration| {
         let before = COUNT.load(Ordering::Relaxed);
-        let ticket = mailbox.ask(question(host), max_age).unwrap();
-        assert_eq!(take(&mailbox, 1)[0].0, ticket);
+        let ticket = resolver.ask(question(host), max_age).unwrap();
+        assert_eq!(take(&resolver, 1)[0].0, ticket);
         COUNT.load(Ordering::Relaxed) - before
     };
     let hour = Duration::from_secs(3600);
@@ -187,7 +169,7 @@ fn answers_are_remembered_for_those_who_accept_their_age() {
     for number in 0..MAX_REMEMBERED + 10 {
         ask(&number.to_string(), hour);
     }
-    assert_eq!(mailbox.pool.lock().remembered.len(), MAX_REMEMBERED);
+    assert_eq!(resolver.lookups.lock().remembered.len(), MAX_REMEMBERED);
     assert_eq!(ask("0", hour), 1, "the oldest answers were dropped");
 }
 

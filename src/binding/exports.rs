@@ -4,18 +4,18 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 
 /// An exported buffer. Methods begin and end attached, so the buffer is also exported and released while attached.
-pub(super) struct View(ffi::Py_buffer);
+pub(crate) struct View(ffi::Py_buffer);
 
 impl View {
     /// Exports the buffer. TypeError or BufferError if the object has no contiguous buffer that fits the flags.
-    pub(super) fn new(object: &Bound<'_, PyAny>, flags: i32) -> PyResult<Self> {
+    pub(crate) fn new(object: &Bound<'_, PyAny>, flags: i32) -> PyResult<Self> {
         let mut view = Self(ffi::Py_buffer::new());
         view.fill(object, flags)?;
         Ok(view)
     }
 
     /// Like `new`, in a box, for a view that exists while a coro waits: its address must not change.
-    pub(super) fn boxed(object: &Bound<'_, PyAny>, flags: i32) -> PyResult<Box<Self>> {
+    pub(crate) fn boxed(object: &Bound<'_, PyAny>, flags: i32) -> PyResult<Box<Self>> {
         let mut view = Box::new(Self(ffi::Py_buffer::new()));
         view.fill(object, flags)?;
         Ok(view)
@@ -30,16 +30,16 @@ impl View {
     }
 
     #[inline]
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.0.len as usize
     }
 
     #[inline]
-    pub(super) fn as_mut_ptr(&self) -> *mut u8 {
+    pub(crate) fn as_mut_ptr(&self) -> *mut u8 {
         self.0.buf.cast()
     }
 
-    pub(super) fn as_bytes(&self) -> &[u8] {
+    pub(crate) fn as_bytes(&self) -> &[u8] {
         match self.0.len {
             0 => &[],
             // SAFETY: the buffer is exported until the drop.

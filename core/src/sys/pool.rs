@@ -1,0 +1,270 @@
+//! Threads for calls that block: name lookups, and files where the kernel has no asynchronous calls. They know nothing
+//! of Python, so they run without the GIL, and nobody waits for them at exit.
+//!
+//! ```text
+//!   loop's thread              pool (one per process and purpose)        loop's thread
+//!   push(job)  --->  queue  --->  an idle thread, or a new one
+//!                                 runs the job: Mailbox::put()   --->    the mailbox's fd is readable: take()
+//! ```
+//!
+//! Threads start when all others are busy, up to the number that Python's default executor would start, and end after
+//! some idle seconds.
+//!
+//! A forked child has none of these threads, and the parent's lock may be locked in it: [`SharedPool::after_fork`] gives
+//! it a new pool.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::RawFd;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::available_parallelism;
+use std::time::Duration;
+
+use super::thread;
+use super::waker::Waker;
+
+/// Modules of the C library's name service run on this stack. Memory is used only for the part that they touch.
+const STACK_LEN: usize = 1024 * 1024;
+/// How long a thread waits for another job before it ends.
+const IDLE: Duration = Duration::from_secs(5);
+
+/// What a thread runs. It must not panic.
+pub type Job = Box<dyn FnOnce() + Send>;
+
+/// A queue of jobs, and the threads that run them.
+pub struct Pool {
+    name: &'static str,
+    max_threads: usize,
+    state: Mutex<State>,
+    /// Notified when a job is put into the queue.
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Job>,
+    threads: usize,
+    idle: usize,
+}
+
+impl Pool {
+    /// A pool without threads. `name` is the name of its threads.
+    #[must_use]
+    pub fn new(name: &'static str, max_threads: usize) -> Self {
+        Self {
+            name,
+            max_threads,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Runs the job in a thread, after all jobs that were pushed before it have begun.
+    ///
+    /// # Errors
+    /// The pool has no thread, and the process cannot start one. The job is dropped.
+    pub fn push(&'static self, job: Job) -> io::Result<()> {
+        let mut state = self.lock();
+        if state.queue.len() >= state.idle && state.threads < self.max_threads {
+            match thread::spawn(self.name.to_owned(), STACK_LEN, || self.work()) {
+                Err(error) if state.threads == 0 => return Err(error),
+                Err(_) => {} // the threads that exist will run the job
+                Ok(_) => state.threads += 1,
+            }
+        }
+        state.queue.push_back(job);
+        self.changed.notify_one();
+        Ok(())
+    }
+
+    /// The number of threads, and how many of them wait for a job.
+    #[must_use]
+    pub fn threads(&self) -> (usize, usize) {
+        let state = self.lock();
+        (state.threads, state.idle)
+    }
+
+    /// The body of a thread.
+    fn work(&self) {
+        let mut state = self.lock();
+        loop {
+            while let Some(job) = state.queue.pop_front() {
+                drop(state);
+                job();
+                state = self.lock();
+            }
+            state.idle += 1;
+            let (woken, timeout) = self
+                .changed
+                .wait_timeout(state, IDLE)
+                .unwrap_or_else(PoisonError::into_inner);
+            state = woken;
+            state.idle -= 1;
+            if timeout.timed_out() && state.queue.is_empty() {
+                state.threads -= 1;
+                return;
+            }
+        }
+    }
+}
+
+/// A pool of the process, made when it is first used. A forked child makes its own.
+pub struct SharedPool {
+    name: &'static str,
+    /// Null, or leaked.
+    pool: AtomicPtr<Pool>,
+}
+
+impl SharedPool {
+    /// For a `static`.
+    #[must_use]
+    pub const fn new(name: &'static str) -> Self {
+        Self {
+            name,
+            pool: AtomicPtr::new(ptr::null_mut()),
+        }
+    }
+
+    /// The pool of this process.
+    #[must_use]
+    pub fn get(&self) -> &'static Pool {
+        leaked_once(&self.pool, || {
+            // As many as `concurrent.futures.ThreadPoolExecutor` starts by default.
+            let max_threads = available_parallelism()
+                .map_or(1, usize::from)
+                .saturating_add(4)
+                .min(32);
+            Pool::new(self.name, max_threads)
+        })
+    }
+
+    /// Call this in the child of a fork. It leaks the parent's pool.
+    pub fn after_fork(&self) {
+        self.pool.store(ptr::null_mut(), Ordering::Release);
+    }
+}
+
+/// The object to which the pointer refers. If the pointer is null, makes the object, which is never freed.
+pub(super) fn leaked_once<T>(pointer: &AtomicPtr<T>, make: impl FnOnce() -> T) -> &'static T {
+    let existing = pointer.load(Ordering::Acquire);
+    // SAFETY: null, or leaked below.
+    if let Some(existing) = unsafe { existing.as_ref() } {
+        return existing;
+    }
+    let new = Box::into_raw(Box::new(make()));
+    match pointer.compare_exchange(ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
+        // SAFETY: leaked just now.
+        Ok(_) => unsafe { &*new },
+        Err(other) => {
+            // SAFETY: another thread has made its object at the same time; nothing refers to this one.
+            drop(unsafe { Box::from_raw(new) });
+            // SAFETY: leaked by that thread.
+            unsafe { &*other }
+        }
+    }
+}
+
+/// Receives the outcomes of the jobs of one loop.
+pub struct Mailbox<T> {
+    waker: Waker,
+    arrived: Mutex<Vec<(u64, T)>>,
+}
+
+impl<T> Mailbox<T> {
+    /// An empty mailbox.
+    ///
+    /// # Errors
+    /// `EMFILE` or `ENFILE`: the process or the system has no descriptor left.
+    pub fn new() -> io::Result<Self> {
+        Ok(Self {
+            waker: Waker::new()?,
+            arrived: Mutex::new(Vec::new()),
+        })
+    }
+
+    /// A descriptor that is readable while there may be outcomes to [`Self::take`]. The mailbox owns it.
+    #[must_use]
+    pub fn fd(&self) -> RawFd {
+        self.waker.fd()
+    }
+
+    /// Removes and returns what has arrived, in the order of arrival, each with its ticket.
+    #[must_use]
+    pub fn take(&self) -> Vec<(u64, T)> {
+        self.waker.drain();
+        std::mem::take(&mut *self.arrived.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Delivers an outcome. Any thread may call this.
+    pub fn put(&self, ticket: u64, outcome: T) {
+        self.arrived
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push((ticket, outcome));
+        self.waker.wake();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::mpsc::channel;
+    use std::time::{Duration, Instant};
+
+    use super::{Mailbox, Pool, SharedPool};
+
+    #[test]
+    fn threads_start_only_while_all_others_are_busy() {
+        let pool: &'static Pool = Box::leak(Box::new(Pool::new("test", 3)));
+        let mailbox = Arc::new(Mailbox::new().unwrap());
+        let (go_on, gate) = channel::<()>();
+        let gate = Arc::new(std::sync::Mutex::new(gate));
+        let push = |ticket| {
+            let (mailbox, gate) = (Arc::clone(&mailbox), Arc::clone(&gate));
+            pool.push(Box::new(move || {
+                gate.lock().unwrap().recv().unwrap();
+                mailbox.put(ticket, ());
+            }))
+            .unwrap();
+        };
+        let limit = Instant::now() + Duration::from_secs(60);
+        let wait_for = |count: usize| {
+            let mut taken = Vec::new();
+            while taken.len() < count {
+                assert!(Instant::now() < limit);
+                taken.extend(mailbox.take());
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            taken
+        };
+        (0..5).for_each(push);
+        assert_eq!(pool.threads().0, 3);
+        (0..5).for_each(|_| go_on.send(()).unwrap());
+        let mut tickets: Vec<u64> = wait_for(5).into_iter().map(|(ticket, ())| ticket).collect();
+        tickets.sort_unstable();
+        assert_eq!(tickets, [0, 1, 2, 3, 4]);
+        while pool.threads().1 != 3 {
+            assert!(Instant::now() < limit);
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        go_on.send(()).unwrap();
+        push(5);
+        wait_for(1);
+        assert_eq!(pool.threads().0, 3);
+    }
+
+    #[test]
+    fn a_child_gets_a_pool_of_its_own() {
+        static SHARED: SharedPool = SharedPool::new("test");
+        let first = SHARED.get();
+        assert!(std::ptr::eq(first, SHARED.get()));
+        SHARED.after_fork();
+        assert!(!std::ptr::eq(first, SHARED.get()));
+    }
+}

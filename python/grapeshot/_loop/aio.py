@@ -1,0 +1,163 @@
+"""Calls on files that let the loop go on: with io_uring, or in native threads where the system has none.
+
+A call that need not wait for a disk is made at once, in the loop's thread: the kernel can be asked to read or open a
+file only if it has the data in memory (``RWF_NOWAIT``, ``RESOLVE_CACHED``). All other calls go to the loop's queue
+(``src/aio.rs``), and a future gets the outcome.
+
+Tasks use this through :mod:`grapeshot.files`, coros through ``coro.aio_read``, ``coro.aio_write`` and
+``coro.file_sock``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import types
+import weakref
+from functools import partial
+
+from grapeshot import _core
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from typing import Any
+
+# The position of the file itself, as an offset.
+OWN_POSITION = -1
+# The largest read that is tried at once: copying more would hold up the loop.
+_MAX_AT_ONCE = 1024 * 1024
+# After so many bytes that were read at once, a task lets others run.
+_YIELD_AFTER = 4 * 1024 * 1024
+# How long the close of a loop waits for calls that have begun. Their memory cannot be freed before they end.
+_STOP_S = 1.0
+
+os.register_at_fork(after_in_child=_core._aio_after_fork)
+
+
+class AioQueue:
+    """The calls of a loop that are under way: gives each outcome to the future that waits for it."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.pid = os.getpid()
+        self.read_at_once = 0
+        self._loop = loop
+        self._native = _core._AioQueue()
+        # ticket -> the future, and the function to call when the call has ended
+        self._calls: dict[int, tuple[asyncio.Future[Any], Callable[[], object] | None]] = {}
+        if isinstance(loop, _core.Loop):
+            _core.Loop._add_reader(loop, self._native.fileno(), self._deliver)
+        else:
+            loop.add_reader(self._native.fileno(), self._deliver)
+
+    def start(self, name: str, *args: Any, on_end: Callable[[], object] | None = None) -> asyncio.Future[Any]:
+        """Start the call with this name of a method of ``_core._AioQueue``; return a future of its result.
+
+        Cancelling the future ends the wait. The call may go on after that: ``on_end`` is called when the call no longer
+        uses its descriptor and its memory.
+
+        Raises:
+            OSError: the process cannot start a thread.
+        """
+        ticket = getattr(self._native, name)(*args)
+        future = self._loop.create_future()
+        self._calls[ticket] = future, on_end
+        future.add_done_callback(partial(self._cancel, ticket))
+        return future
+
+    def stop(self) -> None:
+        """Cancel all calls. Their futures stay pending, like the futures of an executor when a loop is closed."""
+        if not self._native.stop(_STOP_S):
+            calls, self._calls = self._calls, {}
+            for _, on_end in calls.values():
+                if on_end is not None:
+                    on_end()
+
+    def _deliver(self) -> None:
+        for ticket, outcome in self._native.take():
+            future, on_end = self._calls.pop(ticket)
+            if on_end is not None:
+                on_end()
+            if future.done():
+                continue
+            if isinstance(outcome, BaseException):
+                future.set_exception(outcome)
+            else:
+                future.set_result(outcome)
+
+    def _cancel(self, ticket: int, future: asyncio.Future[Any]) -> None:
+        if future.cancelled() and ticket in self._calls and self._native.cancel(ticket):
+            _, on_end = self._calls.pop(ticket)
+            if on_end is not None:
+                on_end()
+
+
+# The queues of loops that are not grapeshot's.
+_queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AioQueue] = weakref.WeakKeyDictionary()
+
+
+def queue_of(loop: Any) -> AioQueue:
+    """Return the queue of a loop; make it if there is none yet, or if this is the child of a fork.
+
+    Raises:
+        RuntimeError: the loop is closed.
+        OSError: the process has no descriptor left.
+    """
+    is_ours = isinstance(loop, _core.Loop)
+    queue: AioQueue | None = loop._aio if is_ours else _queues.get(loop)
+    if queue is None or queue.pid != os.getpid():
+        if loop.is_closed():
+            raise RuntimeError("Event loop is closed")
+        queue = AioQueue(loop)
+        if is_ours:
+            loop._aio = queue
+        else:
+            _queues[loop] = queue
+    return queue
+
+
+def read_now(fd: int, size: int, offset: int) -> bytes | None:
+    """Read up to ``size`` bytes if the kernel has them in memory; return b"" at the end of the file, None otherwise.
+
+    Raises:
+        OSError: as :func:`os.pread`.
+    """
+    return _core._aio_read_now(fd, size, offset) if size <= _MAX_AT_ONCE else None
+
+
+async def read(
+    queue: AioQueue, fd: int, size: int, offset: int, on_end: Callable[[], object] | None = None
+) -> bytes:
+    """Return up to ``size`` bytes from ``offset`` on, b"" at the end of the file. At least 1 byte must be wanted.
+
+    Raises:
+        OSError: as :func:`os.pread`.
+    """
+    data = read_now(fd, size, offset)
+    if data is None:
+        return await queue.start("read", fd, size, offset, on_end=on_end)  # type: ignore[no-any-return]
+    if on_end is not None:
+        on_end()
+    queue.read_at_once += max(len(data), 4096)
+    if queue.read_at_once > _YIELD_AFTER:
+        queue.read_at_once = 0
+        await _others_run()
+    return data
+
+
+@types.coroutine
+def _others_run() -> Generator[None, None, None]:
+    """Like ``asyncio.sleep(0)``."""
+    yield
+
+
+async def open_file(queue: AioQueue, path: bytes, flags: int, mode: int) -> int:
+    """Return a new descriptor, which is not inheritable.
+
+    Raises:
+        OSError: as :func:`os.open`, but without the path.
+    """
+    fd = _core._aio_open_now(path, flags)
+    if fd is None:
+        fd = await queue.start("open", path, flags, mode)
+    return fd

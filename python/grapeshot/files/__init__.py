@@ -1,0 +1,24 @@
+"""Files that tasks read and write while the loop goes on, without a thread for each call.
+
+:func:`open` takes the arguments of the built-in function, and its files have the methods of aiofiles' files::
+
+    async with grapeshot.files.open("notes.txt") as file:
+        async for line in file:
+            ...
+
+The kernel itself makes the calls where it has io_uring (Linux 5.6, unless a sandbox forbids it); a few threads make
+them elsewhere. Reading data that the kernel has in memory needs neither. It works on every event loop that has
+``add_reader``, and is fastest on grapeshot's.
+
+The methods of a file run one after the other, also if several tasks call them. If a task is cancelled while it waits
+for a file, it goes on at once. The next call on that file begins when the interrupted one has ended; whether an
+interrupted write has changed the file is not known.
+
+Coros read and write with ``coro.file_sock``, ``coro.aio_read`` and ``coro.aio_write`` instead.
+"""
+
+from ._binary import BinaryFile, RawFile
+from ._opening import open
+from ._text import TextFile
+
+__all__ = ["BinaryFile", "RawFile", "TextFile", "open"]

@@ -1,0 +1,295 @@
+//! `grapeshot._core._AioQueue`: the calls on files of one loop, which io_uring or threads make (`core/src/sys/aio`).
+//!
+//! Source: CPython `Modules/posixmodule.c`.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_int, c_void};
+use std::os::fd::RawFd;
+use std::ptr;
+use std::time::Duration;
+
+use grapeshot_core::sys::aio::{self, Call, Ended, Queue};
+use pyo3::exceptions::PyValueError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
+
+use crate::binding::args::Args;
+use crate::binding::errors;
+use crate::binding::exports::View;
+use crate::binding::native_type::{
+    NativeType, This, alloc_without_arguments, new_type, slot, with_critical_section,
+};
+use crate::binding::new_bytes::NewBytes;
+use crate::binding::object_result::{ObjectResult, bool_object, none};
+use crate::binding::rows::{methods_slot, row};
+
+#[repr(C)]
+struct QueueObject {
+    base: ffi::PyObject,
+    /// Borrowed only while no Python code runs: what leaves the queue is dropped later.
+    queue: RefCell<Queue<Memory>>,
+}
+
+/// The owner of the memory that a call uses.
+#[expect(dead_code, reason = "two of the owners are only kept, until they are dropped")]
+enum Memory {
+    Nothing,
+    Path(CString),
+    /// The unfinished `bytes` object of a read. No other code has a reference to it.
+    Buffer(Py<PyAny>),
+    /// The data of a write.
+    Data(Box<View>),
+}
+
+impl NativeType for QueueObject {
+    const NAME: &'static CStr = c"grapeshot._core._AioQueue";
+    const DOC: &'static CStr = c"_AioQueue()\n--\n\nMakes calls on files while the loop goes on.";
+    const FLAGS: u64 = 0;
+    const IS_COLLECTED: bool = false;
+
+    fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        with_critical_section(this, body)
+    }
+}
+
+type Aio<'py> = This<'py, QueueObject>;
+
+/// A path as `os.fsencode` returns it.
+fn path_of(path: &Bound<'_, PyAny>) -> PyResult<CString> {
+    CString::new(path.cast::<PyBytes>()?.as_bytes()).map_err(|_| PyValueError::new_err("embedded null byte"))
+}
+
+/// Starts a call and returns its ticket.
+fn start(this: Aio<'_>, call: Call, memory: Memory) -> ObjectResult<'_> {
+    // SAFETY: each caller passes the owner of the memory to which the call's pointers refer. Moving it does not move the
+    // memory: this is a text, a `bytes` object or an exported buffer on the heap.
+    let started = unsafe { this.queue.borrow_mut().start(call, memory) };
+    match started {
+        Ok(ticket) => Ok(ticket.into_pyobject(this.py())?.into_any()),
+        Err((error, memory)) => {
+            drop(memory);
+            Err(errors::os_error(&error))
+        }
+    }
+}
+
+fn open<'py>(this: Aio<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
+    let [path, flags, mode] = args.exactly()?;
+    let path = path_of(&path)?;
+    let call = Call::Open {
+        path: path.as_ptr(),
+        flags: flags.extract()?,
+        mode: mode.extract()?,
+    };
+    start(this, call, Memory::Path(path))
+}
+
+fn close<'py>(this: Aio<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
+    let [fd] = args.exactly()?;
+    start(this, Call::Close { fd: fd.extract()? }, Memory::Nothing)
+}
+
+fn read<'py>(this: Aio<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
+    let [fd, size, offset] = args.exactly()?;
+    let mut bytes = NewBytes::with_capacity(this.py(), size.extract()?)?;
+    let call = Call::Read {
+        fd: fd.extract()?,
+        buffer: bytes.as_mut_ptr(),
+        len: bytes.capacity(),
+        offset: offset.extract()?,
+    };
+    start(this, call, Memory::Buffer(bytes.into_object().unbind()))
+}
+
+fn write<'py>(this: Aio<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
+    let [fd, data, offset] = args.exactly()?;
+    let data = View::boxed(&data, ffi::PyBUF_SIMPLE)?;
+    let call = Call::Write {
+        fd: fd.extract()?,
+        data: data.as_mut_ptr().cast_const(),
+        len: data.len(),
+        offset: offset.extract()?,
+    };
+    start(this, call, Memory::Data(data))
+}
+
+fn sync<'py>(this: Aio<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
+    let [fd, only_data] = args.exactly()?;
+    let call = Call::Sync {
+        fd: fd.extract()?,
+        only_data: only_data.extract()?,
+    };
+    start(this, call, Memory::Nothing)
+}
+
+fn truncate<'py>(this: Aio<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
+    let [fd, len] = args.exactly()?;
+    let call = Call::Truncate {
+        fd: fd.extract()?,
+        len: len.extract()?,
+    };
+    start(this, call, Memory::Nothing)
+}
+
+fn cancel<'py>(this: Aio<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
+    let [ticket] = args.exactly()?;
+    let ticket = ticket.extract()?;
+    let memory = this.queue.borrow_mut().cancel(ticket);
+    Ok(bool_object(this.py(), memory.is_some()))
+}
+
+fn take<'py>(this: Aio<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
+    let py = this.py();
+    let ended = this.queue.borrow_mut().take();
+    let list = PyList::empty(py);
+    for ended in ended {
+        list.append((ended.ticket, result(py, ended)?))?;
+    }
+    Ok(list.into_any())
+}
+
+/// What the call returns to Python, or the exception to raise.
+fn result(py: Python<'_>, ended: Ended<Memory>) -> ObjectResult<'_> {
+    let finished = match (ended.outcome, ended.memory) {
+        (Ok(len), Memory::Buffer(bytes)) => {
+            // SAFETY: the object comes from `NewBytes::into_object`, and nothing else has a reference to it.
+            unsafe { NewBytes::from_object(bytes.into_bound(py)) }.finish(len)
+        }
+        (Ok(number), _) => Ok(number.into_pyobject(py)?.into_any()),
+        (Err(error), _) => Err(errors::os_error(&error)),
+    };
+    Ok(finished.unwrap_or_else(|error| error.into_value(py).into_bound(py).into_any()))
+}
+
+fn fileno<'py>(this: Aio<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
+    Ok(this.queue.borrow().fd().into_pyobject(this.py())?.into_any())
+}
+
+fn has_ring<'py>(this: Aio<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
+    Ok(bool_object(this.py(), this.queue.borrow().has_ring()))
+}
+
+fn stop<'py>(this: Aio<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
+    let [limit] = args.exactly()?;
+    let limit = Duration::try_from_secs_f64(limit.extract()?).unwrap_or(Duration::MAX);
+    // The GIL is held: threads that make calls do not need it.
+    let memory = this.queue.borrow_mut().stop(limit);
+    drop(memory);
+    let left = this.queue.borrow().len();
+    Ok(left.into_pyobject(this.py())?.into_any())
+}
+
+/// # Safety
+/// Called by CPython with the type or a subclass of it, a tuple, and a dict or null.
+unsafe extern "C" fn new(
+    kind: *mut ffi::PyTypeObject,
+    args: *mut ffi::PyObject,
+    kwargs: *mut ffi::PyObject,
+) -> *mut ffi::PyObject {
+    // SAFETY: attached, and the arguments are as described above. The allocation is large enough for the layout, and
+    // its field is written before anything else can see the object.
+    unsafe {
+        let py = Python::assume_attached();
+        errors::at_boundary(py, ptr::null_mut(), || {
+            let only_threads =
+                std::env::var_os("GRAPESHOT_FILE_THREADS").is_some_and(|value| !value.is_empty());
+            let queue = Queue::new(only_threads).map_err(|error| errors::os_error(&error))?;
+            let object = alloc_without_arguments(py, kind, args, kwargs)?;
+            (&raw mut (*object.as_ptr().cast::<QueueObject>()).queue).write(RefCell::new(queue));
+            Ok(object.into_ptr())
+        })
+    }
+}
+
+/// `_aio_read_now(fd, size, offset)`: reads if the data is in memory. Returns None if the call would wait for a disk.
+#[pyfunction(name = "_aio_read_now")]
+fn read_now(py: Python<'_>, fd: RawFd, size: usize, offset: i64) -> ObjectResult<'_> {
+    let mut bytes = NewBytes::with_capacity(py, size)?;
+    // SAFETY: the object is unshared and has at least `size` bytes.
+    match unsafe { aio::read_now(fd, bytes.as_mut_ptr(), size, offset) } {
+        Ok(Some(len)) => bytes.finish(len),
+        Ok(None) => Ok(none(py)),
+        Err(error) => Err(errors::os_error(&error)),
+    }
+}
+
+/// `_aio_open_now(path, flags)`: opens an existing file if its path is in memory. Returns None if the call would wait.
+#[pyfunction(name = "_aio_open_now")]
+fn open_now<'py>(path: &Bound<'py, PyAny>, flags: c_int) -> ObjectResult<'py> {
+    let py = path.py();
+    match aio::open_now(&path_of(path)?, flags) {
+        Ok(Some(fd)) => Ok(fd.into_pyobject(py)?.into_any()),
+        Ok(None) => Ok(none(py)),
+        Err(error) => Err(errors::os_error(&error)),
+    }
+}
+
+/// `_aio_after_fork()`, in the child: the parent's threads do not exist here, so the child makes its own.
+#[pyfunction(name = "_aio_after_fork")]
+fn after_fork() {
+    aio::after_fork();
+}
+
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let methods = vec![
+        row!(method, open, _AioQueue.open, "Open a file; return a ticket."),
+        row!(method, close, _AioQueue.close, "Close a file; return a ticket."),
+        row!(method, read, _AioQueue.read, "Read from a file; return a ticket."),
+        row!(
+            method,
+            write,
+            _AioQueue.write,
+            "Write to a file; return a ticket."
+        ),
+        row!(
+            method,
+            sync,
+            _AioQueue.sync,
+            "Write a file to its disk; return a ticket."
+        ),
+        row!(
+            method,
+            truncate,
+            _AioQueue.truncate,
+            "Change the length of a file; return a ticket."
+        ),
+        row!(
+            method,
+            cancel,
+            _AioQueue.cancel,
+            "Cancel a call; return whether it had not begun."
+        ),
+        row!(
+            method,
+            take,
+            _AioQueue.take,
+            "Remove and return the calls that have ended."
+        ),
+        row!(
+            method,
+            fileno,
+            _AioQueue.fileno,
+            "The descriptor that is readable when a call may have ended."
+        ),
+        row!(
+            method,
+            has_ring,
+            _AioQueue.has_ring,
+            "Whether io_uring makes the calls."
+        ),
+        row!(
+            method,
+            stop,
+            _AioQueue.stop,
+            "Cancel all calls, and wait until they have ended."
+        ),
+    ];
+    let slots = [slot(ffi::Py_tp_new, new as *mut c_void), methods_slot(methods)];
+    // SAFETY: the functions are for this layout, and the table lives forever.
+    let kind = unsafe { new_type::<QueueObject>(module, None, &slots)? };
+    module.add("_AioQueue", kind)?;
+    module.add_function(wrap_pyfunction!(read_now, module)?)?;
+    module.add_function(wrap_pyfunction!(open_now, module)?)?;
+    module.add_function(wrap_pyfunction!(after_fork, module)?)
+}
