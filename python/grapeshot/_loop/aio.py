@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import os
 import types
-import weakref
 from functools import partial
 
 from grapeshot import _core
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
 OWN_POSITION = -1
 # The largest read that is tried at once: copying more would hold up the loop.
 _MAX_AT_ONCE = 1024 * 1024
-# After so many bytes that were read at once, a task lets others run.
-_YIELD_AFTER = 4 * 1024 * 1024
+# A task that has read this many bytes at once lets others run. A read counts as at least the second number.
+_TURN, _MIN_COST = 4 * 1024 * 1024, 16 * 1024
 # How long the close of a loop waits for calls that have begun. Their memory cannot be freed before they end.
 _STOP_S = 1.0
 
@@ -40,7 +39,7 @@ class AioQueue:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.pid = os.getpid()
-        self.read_at_once = 0
+        self._read_at_once = 0
         self._loop = loop
         self._native = _core._AioQueue()
         # ticket -> the future, and the function to call when the call has ended
@@ -64,6 +63,14 @@ class AioQueue:
         self._calls[ticket] = future, on_end
         future.add_done_callback(partial(self._cancel, ticket))
         return future
+
+    def is_turn_over(self, length: int) -> bool:
+        """Note that a task has read so many bytes at once. Return True if it must let others run now."""
+        self._read_at_once += max(length, _MIN_COST)
+        if self._read_at_once < _TURN:
+            return False
+        self._read_at_once = 0
+        return True
 
     def stop(self) -> None:
         """Cancel all calls. Their futures stay pending, like the futures of an executor when a loop is closed."""
@@ -92,10 +99,6 @@ class AioQueue:
                 on_end()
 
 
-# The queues of loops that are not grapeshot's.
-_queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, AioQueue] = weakref.WeakKeyDictionary()
-
-
 def queue_of(loop: Any) -> AioQueue:
     """Return the queue of a loop; make it if there is none yet, or if this is the child of a fork.
 
@@ -103,16 +106,11 @@ def queue_of(loop: Any) -> AioQueue:
         RuntimeError: the loop is closed.
         OSError: the process has no descriptor left.
     """
-    is_ours = isinstance(loop, _core.Loop)
-    queue: AioQueue | None = loop._aio if is_ours else _queues.get(loop)
+    queue: AioQueue | None = getattr(loop, "_grapeshot_aio", None)
     if queue is None or queue.pid != os.getpid():
         if loop.is_closed():
             raise RuntimeError("Event loop is closed")
-        queue = AioQueue(loop)
-        if is_ours:
-            loop._aio = queue
-        else:
-            _queues[loop] = queue
+        queue = loop._grapeshot_aio = AioQueue(loop)
     return queue
 
 
@@ -125,29 +123,9 @@ def read_now(fd: int, size: int, offset: int) -> bytes | None:
     return _core._aio_read_now(fd, size, offset) if size <= _MAX_AT_ONCE else None
 
 
-async def read(
-    queue: AioQueue, fd: int, size: int, offset: int, on_end: Callable[[], object] | None = None
-) -> bytes:
-    """Return up to ``size`` bytes from ``offset`` on, b"" at the end of the file. At least 1 byte must be wanted.
-
-    Raises:
-        OSError: as :func:`os.pread`.
-    """
-    data = read_now(fd, size, offset)
-    if data is None:
-        return await queue.start("read", fd, size, offset, on_end=on_end)  # type: ignore[no-any-return]
-    if on_end is not None:
-        on_end()
-    queue.read_at_once += max(len(data), 4096)
-    if queue.read_at_once > _YIELD_AFTER:
-        queue.read_at_once = 0
-        await _others_run()
-    return data
-
-
 @types.coroutine
-def _others_run() -> Generator[None, None, None]:
-    """Like ``asyncio.sleep(0)``."""
+def others_run() -> Generator[None, None, None]:
+    """Let other callbacks run once, like ``asyncio.sleep(0)``."""
     yield
 
 

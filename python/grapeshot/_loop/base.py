@@ -50,7 +50,7 @@ class BaseLoop(_core.Loop, asyncio.AbstractEventLoop):
     _resolver: Any = None
     _dns_cache_s: float = 0.0
     # files: the calls under way
-    _aio: Any = None
+    _grapeshot_aio: Any = None
     # while coros borrow the loop: the `Ledger` that knows to which run each task belongs (coro/_borrowing.py)
     _ledger: Any = None
     # measures how long callbacks take, and holds the slow listeners

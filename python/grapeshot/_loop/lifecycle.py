@@ -145,9 +145,9 @@ def _close_now(loop: BaseLoop) -> None:
         if loop._resolver is not None:
             loop._resolver.close()
             loop._resolver = None
-        if loop._aio is not None:
-            loop._aio.stop()
-            loop._aio = None
+        if loop._grapeshot_aio is not None:
+            loop._grapeshot_aio.stop()
+            loop._grapeshot_aio = None
         loop._executor_shutdown_called = True
         executor = loop._default_executor
         if executor is not None:

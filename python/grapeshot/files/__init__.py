@@ -18,7 +18,7 @@ Coros read and write with ``coro.file_sock``, ``coro.aio_read`` and ``coro.aio_w
 """
 
 from ._binary import BinaryFile, RawFile
-from ._opening import open
+from ._opening import open  # noqa: A004
 from ._text import TextFile
 
 __all__ = ["BinaryFile", "RawFile", "TextFile", "open"]

@@ -69,10 +69,18 @@ class AsyncFile:
 
 
 class RawFile(AsyncFile):
-    """A file without a buffer, from ``open(..., buffering=0)``. Each method makes one call, as on :class:`io.FileIO`."""
+    """A file without a buffer, from ``open(..., buffering=0)``. Like :class:`io.FileIO`, each method makes one call."""
 
     def __init__(
-        self, queue: aio.AioQueue, fd: int, name: Any, mode: str, *, closefd: bool, appends: bool, status: os.stat_result
+        self,
+        queue: aio.AioQueue,
+        fd: int,
+        name: Any,
+        mode: str,
+        *,
+        closefd: bool,
+        appends: bool,
+        status: os.stat_result,
     ) -> None:
         self.name = name
         self.mode = mode
@@ -108,9 +116,11 @@ class RawFile(AsyncFile):
     # --- the calls ---
 
     async def _call(self, name: str, *args: Any) -> Any:
-        await self._wait_idle()
+        if self._under_way:
+            await self._wait_idle()
+        future = self._queue.start(name, self._fd, *args, on_end=self._call_ended)
         self._under_way += 1
-        return await self._queue.start(name, self._fd, *args, on_end=self._call_ended)
+        return await future
 
     def _call_ended(self) -> None:
         self._under_way -= 1
@@ -130,10 +140,14 @@ class RawFile(AsyncFile):
         """Read up to ``size`` bytes at the position, which is moved."""
         if size <= 0:
             return b""
-        await self._wait_idle()
+        if self._under_way:
+            await self._wait_idle()
         offset = aio.OWN_POSITION if self._position is None else self._position
-        self._under_way += 1
-        data = await aio.read(self._queue, self._fd, size, offset, self._call_ended)
+        data: bytes | None = aio.read_now(self._fd, size, offset)
+        if data is None:
+            data = await self._call("read", size, offset)
+        elif self._queue.is_turn_over(len(data)):
+            await aio.others_run()
         if self._position is not None:
             self._position += len(data)
         return data
@@ -326,7 +340,7 @@ class RawFile(AsyncFile):
         With ``only_data``, metadata that is not needed for reading the data may be left out, as by ``fdatasync(2)``.
 
         Raises:
-            OSError: the disk reports an error, or the file is none that has a disk.
+            OSError: the disk reports an error, or the file is a pipe or another kind without a disk.
         """
         await self.flush()
         async with self._lock:
@@ -348,7 +362,12 @@ class RawFile(AsyncFile):
         await self._wait_idle()
         fd, self._fd = self._fd, -1
         if self._closefd:
-            await self._queue.start("close", fd)
+            try:
+                closing = self._queue.start("close", fd)
+            except OSError:  # there is no thread that could do it
+                os.close(fd)
+            else:
+                await closing
         elif self._position is not None:
             os.lseek(fd, self._position, os.SEEK_SET)
 
@@ -391,23 +410,35 @@ class BinaryFile(RawFile):
             self._position -= self._rest()
         self._ahead, self._taken = b"", 0
 
+    def _logical_position(self) -> int:
+        """Return the position as the program sees it."""
+        return self._checked_position() - self._rest() + self._collected_len
+
+    def _go_back(self, position: int) -> None:
+        """Move the position of a file that is being read."""
+        self._position, self._ahead, self._taken = position, b"", 0
+
     async def _fill(self) -> bool:
         """Read ahead once everything is taken; return False at the end of the file."""
         self._ahead, self._taken = await self._read_some(self._buffer_size), 0
         return bool(self._ahead)
 
     async def _flush(self) -> None:
-        """Write what was collected. After an error, what was not written stays collected."""
+        """Write what was collected. After an error it stays collected."""
         while self._collected:
-            data = memoryview(b"".join(self._collected) if len(self._collected) > 1 else self._collected[0])
-            self._collected = [data.obj]  # type: ignore[list-item]
-            written = 0
+            data = b"".join(self._collected)
+            self._collected, self._collected_len = [data], len(data)
             try:
-                while written < len(data):
-                    written += await self._write_some(data[written:])
-            finally:
-                self._collected = [bytes(data[written:])] if written < len(data) else []
-                self._collected_len = len(data) - written
+                written = await self._write_some(data)
+            except OSError:
+                raise
+            except BaseException:
+                # The interrupted call goes on. Data at a fixed position may be written twice; other data must not.
+                if self._appends or self._position is None:
+                    self._collected, self._collected_len = [], 0
+                raise
+            data = data[written:]
+            self._collected, self._collected_len = [data] if data else [], len(data)
 
     async def _before_reading(self) -> None:
         self._check_readable()
@@ -427,24 +458,25 @@ class BinaryFile(RawFile):
         async with self._lock:
             await self._before_reading()
             if size is None or size < 0:
-                parts = await self._read_rest()  # before the buffer is taken: an interrupted call must lose nothing
-                return b"".join([self._take(self._rest()), *parts]) if self._rest() else b"".join(parts)
-            if size <= self._rest():
+                size = None
+            elif size <= self._rest():
                 return self._take(size)
-            return await self._read_exactly(size)
+            return await self._read_on(size)
 
-    async def _read_exactly(self, size: int) -> bytes:
+    async def _read_on(self, size: int | None) -> bytes:
+        """Return what was read ahead, and read on until it is ``size`` bytes, or to the end. An error loses nothing."""
         position = self._position
         parts = [self._ahead[self._taken :]]
-        left = size - len(parts[0])
+        left = 1 if size is None else size - len(parts[0])
         try:
             while left > 0:
                 # Large reads go around the buffer.
-                data = await self._read_some(left if left >= self._buffer_size else self._buffer_size)
+                data = await self._read_some(self._length_of_rest() if size is None else max(left, self._buffer_size))
                 if not data:
                     break
                 parts.append(data)
-                left -= len(data)
+                if size is not None:
+                    left -= len(data)
         except BaseException:
             if position is None:
                 self._ahead, self._taken = b"".join(parts), 0
@@ -551,7 +583,7 @@ class BinaryFile(RawFile):
 
     async def tell(self) -> int:
         """Return the position in bytes. Raises OSError if the file has none."""
-        return self._checked_position() - self._rest() + self._collected_len
+        return self._logical_position()
 
     async def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
         """Write the buffer, move the position and return it. ``whence`` is any of the system's.
@@ -561,8 +593,9 @@ class BinaryFile(RawFile):
             ValueError: the file is closed.
         """
         async with self._lock:
-            position = self._checked_position()
+            self._checked_position()
             await self._flush()
+            position = self._checked_position()
             if whence == os.SEEK_CUR:
                 offset, whence = position - self._rest() + offset, os.SEEK_SET
             if whence == os.SEEK_SET and position - len(self._ahead) <= offset <= position:

@@ -1,0 +1,409 @@
+"""Text files: decoding and encoding on top of a :class:`BinaryFile`, as :class:`io.TextIOWrapper` does it."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import io
+import os
+
+from ._binary import AsyncFile
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from typing import Any
+
+    from ._binary import BinaryFile
+
+# How much is decoded at once, in bytes: as much as io.TextIOWrapper decodes.
+_CHUNK_SIZE = 8192
+# The fields of a position in a text file, as io.TextIOWrapper packs them into a number.
+_FLAGS, _FEED, _SKIP, _EOF = 64, 128, 192, 256
+_FIELD = (1 << 64) - 1
+
+
+class TextOptions:
+    """The encoding of a text file, and what it does with the ends of lines. Checked by :class:`io.TextIOWrapper`."""
+
+    def __init__(self, encoding: str | None, errors: str | None, newline: str | None, *, line_buffering: bool) -> None:
+        with io.TextIOWrapper(io.BytesIO(), encoding, errors, newline) as wrapper:
+            self.encoding: str = wrapper.encoding
+            self.errors: str = wrapper.errors or "strict"
+        self.newline = newline
+        self.line_buffering = line_buffering
+
+    def decoder(self) -> Any:
+        decoder: Any = codecs.getincrementaldecoder(self.encoding)(self.errors)
+        if self.newline in (None, ""):
+            decoder = io.IncrementalNewlineDecoder(decoder, translate=self.newline is None)
+        return decoder
+
+    def encoder(self) -> Any:
+        return codecs.getincrementalencoder(self.encoding)(self.errors)
+
+
+class TextFile(AsyncFile):
+    """A text file, like :class:`io.TextIOWrapper`."""
+
+    def __init__(self, buffer: BinaryFile, options: TextOptions, mode: str) -> None:
+        self.mode = mode
+        self._binary: BinaryFile | None = buffer
+        self._options = options
+        self._lock = asyncio.Lock()
+        self._decoder = options.decoder()
+        self._encoder = options.encoder()
+        if buffer._can_write and buffer._position:
+            self._encoder.setstate(0)  # no byte order mark in the middle of a file
+        # The decoded text that the program has not got yet begins at `_used`.
+        self._decoded = ""
+        self._used = 0
+        # Where the bytes of `_decoded` begin in the file, the decoder's flags there, and the bytes. None after a seek
+        # or a write.
+        self._snapshot: tuple[int, int, bytes] | None = None
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} name={self.name!r} mode={self.mode!r} encoding={self.encoding!r}>"
+
+    # --- state ---
+
+    @property
+    def buffer(self) -> BinaryFile:
+        """The binary file below this one."""
+        if self._binary is None:
+            raise ValueError("underlying buffer has been detached")
+        return self._binary
+
+    @property
+    def name(self) -> Any:
+        """The path or the descriptor that the file was opened with."""
+        return self.buffer.name
+
+    @property
+    def closed(self) -> bool:
+        """Whether the file is closed."""
+        return self.buffer.closed
+
+    @property
+    def encoding(self) -> str:
+        """The name of the encoding."""
+        return self._options.encoding
+
+    @property
+    def errors(self) -> str:
+        """What happens with data that cannot be decoded or encoded."""
+        return self._options.errors
+
+    @property
+    def line_buffering(self) -> bool:
+        """Whether the end of a line that is written flushes the file."""
+        return self._options.line_buffering
+
+    @property
+    def newlines(self) -> Any:
+        """The ends of lines that were read so far: None, a string, or a tuple of strings."""
+        return getattr(self._decoder, "newlines", None)
+
+    def fileno(self) -> int:
+        """Return the descriptor. Its own position is not that of this file."""
+        return self.buffer.fileno()
+
+    def readable(self) -> bool:
+        """Whether the file was opened for reading."""
+        return self.buffer.readable()
+
+    async def writable(self) -> bool:
+        """Whether the file was opened for writing."""
+        return await self.buffer.writable()
+
+    async def seekable(self) -> bool:
+        """Whether the file has positions."""
+        return await self.buffer.seekable()
+
+    async def isatty(self) -> bool:
+        """Whether the file is a terminal."""
+        return await self.buffer.isatty()
+
+    def detach(self) -> BinaryFile:
+        """Return the binary file; this object cannot be used any longer. Flush it before."""
+        buffer = self.buffer
+        self._binary = None
+        return buffer
+
+    # --- reading ---
+
+    def _check_readable(self) -> None:
+        self.buffer._check_open()
+        if not self.buffer._can_read:
+            raise io.UnsupportedOperation("not readable")
+
+    async def _decode_more(self) -> bool:
+        """Decode the next chunk, once all decoded text is taken; return False at the end of the file."""
+        buffer = self.buffer
+        kept, flags = self._decoder.getstate()
+        chunk = await buffer.read1(_CHUNK_SIZE)
+        if buffer._position is not None:
+            self._snapshot = buffer._logical_position() - len(chunk) - len(kept), flags, kept + chunk
+        self._decoded, self._used = self._decoder.decode(chunk, not chunk), 0
+        return bool(chunk)
+
+    async def _collect(self, is_enough: Callable[[str], bool]) -> str:
+        """Return the decoded text that was not taken, and decode more until it is enough or the file ends.
+
+        ``_decoded`` is the last part of it. If the task is cancelled or a call fails, nothing is lost.
+        """
+        buffer = self.buffer
+        text = self._decoded[self._used :]
+        if is_enough(text):
+            return text
+        before = self._decoded, self._used, self._snapshot, self._decoder.getstate()
+        position = None if buffer._position is None else buffer._logical_position()
+        try:
+            while await self._decode_more():
+                text += self._decoded
+                if is_enough(text):
+                    return text
+        except (OSError, asyncio.CancelledError):
+            if position is None:
+                self._decoded, self._used = text, 0
+            else:
+                self._decoded, self._used, self._snapshot, state = before
+                self._decoder.setstate(state)
+                buffer._go_back(position)
+            raise
+        if not self._decoded:
+            self._snapshot = None
+        return text + self._decoded
+
+    def _take_from(self, text: str, count: int) -> str:
+        """Take the first ``count`` characters of what :meth:`_collect` has returned."""
+        self._used = len(self._decoded) - (len(text) - count)
+        return text[:count]
+
+    async def read(self, size: int | None = -1, /) -> str:
+        """Return ``size`` characters, less only at the end of the file; with -1 or None, everything up to the end.
+
+        Raises:
+            UnicodeDecodeError: the file has bytes that are not text in this encoding.
+            OSError: a call failed.
+            io.UnsupportedOperation: the file is not open for reading.
+            ValueError: the file is closed.
+        """
+        async with self._lock:
+            self._check_readable()
+            if size is None or size < 0:
+                data = await self.buffer.read()
+                text: str = self._decoded[self._used :] + self._decoder.decode(data, True)
+                self._forget_decoded()
+                return text
+            wanted = size
+            text = await self._collect(lambda text: len(text) >= wanted)
+            return self._take_from(text, min(wanted, len(text)))
+
+    async def readline(self, size: int | None = -1, /) -> str:
+        """Return the next line with its end, or at most ``size`` characters of it; "" at the end of the file.
+
+        Raises the same exceptions as :meth:`read`.
+        """
+        async with self._lock:
+            self._check_readable()
+            limit = -1 if size is None else size
+            end = -1
+            searched = 0
+
+            def is_enough(text: str) -> bool:
+                nonlocal end, searched
+                end = self._end_of_line(text, searched)
+                searched = max(len(text) - 1, 0)  # "\r\n" may be divided
+                return end >= 0 or 0 <= limit <= len(text)
+
+            text = await self._collect(is_enough)
+            if end < 0:
+                end = self._end_of_line(text, searched)
+            if end < 0:
+                end = len(text)
+            return self._take_from(text, end if limit < 0 else min(end, limit))
+
+    def _end_of_line(self, text: str, start: int) -> int:
+        """Return where the first line ends, or -1."""
+        newline = self._options.newline
+        if newline is None or newline == "\n":
+            return text.find("\n", start) + 1 or -1
+        if newline:
+            at = text.find(newline, start)
+            return at + len(newline) if at >= 0 else -1
+        line_feed, carriage_return = text.find("\n", start), text.find("\r", start)
+        if carriage_return < 0 or 0 <= line_feed < carriage_return:
+            return line_feed + 1 or -1
+        if line_feed == carriage_return + 1:
+            return line_feed + 1
+        # The decoder never separates "\r" and "\n".
+        return carriage_return + 1
+
+    # --- writing ---
+
+    def _forget_decoded(self) -> None:
+        self._decoded, self._used, self._snapshot = "", 0, None
+
+    async def write(self, text: str, /) -> int:
+        """Encode the text and write it to the buffer; return its length in characters.
+
+        Raises:
+            UnicodeEncodeError: the encoding does not have all characters.
+            OSError: a call failed.
+            io.UnsupportedOperation: the file is not open for writing.
+            ValueError: the file is closed.
+        """
+        if not isinstance(text, str):
+            raise TypeError(f"write() argument must be str, not {type(text).__name__}")
+        async with self._lock:
+            buffer = self.buffer
+            buffer._check_open()
+            if not buffer._can_write:
+                raise io.UnsupportedOperation("not writable")
+            newline = self._options.newline
+            translated = text.replace("\n", newline) if newline in ("\r", "\r\n") else text
+            await buffer.write(self._encoder.encode(translated))
+            if self._snapshot is not None or self._decoded:
+                self._forget_decoded()
+                self._decoder.reset()
+            if self.line_buffering and ("\n" in text or "\r" in text):
+                await buffer.flush()
+            return len(text)
+
+    async def writelines(self, lines: Iterable[str], /) -> None:
+        """Write all lines. Raises the same exceptions as :meth:`write`."""
+        for line in lines:
+            await self.write(line)
+
+    async def flush(self) -> None:
+        """Write what is in the buffer. Raises OSError if a call fails."""
+        await self.buffer.flush()
+
+    async def fsync(self, *, only_data: bool = False) -> None:
+        """Like :meth:`BinaryFile.fsync`."""
+        await self.buffer.fsync(only_data=only_data)
+
+    async def truncate(self, size: int | None = None, /) -> int:
+        """Write the buffer, and change the length of the file to ``size`` bytes, by default to the position.
+
+        Raises the same exceptions as :meth:`BinaryFile.truncate`.
+        """
+        async with self._lock:
+            return await self.buffer.truncate(size)
+
+    async def close(self) -> None:
+        """Write what is in the buffer, and close the file. A second call does nothing."""
+        async with self._lock:
+            await self.buffer.close()
+
+    # --- position ---
+
+    async def tell(self) -> int:
+        """Return the position: a number for :meth:`seek`, which is often, but not always, that of the byte.
+
+        Raises:
+            OSError: the file has no positions.
+        """
+        async with self._lock:
+            buffer = self.buffer
+            await buffer.flush()
+            position = await buffer.tell()
+            if self._snapshot is None:
+                return position
+            start, flags, data = self._snapshot
+            if self._used == 0:
+                return self._cookie(start, flags)
+            before = self._decoder.getstate()
+            try:
+                return self._position_in(start, flags, data)
+            finally:
+                self._decoder.setstate(before)
+
+    def _position_in(self, start: int, flags: int, data: bytes) -> int:
+        """Return the position behind the first ``_used`` characters of ``data``. Changes the decoder's state."""
+        decoder = self._decoder
+        # Usually the text is encoded as the bytes that it was decoded from.
+        try:
+            taken = len(self._decoded[: self._used].encode(self.encoding, self.errors))
+        except UnicodeError:
+            taken = 0
+        decoder.setstate((b"", flags))
+        if len(decoder.decode(data[:taken])) == self._used:
+            kept, after = decoder.getstate()
+            if not kept:
+                return self._cookie(start + taken, after)
+        # Otherwise decode byte by byte, up to the last place before the position where the decoder keeps no bytes.
+        decoder.setstate((b"", flags))
+        characters = 0
+        safe = (0, flags, 0)
+        fed = 0
+        while fed < len(data) and characters < self._used:
+            characters += len(decoder.decode(data[fed : fed + 1]))
+            fed += 1
+            kept, after = decoder.getstate()
+            if not kept and characters <= self._used:
+                safe = (fed, after, characters)
+        at, flags, at_characters = safe
+        needs_eof = characters < self._used
+        if at_characters == self._used:
+            return self._cookie(start + at, flags)
+        cookie = self._cookie(start + at, flags)
+        return cookie | (fed - at) << _FEED | (self._used - at_characters) << _SKIP | needs_eof << _EOF
+
+    @staticmethod
+    def _cookie(position: int, flags: int) -> int:
+        return position | flags << _FLAGS
+
+    async def seek(self, cookie: int, whence: int = os.SEEK_SET, /) -> int:
+        """Go to a position that :meth:`tell` has returned, to the start (0), or to the end (``0, os.SEEK_END``).
+
+        Raises:
+            io.UnsupportedOperation: the file has no positions, or the offset is not 0 and not from the start.
+            ValueError: the position is negative, or ``whence`` is none of the three.
+        """
+        if whence == os.SEEK_CUR:
+            if cookie != 0:
+                raise io.UnsupportedOperation("can't do nonzero cur-relative seeks")
+            cookie, whence = await self.tell(), os.SEEK_SET
+        async with self._lock:
+            buffer = self.buffer
+            buffer._check_open()
+            if buffer._position is None:
+                raise io.UnsupportedOperation("underlying stream is not seekable")
+            if whence == os.SEEK_END:
+                if cookie != 0:
+                    raise io.UnsupportedOperation("can't do nonzero end-relative seeks")
+                position = await buffer.seek(0, os.SEEK_END)
+                self._forget_decoded()
+                self._decoder.reset()
+                self._reset_encoder(position)
+                return position
+            if whence != os.SEEK_SET:
+                raise ValueError(f"invalid whence ({whence}, should be 0, 1 or 2)")
+            if cookie < 0:
+                raise ValueError(f"negative seek position {cookie}")
+            start, flags = cookie & _FIELD, cookie >> _FLAGS & _FIELD
+            feed, skip = cookie >> _FEED & _FIELD, cookie >> _SKIP & _FIELD
+            await buffer.seek(start)
+            self._forget_decoded()
+            if cookie == 0:
+                self._decoder.reset()
+            else:
+                self._decoder.setstate((b"", flags))
+                self._snapshot = start, flags, b""
+            if skip:
+                data = await buffer.read(feed)
+                self._decoded = self._decoder.decode(data, bool(cookie >> _EOF))
+                self._snapshot = start, flags, data
+                if len(self._decoded) < skip:
+                    raise OSError("can't restore logical file position")
+                self._used = skip
+            self._reset_encoder(cookie)
+            return cookie
+
+    def _reset_encoder(self, position: int) -> None:
+        if position:
+            self._encoder.setstate(0)
+        else:
+            self._encoder.reset()
