@@ -92,11 +92,12 @@ fn close<'py>(this: Aio<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
 
 fn read<'py>(this: Aio<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let [fd, size, offset] = args.exactly()?;
-    let mut bytes = NewBytes::with_capacity(this.py(), size.extract()?)?;
+    let len = size.extract()?;
+    let mut bytes = NewBytes::with_capacity(this.py(), len)?;
     let call = Call::Read {
         fd: fd.extract()?,
         buffer: bytes.as_mut_ptr(),
-        len: bytes.capacity(),
+        len,
         offset: offset.extract()?,
     };
     start(this, call, Memory::Buffer(bytes.into_object().unbind()))

@@ -13,6 +13,7 @@ Some names are loaded on first use, so that importing the package stays fast:
 
 - ``insight``, which shows what a running program does (its coros and tasks, CPU time, descriptors and memory), and has
   a profiler;
+- ``files``, files that tasks read and write without a thread for each call;
 - ``streams``, a module with asyncio's streams in native code;
 - ``EventLoopPolicy``, which exists only on Python versions that have event loop policies, and which causes no
   deprecation warning;
@@ -25,6 +26,7 @@ from ._start.run import install, run, uninstall
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from . import files as files
     from . import insight as insight
     from . import streams as streams
     from ._start.policy import EventLoopPolicy as EventLoopPolicy
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LimitError", "Loop", "install", "new_event_loop", "run", "uninstall"]
 
-_LAZY_NAMES = ("EventLoopPolicy", "__version__", "insight", "streams")
+_LAZY_NAMES = ("EventLoopPolicy", "__version__", "files", "insight", "streams")
 
 if not TYPE_CHECKING:  # hidden from type checkers, so that they report names that do not exist
 

@@ -39,7 +39,7 @@ class Pair:
 
     async def __aenter__(self):
         self.files = [
-            open(self.paths[0], self.mode, **self.options),  # noqa: SIM115
+            open(self.paths[0], self.mode, **self.options),
             await grapeshot.files.open(self.paths[1], self.mode, **self.options),
         ]
         return self
@@ -184,7 +184,7 @@ async def test_wrong_arguments_and_paths(loop, tmp_path, monkeypatch, args, opti
     monkeypatch.chdir(tmp_path)
     (tmp_path / "here").touch()
     with pytest.raises((OSError, ValueError, TypeError, LookupError)) as expected:
-        open(*args, **options)  # noqa: SIM115
+        open(*args, **options)
     with pytest.raises(expected.type) as raised:
         await grapeshot.files.open(*args, **options)
     assert raised.type is expected.type

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 OWN_POSITION = -1
 # The largest read that is tried at once: copying more would hold up the loop.
 _MAX_AT_ONCE = 1024 * 1024
+# How much of a file is sent at once: before that, this much of it is read into memory.
+PART_LEN = 1024 * 1024
 # A task that has read this many bytes at once lets others run. A read counts as at least the second number.
 _TURN, _MIN_COST = 4 * 1024 * 1024, 16 * 1024
 # How long the close of a loop waits for calls that have begun. Their memory cannot be freed before they end.
@@ -52,13 +54,18 @@ class AioQueue:
     def start(self, name: str, *args: Any, on_end: Callable[[], object] | None = None) -> asyncio.Future[Any]:
         """Start the call with this name of a method of ``_core._AioQueue``; return a future of its result.
 
-        Cancelling the future ends the wait. The call may go on after that: ``on_end`` is called when the call no longer
-        uses its descriptor and its memory.
+        Cancelling the future ends the wait, but the call may go on. ``on_end`` is called once, when the call no longer
+        uses its descriptor; also if it cannot be started.
 
         Raises:
             OSError: the process cannot start a thread.
         """
-        ticket = getattr(self._native, name)(*args)
+        try:
+            ticket = getattr(self._native, name)(*args)
+        except BaseException:
+            if on_end is not None:
+                on_end()
+            raise
         future = self._loop.create_future()
         self._calls[ticket] = future, on_end
         future.add_done_callback(partial(self._cancel, ticket))
@@ -121,6 +128,15 @@ def read_now(fd: int, size: int, offset: int) -> bytes | None:
         OSError: as :func:`os.pread`.
     """
     return _core._aio_read_now(fd, size, offset) if size <= _MAX_AT_ONCE else None
+
+
+def is_in_memory(fd: int, offset: int, length: int) -> bool:
+    """Whether the kernel has both ends of a part of a file in memory. Also True if the file ends before the part.
+
+    Raises:
+        OSError: as :func:`os.pread`.
+    """
+    return all(read_now(fd, 1, at) is not None for at in (offset, offset + length - 1))
 
 
 @types.coroutine

@@ -11,12 +11,12 @@ import asyncio
 import contextlib
 import errno
 import socket
-import sys
 from asyncio import constants
 from collections.abc import Awaitable, Callable
 
 from grapeshot import _core
 
+from . import aio
 from .base import BaseLoop
 from .checks import check_plain_socket
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 # How many bytes the fallback for transports reads at a time, in a thread of the executor.
 _BLOCK_LEN = 64 * 1024
-# Larger sizes overflow on 32-bit systems.
-_MAX_PART_LEN = sys.maxsize // 2 + 1
 
 
 async def sock_sendfile(
@@ -119,7 +117,7 @@ def _check_arguments(sock: socket.socket, file: Any, offset: int, count: int | N
 
 async def sock_sendfile_native(loop: BaseLoop, sock: socket.socket, file: Any, offset: int, count: int | None) -> int:
     """:func:`sock_sendfile` without a fallback."""
-    return await _send_by_system(sock, file, offset, count, lambda: loop._wait_writable(sock))
+    return await _send_by_system(loop, sock, file, offset, count, lambda: loop._wait_writable(sock))
 
 
 async def sendfile_native(
@@ -143,7 +141,7 @@ async def sendfile_native(
         try:
             await drained
             _check_arguments(sock, file, offset, count)
-            return await _send_by_system(sock, file, offset, count, wait_writable)
+            return await _send_by_system(loop, sock, file, offset, count, wait_writable)
         finally:
             transport._end_sendfile()
     finally:
@@ -152,6 +150,7 @@ async def sendfile_native(
 
 
 async def _send_by_system(
+    loop: BaseLoop,
     sock: socket.socket,
     file: Any,
     offset: int,
@@ -174,8 +173,12 @@ async def _send_by_system(
                 part_len = count - total
                 if part_len <= 0:
                     return total
+            part_len = min(part_len, aio.PART_LEN)
+            if not aio.is_in_memory(file_fd, offset, part_len):
+                # The system call would block the loop until the disk has delivered this part.
+                await aio.queue_of(loop).start("read", file_fd, part_len, offset)
             try:
-                sent = _core._send_file(sock.fileno(), file_fd, offset, min(part_len, _MAX_PART_LEN))
+                sent = _core._send_file(sock.fileno(), file_fd, offset, part_len)
             except (BlockingIOError, InterruptedError):
                 await wait_writable()
                 has_waited = True

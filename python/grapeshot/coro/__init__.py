@@ -21,6 +21,7 @@ from importlib import import_module as _import_module
 from . import _other_patchers as _other_patchers
 from . import _setup as _setup
 from . import signal_handler, threads
+from ._aio import aio_read, aio_write
 from ._bridge import await_, run, run_sync
 from ._coroutine import Coro
 from ._errors import (
@@ -122,7 +123,7 @@ __all__ += ["await_", "call_blocking", "run_blocking", "run_sync", "threads"]
 __all__ += ["make_socket", "sock", "socketpair", "tcp6_sock", "tcp_sock", "udp6_sock", "udp_sock", "unix_sock"]
 __all__ += ["Server", "read_stream", "serve"]
 # Files, children and signals
-__all__ += ["FileEvent", "fd_sock", "file_sock", "signal_handler", "waitpid", "watch_file"]
+__all__ += ["FileEvent", "aio_read", "aio_write", "fd_sock", "file_sock", "signal_handler", "waitpid", "watch_file"]
 # Patching
 __all__ += ["PatchWarning", "get_original", "install_thread_emulation", "is_patched", "patch"]
 # Looking inside

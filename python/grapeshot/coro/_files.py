@@ -1,13 +1,13 @@
 """Pipes, terminals and files for coros: :class:`fd_sock` and :class:`file_sock`.
 
 The kernel reports when a pipe, a FIFO or a terminal is ready, and the coro waits for that. It always reports regular
-files as ready, although reading them can block, so real threads read and write them. The threads use a position that
-the object keeps, not the file's own. The object moves this position only when the coro gets the result, so a coro that
-is interrupted before that loses no data.
+files as ready, although reading them can block, so the loop's queue reads and writes them (``_loop/aio.py``). These
+calls use a position that the object keeps, not the file's own. The object moves this position only when the coro gets
+the result, so a coro that is interrupted before that loses no data.
 
     close() --> ClosedError in the coros that wait --> the last user closes the descriptor
 
-So the system cannot reuse the number of a descriptor while a coro waits on it or a thread uses it.
+So the system cannot reuse the number of a descriptor while a coro waits on it or a call uses it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import threading
 import warnings
 
 from grapeshot import _core
+from grapeshot._loop import aio
 
-from . import _at_once, _errors
-from ._bridge import run_in_thread
+from . import _aio, _at_once, _errors
 from ._countdown import Countdown
 from ._socket import wait_for_read, wait_for_write
 
@@ -276,7 +276,7 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
 
 
 class file_sock(fd_sock):  # noqa: N801
-    """Gives a file the methods of a socket. Real threads read and write regular files, so that the loop can go on.
+    """Gives a file the methods of a socket. Other coros run while the disk is read or written.
 
     ``file_sock(file, *, closefd=True)``
 
@@ -323,8 +323,10 @@ class file_sock(fd_sock):  # noqa: N801
         """
         if not self._is_regular:
             return super().recv(count)
+        if count < 0:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
         at = self._position
-        data = self._in_thread(lambda fd: os.pread(fd, count, at))
+        data = self._use(lambda fd, on_end: _aio.read(fd, count, at, on_end))
         self._position = at + len(data)
         return data
 
@@ -332,7 +334,7 @@ class file_sock(fd_sock):  # noqa: N801
         """Read into a buffer; return the number of bytes, 0 at the end. Raises the same exceptions as :meth:`recv`."""
         if not self._is_regular:
             return super().recv_into(buffer)
-        # The thread must not write into the caller's buffer itself: it goes on when the coro is interrupted.
+        # The call must not write into the caller's buffer itself: it goes on when the coro is interrupted.
         with memoryview(buffer) as view, view.cast("B") as octets:
             data = self.recv(len(octets))
             octets[: len(data)] = data
@@ -342,12 +344,12 @@ class file_sock(fd_sock):  # noqa: N801
         """Write the data; return the number of bytes written. Raises the same exceptions as :meth:`recv`."""
         if not self._is_regular:
             return super().send(data)
-        at, octets = self._position, bytes(data)
-        if self._appends:
-            written, self._position = self._in_thread(lambda fd: (os.write(fd, octets), os.lseek(fd, 0, os.SEEK_CUR)))
-            return written
-        written = self._in_thread(lambda fd: os.pwrite(fd, octets, at))
-        self._position = at + written
+        at = aio.OWN_POSITION if self._appends else self._position
+        written = self._use(lambda fd, on_end: _aio.write(fd, data, at, on_end))
+        if not self._appends:
+            self._position = at + written
+        elif not self.closed:
+            self._position = os.lseek(self._fd.fd, 0, os.SEEK_CUR)
         return written
 
     def tell(self) -> int:
@@ -374,19 +376,13 @@ class file_sock(fd_sock):  # noqa: N801
         if not self._is_regular:
             raise OSError(errno.ESPIPE, os.strerror(errno.ESPIPE))
 
-    def _in_thread(self, call: Callable[[int], _T]) -> _T:
-        """Call in a thread while the coro waits. The descriptor stays open until the thread is done with it."""
-
-        def use() -> _T:
-            with self._fd as fd:
-                return call(fd)
-
+    def _use(self, call: Callable[[int, Callable[[], object]], _T]) -> _T:
+        """Make a call with the descriptor, which stays open until the call has ended, also after an interruption."""
         if self._is_in_use:
             raise _errors.SimultaneousError("another coro is using this file: one coro at a time may use it")
-        if not _core._coro_is_on_loop():
-            return use()
+        fd = self._fd.__enter__()
         self._is_in_use = True
         try:
-            return run_in_thread(use)
+            return call(fd, self._fd.__exit__)
         finally:
             self._is_in_use = False

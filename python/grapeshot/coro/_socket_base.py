@@ -9,8 +9,10 @@ import socket
 import sys
 
 from grapeshot import _core
+from grapeshot._loop.aio import PART_LEN
 
 from . import _dns
+from ._aio import wait_in_memory
 from ._countdown import Countdown
 
 TYPE_CHECKING = False
@@ -42,7 +44,6 @@ _START_CONNECT: Callable[[socket.socket, Any], int] = socket.socket.connect_ex
 _UNDER_WAY = frozenset((errno.EINPROGRESS, errno.EALREADY, errno.EINTR))
 # Whether a second connect() returns the outcome of the first one.
 _CONNECT_TELLS = sys.platform == "linux"
-_BLOCK_LEN = 2**30
 # The first and the longest pause between two attempts to connect while the server's queue is full, in seconds.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
 
@@ -112,7 +113,9 @@ class CoroSocket(_Native):
         start = offset
         try:
             while count is None or offset - start < count:
-                wanted = _BLOCK_LEN if count is None else min(count - (offset - start), _BLOCK_LEN)
+                wanted = PART_LEN if count is None else min(count - (offset - start), PART_LEN)
+                # os.sendfile() would block the thread until the disk has delivered this part.
+                wait_in_memory(number, offset, wanted)
                 try:
                     sent = os.sendfile(self.fileno(), number, offset, wanted)
                 except BlockingIOError:

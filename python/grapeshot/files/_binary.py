@@ -118,9 +118,8 @@ class RawFile(AsyncFile):
     async def _call(self, name: str, *args: Any) -> Any:
         if self._under_way:
             await self._wait_idle()
-        future = self._queue.start(name, self._fd, *args, on_end=self._call_ended)
         self._under_way += 1
-        return await future
+        return await self._queue.start(name, self._fd, *args, on_end=self._call_ended)
 
     def _call_ended(self) -> None:
         self._under_way -= 1

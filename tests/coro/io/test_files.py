@@ -11,11 +11,12 @@ import threading
 import tty
 
 import pytest
+from busy_files import BusyFileThreads
 from support import coro_is_available, in_thread, until_waiting
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 if coro_is_available():
-    from grapeshot import coro
+    from grapeshot import _core, coro
     from grapeshot.coro import _at_once
 
 BIG = bytes(range(256)) * 4096
@@ -310,69 +311,108 @@ def test_a_file_is_read_and_written(tmp_path, run):
     run(main)
 
 
-def test_the_loop_goes_on_while_a_thread_reads(tmp_path, monkeypatch):
-    """The thread's read is blocked until another coro has run."""
+@pytest.fixture
+def _in_threads(monkeypatch):
+    """Threads make all calls on files, as if nothing were in memory."""
+    monkeypatch.setenv("GRAPESHOT_FILE_THREADS", "1")
+    monkeypatch.setattr(_core, "_aio_read_now", lambda *_: None)
+
+
+@pytest.mark.usefixtures("_in_threads")
+def test_the_loop_goes_on_while_a_file_is_read(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"content")
-    has_run = threading.Event()
-    real = os.pread
-
-    def pread(*args):
-        assert has_run.wait(10)
-        return real(*args)
-
-    monkeypatch.setattr(os, "pread", pread)
 
     def main():
-        with coro.file_sock(open(path, "rb")) as file:
+        with BusyFileThreads(tmp_path) as threads, coro.file_sock(open(path, "rb")) as file:
             reading = coro.spawn(file.recv, 100)
-            coro.yield_slice()
+            until_waiting(reading)
             with pytest.raises(coro.SimultaneousError):
                 file.recv(1)
-            has_run.set()
+            threads.release()
             assert reading.join() == b"content"
 
     coro.run(main)
 
 
+@pytest.mark.usefixtures("_in_threads")
 def test_an_interrupted_read_of_a_file_loses_nothing(tmp_path, monkeypatch):
-    """The thread may finish after the interruption, and after the file was closed."""
+    """The call ends after the interruption, and after the file was closed."""
     path = tmp_path / "file"
     path.write_bytes(b"content")
-    begun, go_on = threading.Event(), threading.Event()
-    real, numbers = os.pread, []
-
-    def pread(number, *args):
-        begun.set()
-        assert go_on.wait(10)
-        data = real(number, *args)
-        numbers.append(number)
-        return data
 
     def main():
-        monkeypatch.setattr(os, "pread", pread)
         plain = open(path, "rb")
-        with coro.file_sock(plain) as file:
-            number = file.fileno()
-            reading = coro.spawn(file.recv, 3)
-            while not begun.is_set():
+        with BusyFileThreads(tmp_path) as threads:
+            with coro.file_sock(plain) as file:
+                number = file.fileno()
+                reading = coro.spawn(file.recv, 3)
+                until_waiting(reading)
+                reading.shutdown()
+                reading.join()
+                assert file.tell() == 0
+                monkeypatch.setattr(_core, "_aio_read_now", os.pread)
+                assert file.recv(3) == b"con"
+            # The descriptor is still open, because the call uses it.
+            assert not plain.closed
+            assert os.fstat(number).st_size == 7
+            threads.release()
+            while not plain.closed:
                 coro.sleep_relative(0.001)
-            reading.shutdown()
-            reading.join()
-            assert file.tell() == 0
-            monkeypatch.setattr(os, "pread", real)
-            assert file.recv(3) == b"con"
-        # The descriptor is still open, because the thread uses it.
-        assert not plain.closed
-        assert os.fstat(number).st_size == 7
-        go_on.set()
-        while not plain.closed:
-            coro.sleep_relative(0.001)
-        assert numbers == [number]
         with pytest.raises(coro.ClosedError):
             file.recv(1)
 
     coro.run(main)
+
+
+@pytest.mark.usefixtures("_in_threads")
+def test_calls_at_an_offset(tmp_path, run):
+    path = tmp_path / "file"
+    path.write_bytes(b"0123456789")
+
+    def main():
+        fd = os.open(path, os.O_RDWR)
+        try:
+            assert coro.aio_read(fd, 4, 3) == b"3456"
+            assert coro.aio_read(fd, 100, 8) == b"89"
+            assert coro.aio_read(fd, 100, 10) == coro.aio_read(fd, 0, 0) == b""
+            assert coro.aio_write(fd, bytearray(b"ab"), 9) == 2
+            assert coro.aio_write(fd, memoryview(b""), 0) == 0
+            assert os.lseek(fd, 0, os.SEEK_CUR) == 0
+            for call in (
+                lambda: coro.aio_read(fd, -1, 0),
+                lambda: coro.aio_read(fd, 1, -1),
+                lambda: coro.aio_write(fd, b"x", -1),
+            ):
+                with pytest.raises(OSError, match="Invalid argument"):
+                    call()
+        finally:
+            os.close(fd)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            coro.aio_read(-1, 1, 0)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            coro.aio_write(-1, b"x", 0)
+
+    run(main)
+    assert path.read_bytes() == b"012345678ab"
+
+
+@pytest.mark.usefixtures("_in_threads")
+def test_calls_of_many_coros(tmp_path):
+    """Each coro writes and reads a part of the file of its own."""
+    size, parts = 10_000, 60
+
+    def use(fd, index):
+        data = bytes([index]) * size
+        assert coro.aio_write(fd, data, index * size) == size
+        assert coro.aio_read(fd, size, index * size) == data
+
+    def main():
+        with open(tmp_path / "file", "w+b") as file:
+            coro.in_parallel([(use, (file.fileno(), index)) for index in range(parts)])
+
+    coro.run(main)
+    assert (tmp_path / "file").stat().st_size == size * parts
 
 
 def test_the_position_of_a_buffered_file(tmp_path):

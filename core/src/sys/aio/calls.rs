@@ -1,6 +1,6 @@
-//! The calls, as a thread makes them, and two calls that do not block.
+//! The calls, as a thread makes them.
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{c_char, c_int};
 use std::io;
 use std::os::fd::RawFd;
 
@@ -150,98 +150,4 @@ fn close_checked(fd: RawFd) -> io::Result<usize> {
 /// Closes a descriptor whose owner is gone, so there is nobody who could be told about an error.
 pub(super) fn close(fd: RawFd) {
     let _ = close_checked(fd);
-}
-
-/// Reads up to `len` bytes at `offset` if the kernel has them in memory. Returns `None` if the call would wait for a
-/// disk, or if the system or the file system cannot tell.
-///
-/// # Errors
-/// An errno of `preadv2(2)`.
-///
-/// # Safety
-/// `buffer` must be valid for writes of `len` bytes, and nothing else may access them during the call.
-#[cfg(any(target_os = "linux", target_os = "android"))]
-pub unsafe fn read_now(fd: RawFd, buffer: *mut u8, len: usize, offset: i64) -> io::Result<Option<usize>> {
-    let vector = libc::iovec {
-        iov_base: buffer.cast(),
-        iov_len: len.min(MAX_LEN),
-    };
-    // The offset in two halves. A 64-bit kernel uses only the first one. The system call is made by its number, because
-    // old C libraries have no function for it.
-    let (low, high) = (offset as libc::c_long, (offset >> 32) as libc::c_long);
-    // SAFETY: the call gets one live vector, whose buffer the caller guarantees.
-    let outcome = retried(|| unsafe {
-        libc::syscall(
-            libc::SYS_preadv2,
-            fd,
-            &raw const vector,
-            1_usize,
-            low,
-            high,
-            libc::RWF_NOWAIT,
-        ) as isize
-    });
-    match outcome {
-        Ok(count) => Ok(Some(count)),
-        Err(error) => match error.raw_os_error() {
-            Some(libc::EAGAIN | libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL | libc::EPERM) => Ok(None),
-            _ => Err(error),
-        },
-    }
-}
-
-/// These systems have no such call.
-///
-/// # Errors
-/// None.
-///
-/// # Safety
-/// No requirements: the buffer is not used.
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
-pub unsafe fn read_now(_: RawFd, _: *mut u8, _: usize, _: i64) -> io::Result<Option<usize>> {
-    Ok(None)
-}
-
-/// Opens an existing file if the kernel has all parts of its path in memory. Returns `None` if the call would wait for
-/// a disk, or if the system cannot tell.
-///
-/// # Errors
-/// An errno of `openat2(2)`.
-#[cfg(any(target_os = "linux", target_os = "android"))]
-pub fn open_now(path: &CStr, flags: c_int) -> io::Result<Option<RawFd>> {
-    // With these flags the call may wait, and with the last one it is refused.
-    if flags & (libc::O_CREAT | libc::O_TRUNC | libc::O_TMPFILE) != 0 {
-        return Ok(None);
-    }
-    // SAFETY: for this C structure of integers, all zeros are valid.
-    let mut how: libc::open_how = unsafe { std::mem::zeroed() };
-    how.flags = (flags | libc::O_CLOEXEC) as u64;
-    how.resolve = libc::RESOLVE_CACHED;
-    // SAFETY: the path and the structure are live, and the length is that of the structure.
-    let outcome = retried(|| unsafe {
-        libc::syscall(
-            libc::SYS_openat2,
-            libc::AT_FDCWD,
-            path.as_ptr(),
-            &raw const how,
-            size_of::<libc::open_how>(),
-        ) as isize
-    });
-    match outcome {
-        Ok(fd) => Ok(Some(fd as RawFd)),
-        Err(error) => match error.raw_os_error() {
-            // EINVAL: flags that this call refuses and `open(2)` ignores. EPERM: a sandbox.
-            Some(libc::EAGAIN | libc::ENOSYS | libc::EINVAL | libc::EPERM | libc::E2BIG) => Ok(None),
-            _ => Err(error),
-        },
-    }
-}
-
-/// These systems have no such call.
-///
-/// # Errors
-/// None.
-#[cfg(not(any(target_os = "linux", target_os = "android")))]
-pub fn open_now(_: &CStr, _: c_int) -> io::Result<Option<RawFd>> {
-    Ok(None)
 }

@@ -17,6 +17,7 @@
 //!
 //! Source: `io_uring(7)`, `io_uring_enter(2)`, `pread(2)`, `open(2)`.
 
+mod at_once;
 mod calls;
 #[cfg(all(
     any(target_os = "linux", target_os = "android"),
@@ -38,7 +39,8 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use calls::{Call, open_now, read_now};
+pub use at_once::{open_now, read_now};
+pub use calls::Call;
 
 use super::clock::now_ns;
 use super::pool::{Mailbox, SharedPool};

@@ -78,7 +78,10 @@ impl Ring {
             Call::Open { path, flags, mode } => opcode::OpenAt::new(Fd(libc::AT_FDCWD), path)
                 .flags(flags | libc::O_CLOEXEC)
                 .mode(mode)
-                .build(),
+                .build()
+                // Otherwise the kernel tries to open the file without waiting, which succeeds for a FIFO even if nobody
+                // has opened its other end.
+                .flags(squeue::Flags::ASYNC),
             Call::Close { fd } => opcode::Close::new(Fd(fd)).build(),
             Call::Read {
                 fd,

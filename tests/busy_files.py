@@ -1,0 +1,54 @@
+"""Keeps calls on files from beginning, so that a test can look at a call under way."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from support import CAP_S
+
+from grapeshot import _core
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Self
+
+
+class BusyFileThreads:
+    """Keeps all threads that make calls on files busy, until :meth:`release`: calls on files begin only after that.
+
+    The threads open a FIFO, which waits until its other end is opened, too. This does not concern queues with io_uring.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = os.fsencode(folder / f"fifo-{time.monotonic_ns()}")
+        folder.mkdir(exist_ok=True)
+        os.mkfifo(self._path)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("GRAPESHOT_FILE_THREADS", "1")
+            self._queue = _core._AioQueue()
+        self._left = 32
+        for _ in range(self._left):
+            self._queue.open(self._path, os.O_RDONLY, 0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Let the threads go on, and wait until they have."""
+        if not self._left:
+            return
+        writer = os.open(self._path, os.O_RDWR | os.O_NONBLOCK)
+        end_s = time.monotonic() + CAP_S
+        while self._left:
+            assert time.monotonic() < end_s
+            for _, fd in self._queue.take():
+                os.close(fd)
+                self._left -= 1
+            time.sleep(0.001)
+        os.close(writer)
