@@ -168,7 +168,7 @@ def compare(suite: Suite, cases: Sequence[Case], loops: Sequence[str], runs: int
         loadgen()
     server_core, load_core = cores()
     if server_core is None and suite.has_load:
-        say("!!! server and load share a core or cannot be pinned: the numbers will be restless")
+        say("!!! server and load share a core or cannot be pinned: the numbers will vary more than usual")
     started, machine = time.monotonic(), describe()
     title = suite.page.get("heading", "# The loop").strip("# ")
     who = [participants(case, usable) for case in cases]
@@ -204,7 +204,7 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 def merge(before: dict[str, Any], after: dict[str, Any], cases: Sequence[Case] = CASES) -> dict[str, Any]:
     """Return a comparison with the rows of both, in the order of the listed cases. If both have a row, the newer one is
-    taken.
+    taken. Rows of other cases, which no longer exist, are dropped.
 
     Raises SystemExit if they cannot be in one table.
     """
@@ -238,18 +238,19 @@ def parse(suites: Sequence[Suite], description: str | None, arguments: Sequence[
     parser.add_argument("--loops", nargs="+", help=f"default: {' '.join(loops)}")
     parser.add_argument("--runs", type=int, help=f"alternated runs per case ({RUNS}; {QUICK_RUNS} with --quick)")
     parser.add_argument("--seconds", type=float, help="measured time of one run")
-    parser.add_argument("--spin", action="store_true", help="the load of the closed loop polls without sleeping")
+    parser.add_argument("--spin", action="store_true", help="let the load generator poll without sleeping")
     files = ", ".join(suite.committed.name for suite in suites)
     where = UNCOMMITTED.relative_to(ROOT)
     parser.add_argument(
-        "--json", type=Path, help=f"where to write; else a full comparison goes to {files}, all others to {where}"
+        "--json", type=Path, help=f"where to write (default: {files} for a full comparison or --merge, else {where})"
     )
     parser.add_argument("--merge", action="store_true", help="replace these rows in the JSON and keep its others")
     parser.add_argument(
         "--against",
         type=Path,
         metavar="OLD",
-        help="a JSON of earlier (or a folder with them): name what got worse beyond its interval, and exit with 1",
+        help="an earlier JSON (or a folder of them): report the rows whose intervals have moved, and exit with 1 if any"
+        " row got worse",
     )
     parser.add_argument("--table", action="store_true", help="print the table in Markdown")
     parser.add_argument("--list", action="store_true", help="list the cases")
@@ -303,7 +304,7 @@ def run_suite(suite: Suite, cases: Sequence[Case], args: argparse.Namespace) -> 
 
 
 def write_page(paths: Sequence[Path]) -> None:
-    """Write one HTML page of everything that was measured now, from its runs."""
+    """Write one HTML page about all suites that were measured now, from the files of their runs."""
     from benchmarks import page
 
     where = paths[0].with_name("report.html")

@@ -1,1 +1,1 @@
-"""Compare blocking-style servers and clients on coros with similar libraries: `python -m benchmarks.blocking`."""
+"""Compare coros with similar libraries, in blocking-style servers and clients: `python -m benchmarks.blocking`."""

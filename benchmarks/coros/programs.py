@@ -1,9 +1,9 @@
 """Measure a style of cooperative threading, in this process: `python -m benchmarks.coros.programs KIND --style STYLE`.
 
 A kind does rounds of a fixed number of operations. After a warm-up, rounds are run until enough CPU time has been
-spent, and the median round counts. The start and the end of a round (its threads' first and last steps) are not
-measured. Prints `{"cpu_ns": per operation, "rounds": ...}`; kinds that sleep add how many woke `early`; kinds about
-memory print `{"kib": per thread, ...}`.
+spent (kinds that sleep: one or two rounds, without a warm-up), and the median round counts. Except in `spawn`, the
+start of the round's threads is not measured. Prints `{"cpu_ns": per operation, "rounds": ...}`; kinds that sleep add
+how many sleeps ended too `early`, if any did; kinds about memory print `{"kib": per thread, ...}`.
 """
 
 from __future__ import annotations
@@ -268,7 +268,9 @@ def main() -> None:
     parser.add_argument("kind", choices=[*KINDS, *across.KINDS, *memory.KINDS])
     parser.add_argument("--style", required=True, help="one that has this kind; ImportError when it is not installed")
     parser.add_argument("--seconds", type=float, default=0.4, help="CPU seconds to measure (0.4)")
-    parser.add_argument("--threads", type=int, default=100_000, help="how many are held, for memory (100,000)")
+    parser.add_argument(
+        "--threads", type=int, default=100_000, help="suspended threads if KIND is about memory (100,000)"
+    )
     args = parser.parse_args()
     sample: dict[str, float]
     if args.style in across.KINDS.get(args.kind, {}):

@@ -1,4 +1,6 @@
-"""The native threads that look up names: who waits for whom, and what they leave behind."""
+"""The native threads that look up names: they answer like the socket module, share equal lookups, and do not use the
+executor. Nothing waits for them when a program ends.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ async def answer_by(awaitable):
 @pytest.mark.parametrize("port", [0, 80, "http", b"80", None, 2**70, 1.5, True, "\ud800", "no-such-service"])
 @pytest.mark.parametrize("kind", [0, socket.SOCK_STREAM])
 @pytest.mark.skip_on(uvloop="its errors have other arguments")
-async def test_addresses_equal_the_socket_module(loop, host, port, kind):
+async def test_getaddrinfo_answers_like_the_socket_module(loop, host, port, kind):
     for flags in (0, socket.AI_CANONNAME, socket.AI_PASSIVE | socket.AI_NUMERICSERV):
         expected = answer_of(socket.getaddrinfo, host, port, 0, kind, 0, flags)
         assert await answer_by(loop.getaddrinfo(host, port, type=kind, flags=flags)) == expected
@@ -75,7 +77,7 @@ ADDRESSES = [
 @pytest.mark.skip_on(uvloop="it accepts some of these addresses, and raises other errors")
 @pytest.mark.parametrize("address", ADDRESSES, ids=range(len(ADDRESSES)))
 @pytest.mark.parametrize("flags", [0, socket.NI_NUMERICHOST, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV, 2**20])
-async def test_names_equal_the_socket_module(loop, address, flags):
+async def test_getnameinfo_answers_like_the_socket_module(loop, address, flags):
     expected = answer_of(socket.getnameinfo, address, flags)
     assert await answer_by(loop.getnameinfo(address, flags)) == expected
 
@@ -106,7 +108,7 @@ def test_audit_hooks_hear_of_lookups(loop_kind):
     run_script(loop_kind, code)
 
 
-# ---------------------------------------------------------------- who waits for whom
+# ---------------------------------------------------------------- the executor, and replaced functions
 
 
 @pytest.mark.only_on("grapeshot")
@@ -156,8 +158,8 @@ async def test_lookups_after_the_executor_was_shut_down(loop):
 # ---------------------------------------------------------------- lookups that take long
 
 
-# Sends the names that end with `.slow` to a function that waits for a pipe, by replacing the C library's function in
-# the child. The executor is not involved. The process prints "began NAME" for each call.
+# A library that replaces the C library's getaddrinfo through LD_PRELOAD. For a name that ends with `.slow`, it writes
+# "began NAME" to the descriptor $BEGAN_FD, waits until it can read a byte from $GATE_FD, and answers with 127.0.0.1.
 INTERPOSED = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -223,7 +225,7 @@ def let_go(count):
 
 
 def run_slow(slow_library: str, code: str, **variables: str) -> str:
-    """Run a program in which names that end with ".slow" are looked up when the program lets them go."""
+    """Run a program in which a lookup of a name that ends with ".slow" takes until the program calls let_go()."""
     done = subprocess.run(
         [sys.executable, "-X", "faulthandler", "-c", SLOW + code],
         env=os.environ | {"LD_PRELOAD": slow_library} | variables,
@@ -328,7 +330,7 @@ grapeshot.run(main())
 
 @linux_only
 def test_a_forked_child_has_threads_of_its_own(slow_library):
-    """The parent's threads are all in a lookup, and one of them may hold the lock of the pool."""
+    """The parent's threads, which are all in a lookup, do not exist in the child. Its first lookup starts a new one."""
     code = """
 async def look_up(name):
     return await asyncio.get_running_loop().getaddrinfo(name, 80)

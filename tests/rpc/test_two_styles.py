@@ -25,7 +25,7 @@ def wait_for(condition):
 
 
 class Methods:
-    """Blocking-style methods."""
+    """Methods in blocking style, and one async method."""
 
     def __init__(self, server: rpc.Server) -> None:
         self.begun, self.ended = [], []
@@ -101,7 +101,7 @@ def test_coros_call_coros():
     with_ends(test)
 
 
-def test_many_coros_call_at_a_time():
+def test_many_coros_call_at_the_same_time():
     def test(client, methods, server):
         callers = [coro.spawn(client.call, "hold", number) for number in range(1000)]
         wait_for(lambda: len(methods.begun) == 1000)

@@ -11,8 +11,9 @@ it, the host:
       cancels the tasks of this run that are left
       loop.close()                     ------> ends the run; the host runs on
 
-The methods that run, stop and close a loop affect only this run. All others call the host's methods. A BorrowedLoop
-belongs to the host's thread.
+The methods that run, stop and close a loop affect only this run. So do the exception handler, and the methods that
+shut down asynchronous generators and the default executor. Debug mode affects the host, but only until the run ends.
+All other methods call the host's. A BorrowedLoop belongs to the host's thread.
 """
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ class BorrowedLoop(asyncio.AbstractEventLoop):
             raise RuntimeError("Cannot run the event loop while another loop is running")
         coro: Coro[Any] | None = _core._coro_current_or_none()
         if coro is None or coro._loop is not self._host or not _core._coro_is_hidden():
-            raise RuntimeError("this loop was made in a coro: only a coro of the same loop can run it")
+            raise RuntimeError(f"this loop borrows {self._host!r}: only a coro of that loop can run it")
         return coro
 
     def _as_future(self, future: Any) -> Any:
@@ -203,7 +204,10 @@ class BorrowedLoop(asyncio.AbstractEventLoop):
         return True
 
     def stop(self) -> None:
-        """Make the current call of :meth:`run_forever` or :meth:`run_until_complete` return, or else the next one."""
+        """Make the current call of :meth:`run_forever` or :meth:`run_until_complete` return.
+
+        If there is none, the next call returns in the next iteration of the host.
+        """
         if self._turn is not None:
             self._turn.stop()
         else:
@@ -216,7 +220,7 @@ class BorrowedLoop(asyncio.AbstractEventLoop):
     # ------------------------------------------------------------------ the end
 
     def close(self) -> None:
-        """End this run: cancel its tasks that are left, and wait for them if called in a coro of the loop.
+        """End this run: cancel its tasks that are left, and wait for them if this is called in a coro of the host.
 
         Raises:
             RuntimeError: the loop is running.

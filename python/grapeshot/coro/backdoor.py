@@ -33,7 +33,7 @@ def serve(
     *,
     namespace: dict[str, Any] | None = None,
 ) -> Server:
-    """Open a back door at a unix socket.
+    """Open a back door at a Unix socket.
 
     With ``unix_path`` it works like Shrapnel's function: it does not return while the back door is open, and closes it
     when the coro that called it is interrupted. ``global_dict`` is the namespace of the prompt.
@@ -55,7 +55,9 @@ def serve(
     if isinstance(port, (str, os.PathLike)) and unix_path is None:
         return _backdoor.serve(port, namespace=namespace if global_dict is None else global_dict)
     if port is not None or unix_path is None:
-        raise ValueError(f"grapeshot's back door has no TCP port, got port={port!r}: give it a path, unix_path='...'")
+        raise ValueError(
+            f"grapeshot's back door needs a path, unix_path='...', and has no TCP port: got {port=}, {unix_path=}"
+        )
     with _backdoor.serve(unix_path, namespace=namespace if global_dict is None else global_dict) as server:
         while not server.is_closed:
             wait()

@@ -25,9 +25,9 @@ def register(signum: int, fn: Callable[[int], object]) -> None:
     and is removed when that loop is closed.
 
     Raises:
-        TypeError: ``fn`` cannot be called, or is an async function.
+        TypeError: ``fn`` cannot be called or is an async function, or ``signum`` is not an int.
         ValueError: there is no such signal.
-        RuntimeError: not in the main thread, or the signal cannot be caught.
+        RuntimeError: this is not the main thread, or the signal cannot be caught.
     """
     _core._coro_check_function(fn, "signal_handler.register")
     own_loop().add_signal_handler(signum, _start, signum, fn)
@@ -36,7 +36,11 @@ def register(signum: int, fn: Callable[[int], object]) -> None:
 def unregister(signum: int) -> bool:
     """Remove the handler and restore the default action; return False if there was no handler.
 
-    Coros that the handler has started go on. Raises the same exceptions as :func:`register`.
+    Coros that the handler has started go on.
+
+    Raises:
+        TypeError: ``signum`` is not an int.
+        ValueError: there is no such signal.
     """
     return bool(own_loop().remove_signal_handler(signum))
 

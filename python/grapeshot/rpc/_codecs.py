@@ -12,7 +12,7 @@ from grapeshot import _core
 
 # A shorter packet cannot take long to decode, so it is not checked.
 MIN_CHECKED = 1024
-# The name is part of the hello, whose length is limited.
+# The name is part of the first packet of each side (Hello), whose length is limited.
 _MAX_NAME = 100
 
 
@@ -23,7 +23,7 @@ class Codec(Protocol):
     def name(self) -> str: ...
     @property
     def is_for_one_user(self) -> bool:
-        """Whether decoding lets the sender run any code, so that only processes of the same user may connect."""
+        """Whether decoding can run code that the sender chooses. If so, only processes of the same user may connect."""
 
     def encode(self, message: Any, /) -> bytes: ...
     def decode(self, packet: bytes, /) -> Any: ...

@@ -1,5 +1,5 @@
 //! The list of the transports that hold data. It lets the loop send the writes of several steps one right after the
-//! other. `flush_policy` decides what is held, and when.
+//! other. `flush_policy` decides which writes are held and when they are sent.
 //!
 //! ```text
 //!   write() in a step --> the transport keeps the data --> push(): the transport is put on the list
@@ -81,7 +81,7 @@ impl Pause {
 }
 
 pub(crate) struct Held {
-    /// The thread in whose steps writes are held; 0 while no writes are held.
+    /// The thread in whose steps writes are held; 0 while all writes are sent at once.
     thread: Cell<u64>,
     /// The transports that hold data, and the function that sends the data.
     entries: RefCell<Vec<DeferredCall>>,

@@ -1,5 +1,5 @@
-//! The read side: each time the socket is ready, one system call receives a batch of datagrams, and each is delivered
-//! separately.
+//! The read side: each time the socket is ready, a batch of datagrams is received (on Linux with one system call), and
+//! each datagram is delivered separately. For families other than internet and Unix, the batch is one datagram.
 //!
 //! ```text
 //!   recv_batch --> the first ----------------------> datagram_received for each; the context is entered once

@@ -53,9 +53,10 @@ def summary(result: dict[str, Any]) -> str:
         f"{name} {versions[name]}" for name in result["loops"] if name != "grapeshot" and name in versions
     )
     note = (
-        f"The chart shows the server's CPU time per request, or the process's per call, for grapeshot, {peers} and "
-        f"asyncio, on CPython {machine['python']} and Linux. Each number is the median of "
-        f"{result['settings']['runs']} alternating runs, and the bands are 95 % intervals. {summary(result)} "
+        "The chart shows CPU time: the server's time per request or, in rows without a server, the process's time per "
+        f"call. It compares grapeshot with {peers} and asyncio, on CPython {machine['python']} and Linux. Each number "
+        f"is the median of {result['settings']['runs']} alternating runs, and the bands are 95 % intervals. "
+        f"{summary(result)} "
         "[docs/speed.md](docs/speed.md) has all rows and explains the comparison."
     )
     picture = [

@@ -1,4 +1,4 @@
-"""connect_write_pipe: when data is written, flow control, the ends, and readers that disappear."""
+"""connect_write_pipe: when data is written, flow control, how a transport ends, and wrong use."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ async def test_a_write_finds_that_the_reader_is_gone(loop):
         protocol.lost_with.clear()
 
 
-async def test_unread_data_is_not_a_lost_reader(loop):
+async def test_unread_data_is_not_taken_for_a_lost_reader(loop):
     with pipe_ends("fifo", "write") as ends:
         transport, protocol = await loop.connect_write_pipe(Flow, ends.file)
         for _ in range(3):
@@ -254,6 +254,9 @@ async def test_unread_data_is_not_a_lost_reader(loop):
         assert await ends.read_exactly(18) == b"unread" * 3
         transport.close()
         await until(lambda: protocol.is_lost)
+
+
+# ---------------------------------------------------------------- devices, late writes, wrong data, protocols' errors
 
 
 @pytest.mark.skip_on(uvloop="treats a character device as a terminal")

@@ -2,7 +2,8 @@
 
 Each part has a module with a function ``patch()``, which replaces names through ``_originals.replace``. A replacement
 works everywhere: called in a coro, it waits as coros do; elsewhere, it does what the original does. asyncio, the
-executors of concurrent.futures, the import system and grapeshot itself keep the originals (``_originals``).
+executors of concurrent.futures, the import system and grapeshot itself keep the originals (``_originals``). Only the
+part ``futures`` also patches an executor, ``ThreadPoolExecutor``.
 """
 
 from __future__ import annotations

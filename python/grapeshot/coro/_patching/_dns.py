@@ -1,7 +1,9 @@
 """The part ``dns`` of :func:`grapeshot.coro.patch`: native threads look up host names while the coro waits.
 
-Where the system has no function that is safe in several threads, and for arguments that are not plain ASCII names, a
-thread of the loop's executor calls CPython's function.
+Some calls go to CPython's function instead, in a thread of the loop's executor. These are calls with wrong arguments,
+and calls of ``getaddrinfo`` and ``getnameinfo`` if a program has replaced them in the socket module. Calls of
+``gethostbyname``, ``gethostbyname_ex`` and ``gethostbyaddr`` also go there if the host is not an ASCII string, or if
+the system has no form of these functions that is safe in several threads.
 """
 
 from __future__ import annotations
@@ -83,7 +85,10 @@ def _replacement(
 
 
 def patch() -> None:
-    """Replace the names. Functions that call them, such as ``getfqdn``, then use the replacements."""
+    """Replace the names. Functions that call them, such as ``getfqdn``, then use the replacements.
+
+    Modules that keep the originals get a copy of ``getfqdn`` that calls the originals.
+    """
     names = dict(vars(socket))
     replacements = {
         "getaddrinfo": getaddrinfo,

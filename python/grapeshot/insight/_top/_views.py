@@ -22,7 +22,7 @@ ORDERS = {
     "slow": ("worst", "latest", "most", "name"),
     "tree": ("most", "growth", "name"),
     "descriptors": ("most", "growth", "name"),
-    # These views have at least one line for each item.
+    # In these two views, each item has lines of its own. The three above have one row for all items that are alike.
     "each tree": ("waits",),
     "each descriptors": ("number", "owner", "what"),
 }
@@ -31,7 +31,8 @@ _LINE = re.compile(r'", line (\d+), in (.*)')
 _FOLDERS = re.compile(r"[^ ]*/(?=[^/ ]+:\d+)")
 _NO_NUMBERS = "The event loop of this process is not grapeshot's, so there are no statistics."
 _RATES = ("running_s", "polling_s", "callbacks", "connections_accepted", "bytes_written")
-# Shown in red: a loop that is busy for this percentage of the time, and descriptors of which this share is in use.
+# A line is red if the loop is busy for at least this percentage of the time, or at least this share of the descriptors
+# is in use.
 _BUSY_PERCENT = 90
 _DESCRIPTOR_SHARE = 0.9
 _MEDIUM_WIDTH = 90  # from this many columns on, less important numbers are shown, too
@@ -97,7 +98,7 @@ def tree(found: list[str] | None, width: int) -> list[Text]:
 
 
 def tallies(found: list[Sample] | None, history: History, order: int, width: int) -> list[Text]:
-    """Return one row for all items that are alike: their number, and its growth since top began and in this sample."""
+    """Return one row for alike items: their number, and its growth since the first and the previous sample."""
     if found is None:
         return [_line("looking ...", width)]
     lines = [_line(f"{'number':>7}{'growth':>8}{'latest':>8}  what, and where", width, "underline")]
@@ -151,7 +152,7 @@ def _loop_lines(now: Sample, before: Sample, to_be_sent: int, width: int) -> lis
     accepted, sent = (_short(rates.get(name, 0.0)) for name in ("connections_accepted", "bytes_written"))
     streams = f"I/O      {now['connections']} connections  {accepted} accepted/s  {sent} B/s sent"
     if to_be_sent:
-        streams += f"  {_short(to_be_sent)} B not read by peers"
+        streams += f"  {_short(to_be_sent)} B to be sent"
     errors = found["accept_errors"]
     if errors:
         streams += f"  {errors} accept errors"
