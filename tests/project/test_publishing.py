@@ -116,6 +116,26 @@ def test_new_lints_of_another_rust_are_no_errors(tmp_path, release, are_errors):
     assert all(("--cap-lints warn" in line) is not are_errors for line in lines), lines
 
 
+def test_the_workflow_audits_the_dependencies():
+    assert re.search(r"^ +- run: \.ci/audit$", (ROOT / ".github" / "workflows" / "ci.yml").read_text(), re.MULTILINE)
+
+
+def test_every_lock_file_of_cargo_is_audited():
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a clone")
+    tracked = subprocess.run(["git", "ls-files", "*Cargo.lock"], cwd=ROOT, capture_output=True, text=True, check=True)
+    common = (ROOT / ".ci" / "common").read_text()
+    manifests = re.search(r"^MANIFESTS=\((.*)\)$", common, re.MULTILINE)[1].split()
+    assert sorted(tracked.stdout.split()) == sorted(each.replace(".toml", ".lock") for each in manifests)
+    assert 'for manifest in "${MANIFESTS[@]}"' in (ROOT / ".ci" / "audit").read_text()
+
+
+def test_the_check_before_a_merge_runs_the_command_of_the_readme():
+    command = "make test"
+    assert re.search(rf"^{command}$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert re.search(rf"^{command} \|\|", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+
+
 def test_the_licences_of_linked_crates_are_up_to_date():
     if shutil.which("cargo") is None:
         pytest.skip("cargo is not installed")
