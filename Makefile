@@ -33,6 +33,11 @@ RUST_FUZZ    := core/fuzz/Cargo.toml
 FUZZ_ENV     := CUSTOM_LIBFUZZER_PATH=/none/libfuzzer.a CARGO_TARGET_DIR=target/fuzz/check
 # These comparisons are not in docs/speed.md, so each has its own table.
 TABLED       := $(addprefix benchmarks/results/,comparison-3.13.json two-loops.json rpc.json pgo.json)
+# A newer Rust has new lints, and an older one lacks some. So warnings of clippy and rustdoc are errors only with the
+# version that builds the releases.
+PINNED_RUST  := $(shell cat .ci/rust-version)
+WARNINGS      = $(if $(filter $(PINNED_RUST),$(shell rustc --version | cut -d ' ' -f 2)),-D warnings,--cap-lints warn)
+OTHER_RUST   := warnings of clippy and rustdoc are errors only with Rust $(PINNED_RUST), not with the one that is used here
 LINTED       := python tests benchmarks examples docs/site
 
 # pyo3 asks this interpreter for its version. All commands use the same one, so that nothing is built twice.
@@ -95,15 +100,16 @@ lint: $(VENV)/.dev ## rustfmt, clippy, rustdoc, ruff, import-linter and mypy; ch
 	$(CARGO) fmt --check --manifest-path $(LOADGEN)
 	$(CARGO) fmt --check --manifest-path $(BRIDGE)
 	$(CARGO) fmt --check --manifest-path $(RUST_FUZZ)
-	$(CARGO) clippy --quiet --workspace --all-targets -- -D warnings
-	$(CARGO) clippy --quiet --all-targets --manifest-path $(LOADGEN) -- -D warnings
-	$(BRIDGE_ENV) $(CARGO) clippy --quiet --all-targets --manifest-path $(BRIDGE) -- -D warnings
-	$(FUZZ_ENV) $(CARGO) clippy --quiet --manifest-path $(RUST_FUZZ) -- -D warnings
+	$(CARGO) clippy --quiet --workspace --all-targets -- $(WARNINGS)
+	$(CARGO) clippy --quiet --all-targets --manifest-path $(LOADGEN) -- $(WARNINGS)
+	$(BRIDGE_ENV) $(CARGO) clippy --quiet --all-targets --manifest-path $(BRIDGE) -- $(WARNINGS)
+	$(FUZZ_ENV) $(CARGO) clippy --quiet --manifest-path $(RUST_FUZZ) -- $(WARNINGS)
 	$(BIN)/ruff check $(LINTED)
-	RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" $(CARGO) doc --quiet --no-deps --document-private-items --workspace
+	RUSTDOCFLAGS="$(WARNINGS) -A rustdoc::private_intra_doc_links" $(CARGO) doc --quiet --no-deps --document-private-items --workspace
 	$(BIN)/ruff format --check $(LINTED)
 	PYTHONPATH=python $(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
+	$(if $(findstring cap-lints,$(WARNINGS)),@echo "$(OTHER_RUST)" >&2)
 
 format: $(VENV)/.dev ## rewrite Rust and Python to the project's format
 	$(CARGO) fmt --all

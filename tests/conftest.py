@@ -12,6 +12,7 @@ import faulthandler
 import gc
 import inspect
 import os
+import resource
 import signal
 import socket
 import sys
@@ -36,6 +37,8 @@ AGAIN_S = float(os.environ.get("TEST_AGAIN_S", "5"))
 # If the phase still has not ended this long after the limit, the process is ended, because a signal does not
 # interrupt native code that hangs. pytest-xdist then starts a new process and continues.
 GRACE_S = float(os.environ.get("TEST_GRACE_S", "60"))
+# Some tests have 500 clients and their server in one process, which needs more descriptors than the usual 1,024.
+DESCRIPTORS = 16384
 
 _stderr_fd = -1
 
@@ -51,11 +54,20 @@ def pytest_configure(config: pytest.Config) -> None:
         "skip_on(when=True, **reasons): the named kinds of loop cannot run this test (skip)",
         "leaks_on(**reasons): the named kinds of loop leak resources here (no audit)",
         "no_audit(reason): this test may leave threads, descriptors and children behind",
-        "slow: .ci/run runs this test on only two versions of CPython, .ci/matrix on all",
+        "slow: .ci/run runs this test only on the default version of CPython, .ci/matrix on all",
         "watchdog(seconds): how long each phase of this test may take before it fails",
         "only_on(*kinds): the kinds of loop that this test runs on (default: all)",
     ):
         config.addinivalue_line("markers", line)
+    _raise_limit_of_descriptors()
+
+
+def _raise_limit_of_descriptors() -> None:
+    """Raise the soft limit as far as the hard limit allows, for this process and for the programs that it starts."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = DESCRIPTORS if hard == resource.RLIM_INFINITY else min(DESCRIPTORS, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def pytest_unconfigure() -> None:

@@ -1,6 +1,6 @@
-"""Find what a test has left behind in the process: threads, child processes, descriptors, replaced functions of the
-standard library, and changed settings. These could affect later tests, whose results would then depend on the order of
-the tests.
+"""Find what a test has left behind in the process: threads, child processes, descriptors, replaced modules, replaced
+attributes of the standard library, and changed settings. These could affect later tests, whose results would then
+depend on the order of the tests.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ CHANGING = {
     "_USE_POSIX_SPAWN",
     "_USE_VFORK",
     "_cleanup",
+    "_event_loop_policy",  # asyncio makes the default one when it is asked for; see _policy()
 }
 LOGGERS = ("asyncio", "grapeshot", "concurrent.futures")
 # Threads with this prefix start child processes. They must run until the process ends, because a child can ask for a
@@ -63,7 +64,10 @@ STAYING = "grapeshot-preexec"
 CACHES = "/site-packages/matplotlib/"
 # hypothesis adds functions to gc.callbacks. They do not count.
 FOLLOWERS = "hypothesis."
+PLAIN = (int, float, str, bytes, tuple)
 _ABSENT = object()
+# The class has the second name up to 3.13.
+_DEFAULT_POLICIES = {vars(asyncio.unix_events).get(f"{prefix}DefaultEventLoopPolicy") for prefix in ("_", "")}
 
 
 def open_descriptors() -> set[str]:
@@ -102,6 +106,22 @@ def children() -> set[int]:
     return found - {_tracker()[0]}
 
 
+def _policy() -> Any:
+    """Return asyncio's policy, or None for the default one, whether or not it has been made."""
+    policy = getattr(asyncio.events, "_event_loop_policy", None)
+    return None if type(policy) in _DEFAULT_POLICIES else policy
+
+
+def _wakeup_fd() -> int:
+    """Return the descriptor that signals are written to, or -1. It can only be read by setting another one."""
+    fd = signal.set_wakeup_fd(-1)
+    try:
+        signal.set_wakeup_fd(fd)
+    except (OSError, ValueError):
+        pass  # the descriptor has been closed
+    return fd
+
+
 def _signal_handlers() -> dict[int, Any]:
     return {number: signal.getsignal(number) for number in signal.valid_signals()}
 
@@ -126,6 +146,8 @@ SETTINGS: dict[str, Callable[[], Any]] = {
     "the current directory": os.getcwd,
     "the environment": _environment,
     "the handlers of signals": _signal_handlers,
+    "the wake-up descriptor of signals": _wakeup_fd,
+    "the event loop policy": _policy,
     "the loggers": _loggers,
     "the limit of descriptors": lambda: resource.getrlimit(resource.RLIMIT_NOFILE),
     "the running loop": asyncio._get_running_loop,
@@ -144,12 +166,14 @@ SETTINGS: dict[str, Callable[[], Any]] = {
 
 
 def _replaced(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    if before == now:
-        return []
-    names = before.keys() | now.keys()
-    return sorted(
-        name for name in names - CHANGING if callable(before.get(name)) and now.get(name, _ABSENT) is not before[name]
-    )
+    """Return the names whose values are other objects now, or absent. New names do not count: imports add them. Nor do
+    equal values: `time.tzset()`, for example, sets some again.
+    """
+
+    def is_same(value: Any, other: Any) -> bool:
+        return other is value or (isinstance(value, PLAIN) and other == value)
+
+    return sorted(name for name, value in before.items() if not is_same(value, now.get(name, _ABSENT)))
 
 
 class Leftovers:
@@ -159,15 +183,18 @@ class Leftovers:
         self.threads = _threads()
         self.children = children()
         self.fds = open_descriptors()
-        self.modules = [dict(vars(module)) for module in PATCHED]
+        self.attributes = [dict(vars(module)) for module in PATCHED]
+        self.modules = dict(sys.modules)
         self.settings = {name: read() for name, read in SETTINGS.items()}
 
     def _changed(self) -> dict[str, Any]:
-        """Return replaced functions and changed settings, which stay until they are restored."""
+        """Return replaced attributes and modules, and changed settings, which stay until they are restored."""
         found: dict[str, Any] = {}
-        for module, before in zip(PATCHED, self.modules, strict=True):
-            if names := _replaced(before, vars(module)):
+        for module, before in zip(PATCHED, self.attributes, strict=True):
+            if names := [name for name in _replaced(before, vars(module)) if name not in CHANGING]:
                 found[f"replaced in {module.__name__}"] = names
+        if names := _replaced(self.modules, sys.modules):
+            found["replaced in sys.modules"] = names
         for name, before in self.settings.items():
             now = SETTINGS[name]()
             if now != before:

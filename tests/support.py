@@ -7,6 +7,7 @@ import errno
 import importlib.util
 import os
 import pty
+import random
 import signal
 import socket
 import subprocess
@@ -173,6 +174,47 @@ class Script:
         out, err = self.process.communicate(timeout=PROCESS_CAP_S)
         assert self.process.returncode == 0, f"exit status {self.process.returncode}\n{out}\n{err}"
         return out
+
+
+_ROUNDS = """
+import asyncio, faulthandler, random, socket
+
+def rounds(count, run):
+    for number in range(count):
+        faulthandler.dump_traceback_later({cap_s}, exit=True)
+        try:
+            run(number, lambda: print("running"))
+        except KeyboardInterrupt:
+            print("interrupted")
+        else:
+            print("returned")
+    run(count, lambda: print("running"))
+"""
+
+
+def interrupt_at_random(kind: str, code: str, rounds: int = 30) -> None:
+    """Send SIGINT to a script at random moments.
+
+    The script defines `run(number, began)`, which calls `began()` and then works for ever. It is called again and
+    again, and must end with KeyboardInterrupt each time. The last KeyboardInterrupt ends the process. `code` can use
+    the name `SEED`; the environment variable `STORM_SEED` sets it.
+    """
+    seed = int(os.environ.get("STORM_SEED", "0")) or random.randrange(1, 1 << 32)
+    print(f"STORM_SEED={seed}")
+    chance = random.Random(seed)
+    head = f"SEED = {seed}\n{_ROUNDS.format(cap_s=CAP_S)}"
+    with Script(kind, f"{head}\n{textwrap.dedent(code)}\nrounds({rounds}, run)") as script:
+        lines = []
+        while line := script.line():
+            lines.append(line)
+            if line == "running":
+                time.sleep(chance.choice((0, 0.001, 0.02)) * chance.random())  # not a wait: the moment is random
+                script.interrupt()
+        _, err = script.process.communicate(timeout=PROCESS_CAP_S)
+    assert lines == ["running", "interrupted"] * rounds + ["running"], err
+    assert script.process.returncode == -signal.SIGINT, err
+    assert err.endswith("\nKeyboardInterrupt\n")
+    assert err.count("Traceback") <= 2, err  # of the KeyboardInterrupt and its context, and no others
 
 
 def wait_until(condition: Callable[[], Any], what: str = "a condition", cap_s: float = CAP_S) -> None:

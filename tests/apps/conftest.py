@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -18,15 +17,6 @@ from tests.apps.certificates import Certificates
 from tests.apps.daemons import MariaDB, MariaDBAddress, Memcached, Postgres, PostgresAddress, Redis, RedisAddress
 
 KINDS = {"asyncio": "asyncio:SelectorEventLoop", "grapeshot": "grapeshot:new_event_loop"}
-WANTED_FDS = 4096
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _enough_descriptors() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < WANTED_FDS:
-        wanted = WANTED_FDS if hard == resource.RLIM_INFINITY else min(WANTED_FDS, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ pages link to.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -81,17 +82,58 @@ def test_the_wheels_are_for_the_versions_that_the_project_names():
 
 
 def test_releases_are_built_with_one_rust_and_one_maturin():
-    script = (ROOT / ".ci" / "wheel").read_text()
     tools = (ROOT / "requirements" / "tools.in").read_text()
     given = {
-        "rust-toolchain: ": re.search(r"^RUST=(\S+)$", script, re.MULTILINE)[1],
+        "rust-toolchain: ": "${{ steps.rust.outputs.version }}",
         "maturin-version: v": re.search(r"^maturin==(\S+)$", tools, re.MULTILINE)[1],
     }
     release = (ROOT / ".github" / "workflows" / "release.yml").read_text()
     uses = release.count("uses: PyO3/maturin-action@")
     assert uses
     for setting, version in given.items():
-        assert re.findall(rf"{setting}(\S+)", release) == [version] * uses
+        assert re.findall(rf"{setting}(.+)", release) == [version] * uses
+    reads = '- id: rust\n        run: echo "version=$(cat .ci/rust-version)" >>"$GITHUB_OUTPUT"\n'
+    assert release.count(reads) == uses
+
+
+@pytest.mark.parametrize(("release", "are_errors"), [("pinned", True), ("1.999.0", False)])
+def test_new_lints_of_another_rust_are_no_errors(tmp_path, release, are_errors):
+    """`make lint` is a part of `make test`, which must pass with a Rust that is newer than the project."""
+    if shutil.which("make") is None:
+        pytest.skip("make is not installed")
+    if release == "pinned":
+        release = (ROOT / ".ci" / "rust-version").read_text().strip()
+    rustc = tmp_path / "rustc"
+    rustc.write_text(f"#!/bin/sh\necho 'rustc {release} (0 2026-01-01)'\n")
+    rustc.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["make", "--dry-run", "lint"], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=60, check=True
+    )
+    lines = [line for line in done.stdout.splitlines() if "cargo clippy " in line or "cargo doc " in line]
+    assert len(lines) == 5
+    assert all(("-D warnings" in line) is are_errors for line in lines), lines
+    assert all(("--cap-lints warn" in line) is not are_errors for line in lines), lines
+
+
+def test_the_workflow_audits_the_dependencies():
+    assert re.search(r"^ +- run: \.ci/audit$", (ROOT / ".github" / "workflows" / "ci.yml").read_text(), re.MULTILINE)
+
+
+def test_every_lock_file_of_cargo_is_audited():
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a clone")
+    tracked = subprocess.run(["git", "ls-files", "*Cargo.lock"], cwd=ROOT, capture_output=True, text=True, check=True)
+    common = (ROOT / ".ci" / "common").read_text()
+    manifests = re.search(r"^MANIFESTS=\((.*)\)$", common, re.MULTILINE)[1].split()
+    assert sorted(tracked.stdout.split()) == sorted(each.replace(".toml", ".lock") for each in manifests)
+    assert 'for manifest in "${MANIFESTS[@]}"' in (ROOT / ".ci" / "audit").read_text()
+
+
+def test_the_check_before_a_merge_runs_the_command_of_the_readme():
+    command = "make test"
+    assert re.search(rf"^{command}$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert re.search(rf"^{command} \|\|", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
 
 
 def test_the_licences_of_linked_crates_are_up_to_date():

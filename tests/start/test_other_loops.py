@@ -149,6 +149,14 @@ def test_uvicorn_loop_is_set_for_the_uvicorn_command_unless_the_user_has_set_it(
     assert run(show, **given)[0] == [given.get("UVICORN_LOOP", "None")]
 
 
+def test_the_variables_of_other_servers_are_set_unless_the_user_has_set_them(run):
+    show = "import os; print(*(os.environ.get(name) for name in ('GRANIAN_LOOP', 'SANIC_USE_UVLOOP')))"
+    assert run(show)[0] == ["asyncio", "false"]
+    assert run("", way=("-m", "grapeshot", "-c", show))[0] == ["asyncio", "false"]
+    assert run(show, GRANIAN_LOOP="uvloop", SANIC_USE_UVLOOP="true")[0] == ["uvloop", "true"]
+    assert run(f"import grapeshot; grapeshot.install(); {show}", way=("prog.py",))[0] == ["None", "None"]
+
+
 @pytest.mark.skipif(not HAS_UVLOOP, reason="uvloop is not installed")
 def test_uvicorn_in_a_program(run):
     """If a program calls uvicorn, only the argument `loop` makes uvicorn choose another loop than uvloop. The warning

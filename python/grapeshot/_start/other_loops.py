@@ -1,10 +1,10 @@
 """Handles programs that choose another event loop themselves, in a process that is meant to run on grapeshot.
 
 ``python -m grapeshot`` and GRAPESHOT_INSTALL only affect programs that ask asyncio for a loop. Some servers use uvloop
-instead if it is installed. GRAPESHOT_INSTALL sets the environment variables with which such servers ask asyncio, and
-``python -m grapeshot`` sets uvicorn's if it runs uvicorn's command. A variable that the user has set is kept. For other
-cases, :func:`watch` writes one line to stderr for each class of loop that is not grapeshot's, when the first loop of
-that class starts; with GRAPESHOT_QUIET=1 it writes nothing.
+instead if it is installed. Both ways set the environment variables with which granian and Sanic ask asyncio.
+GRAPESHOT_INSTALL also sets uvicorn's, but ``python -m grapeshot`` only if it runs uvicorn's command. A variable that
+the user has set is kept. For other cases, :func:`watch` writes one line to stderr for each class of loop that is not
+grapeshot's, when the first loop of that class starts; with GRAPESHOT_QUIET=1 it writes nothing.
 
 Any thread may use this module. Importing the package does not import this module, and :func:`grapeshot.install`
 does not use it: it neither sets variables nor watches.
@@ -22,9 +22,9 @@ from grapeshot._loop import Loop
 
 from . import run
 
-# Environment variables that make the commands of servers ask asyncio for a loop. A child process that inherits them
-# may run in an environment without grapeshot. There they select asyncio's own loop, which works as well.
-_SETTINGS = {"GRANIAN_LOOP": "asyncio", "SANIC_USE_UVLOOP": "false", "UVICORN_LOOP": "none"}
+# Environment variables that make servers ask asyncio for a loop. A child process that inherits them may run in an
+# environment without grapeshot. There they select asyncio's own loop, which works as well.
+_SETTINGS = {"GRANIAN_LOOP": "asyncio", "SANIC_USE_UVLOOP": "false"}
 
 _OURS = "grapeshot:new_event_loop"
 # Advice to the user, by the package that has started the loop.
@@ -44,14 +44,15 @@ _reported: set[type] = set()
 
 
 def install_everywhere() -> None:
-    """Install the loop, set the servers' variables, and watch. GRAPESHOT_INSTALL does this in each process."""
-    for name, value in _SETTINGS.items():
-        os.environ.setdefault(name, value)
+    """Do as :func:`install_here`, and set uvicorn's variable, too. GRAPESHOT_INSTALL does this in each process."""
+    os.environ.setdefault("UVICORN_LOOP", "none")
     install_here()
 
 
 def install_here() -> None:
-    """Install the loop and watch. ``python -m grapeshot`` does this."""
+    """Set the servers' variables, install the loop, and watch. ``python -m grapeshot`` does this."""
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
     run.install()
     watch()
 

@@ -1,6 +1,7 @@
 """gevent or eventlet in the same process as `coro.patch()`: whichever patches second is refused at once.
 
-The rules are tested with fake packages of the same structure, and with the real ones where they are installed.
+The rules are tested with fake packages of the same structure, and with each real one that is installed, beside the
+other's fake.
 """
 
 from __future__ import annotations
@@ -28,28 +29,7 @@ def monkey_patch(**on):
 def original(name):
     return name
 """
-
-
-@pytest.fixture(params=["stand-ins", "real"])
-def head(request, tmp_path):
-    """Return code that makes both packages importable and defines a function that prints the exception of an action."""
-    code = "import sys\n"
-    if request.param == "real":
-        missing = [name for name in ("gevent", "eventlet") if importlib.util.find_spec(name) is None]
-        if missing:
-            pytest.skip(f"not installed: {missing}")
-    else:
-        for package, module, text in (("gevent", "monkey", GEVENT), ("eventlet", "patcher", EVENTLET)):
-            (tmp_path / package).mkdir()
-            (tmp_path / package / f"{module}.py").write_text(text)
-            start = (
-                "from eventlet import patcher\nmonkey_patch = patcher.monkey_patch\n" if package == "eventlet" else ""
-            )
-            (tmp_path / package / "__init__.py").write_text(start)
-        code += f"sys.path.insert(0, {str(tmp_path)!r})\n"
-    return (
-        code
-        + """
+REFUSED = """
 import warnings
 warnings.simplefilter("ignore")  # eventlet warns that it is outdated
 
@@ -61,7 +41,25 @@ def refused(action):
     else:
         print("done")
 """
-    )
+
+
+@pytest.fixture(params=["stand-ins", "gevent", "eventlet"])
+def head(request, tmp_path):
+    """Return code that makes both packages importable and defines a function that prints the exception of an action.
+
+    The parameter names the package that is the real one, if any.
+    """
+    if request.param != "stand-ins" and importlib.util.find_spec(request.param) is None:
+        pytest.skip(f"{request.param} is not installed")
+    for package, module, text in (("gevent", "monkey", GEVENT), ("eventlet", "patcher", EVENTLET)):
+        if package != request.param:
+            (tmp_path / package).mkdir()
+            (tmp_path / package / f"{module}.py").write_text(text)
+            start = (
+                "from eventlet import patcher\nmonkey_patch = patcher.monkey_patch\n" if package == "eventlet" else ""
+            )
+            (tmp_path / package / "__init__.py").write_text(start)
+    return f"import sys; sys.path.insert(0, {str(tmp_path)!r})" + REFUSED
 
 
 def test_after_install_the_others_cannot_patch(head):
