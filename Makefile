@@ -72,7 +72,11 @@ demo: $(VENV)/.build ## serve an aiohttp application, load it, compare with asyn
 
 # ---------------------------------------------------------------- check
 
-test: lint test-rust test-python ## all checks: lint, Rust tests, Python tests, CPython's own tests
+# The extension is built while the lint runs: its linker uses one core, and both have build directories of their own.
+test: $(VENV)/.dev $(VENV)/.build ## all checks: lint, Rust tests, Python tests, CPython's own tests
+	@$(MAKE) --no-print-directory build & building=$$!; \
+	  $(MAKE) --no-print-directory lint test-rust && wait $$building || { kill $$building 2>/dev/null; exit 1; }
+	@$(MAKE) --no-print-directory test-python
 
 test-rust: ## the Rust tests: grapeshot-core, which does not need Python, and the load generator
 	$(CARGO) test --quiet -p grapeshot-core
