@@ -15,11 +15,20 @@ sys.path[:0] = [str(SITE.parents[1] / "python"), str(SITE)]
 HOME = "README"
 NAVIGATION = {
     "Start": ["docs/start", "docs/uvloop", "docs/coro-migration", "From libuv or Node.js <docs/phases>"],
-    "Use": ["docs/frameworks", "docs/scaling", "docs/coro", "docs/rpc", "docs/insight", "docs/troubleshooting"],
+    "Use": [
+        "docs/frameworks",
+        "docs/scaling",
+        "docs/coro",
+        "docs/files",
+        "docs/rpc",
+        "docs/insight",
+        "docs/troubleshooting",
+    ],
     "Reference": [
         "docs/reference/grapeshot",
         "docs/reference/objects",
         "docs/reference/streams",
+        "docs/reference/files",
         "docs/reference/insight",
         "docs/reference/rpc",
         "docs/reference/coro",
@@ -39,6 +48,7 @@ NAVIGATION = {
         "docs/internals/tls",
         "docs/internals/aiofastnet",
         "docs/internals/streams-and-sock",
+        "docs/internals/files",
         "docs/internals/coros",
         "docs/internals/coro-io",
         "docs/internals/patching",

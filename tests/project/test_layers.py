@@ -40,13 +40,14 @@ USES = {
         "streams": ["transports"],
         "dns": ["sock"],
         "rpc": ["binding"],
+        "aio": ["binding"],
     },
     "core/src": {"sys": [], "arch": [], "probing": [], "queue": ["sys"], "stack": ["sys"], "msgpack": ["probing"]},
 }
 PACKAGES = {"src": "grapeshot", "core/src": "grapeshot-core"}
 DEPENDENCIES = {
     "Cargo.toml": {"bitflags", "grapeshot-core", "libc", "pyo3"},
-    "core/Cargo.toml": {"crossbeam-queue", "libc", "nix"},
+    "core/Cargo.toml": {"crossbeam-queue", "io-uring", "libc", "nix"},
 }
 # The rooms are built with this script. The project's build.rs would also read files of `coro`.
 BUILD_SCRIPT = """
