@@ -4,25 +4,25 @@
 //! ```text
 //!   loop's thread              pool (one per process and purpose)        loop's thread
 //!   push(job)  --->  queue  --->  an idle thread, or a new one
-//!                                 runs the job: Mailbox::put()   --->    the mailbox's fd is readable: take()
+//!                                 runs the job, then delivers
+//!                                 the outcome: Mailbox::put()    --->    the mailbox's fd is readable: take()
 //! ```
 //!
-//! Threads start when all others are busy, up to the number that Python's default executor would start, and end after
-//! some idle seconds.
+//! Threads start when all others are busy, up to a fixed number, and end after some idle seconds.
 //!
 //! A forked child has none of these threads, and the parent's lock may be locked in it: [`SharedPool::after_fork`] gives
-//! it a new pool.
+//! it a new pool. [`SharedPool::end_idle`] ends the idle threads before a fork, so that tools that count a process's
+//! threads, CPython among them, do not warn about threads that do nothing.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::available_parallelism;
 use std::time::Duration;
 
-use super::thread;
+use super::thread::{self, HelperThread};
 use super::waker::Waker;
 
 /// Modules of the C library's name service run on this stack. Memory is used only for the part that they touch.
@@ -30,23 +30,35 @@ const STACK_LEN: usize = 1024 * 1024;
 /// How long a thread waits for another job before it ends.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// What a thread runs. It must not panic.
-pub type Job = Box<dyn FnOnce() + Send>;
+/// What a thread runs. It must not panic. It returns how to deliver the outcome, which must be quick.
+pub type Job = Box<dyn FnOnce() -> Delivery + Send>;
+/// Delivers the outcome of a job, in the same thread. It must not panic.
+pub type Delivery = Box<dyn FnOnce()>;
 
 /// A queue of jobs, and the threads that run them.
 pub struct Pool {
     name: &'static str,
     max_threads: usize,
     state: Mutex<State>,
-    /// Notified when a job is put into the queue.
+    /// Notified when a job is put into the queue, and when idle threads shall end.
     changed: Condvar,
+    /// Notified when a thread has taken a job or has ended, while somebody waits for that.
+    left: Condvar,
 }
 
 #[derive(Default)]
 struct State {
     queue: VecDeque<Job>,
-    threads: usize,
+    /// By number.
+    threads: HashMap<u64, HelperThread>,
+    last_number: u64,
     idle: usize,
+    /// Threads that run a job. The others are idle, about to begin, or deliver an outcome.
+    busy: usize,
+    /// How many callers of [`Pool::end_idle`] wait. Meanwhile no thread becomes idle.
+    enders: usize,
+    /// The threads that have ended for them.
+    ended: Vec<HelperThread>,
 }
 
 impl Pool {
@@ -58,6 +70,7 @@ impl Pool {
             max_threads,
             state: Mutex::default(),
             changed: Condvar::new(),
+            left: Condvar::new(),
         }
     }
 
@@ -71,11 +84,13 @@ impl Pool {
     /// The pool has no thread, and the process cannot start one. The job is dropped.
     pub fn push(&'static self, job: Job) -> io::Result<()> {
         let mut state = self.lock();
-        if state.queue.len() >= state.idle && state.threads < self.max_threads {
-            match thread::spawn(self.name.to_owned(), STACK_LEN, || self.work()) {
-                Err(error) if state.threads == 0 => return Err(error),
+        if state.queue.len() >= state.idle && state.threads.len() < self.max_threads {
+            state.last_number += 1;
+            let number = state.last_number;
+            match thread::spawn(self.name.to_owned(), STACK_LEN, move || self.work(number)) {
+                Err(error) if state.threads.is_empty() => return Err(error),
                 Err(_) => {} // the threads that exist will run the job
-                Ok(_) => state.threads += 1,
+                Ok(thread) => drop(state.threads.insert(number, thread)),
             }
         }
         state.queue.push_back(job);
@@ -87,27 +102,59 @@ impl Pool {
     #[must_use]
     pub fn threads(&self) -> (usize, usize) {
         let state = self.lock();
-        (state.threads, state.idle)
+        (state.threads.len(), state.idle)
+    }
+
+    /// Ends the threads that wait for a job, and returns when the system no longer counts them. A thread whose outcome
+    /// has been taken already is among them.
+    pub fn end_idle(&self) {
+        let mut state = self.lock();
+        state.enders += 1;
+        self.changed.notify_all();
+        while state.threads.len() > state.busy {
+            state = self.left.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.enders -= 1;
+        let ended = std::mem::take(&mut state.ended);
+        drop(state);
+        for thread in ended {
+            thread.join();
+        }
     }
 
     /// The body of a thread.
-    fn work(&self) {
+    fn work(&self, number: u64) {
         let mut state = self.lock();
         loop {
             while let Some(job) = state.queue.pop_front() {
+                state.busy += 1;
+                if state.enders > 0 {
+                    self.left.notify_all();
+                }
                 drop(state);
-                job();
+                let deliver = job();
+                self.lock().busy -= 1;
+                deliver();
                 state = self.lock();
             }
-            state.idle += 1;
-            let (woken, timeout) = self
-                .changed
-                .wait_timeout(state, IDLE)
-                .unwrap_or_else(PoisonError::into_inner);
-            state = woken;
-            state.idle -= 1;
-            if timeout.timed_out() && state.queue.is_empty() {
-                state.threads -= 1;
+            let mut is_over = false;
+            if state.enders == 0 {
+                state.idle += 1;
+                let (woken, timeout) = self
+                    .changed
+                    .wait_timeout(state, IDLE)
+                    .unwrap_or_else(PoisonError::into_inner);
+                state = woken;
+                state.idle -= 1;
+                is_over = timeout.timed_out();
+            }
+            let has_ender = state.enders > 0;
+            if (is_over || has_ender) && state.queue.is_empty() {
+                let thread = state.threads.remove(&number);
+                if has_ender {
+                    state.ended.extend(thread);
+                    self.left.notify_all();
+                }
                 return;
             }
         }
@@ -122,6 +169,10 @@ pub struct SharedPool {
 }
 
 impl SharedPool {
+    /// The maximum number of threads. They spend their time waiting for servers and disks, so the number of processors
+    /// does not matter. Python's default executor starts as many on a machine with many processors.
+    pub const MAX_THREADS: usize = 32;
+
     /// For a `static`.
     #[must_use]
     pub const fn new(name: &'static str) -> Self {
@@ -134,14 +185,16 @@ impl SharedPool {
     /// The pool of this process.
     #[must_use]
     pub fn get(&self) -> &'static Pool {
-        leaked_once(&self.pool, || {
-            // As many as `concurrent.futures.ThreadPoolExecutor` starts by default.
-            let max_threads = available_parallelism()
-                .map_or(1, usize::from)
-                .saturating_add(4)
-                .min(32);
-            Pool::new(self.name, max_threads)
-        })
+        leaked_once(&self.pool, || Pool::new(self.name, Self::MAX_THREADS))
+    }
+
+    /// Ends the threads that wait for a job, and returns when the system no longer counts them. Call this before a
+    /// fork.
+    pub fn end_idle(&self) {
+        // SAFETY: null, or leaked by `get`.
+        if let Some(pool) = unsafe { self.pool.load(Ordering::Acquire).as_ref() } {
+            pool.end_idle();
+        }
     }
 
     /// Call this in the child of a fork. It leaks the parent's pool.
@@ -201,6 +254,11 @@ impl<T> Mailbox<T> {
         std::mem::take(&mut *self.arrived.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Makes the descriptor readable, although nothing may have arrived. Any thread may call this.
+    pub fn wake(&self) {
+        self.waker.wake();
+    }
+
     /// Delivers an outcome. Any thread may call this.
     pub fn put(&self, ticket: u64, outcome: T) {
         self.arrived
@@ -229,7 +287,7 @@ mod tests {
             let (mailbox, gate) = (Arc::clone(&mailbox), Arc::clone(&gate));
             pool.push(Box::new(move || {
                 gate.lock().unwrap().recv().unwrap();
-                mailbox.put(ticket, ());
+                Box::new(move || mailbox.put(ticket, ()))
             }))
             .unwrap();
         };
@@ -257,6 +315,45 @@ mod tests {
         push(5);
         wait_for(1);
         assert_eq!(pool.threads().0, 3);
+    }
+
+    #[test]
+    fn idle_threads_end_on_demand_and_busy_ones_go_on() {
+        let pool: &'static Pool = Box::leak(Box::new(Pool::new("test", 8)));
+        let mailbox = Arc::new(Mailbox::new().unwrap());
+        let limit = Instant::now() + Duration::from_secs(60);
+        let (go_on, gate) = channel::<()>();
+        let busy = Arc::clone(&mailbox);
+        pool.push(Box::new(move || {
+            gate.recv().unwrap();
+            Box::new(move || busy.put(0, ()))
+        }))
+        .unwrap();
+        let wait_for = |count: u64| {
+            let mut taken = 0;
+            while taken < count {
+                assert!(Instant::now() < limit);
+                taken += mailbox.take().len() as u64;
+            }
+        };
+        for round in 1..200 {
+            let count = round % 4;
+            for ticket in 0..count {
+                let mailbox = Arc::clone(&mailbox);
+                pool.push(Box::new(move || Box::new(move || mailbox.put(ticket, ()))))
+                    .unwrap();
+            }
+            if round % 3 == 0 {
+                pool.end_idle(); // while threads begin
+            }
+            wait_for(count);
+            pool.end_idle();
+            assert_eq!(pool.threads(), (1, 0));
+        }
+        go_on.send(()).unwrap();
+        wait_for(1);
+        pool.end_idle();
+        assert_eq!(pool.threads(), (0, 0));
     }
 
     #[test]

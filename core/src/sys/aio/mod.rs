@@ -48,10 +48,15 @@ use super::readiness::wait_ready;
 use calls::SendCall;
 use ring::Ring;
 
-/// The maximum number of calls that threads make for one queue at a time. It is also the maximum number of threads.
-const MAX_IN_THREADS: usize = 32;
+/// The maximum number of calls that threads make for one queue at a time.
+const MAX_IN_THREADS: usize = SharedPool::MAX_THREADS;
 
 static THREADS: SharedPool = SharedPool::new("files");
+
+/// Call this before a fork. It ends the threads that wait for a call.
+pub fn before_fork() {
+    THREADS.end_idle();
+}
 
 /// Call this in the child of a fork: the parent's threads do not exist here.
 pub fn after_fork() {
@@ -135,6 +140,11 @@ impl<T> Queue<T> {
         self.mailbox.fd()
     }
 
+    /// Makes the descriptor readable.
+    pub fn wake(&self) {
+        self.mailbox.wake();
+    }
+
     /// Whether another process has made this queue, which this one must not use.
     #[must_use]
     pub fn is_foreign(&self) -> bool {
@@ -196,7 +206,7 @@ impl<T> Queue<T> {
             // SAFETY: the queue keeps the memory until it has taken the outcome; if the queue is dropped before that, it
             // never frees the memory.
             let outcome = unsafe { call.make() };
-            mailbox.put(ticket, outcome);
+            Box::new(move || mailbox.put(ticket, outcome))
         }))?;
         self.in_threads += 1;
         Ok(State::InThread)

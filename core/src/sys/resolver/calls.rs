@@ -106,8 +106,11 @@ pub enum Failure {
 /// The end of a lookup.
 pub type Outcome = Result<Answer, Failure>;
 
-/// Asks the C library, which may take seconds.
-pub(super) fn look_up(question: &Question) -> Outcome {
+/// Asks the C library in the calling thread, which may take seconds.
+///
+/// # Errors
+/// There is no answer.
+pub fn look_up(question: &Question) -> Outcome {
     match question {
         Question::Addresses(question) => addresses(question),
         Question::Names(question) => names(question),

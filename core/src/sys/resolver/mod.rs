@@ -27,10 +27,10 @@ use std::time::{Duration, Instant};
 
 pub use calls::{
     AddressInfo, AddressQuestion, Answer, Failure, HostEntry, NameQuestion, Outcome, Question, host_message,
-    lookup_message,
+    look_up, lookup_message,
 };
 
-use super::pool::{Mailbox, Pool, SharedPool, leaked_once};
+use super::pool::{Delivery, Mailbox, Pool, SharedPool, leaked_once};
 
 /// Whether [`Question::HostByName`] and [`Question::HostByAddress`] can be asked. Only Linux has these functions in a
 /// form that is safe in several threads.
@@ -69,6 +69,11 @@ impl Resolver {
     #[must_use]
     pub fn fd(&self) -> RawFd {
         self.mailbox.fd()
+    }
+
+    /// Makes the descriptor readable.
+    pub fn wake(&self) {
+        self.mailbox.wake();
     }
 
     /// Asks, and returns a ticket at once; the outcome will arrive with this ticket. An outcome that is at most
@@ -125,6 +130,11 @@ static THREADS: SharedPool = SharedPool::new("resolver");
 /// Made once and never freed. A forked child makes its own.
 static LOOKUPS: AtomicPtr<Lookups> = AtomicPtr::new(ptr::null_mut());
 
+/// Call this before a fork. It ends the threads that wait for a lookup.
+pub fn before_fork() {
+    THREADS.end_idle();
+}
+
 /// Call this in the child of a fork: the parent's threads do not exist here, and its locks may be locked for ever.
 pub fn after_fork() {
     THREADS.after_fork();
@@ -173,19 +183,21 @@ impl Lookups {
         Ok(ticket)
     }
 
-    /// Looks up the next question, if there is one, and delivers the outcome to everybody who has asked.
-    fn answer_next(&self) {
+    /// Looks up the next question, if there is one. The delivery goes to everybody who has asked.
+    fn answer_next(&'static self) -> Delivery {
         let mut state = self.lock();
         state.jobs -= 1;
         let Some(question) = state.begin_next() else {
-            return;
+            return Box::new(|| ());
         };
         drop(state);
         let outcome = Arc::new((self.look_up)(&question));
-        let askers = self.lock().finish(&question, &outcome);
-        for (ticket, mailbox) in askers {
-            mailbox.put(ticket, Arc::clone(&outcome));
-        }
+        Box::new(move || {
+            let askers = self.lock().finish(&question, &outcome);
+            for (ticket, mailbox) in askers {
+                mailbox.put(ticket, Arc::clone(&outcome));
+            }
+        })
     }
 }
 
