@@ -15,6 +15,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
 use crate::binding::args::Args;
+use crate::binding::arrived::Arrived;
 use crate::binding::errors;
 use crate::binding::exports::View;
 use crate::binding::native_type::{
@@ -29,6 +30,7 @@ struct QueueObject {
     base: ffi::PyObject,
     /// Borrowed only while no Python code runs: what leaves the queue is dropped later.
     queue: RefCell<Queue<Memory>>,
+    arrived: Arrived,
 }
 
 /// The owner of the memory that a call uses.
@@ -140,27 +142,30 @@ fn cancel<'py>(this: Aio<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(bool_object(this.py(), memory.is_some()))
 }
 
-fn take<'py>(this: Aio<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
-    let py = this.py();
+fn take<'py>(this: Aio<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
+    let (py, [list]) = (this.py(), args.exactly()?);
+    let list = list.cast::<PyList>()?;
     let ended = this.queue.borrow_mut().take();
-    let list = PyList::empty(py);
-    for ended in ended {
-        list.append((ended.ticket, result(py, ended)?))?;
-    }
-    Ok(list.into_any())
+    let new = ended.into_iter().map(|ended| (ended.ticket, ended)).collect();
+    this.arrived.append(list, new, |ended| result(py, ended))?;
+    Ok(none(py))
 }
 
-/// What the call returns to Python, or the exception to raise.
+/// What the call returns to Python. Err is the exception to raise.
 fn result(py: Python<'_>, ended: Ended<Memory>) -> ObjectResult<'_> {
-    let finished = match (ended.outcome, ended.memory) {
+    match (ended.outcome, ended.memory) {
         (Ok(len), Memory::Buffer(bytes)) => {
             // SAFETY: the object comes from `NewBytes::into_object`, and nothing else has a reference to it.
             unsafe { NewBytes::from_object(bytes.into_bound(py)) }.finish(len)
         }
         (Ok(number), _) => Ok(number.into_pyobject(py)?.into_any()),
         (Err(error), _) => Err(errors::os_error(&error)),
-    };
-    Ok(finished.unwrap_or_else(|error| error.into_value(py).into_bound(py).into_any()))
+    }
+}
+
+fn wake<'py>(this: Aio<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
+    this.queue.borrow().wake();
+    Ok(none(this.py()))
 }
 
 fn fileno<'py>(this: Aio<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
@@ -189,7 +194,7 @@ unsafe extern "C" fn new(
     kwargs: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
     // SAFETY: attached, and the arguments are as described above. The allocation is large enough for the layout, and
-    // its field is written before anything else can see the object.
+    // its fields are written before anything else can see the object.
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
@@ -197,7 +202,9 @@ unsafe extern "C" fn new(
                 std::env::var_os("GRAPESHOT_FILE_THREADS").is_some_and(|value| !value.is_empty());
             let queue = Queue::new(only_threads).map_err(|error| errors::os_error(&error))?;
             let object = alloc_without_arguments(py, kind, args, kwargs)?;
-            (&raw mut (*object.as_ptr().cast::<QueueObject>()).queue).write(RefCell::new(queue));
+            let made = object.as_ptr().cast::<QueueObject>();
+            (&raw mut (*made).queue).write(RefCell::new(queue));
+            (&raw mut (*made).arrived).write(Arrived::default());
             Ok(object.into_ptr())
         })
     }
@@ -224,6 +231,12 @@ fn open_now<'py>(path: &Bound<'py, PyAny>, flags: c_int) -> ObjectResult<'py> {
         Ok(None) => Ok(none(py)),
         Err(error) => Err(errors::os_error(&error)),
     }
+}
+
+/// `_aio_before_fork()`: ends the threads that wait for a call. CPython warns if a process with several threads forks.
+#[pyfunction(name = "_aio_before_fork")]
+fn before_fork() {
+    aio::before_fork();
 }
 
 /// `_aio_after_fork()`, in the child: the parent's threads do not exist here, so the child makes its own.
@@ -265,8 +278,9 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             method,
             take,
             _AioQueue.take,
-            "Remove and return the calls that have ended."
+            "Move the calls that have ended into a list."
         ),
+        row!(method, wake, _AioQueue.wake, "Make the descriptor readable."),
         row!(
             method,
             fileno,
@@ -292,5 +306,6 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("_AioQueue", kind)?;
     module.add_function(wrap_pyfunction!(read_now, module)?)?;
     module.add_function(wrap_pyfunction!(open_now, module)?)?;
+    module.add_function(wrap_pyfunction!(before_fork, module)?)?;
     module.add_function(wrap_pyfunction!(after_fork, module)?)
 }

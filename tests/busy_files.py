@@ -47,7 +47,9 @@ class BusyFileThreads:
         end_s = time.monotonic() + CAP_S
         while self._left:
             assert time.monotonic() < end_s
-            for _, fd in self._queue.take():
+            opened: list[tuple[int, int]] = []
+            self._queue.take(opened)
+            for _, fd in opened:
                 os.close(fd)
                 self._left -= 1
             time.sleep(0.001)

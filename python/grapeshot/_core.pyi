@@ -37,6 +37,7 @@ __all__ = [
     "_StreamWriter",
     "_after_fork",
     "_aio_after_fork",
+    "_aio_before_fork",
     "_aio_open_now",
     "_aio_read_now",
     "_before_fork",
@@ -102,11 +103,14 @@ __all__ = [
     "_coroutine_method",
     "_decode_msgpack",
     "_file_len",
+    "_keep_forever",
     "_path_status",
     "_remove_path",
     "_resolver_after_fork",
+    "_resolver_before_fork",
     "_send_file",
     "_set_position",
+    "_set_resolver",
     "_set_stream_types",
     "channel",
     "condition_variable",
@@ -946,8 +950,14 @@ class _Resolver:
         """Ask ``gethostbyaddr(3)``. Only if ``_HAS_HOST_LOOKUPS``."""
     def forget(self, ticket: int, /) -> None:
         """Drop interest in an answer. If nobody else wants it and it was not begun, it is not looked up."""
-    def take(self) -> list[tuple[int, Any]]:
-        """Return the tickets of what has arrived, each with the answer or with the exception to raise."""
+    def take(self, into: list[tuple[int, Any]], /) -> None:
+        """Append the tickets of what has arrived to a list, each with the answer or with the exception to raise.
+
+        Raises:
+            MemoryError: the next call appends the rest.
+        """
+    def wake(self) -> None:
+        """Make the descriptor readable, although nothing may have arrived."""
 
 @final
 class _AioQueue:
@@ -972,8 +982,14 @@ class _AioQueue:
         """``ftruncate(2)``."""
     def cancel(self, ticket: int, /) -> bool:
         """Cancel a call. Return True if it had not begun; otherwise it will end, with ECANCELED."""
-    def take(self) -> list[tuple[int, Any]]:
-        """Return the tickets of the calls that have ended, each with its result or with the exception to raise."""
+    def take(self, into: list[tuple[int, Any]], /) -> None:
+        """Append the tickets of the calls that have ended to a list, each with its result or the exception to raise.
+
+        Raises:
+            MemoryError: the next call appends the rest.
+        """
+    def wake(self) -> None:
+        """Make the descriptor readable, although nothing may have arrived."""
     def fileno(self) -> int:
         """Return the descriptor that is readable when calls may have ended."""
     def has_ring(self) -> bool:
@@ -1085,6 +1101,15 @@ def _after_fork() -> None:
 # Whether _Resolver.gethostbyname and gethostbyaddr work on this system.
 _HAS_HOST_LOOKUPS: bool
 
+def _set_resolver(function: object, native: object) -> None:
+    """Answer address literals natively while ``socket.getaddrinfo`` and ``_socket.getaddrinfo`` are these functions."""
+
+def _keep_forever(value: object) -> None:
+    """Never free this object. It belongs to the parent of this forked process."""
+
+def _resolver_before_fork() -> None:
+    """End the threads that wait for a lookup."""
+
 def _resolver_after_fork() -> None:
     """In the child of a fork: make new threads for lookups when they are needed."""
 
@@ -1093,6 +1118,9 @@ def _aio_read_now(fd: int, size: int, offset: int) -> bytes | None:
 
 def _aio_open_now(path: bytes, flags: int) -> int | None:
     """Open an existing file if its path is in memory. Return None if the call would wait."""
+
+def _aio_before_fork() -> None:
+    """End the threads that wait for a call on a file."""
 
 def _aio_after_fork() -> None:
     """In the child of a fork: make new threads for files when they are needed."""

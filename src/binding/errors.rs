@@ -31,8 +31,11 @@ pub(crate) fn os_error_at(error: &io::Error, path: &Bound<'_, PyAny>) -> PyErr {
     }
 }
 
-/// `strerror(errno)` as Python prints it, without Rust's " (os error N)".
+/// The text that CPython's `PyErr_SetFromErrno` gives an error: `strerror(errno)`, without Rust's " (os error N)".
 fn io_message(errno: i32) -> String {
+    if errno == 0 {
+        return "Error".to_owned(); // a function has failed without telling why
+    }
     let text = io::Error::from_raw_os_error(errno).to_string();
     match text.rfind(" (os error ") {
         Some(end) => text[..end].to_owned(),

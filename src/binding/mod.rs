@@ -2,6 +2,7 @@
 //! interned names, conversion of errors, the logger, `bytes` and socket objects. This room knows nothing about loops.
 
 pub(crate) mod args;
+pub(crate) mod arrived;
 pub(crate) mod attributes;
 pub(crate) mod audit;
 pub(crate) mod base_socket;

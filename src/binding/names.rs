@@ -102,7 +102,11 @@ kept! {
         warn = "warnings"."warn"
         set_wakeup_fd = "signal"."set_wakeup_fd"
         socket_dict = "socket"."__dict__"
-        resolver = "socket"."getaddrinfo"
+        native_socket_dict = "_socket"."__dict__"
+        address_family = "socket"."AddressFamily"
+        socket_kind = "socket"."SocketKind"
+        lookup_error = "_socket"."gaierror"
+        host_error = "_socket"."herror"
         buffered_protocol_type = "asyncio"."BufferedProtocol"
         cancelled_error = "asyncio"."CancelledError"
     }

@@ -4,21 +4,25 @@
 //! itself. So the C library is called once for each IP version and each combination of family, type, protocol and
 //! flags. Its answer, which lists the kinds of sockets in order, as enum members of the `socket` module, becomes the
 //! pattern for all other literals of that IP version. Unusual requests (with a zone, a service name, or flags that
-//! could change the answer) are resolved like host names.
+//! could change the answer) are resolved like host names. So are all requests while a program has replaced
+//! `socket.getaddrinfo` or the function of `_socket` that it calls.
 
 use std::ffi::c_int;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::ptr;
 use std::sync::{Mutex, PoisonError};
 
+use grapeshot_core::sys::resolver::{self, AddressInfo, AddressQuestion, Answer};
 use grapeshot_core::sys::socket;
+use pyo3::exceptions::PyValueError;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
 use crate::binding::args::Args;
 use crate::binding::audit;
-use crate::binding::names::names;
+use crate::binding::names::{Kept, names};
 use crate::binding::native_type::This;
 use crate::binding::object_result::ObjectResult;
 use crate::binding::rows::{extend_type, row};
@@ -48,6 +52,9 @@ struct Pattern(*mut ffi::PyObject);
 unsafe impl Send for Pattern {}
 
 static PATTERNS: Mutex<Vec<(Question, Pattern)>> = Mutex::new(Vec::new());
+
+/// `socket.getaddrinfo` and `_socket.getaddrinfo`, if they are CPython's own; otherwise objects that are neither.
+static ORIGINALS: PyOnceLock<[Kept; 2]> = PyOnceLock::new();
 
 #[derive(Clone, Copy)]
 enum Literal {
@@ -129,13 +136,9 @@ fn keywords(args: &Args<'_, '_>) -> Option<[c_int; 4]> {
     Some(values)
 }
 
-/// The pattern for a question. The first time, this calls `socket.getaddrinfo` to obtain it. None if that call raises:
-/// the caller then resolves the request the ordinary way, which raises the error again.
-fn pattern<'py>(
-    py: Python<'py>,
-    question: Question,
-    resolver: &Bound<'py, PyAny>,
-) -> PyResult<Option<Bound<'py, PyTuple>>> {
+/// The pattern for a question. The first time, this asks the C library for it. None if that fails: the caller then
+/// resolves the request the ordinary way, which raises the error.
+fn pattern(py: Python<'_>, question: Question) -> PyResult<Option<Bound<'_, PyTuple>>> {
     let known = {
         let patterns = PATTERNS.lock().unwrap_or_else(PoisonError::into_inner);
         patterns
@@ -148,31 +151,25 @@ fn pattern<'py>(
         let known = unsafe { Bound::from_borrowed_ptr(py, known) };
         return Ok(Some(known.cast_into()?));
     }
-    learn(py, question, resolver)
+    learn(py, question)
 }
 
+/// Asks the C library itself: a call of `socket.getaddrinfo` would also raise an audit event.
 #[cold]
-fn learn<'py>(
-    py: Python<'py>,
-    question: Question,
-    resolver: &Bound<'py, PyAny>,
-) -> PyResult<Option<Bound<'py, PyTuple>>> {
-    let example = if question.is_v6 { "::1" } else { "127.0.0.1" };
-    let asked = (
-        example,
-        1,
-        question.family,
-        question.kind,
-        question.protocol,
-        question.flags,
-    );
-    let Ok(answer) = resolver.call1(asked) else {
+fn learn(py: Python<'_>, question: Question) -> PyResult<Option<Bound<'_, PyTuple>>> {
+    let example = if question.is_v6 { c"::1" } else { c"127.0.0.1" };
+    let asked = resolver::Question::Addresses(AddressQuestion {
+        host: Some(example.to_owned()),
+        service: Some(c"1".to_owned()),
+        family: question.family,
+        kind: question.kind,
+        protocol: question.protocol,
+        flags: question.flags,
+    });
+    let Ok(Answer::Addresses(infos)) = py.detach(|| resolver::look_up(&asked)) else {
         return Ok(None);
     };
-    let mut kinds = Vec::new();
-    for info in answer.cast_into::<PyList>()? {
-        kinds.push(info.cast_into::<PyTuple>()?.get_slice(0, 4));
-    }
+    let kinds: Vec<_> = infos.iter().map(|info| kind(py, info)).collect::<PyResult<_>>()?;
     let learnt = PyTuple::new(py, kinds)?;
     let mut patterns = PATTERNS.lock().unwrap_or_else(PoisonError::into_inner);
     if patterns.len() < MAX_PATTERNS {
@@ -181,7 +178,53 @@ fn learn<'py>(
     Ok(Some(learnt))
 }
 
-/// The answer, or None if the request must be resolved the ordinary way.
+/// One entry of a pattern: (family, type, proto, canonname).
+fn kind<'py>(py: Python<'py>, info: &AddressInfo) -> PyResult<Bound<'py, PyTuple>> {
+    let family = member(&names(py).address_family.bind(py), info.family)?;
+    let kind = member(&names(py).socket_kind.bind(py), info.kind)?;
+    (family, kind, info.protocol, "").into_pyobject(py)
+}
+
+/// The member of an enumeration of the `socket` module, or the number itself if it has no member.
+fn member<'py>(enumeration: &Bound<'py, PyAny>, number: c_int) -> PyResult<Bound<'py, PyAny>> {
+    let py = enumeration.py();
+    match enumeration.call1((number,)) {
+        Err(error) if error.is_instance_of::<PyValueError>(py) => Ok(number.into_pyobject(py)?.into_any()),
+        found => found,
+    }
+}
+
+/// Whether the `socket` module and `_socket` have their own `getaddrinfo`. Programs and tests replace it, and then the
+/// replacement must be called.
+#[inline]
+fn is_original(py: Python<'_>) -> PyResult<bool> {
+    let Some(originals) = ORIGINALS.get(py) else {
+        return Ok(false);
+    };
+    let names = names(py);
+    for (module, original) in [names.socket_dict, names.native_socket_dict]
+        .iter()
+        .zip(originals)
+    {
+        let found = module
+            .bind(py)
+            .cast_into::<PyDict>()?
+            .get_item(names.getaddrinfo.bind(py))?;
+        if found.is_none_or(|found| found.as_ptr() != original.as_ptr()) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// `_set_resolver(function, native)`: what `socket.getaddrinfo` and `_socket.getaddrinfo` are as long as no program has
+/// replaced them.
+#[pyfunction(name = "_set_resolver")]
+fn set_resolver(function: &Bound<'_, PyAny>, native: &Bound<'_, PyAny>) {
+    ORIGINALS.get_or_init(function.py(), || [Kept::new(function), Kept::new(native)]);
+}
+
+/// A coroutine that returns the answer, or None if the request must be resolved the ordinary way.
 #[inline]
 fn answer<'py>(this: This<'py, LoopObject>, args: &Args<'_, 'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = this.py();
@@ -198,17 +241,8 @@ fn answer<'py>(this: This<'py, LoopObject>, args: &Args<'_, 'py>) -> PyResult<Op
         Literal::V6(_) => (true, libc::AF_INET6),
     };
     let fits = family == libc::AF_UNSPEC || family == own_family;
-    // Programs and tests replace `socket.getaddrinfo`; a replacement must be called.
-    let resolver = names(py)
-        .socket_dict
-        .bind(py)
-        .cast_into::<PyDict>()?
-        .get_item(names(py).getaddrinfo.bind(py))?;
-    let Some(resolver) = resolver.filter(|known| known.as_ptr() == names(py).resolver.as_ptr()) else {
-        return Ok(None);
-    };
     // In debug mode each request must be logged, and only the ordinary way does that.
-    if !fits || flags & !HARMLESS_FLAGS != 0 || this.reactor().probe.is_debug() {
+    if !fits || flags & !HARMLESS_FLAGS != 0 || this.reactor().probe.is_debug() || !is_original(py)? {
         return Ok(None);
     }
     let question = Question {
@@ -218,7 +252,7 @@ fn answer<'py>(this: This<'py, LoopObject>, args: &Args<'_, 'py>) -> PyResult<Op
         protocol,
         flags,
     };
-    let Some(pattern) = pattern(py, question, &resolver)? else {
+    let Some(pattern) = pattern(py, question)? else {
         return Ok(None);
     };
     // SAFETY: the format has one letter for each value; the objects are borrowed for the call.
@@ -233,12 +267,14 @@ fn answer<'py>(this: This<'py, LoopObject>, args: &Args<'_, 'py>) -> PyResult<Op
             protocol,
         )
     };
-    audit::check(py, audited)?;
+    if let Err(error) = audit::check(py, audited) {
+        // asyncio's method raises it in the first step of its coroutine.
+        return sock::refused(this, error).map(Some);
+    }
     let address = literal.socket_address(&host, number)?;
     let infos = pattern.iter_borrowed().map(|kinds| info(&kinds, &address));
-    Ok(Some(
-        PyList::new(py, infos.collect::<PyResult<Vec<_>>>()?)?.into_any(),
-    ))
+    let infos = PyList::new(py, infos.collect::<PyResult<Vec<_>>>()?)?;
+    sock::answered(this, infos.into_any()).map(Some)
 }
 
 /// Builds one entry of the answer: (family, type, proto, canonname, sockaddr).
@@ -261,7 +297,7 @@ fn info<'py>(kinds: &Bound<'py, PyAny>, address: &Bound<'py, PyTuple>) -> PyResu
 /// answer is known already.
 fn getaddrinfo<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     if let Some(answer) = answer(this, &args)? {
-        return sock::answered(this, answer);
+        return Ok(answer);
     }
     let mut call = vec![ptr::null_mut(), this.as_ptr()];
     call.extend_from_slice(args.values());
@@ -290,5 +326,6 @@ pub(super) fn loop_methods() -> Vec<ffi::PyMethodDef> {
 
 /// Adds the method to `grapeshot._core.Loop`.
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(set_resolver, module)?)?;
     extend_type(&module.getattr("Loop")?, loop_methods())
 }

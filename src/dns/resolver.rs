@@ -17,7 +17,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
 use crate::binding::args::Args;
+use crate::binding::arrived::Arrived;
 use crate::binding::errors;
+use crate::binding::names::{Kept, names};
 use crate::binding::native_type::{NativeType, This, alloc_without_arguments, new_type, slot};
 use crate::binding::object_result::{ObjectResult, none};
 use crate::binding::rows::{methods_slot, row};
@@ -26,6 +28,7 @@ use crate::binding::rows::{methods_slot, row};
 struct ResolverObject {
     base: ffi::PyObject,
     resolver: resolver::Resolver,
+    arrived: Arrived,
 }
 
 impl NativeType for ResolverObject {
@@ -106,20 +109,24 @@ fn forget<'py>(this: Resolver<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(none(this.py()))
 }
 
-fn take<'py>(this: Resolver<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
-    let py = this.py();
-    let arrived = PyList::empty(py);
-    for (ticket, outcome) in this.resolver.take() {
-        arrived.append((ticket, value(py, &outcome)?))?;
-    }
-    Ok(arrived.into_any())
+fn take<'py>(this: Resolver<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
+    let (py, [list]) = (this.py(), args.exactly()?);
+    let list = list.cast::<PyList>()?;
+    let new = this.resolver.take();
+    this.arrived.append(list, new, |outcome| value(py, &outcome))?;
+    Ok(none(py))
+}
+
+fn wake<'py>(this: Resolver<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
+    this.resolver.wake();
+    Ok(none(this.py()))
 }
 
 fn fileno<'py>(this: Resolver<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(this.resolver.fd().into_pyobject(this.py())?.into_any())
 }
 
-/// The answer, or the exception to raise.
+/// The answer. Err is the exception to raise.
 fn value<'py>(py: Python<'py>, outcome: &Outcome) -> ObjectResult<'py> {
     match outcome {
         Ok(Answer::Addresses(infos)) => {
@@ -142,18 +149,18 @@ fn value<'py>(py: Python<'py>, outcome: &Outcome) -> ObjectResult<'py> {
                 .into_pyobject(py)?
                 .into_any())
         }
-        Err(failure) => Ok(exception(py, failure)?.into_value(py).into_bound(py).into_any()),
+        Err(failure) => Err(exception(py, failure)?),
     }
 }
 
 fn exception(py: Python<'_>, failure: &Failure) -> PyResult<PyErr> {
-    let with_message = |kind: &str, code: c_int, message: &CStr| {
-        let kind = py.import("_socket")?.getattr(kind)?;
+    let with_message = |kind: Kept, code: c_int, message: &CStr| {
+        let kind = kind.bind(py);
         Ok(PyErr::from_value(kind.call1((code, decoded(py, message)?))?))
     };
     match *failure {
-        Failure::Lookup(code) => with_message("gaierror", code, &resolver::lookup_message(code)),
-        Failure::Host(code) => with_message("herror", code, &resolver::host_message(code)),
+        Failure::Lookup(code) => with_message(names(py).lookup_error, code, &resolver::lookup_message(code)),
+        Failure::Host(code) => with_message(names(py).host_error, code, &resolver::host_message(code)),
         Failure::System(errno) => Ok(errors::os_error(&std::io::Error::from_raw_os_error(errno))),
         Failure::Ambiguous => Ok(PyOSError::new_err("sockaddr resolved to multiple addresses")),
     }
@@ -177,9 +184,11 @@ fn entry<'py>(py: Python<'py>, info: &AddressInfo) -> ObjectResult<'py> {
         .into_any())
 }
 
+/// All texts of the C library are UTF-8 for CPython, whatever the encoding of the file system is. Raises
+/// `UnicodeDecodeError`.
 fn decoded<'py>(py: Python<'py>, text: &CStr) -> ObjectResult<'py> {
     // SAFETY: attached; the text ends with a null byte. The call returns a new reference, or null with an exception set.
-    unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyUnicode_DecodeFSDefault(text.as_ptr())) }
+    unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyUnicode_FromString(text.as_ptr())) }
 }
 
 fn all_decoded<'py>(py: Python<'py>, texts: &[CString]) -> PyResult<Bound<'py, PyList>> {
@@ -198,16 +207,25 @@ unsafe extern "C" fn new(
     kwargs: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
     // SAFETY: attached, and the arguments are as described above. The allocation is large enough for the layout, and
-    // its field is written before anything else can see the object.
+    // its fields are written before anything else can see the object.
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
             let resolver = resolver::Resolver::new().map_err(|error| errors::os_error(&error))?;
             let object = alloc_without_arguments(py, kind, args, kwargs)?;
-            (&raw mut (*object.as_ptr().cast::<ResolverObject>()).resolver).write(resolver);
+            let made = object.as_ptr().cast::<ResolverObject>();
+            (&raw mut (*made).resolver).write(resolver);
+            (&raw mut (*made).arrived).write(Arrived::default());
             Ok(object.into_ptr())
         })
     }
+}
+
+/// `_resolver_before_fork()`: ends the threads that wait for a lookup. CPython warns if a process with several threads
+/// forks.
+#[pyfunction(name = "_resolver_before_fork")]
+fn before_fork() {
+    resolver::before_fork();
 }
 
 /// `_resolver_after_fork()`, in the child: the parent's threads do not exist here, so the child makes its own.
@@ -243,12 +261,8 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             "Ask for an address's entry; return a ticket."
         ),
         row!(method, forget, _Resolver.forget, "Drop interest in an outcome."),
-        row!(
-            method,
-            take,
-            _Resolver.take,
-            "Remove and return what has arrived."
-        ),
+        row!(method, take, _Resolver.take, "Move what has arrived into a list."),
+        row!(method, wake, _Resolver.wake, "Make the descriptor readable."),
         row!(
             method,
             fileno,
@@ -261,5 +275,6 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let kind = unsafe { new_type::<ResolverObject>(module, None, &slots)? };
     module.add("_Resolver", kind)?;
     module.add("_HAS_HOST_LOOKUPS", HAS_HOST_LOOKUPS)?;
+    module.add_function(wrap_pyfunction!(before_fork, module)?)?;
     module.add_function(wrap_pyfunction!(after_fork, module)?)
 }

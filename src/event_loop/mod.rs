@@ -32,6 +32,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     waiter::register(module)?;
     module.add_function(wrap_pyfunction!(before_fork, module)?)?;
     module.add_function(wrap_pyfunction!(after_fork, module)?)?;
+    module.add_function(wrap_pyfunction!(keep_forever, module)?)?;
     coroutine_method::register(module)
 }
 
@@ -46,4 +47,10 @@ fn before_fork(py: Python<'_>) -> PyResult<()> {
 #[pyfunction(name = "_after_fork")]
 fn after_fork() {
     reactor::after_fork();
+}
+
+/// `_keep_forever(value)`, in the child of a fork: the object belongs to the parent, so it is never freed here.
+#[pyfunction(name = "_keep_forever")]
+fn keep_forever(value: Bound<'_, PyAny>) {
+    std::mem::forget(value);
 }

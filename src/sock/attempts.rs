@@ -40,6 +40,8 @@ pub(super) enum OperationKind {
     Writable,
     /// Not an operation on a socket: returns the answer of `getaddrinfo` for a host that needs no lookup.
     Answer,
+    /// Not an operation on a socket: raises the exception of `getaddrinfo` for such a host.
+    Refusal,
 }
 
 impl OperationKind {
@@ -53,7 +55,7 @@ impl OperationKind {
             Self::SendTo => "sock_sendto",
             Self::Accept => "sock_accept",
             Self::Writable => "_wait_writable",
-            Self::Answer => "getaddrinfo",
+            Self::Answer | Self::Refusal => "getaddrinfo",
         }
     }
 
@@ -62,7 +64,7 @@ impl OperationKind {
             Self::Recv | Self::RecvInto | Self::RecvFrom | Self::RecvFromInto | Self::Accept => {
                 Direction::Read
             }
-            Self::SendAll | Self::SendTo | Self::Writable | Self::Answer => Direction::Write,
+            Self::SendAll | Self::SendTo | Self::Writable | Self::Answer | Self::Refusal => Direction::Write,
         }
     }
 }
@@ -74,10 +76,15 @@ type Answer<'py> = PyResult<Option<Attempt<'py>>>;
 #[inline]
 pub(super) fn attempt(this: Operation<'_>) -> PyResult<Attempt<'_>> {
     let py = this.py();
-    let Some(socket) = this.subject.get(py) else {
-        return Ok(Attempt::Done(this.first.get(py).unwrap_or_else(|| none(py))));
-    };
     let kind = this.kind.get();
+    let Some(socket) = this.subject.get(py) else {
+        let first = this.first.get(py).unwrap_or_else(|| none(py));
+        return if kind == OperationKind::Refusal {
+            Err(PyErr::from_value(first))
+        } else {
+            Ok(Attempt::Done(first))
+        };
+    };
     let is_plain = plain_socket::is_plain(&socket);
     if !this.has_waited.get() {
         check(this, &socket, is_plain)?;
@@ -89,7 +96,10 @@ pub(super) fn attempt(this: Operation<'_>) -> PyResult<Attempt<'_>> {
         OperationKind::Recv => recv(this, &socket)?,
         OperationKind::RecvInto => recv_into(this, &socket)?,
         OperationKind::RecvFrom => recv_from(this, &socket)?,
-        OperationKind::RecvFromInto | OperationKind::SendTo | OperationKind::Answer => None,
+        OperationKind::RecvFromInto
+        | OperationKind::SendTo
+        | OperationKind::Answer
+        | OperationKind::Refusal => None,
         OperationKind::SendAll => send_all(this, &socket)?,
         OperationKind::Accept => accept(this, &socket)?,
     };
@@ -388,7 +398,7 @@ fn call_method<'py>(this: Operation<'py>, socket: &Bound<'py, PyAny>) -> PyResul
             accepted.get_item(0)?.call_method1("setblocking", (false,))?;
             accepted
         }
-        OperationKind::Writable | OperationKind::Answer => none(py),
+        OperationKind::Writable | OperationKind::Answer | OperationKind::Refusal => none(py),
     };
     Ok(Attempt::Done(value))
 }

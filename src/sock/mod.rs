@@ -36,6 +36,13 @@ pub(crate) fn answered<'py>(this: This<'py, LoopObject>, answer: Bound<'py, PyAn
     operation::new_operation(this, OperationKind::Answer, None, Some(answer), None)
 }
 
+/// A coroutine that raises `error` in its first step.
+#[cold]
+pub(crate) fn refused(this: This<'_, LoopObject>, error: PyErr) -> ObjectResult<'_> {
+    let error = error.into_value(this.py()).into_bound(this.py()).into_any();
+    operation::new_operation(this, OperationKind::Refusal, None, Some(error), None)
+}
+
 /// The operation for a call with a socket and up to two more arguments; `N` is the number of parameters of the method.
 #[inline]
 fn start<'py, const N: usize>(

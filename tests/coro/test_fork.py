@@ -297,3 +297,82 @@ def test_a_program_with_threads(arguments):
         "wait ends True",
         "wait ends True",
     ]
+
+
+@pytest.mark.parametrize("pid", ["another pid", "the same pid"])
+@pytest.mark.parametrize("engine", ["io_uring", "threads"])
+def test_lookups_and_files_in_the_child(engine, pid):
+    """The child goes on with the loop, but shares neither lookups nor calls on files with the parent.
+
+    Parent and child have the same pid if each is the first process of a pid namespace.
+    """
+    code = f"""
+import signal
+if {engine!r} == "threads":
+    os.environ["GRAPESHOT_FILE_THREADS"] = "1"
+import grapeshot
+from grapeshot._loop import aio
+
+loop = grapeshot.new_event_loop()
+reader, writer = os.pipe()
+file = os.open(sys.executable, os.O_RDONLY)
+content = os.pread(file, 3, 1)
+queue = aio.queue_of(loop)
+
+async def ask(count):
+    for number in range(count):
+        assert await loop.getaddrinfo("localhost", number)
+        assert await queue.start("read", file, 3, 1) == content
+
+loop.run_until_complete(ask(3))
+waiting = queue.start("read", reader, 1, -1)
+if loop.run_until_complete(coro.run_sync(os.fork)):
+    say(status(-1))
+    assert not waiting.done()
+    loop.run_until_complete(ask(3))
+    os.write(writer, b"x")
+    say(loop.run_until_complete(waiting))
+    loop.close()
+else:
+    signal.alarm(20)
+    if {pid!r} == "the same pid":
+        os.getpid = lambda: PARENT
+    # The numbers of these calls are those of calls that the parent makes.
+    loop.run_until_complete(ask(5))
+    loop.close()
+    os._exit(7)
+"""
+    # The thread that waits for the pipe exists during the fork.
+    lines = run(code, flags=("-W", "error", "-W", "ignore:This process:DeprecationWarning", "-X", "faulthandler"))
+    assert lines == ["7", "b'x'", "atexit parent"]
+
+
+@pytest.mark.parametrize("engine", ["io_uring", "threads"])
+def test_a_child_closes_the_loop_of_a_program(engine):
+    """A fork outside of coros: the child may only close the loop. The parent's call goes on."""
+    code = f"""
+import signal
+if {engine!r} == "threads":
+    os.environ["GRAPESHOT_FILE_THREADS"] = "1"
+import grapeshot
+from grapeshot._loop import aio
+
+loop = grapeshot.new_event_loop()
+reader, writer = os.pipe()
+queue = aio.queue_of(loop)
+loop.run_until_complete(loop.getaddrinfo("localhost", 80))
+waiting = queue.start("read", reader, 1, -1)
+if os.fork():
+    say(status(-1))
+    os.write(writer, b"x")
+    say(loop.run_until_complete(waiting))
+    loop.close()
+else:
+    signal.alarm(20)
+    os.getpid = lambda: PARENT
+    waiting.cancel()
+    loop.close()
+    os._exit(7)
+"""
+    lines = run(code, flags=("-W", "error", "-W", "ignore:This process:DeprecationWarning", "-X", "faulthandler"))
+    assert lines == ["7", "b'x'", "atexit parent"]

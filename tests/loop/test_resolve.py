@@ -5,6 +5,7 @@ The threads that look up names are tested in test_resolver.py.
 
 from __future__ import annotations
 
+import _socket
 import asyncio
 import concurrent.futures
 import random
@@ -228,6 +229,97 @@ async def test_a_replaced_resolver_is_used(loop, monkeypatch):
     assert (await loop.getaddrinfo("127.0.0.1", 80))[0][4] == ("127.0.0.1", 80)
 
 
+@pytest.mark.parametrize("is_debug", [False, True])
+@pytest.mark.skip_on(uvloop="it does not use the socket module")
+async def test_a_replacement_is_called_in_the_executor(loop, monkeypatch, is_debug):
+    """Also for hosts that need no lookup: the replacement may block until the loop has done something."""
+    threads = []
+
+    def resolver(host, port, *args):
+        threads.append(threading.get_ident())
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(10)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", port))]
+
+    def namer(*args):
+        threads.append(threading.get_ident())
+        return ("replaced", "0")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolver)
+    monkeypatch.setattr(socket, "getnameinfo", namer)
+    monkeypatch.setattr("asyncio.log.logger.disabled", True)
+    loop.set_debug(is_debug)
+    for host in ("127.0.0.1", b"::1", "fe80::1%lo", None, "localhost"):
+        assert (await loop.getaddrinfo(host, 80))[0][4] == ("192.0.2.1", 80)
+    for flags in (0, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV):
+        assert await loop.getnameinfo(("127.0.0.1", 80), flags) == ("replaced", "0")
+    assert len(threads) == 7
+    assert threading.get_ident() not in threads
+
+
+@pytest.mark.skip_on(uvloop="it does not use the socket module")
+@pytest.mark.parametrize("flags", [socket.AI_PASSIVE, socket.AI_PASSIVE | socket.AI_NUMERICHOST])
+async def test_nothing_is_learnt_from_a_replacement(loop, monkeypatch, flags):
+    arguments = {"type": socket.SOCK_DGRAM, "proto": socket.IPPROTO_UDP, "flags": flags}
+    expected = socket.getaddrinfo("127.0.0.1", 80, **arguments)
+    answer = [(2, 1, 6, "replaced", ("192.0.2.1", 80))]
+    monkeypatch.setattr(_socket, "getaddrinfo", lambda *_: answer)
+    assert await loop.getaddrinfo("127.0.0.1", 80, **arguments) == answer
+    monkeypatch.undo()
+    assert await loop.getaddrinfo("127.0.0.1", 80, **arguments) == expected
+    monkeypatch.setattr(_socket, "getaddrinfo", lambda *_: answer)
+    assert await loop.getaddrinfo("127.0.0.1", 80, **arguments) == answer
+
+
+EARLY = {
+    "a function": "socket.getaddrinfo, socket.getnameinfo = resolver, namer",
+    "a native function": "_socket.getaddrinfo, socket.getnameinfo = resolver, namer",
+    "a proxy with the attributes of the original": """
+class Proxy:
+    def __init__(self, original, function):
+        self.original, self.function = original, function
+    def __call__(self, *args, **kwargs):
+        return self.function(*args, **kwargs)
+    def __getattr__(self, name):
+        return getattr(self.original, name)
+socket.getaddrinfo = Proxy(socket.getaddrinfo, resolver)
+socket.getnameinfo = Proxy(socket.getnameinfo, namer)
+""",
+}
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "grapeshot"])
+@pytest.mark.parametrize("replacement", EARLY)
+def test_a_replacement_from_before_the_import(kind, replacement):
+    """Instrumentation often replaces the functions before the program imports anything else."""
+    code = f"""
+import _socket, asyncio, socket, sys, threading
+asked = []
+real = socket.getaddrinfo
+def resolver(host, port, *args):
+    asked.append((host, threading.current_thread() is threading.main_thread()))
+    return [(2, 1, 6, "", ("192.0.2.1", port))]
+def namer(*args):
+    asked.append((args[0][0], threading.current_thread() is threading.main_thread()))
+    return ("replaced", "0")
+{EARLY[replacement]}
+if {kind!r} == "grapeshot":
+    from grapeshot import new_event_loop
+else:
+    from asyncio import SelectorEventLoop as new_event_loop
+loop = new_event_loop()
+for host in ("127.0.0.1", "::1", None, "localhost"):
+    [info] = loop.run_until_complete(loop.getaddrinfo(host, 80))
+    assert info[4] == ("192.0.2.1", 80), info
+for flags in (0, 3):
+    assert loop.run_until_complete(loop.getnameinfo(("127.0.0.1", 80), flags)) == ("replaced", "0")
+loop.run_until_complete(loop.shutdown_default_executor())
+loop.close()
+hosts = ["127.0.0.1", "::1", None, "localhost", "127.0.0.1", "127.0.0.1"]
+assert asked == [(host, False) for host in hosts], asked
+"""
+    run_script(None, code)
+
+
 def test_getaddrinfo_returns_a_coroutine(loop):
     for host in ("127.0.0.1", "localhost"):
         coroutine = loop.getaddrinfo(host, 80)
@@ -254,12 +346,48 @@ def test_audit_hooks_hear_of_literals(kind):
     seen = []
     sys.addaudithook(lambda event, args: seen.append(args) if event == "socket.getaddrinfo" else None)
     loop = new_event_loop()
-    for port in (80, 443):
-        loop.run_until_complete(loop.getaddrinfo("127.0.0.1", port, type=socket.SOCK_STREAM))
+    for host, port in (("127.0.0.1", 80), ("127.0.0.1", 443), ("fe80::1%lo", 80), (None, 80)):
+        family = 0 if host is None else socket.AF_INET6 if ":" in host else socket.AF_INET
+        loop.run_until_complete(loop.getaddrinfo(host, port, family=family, type=socket.SOCK_STREAM))
+        assert seen == [(host, port, int(family), 1, 0)], seen
+        assert all(type(value) is int for value in seen.pop()[1:]), seen
     loop.run_until_complete(loop.shutdown_default_executor())
     loop.close()
-    asked = [args for args in seen if args[0] == "127.0.0.1" and args[1] != 1]
-    assert asked == [("127.0.0.1", port, 0, socket.SOCK_STREAM, 0) for port in (80, 443)], seen
+    """
+    run_script(kind, code)
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "grapeshot"])
+def test_an_audit_hook_that_raises(kind):
+    """The coroutine raises it, and not the call of the method. The hook is called once."""
+    code = """
+    import asyncio, socket, sys
+    seen = []
+    def hook(event, args):
+        if event.startswith("socket.get"):
+            seen.append(event)
+            raise TypeError("not allowed")
+    sys.addaudithook(hook)
+    loop = new_event_loop()
+    for call in (
+        lambda: loop.getaddrinfo("127.0.0.1", 80),
+        lambda: loop.getaddrinfo("::1", None),
+        lambda: loop.getaddrinfo("fe80::1%lo", 80),
+        lambda: loop.getaddrinfo("localhost", 80),
+        lambda: loop.getnameinfo(("127.0.0.1", 80)),
+        lambda: loop.getnameinfo(("127.0.0.1", 80), 3),
+    ):
+        coroutine = call()
+        try:
+            loop.run_until_complete(coroutine)
+        except TypeError as error:
+            assert error.args == ("not allowed",)
+        else:
+            raise AssertionError
+        assert len(seen) == 1, seen
+        seen.clear()
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
     """
     run_script(kind, code)
 
@@ -292,6 +420,73 @@ async def test_getnameinfo(loop):
     assert await loop.getnameinfo(("127.0.0.1", 80), flags) == ("127.0.0.1", "80")
     assert await loop.getnameinfo(("::1", 80, 0, 0), flags) == ("::1", "80")
     assert await loop.getnameinfo(("127.0.0.1", 80)) == socket.getnameinfo(("127.0.0.1", 80), 0)
+
+
+class Text(str):
+    """Its methods do not tell what the string contains, which is what CPython uses."""
+
+    def encode(self, encoding="utf-8", errors="strict"):
+        return b"192.0.2.1" if encoding == "ascii" else b"name.invalid"
+
+
+class Index:
+    def __index__(self):
+        return socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
+
+    def __repr__(self):
+        return "Index()"
+
+
+@pytest.mark.skip_on(uvloop="it raises other errors")
+@pytest.mark.parametrize("flags", [None, "0", b"", 1.5, [], 2**31, Index()], ids=repr)
+async def test_getnameinfo_with_wrong_flags(loop, flags):
+    def result(function):
+        try:
+            return function()
+        except Exception as error:
+            return type(error), error.args
+
+    expected = result(lambda: socket.getnameinfo(("127.0.0.1", 80), flags))
+    try:
+        found = await loop.getnameinfo(("127.0.0.1", 80), flags)
+    except Exception as error:
+        found = type(error), error.args
+    assert found == expected
+
+
+@pytest.mark.skip_on(uvloop="it accepts no subclasses")
+async def test_a_subclass_of_str(loop):
+    for host in (Text("localhost"), Text("127.0.0.1")):
+        flags = socket.AI_NUMERICHOST
+        assert await loop.getaddrinfo(host, 80, flags=flags) == socket.getaddrinfo(host, 80, flags=flags)
+    assert await ask(loop, "127.0.0.1", Text("80")) == socket.getaddrinfo("127.0.0.1", Text("80"))
+    assert await ask(loop, "localhost", Text("80")) == socket.getaddrinfo("localhost", Text("80"))
+    for flags in (0, socket.NI_NUMERICHOST, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV):
+        address = (Text("127.0.0.1"), 80)
+        assert await loop.getnameinfo(address, flags) == socket.getnameinfo(address, flags)
+
+
+@pytest.mark.parametrize("kind", ["asyncio", "grapeshot"])
+def test_no_bytes_warning(kind):
+    code = """
+    import asyncio, socket
+    loop = new_event_loop()
+    loop.set_exception_handler(None)
+    async def main():
+        for host in ("127.0.0.1", b"127.0.0.1", "localhost", b"localhost"):
+            for port in (80, "80", b"80", "", b"", None):
+                await loop.getaddrinfo(host, port)
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            for name in (str(port), str(port).encode(), port):
+                transport, _ = await loop.create_connection(asyncio.Protocol, "127.0.0.1", name)
+                transport.abort()
+        await asyncio.sleep(0)
+    loop.run_until_complete(main())
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+    """
+    run_script(kind, code, flags=("-bb", "-W", "error"))
 
 
 @pytest.mark.parametrize("address", [("127.0.0.1",), ("127.0.0.1", "80"), "127.0.0.1", ("not an address", 80)])

@@ -8,13 +8,15 @@ import _thread
 import asyncio
 import concurrent.futures
 import os
+import platform
 import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
-from support import iterations, run_script
+from support import coro_is_available, iterations, run_script
 
 
 def answer_of(function, *args):
@@ -104,6 +106,7 @@ def test_audit_hooks_hear_of_lookups(loop_kind):
         ("socket.getaddrinfo", "localhost", "80", 0, socket.SOCK_STREAM, 0),
         ("socket.getnameinfo", ("127.0.0.1", 80)),
     ], seen
+    assert all(type(value) is int for value in seen[0][3:]), seen
     """
     run_script(loop_kind, code)
 
@@ -158,22 +161,56 @@ async def test_lookups_after_the_executor_was_shut_down(loop):
 # ---------------------------------------------------------------- lookups that take long
 
 
-# A library that replaces the C library's getaddrinfo through LD_PRELOAD. For a name that ends with `.slow`, it writes
-# "began NAME" to the descriptor $BEGAN_FD, waits until it can read a byte from $GATE_FD, and answers with 127.0.0.1.
+# A library that replaces functions of the C library through LD_PRELOAD. Names with these ends are special:
+#   .slow         It writes "began NAME" to the descriptor $BEGAN_FD, waits until it can read a byte from $GATE_FD, and
+#                 answers with 127.0.0.1.
+#   .errno        It fails with EAI_SYSTEM. The errno is the number before this end.
+#   .latin .utf   It answers with 127.0.0.1 and a canonical name that is not ASCII.
+# The addresses from 192.0.2.1 to 192.0.2.3 have names and services that are not ASCII.
 INTERPOSED = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <errno.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+static int ends_with(const char *host, const char *end) {
+    return host && strlen(host) > strlen(end) && !strcmp(host + strlen(host) - strlen(end), end);
+}
+
+int getnameinfo(const struct sockaddr *address, socklen_t length, char *host, socklen_t host_length, char *service,
+                socklen_t service_length, int flags) {
+    unsigned ip = address->sa_family == AF_INET ? ntohl(((const struct sockaddr_in *)address)->sin_addr.s_addr) : 0;
+    if (ip >> 8 == 0xc00002 && (ip & 255) >= 1 && (ip & 255) <= 3) {
+        strcpy(host, (ip & 255) == 1 ? "b\\xfc" : "b\\xc3\\xbc");
+        strcpy(service, (ip & 255) == 2 ? "s\\xfc" : "s\\xc3\\xbc");
+        return 0;
+    }
+    int (*original)(const struct sockaddr *, socklen_t, char *, socklen_t, char *, socklen_t, int) =
+        dlsym(RTLD_NEXT, "getnameinfo");
+    return original(address, length, host, host_length, service, service_length, flags);
+}
+
 int getaddrinfo(const char *host, const char *service, const struct addrinfo *hints, struct addrinfo **found) {
     int (*original)(const char *, const char *, const struct addrinfo *, struct addrinfo **) =
         dlsym(RTLD_NEXT, "getaddrinfo");
-    size_t length = host ? strlen(host) : 0;
-    if (length > 5 && !strcmp(host + length - 5, ".slow")) {
+    if (ends_with(host, ".errno")) {
+        errno = atoi(host);
+        return EAI_SYSTEM;
+    }
+    if (ends_with(host, ".latin") || ends_with(host, ".utf")) {
+        int result = original("127.0.0.1", service, hints, found);
+        if (!result && hints->ai_flags & AI_CANONNAME) {
+            free((*found)->ai_canonname);
+            (*found)->ai_canonname = strdup(ends_with(host, ".utf") ? "b\\xc3\\xbc" : "b\\xfc");
+        }
+        return result;
+    }
+    if (ends_with(host, ".slow")) {
         char line[300], byte;
         int size = snprintf(line, sizeof line, "began %s\\n", host);
         if (write(atoi(getenv("BEGAN_FD")), line, size) < 0 || read(atoi(getenv("GATE_FD")), &byte, 1) < 0)
@@ -185,11 +222,10 @@ int getaddrinfo(const char *host, const char *service, const struct addrinfo *hi
 """
 
 
-@pytest.fixture(scope="module")
-def slow_library(tmp_path_factory) -> str:
-    folder = tmp_path_factory.mktemp("slow")
-    source, library = folder / "slow.c", folder / "slow.so"
-    source.write_text(INTERPOSED)
+def compiled(folder: Path, text: str) -> str:
+    """Return the path of a library for LD_PRELOAD."""
+    source, library = folder / "library.c", folder / "library.so"
+    source.write_text(text)
     try:
         subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True, timeout=60)
     except FileNotFoundError:
@@ -197,8 +233,13 @@ def slow_library(tmp_path_factory) -> str:
     return str(library)
 
 
+@pytest.fixture(scope="module")
+def slow_library(tmp_path_factory) -> str:
+    return compiled(tmp_path_factory.mktemp("slow"), INTERPOSED)
+
+
 SLOW = """
-import asyncio, contextlib, gc, os, socket, sys, threading, time
+import asyncio, contextlib, gc, os, signal, socket, sys, threading, time
 import grapeshot
 from grapeshot import coro
 
@@ -239,6 +280,59 @@ def run_slow(slow_library: str, code: str, **variables: str) -> str:
 
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="the test replaces a function with LD_PRELOAD")
+
+
+@linux_only
+@pytest.mark.parametrize("kind", ["asyncio.SelectorEventLoop", "grapeshot.new_event_loop"])
+def test_texts_and_errors_of_the_c_library(slow_library, kind):
+    """Texts are strict UTF-8, whatever the encoding of the file system is. EAI_SYSTEM need not have an errno."""
+    code = f"""
+loop = {kind}()
+
+def answer_of(call):
+    try:
+        return loop.run_until_complete(call)
+    except Exception as error:
+        return type(error), *error.args
+
+def canonical(host):
+    answer = answer_of(loop.getaddrinfo(host, 80, type=socket.SOCK_STREAM, flags=socket.AI_CANONNAME))
+    return answer[0][3] if type(answer) is list else answer
+
+assert sys.getfilesystemencoding() != "utf-8"
+assert canonical("a.utf") == "b\\xfc", canonical("a.utf")
+wrong = UnicodeDecodeError, "utf-8", b"b\\xfc", 1, 2, "invalid start byte"
+assert canonical("a.latin") == wrong, canonical("a.latin")
+names = [answer_of(loop.getnameinfo((f"192.0.2.{{n}}", 80))) for n in (1, 2, 3)]
+wrong_service = UnicodeDecodeError, "utf-8", b"s\\xfc", 1, 2, "invalid start byte"
+assert names == [wrong, wrong_service, ("b\\xfc", "s\\xfc")], names
+for errno, kind in [(0, OSError), (2, FileNotFoundError), (110, TimeoutError), (9999, OSError)]:
+    text = os.strerror(errno) if errno else "Error"
+    found = answer_of(loop.getaddrinfo(f"{{errno}}.errno", 80))
+    assert found == (kind, errno, text), found
+loop.run_until_complete(loop.shutdown_default_executor())
+loop.close()
+"""
+    run_slow(slow_library, code, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+
+
+@linux_only
+def test_as_many_lookups_at_a_time_on_one_processor(slow_library):
+    """Lookups only wait, so a process that may use only a few processors makes as many as another."""
+    code = """
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+async def main():
+    loop = asyncio.get_running_loop()
+    asked = [asyncio.ensure_future(loop.getaddrinfo(f"{n}.slow", 80)) for n in range(40)]
+    async with asyncio.timeout(20):
+        await until_begun(32)
+    let_go(40)
+    assert all(await asyncio.gather(*asked))
+
+grapeshot.run(main())
+"""
+    run_slow(slow_library, code)
 
 
 @linux_only
@@ -353,6 +447,112 @@ async def main():
     assert all(await asyncio.gather(*tasks))
 
 grapeshot.run(main())
+"""
+    run_slow(slow_library, code)
+
+
+# After a lookup of a name that ends with `.slow`, each call of malloc in that thread takes 20 ms. At its beginning it
+# writes "began malloc" to $BEGAN_FD. So a process can fork while the thread holds a lock.
+SLOW_MALLOC = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <netdb.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static __thread int is_slow;
+extern void *__libc_malloc(size_t);
+
+int getaddrinfo(const char *host, const char *service, const struct addrinfo *hints, struct addrinfo **found) {
+    int (*original)(const char *, const char *, const struct addrinfo *, struct addrinfo **) =
+        dlsym(RTLD_NEXT, "getaddrinfo");
+    if (!host || strlen(host) < 5 || strcmp(host + strlen(host) - 5, ".slow"))
+        return original(host, service, hints, found);
+    int result = original("127.0.0.1", service, hints, found);
+    is_slow = 1;
+    return result;
+}
+
+void *malloc(size_t length) {
+    if (is_slow) {
+        if (write(atoi(getenv("BEGAN_FD")), "began malloc\\n", 13) < 0)
+            abort();
+        usleep(20000);
+    }
+    return __libc_malloc(length);
+}
+"""
+FORKS = {
+    "a coro": """
+def main():
+    loop = asyncio.get_running_loop()
+    loop.set_dns_cache(60)
+    import grapeshot.coro._dns
+    lookup = coro.spawn(grapeshot.coro._dns.getaddrinfo, "a.slow", 80)
+    count = 0
+    while not lookup.done():
+        if begun():
+            pid = os.fork()
+            if not pid:
+                signal.alarm(20)
+                return
+            assert os.waitpid(pid, 0)[1] == 0
+            count += 1
+        coro.sleep_relative(0.0001)
+    assert count
+
+coro.run(main)
+""",
+    "the program": """
+loop = grapeshot.new_event_loop()
+loop.set_dns_cache(60)
+lookup = loop.create_task(loop.getaddrinfo("a.slow", 80))
+count = 0
+while not lookup.done():
+    loop.run_until_complete(asyncio.sleep(0.0001))
+    if begun():
+        pid = os.fork()
+        if not pid:
+            signal.alarm(20)
+            loop.close()
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        count += 1
+assert count
+loop.close()
+""",
+}
+
+
+@linux_only
+@pytest.mark.parametrize("forker", FORKS)
+def test_a_forked_child_closes_the_loop(tmp_path, forker):
+    """The child does not use the parent's lookups, whose lock a thread may have held during the fork."""
+    if platform.libc_ver()[0] != "glibc":
+        pytest.skip("NOT TESTED HERE: the test replaces glibc's malloc")
+    run_slow(compiled(tmp_path, SLOW_MALLOC), FORKS[forker])
+
+
+@linux_only
+@pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
+def test_a_literal_with_a_name_after_it(slow_library):
+    """inet_aton(3) ignores what follows an address and a space, but getaddrinfo(3) looks it up."""
+    code = """
+def main():
+    coro.patch()
+    for function in (socket.gethostbyname, socket.gethostbyname_ex):
+        lookup = coro.spawn(function, "127.0.0.1 x.slow")
+        with coro.timeout(20):
+            while not begun():
+                coro.sleep_relative(0.001)
+        assert not lookup.done()
+        let_go(1)
+        coro.await_(asyncio.wait([lookup]))
+        if function is socket.gethostbyname:
+            assert lookup.result() == "127.0.0.1"
+
+coro.run(main)
 """
     run_slow(slow_library, code)
 

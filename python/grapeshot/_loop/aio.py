@@ -13,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import os
 import types
-from functools import partial
 
 from grapeshot import _core
+
+from .answers import Answers
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,23 +34,18 @@ _TURN, _MIN_COST = 4 * 1024 * 1024, 16 * 1024
 # How long the close of a loop waits for calls that have begun. Their memory cannot be freed before they end.
 _STOP_S = 1.0
 
-os.register_at_fork(after_in_child=_core._aio_after_fork)
+os.register_at_fork(before=_core._aio_before_fork, after_in_child=_core._aio_after_fork)
 
 
-class AioQueue:
+class AioQueue(Answers):
     """The calls of a loop that are under way: gives each outcome to the future that waits for it."""
 
+    _kind = _core._AioQueue
+
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.pid = os.getpid()
+        super().__init__(loop)
         self._read_at_once = 0
-        self._loop = loop
-        self._native = _core._AioQueue()
-        # ticket -> the future, and the function to call when the call has ended
-        self._calls: dict[int, tuple[asyncio.Future[Any], Callable[[], object] | None]] = {}
-        if isinstance(loop, _core.Loop):
-            _core.Loop._add_reader(loop, self._native.fileno(), self._deliver)
-        else:
-            loop.add_reader(self._native.fileno(), self._deliver)
+        self._open()
 
     def start(self, name: str, *args: Any, on_end: Callable[[], object] | None = None) -> asyncio.Future[Any]:
         """Start the call with this name of a method of ``_core._AioQueue``; return a future of its result.
@@ -59,17 +55,15 @@ class AioQueue:
 
         Raises:
             OSError: the process cannot start a thread.
+            RuntimeError: the loop is closed.
         """
         try:
-            ticket = getattr(self._native, name)(*args)
+            ticket = getattr(self._open(), name)(*args)
         except BaseException:
             if on_end is not None:
                 on_end()
             raise
-        future = self._loop.create_future()
-        self._calls[ticket] = future, on_end
-        future.add_done_callback(partial(self._cancel, ticket))
-        return future
+        return self._future_of(ticket, on_end)
 
     def is_turn_over(self, length: int) -> bool:
         """Note that a task has read so many bytes at once. Return True if it must let others run now."""
@@ -81,42 +75,26 @@ class AioQueue:
 
     def stop(self) -> None:
         """Cancel all calls. Their futures stay pending, like the futures of an executor when a loop is closed."""
-        if not self._native.stop(_STOP_S):
-            calls, self._calls = self._calls, {}
+        native = self._release()
+        calls, self._waiting = self._waiting, {}
+        if native is not None and not native.stop(_STOP_S):
             for _, on_end in calls.values():
                 if on_end is not None:
                     on_end()
 
-    def _deliver(self) -> None:
-        for ticket, outcome in self._native.take():
-            future, on_end = self._calls.pop(ticket)
-            if on_end is not None:
-                on_end()
-            if future.done():
-                continue
-            if isinstance(outcome, BaseException):
-                future.set_exception(outcome)
-            else:
-                future.set_result(outcome)
-
-    def _cancel(self, ticket: int, future: asyncio.Future[Any]) -> None:
-        if future.cancelled() and ticket in self._calls and self._native.cancel(ticket):
-            _, on_end = self._calls.pop(ticket)
-            if on_end is not None:
-                on_end()
+    def _withdraw(self, native: Any, ticket: int) -> bool:
+        return native.cancel(ticket)  # type: ignore[no-any-return]
 
 
 def queue_of(loop: Any) -> AioQueue:
-    """Return the queue of a loop; make it if there is none yet, or if this is the child of a fork.
+    """Return the queue of a loop; make it if there is none yet.
 
     Raises:
         RuntimeError: the loop is closed.
         OSError: the process has no descriptor left.
     """
     queue: AioQueue | None = getattr(loop, "_grapeshot_aio", None)
-    if queue is None or queue.pid != os.getpid():
-        if loop.is_closed():
-            raise RuntimeError("Event loop is closed")
+    if queue is None:
         queue = loop._grapeshot_aio = AioQueue(loop)
     return queue
 

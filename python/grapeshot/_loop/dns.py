@@ -2,12 +2,12 @@
 
 Names do not go to the default executor, so they do not wait behind other work there. The C library is asked in native
 threads of the process (``core/src/sys/resolver``), which nobody else uses and nobody waits for. If a program has
-replaced ``socket.getaddrinfo`` or ``socket.getnameinfo``, the replacement is called in the executor, as on asyncio; so
-are CPython's own functions for arguments that raise an error.
+replaced ``socket.getaddrinfo`` or ``socket.getnameinfo``, the replacement is called in the executor, as on asyncio, for
+IP addresses too; so are CPython's own functions for arguments that raise an error.
 
 Most IP addresses with a numeric port never get here, because ``Loop.getaddrinfo`` answers them natively
-(``src/dns.rs``). The rest (with a zone, with ``host=None``, with unusual flags, or in debug mode) still needs no server
-and no file, so this module calls the C library directly: that takes about 2 us, and a thread would take 50.
+(``src/dns/literals.rs``). The rest (with a zone, with ``host=None``, with unusual flags, or in debug mode) still needs
+no server and no file, so this module calls the C library directly: that takes about 2 us, and a thread would take 50.
 ``inet_pton`` decides whether a host is an IP address. The answer comes from the C library, so scope ids, flags and the
 order of several socket types are exactly the same as in :func:`socket.getaddrinfo`.
 """
@@ -19,10 +19,12 @@ import asyncio
 import os
 import socket
 import sys
+import types
 from asyncio.log import logger
 
 from grapeshot import _core
 
+from .answers import Answers
 from .base import BaseLoop
 
 TYPE_CHECKING = False
@@ -36,19 +38,40 @@ if TYPE_CHECKING:
 
 _STREAM_PROTOCOLS = frozenset((0, socket.IPPROTO_TCP, socket.IPPROTO_UDP))
 _NUMERIC_NAMES = socket.NI_NUMERICHOST | socket.NI_NUMERICSERV
-
-
-# The functions that a lookup in a native thread can stand for: CPython's own, and grapeshot.coro.patch()'s in their
-# place. A program may have replaced them before it imports this module.
 _SOCKET, _NATIVE_SOCKET = vars(socket), vars(_socket)
-_NATIVE = {"getaddrinfo": _socket.getaddrinfo, "getnameinfo": _socket.getnameinfo}
-_originals: list[Any] = [_socket.getnameinfo]
-if getattr(socket.getaddrinfo, "__globals__", None) is vars(socket):
-    _originals.append(socket.getaddrinfo)
+
+
+def is_own(function: Any, module: types.ModuleType) -> bool:
+    """Whether a function that was found in the module is the module's own, and not a replacement.
+
+    The replacement may be an object that has all attributes of the original, such as one of wrapt's proxies, so only
+    exact types are looked at.
+    """
+    if type(function) is types.FunctionType:
+        return function.__globals__ is vars(module)
+    return type(function) is types.BuiltinFunctionType and function.__self__ is module
+
+
+def _own(function: Any, module: types.ModuleType) -> Any:
+    """Return the function if it is the module's own, else an object that is equal to nothing.
+
+    A program may have replaced the function before it imports this module.
+    """
+    return function if is_own(function, module) else object()
+
+
+# CPython's own functions, for which a lookup in a native thread can stand.
+_NATIVE = {name: _own(_NATIVE_SOCKET.get(name), _socket) for name in ("getaddrinfo", "getnameinfo")}
+_ORIGINAL = {"getaddrinfo": _own(socket.getaddrinfo, socket), "getnameinfo": _NATIVE["getnameinfo"]}
+# The functions that grapeshot.coro.patch() puts into the socket module. They ask the native threads, too.
+_patched: list[Callable[..., Any]] = []
+_core._set_resolver(_ORIGINAL["getaddrinfo"], _NATIVE["getaddrinfo"])
 _FAMILIES = {int(family): family for family in socket.AddressFamily}
 _KINDS = {int(kind): kind for kind in socket.SocketKind}
+# In the place of a question: the C library answers without a server and without files, so ask it in this thread.
+AT_ONCE: Question = ("", ())
 
-os.register_at_fork(after_in_child=_core._resolver_after_fork)
+os.register_at_fork(before=_core._resolver_before_fork, after_in_child=_core._resolver_after_fork)
 
 
 async def getaddrinfo(
@@ -72,13 +95,12 @@ async def getaddrinfo(
         RuntimeError: the process cannot start another thread, or the loop is closed.
     """
     args = (host, port, family, type, proto, flags)
-    if is_answered_at_once(host, port, family):
-        return _lookup_logged(loop, *args) if loop.get_debug() else _lookup(*args)
     question = question_of_addresses(*args)
+    if question is AT_ONCE:
+        return _lookup_logged(loop, *args) if loop.get_debug() else _lookup(*args)
     if question is None:
         if loop.get_debug():
             return await loop.run_in_executor(None, _lookup_logged, loop, *args)
-        # The function is read from the socket module at each call, because programs and tests replace it.
         return await loop.run_in_executor(None, current("getaddrinfo"), *args)
     if not loop.get_debug():
         return address_infos(await ask(loop, question))
@@ -96,10 +118,9 @@ async def getnameinfo(loop: BaseLoop, sockaddr: Any, flags: int = 0) -> tuple[st
     Raises:
         socket.gaierror: the address has no name, or ``sockaddr`` is not an address.
     """
-    is_numeric = flags & _NUMERIC_NAMES == _NUMERIC_NAMES and isinstance(sockaddr, tuple) and len(sockaddr) >= 2
-    if is_numeric and _is_literal(sockaddr[0], socket.AF_UNSPEC):
-        return socket.getnameinfo(sockaddr, flags)
     question = question_of_names(sockaddr, flags)
+    if question is AT_ONCE:
+        return current("getnameinfo")(sockaddr, flags)  # type: ignore[no-any-return]
     if question is None:
         return await loop.run_in_executor(None, current("getnameinfo"), sockaddr, flags)
     return await ask(loop, question)  # type: ignore[no-any-return]
@@ -108,45 +129,27 @@ async def getnameinfo(loop: BaseLoop, sockaddr: Any, flags: int = 0) -> tuple[st
 # --- lookups in native threads ------------------------------------------------------------------
 
 
-class Resolver:
-    """The lookups of a loop that are under way: gives each answer to the future that waits for it."""
+class Resolver(Answers):
+    """The lookups of a loop that are under way."""
 
-    def __init__(self, loop: BaseLoop) -> None:
-        self.pid = os.getpid()
-        self._loop = loop
-        self._native = _core._Resolver()
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
-        # The method of the class: CPython's tests replace the loop's own attribute by a mock.
-        _core.Loop._add_reader(loop, self._native.fileno(), self._deliver)
+    _kind = _core._Resolver
 
     def ask(self, question: Question) -> asyncio.Future[Any]:
         """Return a future of the answer. Cancelling it ends the wait; a lookup that has begun goes on."""
         name, args = question
-        future = self._loop.create_future()
-        ticket = getattr(self._native, name)(*args, self._loop._dns_cache_s)
-        self._waiting[ticket] = future
-        future.add_done_callback(lambda _: self._forget(ticket))
-        return future
+        return self._future_of(getattr(self._open(), name)(*args, self._loop._dns_cache_s))
 
     def close(self) -> None:
         """Drop all lookups. Their futures stay pending, like the futures of an executor when a loop is closed."""
-        for ticket in self._waiting:
-            self._native.forget(ticket)
-        self._waiting.clear()
+        native = self._release()
+        if native is not None:
+            for ticket in self._waiting:
+                native.forget(ticket)
+        self._waiting = {}
 
-    def _deliver(self) -> None:
-        for ticket, answer in self._native.take():
-            future = self._waiting.pop(ticket, None)
-            if future is None or future.done():
-                continue
-            if isinstance(answer, BaseException):
-                future.set_exception(answer)
-            else:
-                future.set_result(answer)
-
-    def _forget(self, ticket: int) -> None:
-        if self._waiting.pop(ticket, None) is not None:
-            self._native.forget(ticket)
+    def _withdraw(self, native: Any, ticket: int) -> bool:
+        native.forget(ticket)
+        return True
 
 
 def ask(loop: BaseLoop, question: Question) -> asyncio.Future[Any]:
@@ -156,9 +159,8 @@ def ask(loop: BaseLoop, question: Question) -> asyncio.Future[Any]:
         RuntimeError: the process cannot start a thread, or the loop is closed.
         OSError: the process has no descriptor left.
     """
-    loop._check_closed()
     resolver = loop._resolver
-    if resolver is None or resolver.pid != os.getpid():
+    if resolver is None:
         resolver = loop._resolver = Resolver(loop)
     return resolver.ask(question)  # type: ignore[no-any-return]
 
@@ -181,63 +183,78 @@ def set_dns_cache(loop: BaseLoop, ttl: float) -> None:
 
 def uses(function: Callable[..., Any]) -> None:
     """Tell that ``function``, which a program may find in the socket module, itself asks the native threads."""
-    _originals.append(function)
+    _patched.append(function)
 
 
 def current(name: str) -> Callable[..., Any]:
-    """Return what the program has in the socket module under this name: maybe a replacement."""
-    function = getattr(socket, name)
-    # grapeshot.coro.patch() lets this module see the original: look whether the program has replaced it since.
-    return _SOCKET[name] if _is_known(function) else function  # type: ignore[no-any-return]
+    """Return what the program has in the socket module under this name: maybe a replacement.
 
-
-def _is_known(function: object) -> bool:
-    return any(function is known for known in _originals)
+    It is read at each call, because programs and tests replace it.
+    """
+    function = _SOCKET[name]
+    # coro.patch() gives this module a view of the socket module, which has the function that patch() has replaced.
+    is_patched = any(function is patched for patched in _patched)
+    # CPython's tests give this module a mock.
+    is_mock = not issubclass(type(socket), types.ModuleType)
+    return getattr(socket, name) if is_patched or is_mock else function  # type: ignore[no-any-return]
 
 
 def is_original(name: str) -> bool:
     """Whether the socket module's function of this name is CPython's own or grapeshot's, and not a replacement."""
-    return _NATIVE_SOCKET[name] is _NATIVE[name] and _is_known(current(name))
+    return _NATIVE_SOCKET.get(name) is _NATIVE[name] and current(name) is _ORIGINAL[name]
 
 
 def question_of_addresses(host: Any, port: Any, family: int, type_: int, proto: int, flags: int) -> Question | None:
-    """Return the question, or None if ``socket.getaddrinfo`` was replaced or would refuse the arguments.
+    """Return the question, or AT_ONCE if the function may be called in this thread.
+
+    Return None if the function must be called in a thread: it was replaced, or it will refuse the arguments.
 
     Raises:
         UnicodeError: the host is not a valid internationalised domain name.
     """
-    numbers = (family, type_, proto, flags)
-    if not is_original("getaddrinfo") or not all(_is_int(number) for number in numbers):
+    if not is_original("getaddrinfo"):
         return None
-    name = host.encode("idna") if isinstance(host, str) else host
+    if is_answered_at_once(host, port, family):
+        return AT_ONCE
+    numbers = (family, type_, proto, flags)
+    if not all(_is_int(number) for number in numbers):
+        return None
+    # The methods of the exact types, like the C functions that CPython calls: a subclass may have methods of its own.
+    name = str.encode(host, "idna") if isinstance(host, str) else host
     service = port
     if type(port) is int and -(2**63) <= port < 2**63:
         service = b"%d" % port
     elif isinstance(port, str):
         try:
-            service = port.encode()
+            service = str.encode(port)
         except UnicodeError:
             return None
     if not _is_text(name) or not _is_text(service):
         return None
-    sys.audit("socket.getaddrinfo", host, port, family, type_, proto)
+    plain = [int(number) for number in numbers]
+    sys.audit("socket.getaddrinfo", host, port, *plain[:3])
     if sys.platform == "darwin" and flags & socket.AI_NUMERICSERV and service in (None, b"0"):
         service = b"00"  # CPython does this too: the system's function fails otherwise
-    return "getaddrinfo", (name, service, *map(int, numbers))
+    return "getaddrinfo", (name, service, *plain)
 
 
 def question_of_names(sockaddr: Any, flags: int) -> Question | None:
-    """Return the question, or None if ``socket.getnameinfo`` was replaced or would refuse the arguments."""
+    """Return the question, AT_ONCE or None, like :func:`question_of_addresses`.
+
+    With both ``NI_NUMERICHOST`` and ``NI_NUMERICSERV``, there is nothing to look up.
+    """
     if not is_original("getnameinfo") or type(sockaddr) is not tuple or not 2 <= len(sockaddr) <= 4:
         return None
     host, *numbers = sockaddr
     if not isinstance(host, str) or not all(_is_int(number) for number in (*numbers, flags)):
         return None
+    if flags & _NUMERIC_NAMES == _NUMERIC_NAMES and _is_literal(host, socket.AF_UNSPEC):
+        return AT_ONCE
     port, flowinfo, scope_id = (*numbers, 0, 0)[:3]
     if not 0 <= flowinfo < 2**20 or scope_id < 0 or (len(sockaddr) > 2 and ":" not in host):
         return None
     try:
-        encoded = host.encode()
+        encoded = str.encode(host)
     except UnicodeError:
         return None
     if not _is_text(encoded):
@@ -248,10 +265,23 @@ def question_of_names(sockaddr: Any, flags: int) -> Question | None:
 
 def question_of_host(function: str, name: Any) -> Question | None:
     """Return the question for ``gethostbyname_ex`` or ``gethostbyaddr``, or None if the system's must be called."""
-    if not _core._HAS_HOST_LOOKUPS or not isinstance(name, str) or not name.isascii() or "\0" in name:
+    if not _core._HAS_HOST_LOOKUPS or not isinstance(name, str):
+        return None
+    try:
+        encoded = str.encode(name, "idna")
+    except UnicodeError:
+        return None
+    if not _is_text(encoded) or is_special(encoded):
         return None
     sys.audit("socket.gethostbyname" if function == "gethostbyname" else "socket.gethostbyaddr", name)
-    return function, (name.encode(),)
+    return function, (encoded,)
+
+
+def is_special(host: object) -> bool:
+    """Whether CPython itself gives the host a meaning where it needs one address: the wildcard, or the broadcast."""
+    if isinstance(host, str):
+        return host in ("", "<broadcast>")
+    return isinstance(host, bytes) and host in (b"", b"<broadcast>")
 
 
 def address_infos(answer: list[AddrInfo]) -> list[AddrInfo]:
@@ -310,7 +340,7 @@ def _literal_info(
         proto = socket.IPPROTO_UDP
     else:
         return None
-    if port is None or port == "" or port == b"":
+    if port is None or (isinstance(port, (str, bytes)) and not port):
         number = 0
     else:
         try:
@@ -331,7 +361,7 @@ def _literal_info(
 
 def is_answered_at_once(host: Any, port: Any, family: int) -> bool:
     """Whether the C library can answer without asking a server and without the hosts and services files."""
-    if isinstance(port, (bytes, str)):
+    if type(port) in (bytes, str):
         if port and not (port.isdigit() and port.isascii()):
             return False
     elif port is not None and not isinstance(port, int):
@@ -339,17 +369,20 @@ def is_answered_at_once(host: Any, port: Any, family: int) -> bool:
     return host is None or _is_literal(host, family)
 
 
-def _is_literal(host: Any, family: int) -> bool:
-    """Whether ``host`` is an IPv4 or IPv6 address (with or without a zone) of the requested family (0: either)."""
-    if isinstance(host, (bytes, bytearray)):
+def _is_literal(host: Any, family: Any) -> bool:
+    """Whether ``host`` is an IPv4 or IPv6 address (with or without a zone) of the requested family (0: either).
+
+    False for a subclass of ``str`` or ``bytes``, because CPython may get another text from it.
+    """
+    if type(host) is bytes:
         host = host.decode("ascii", "replace")
-    elif not isinstance(host, str):
+    elif type(host) is not str:
         return False
     literal_family = socket.AF_INET
     if ":" in host:
         literal_family = socket.AF_INET6
         host = host.partition("%")[0]
-    if family not in (socket.AF_UNSPEC, literal_family):
+    if not isinstance(family, int) or family not in (socket.AF_UNSPEC, literal_family):
         return False
     try:
         socket.inet_pton(literal_family, host)

@@ -70,6 +70,9 @@ def _forget_parent(loop: Loop, kept: object) -> None:
         loop._asyncgens = None
     _forgotten.append(loop._default_executor)
     loop._default_executor = None
+    for answers in (loop._resolver, loop._grapeshot_aio):
+        if answers is not None:
+            answers.forget_parent()
 
 
 def _task_of_run(co: Any) -> Any:

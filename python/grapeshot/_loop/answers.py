@@ -1,0 +1,145 @@
+"""What name lookups and calls on files have in common: native code answers later, and a future waits for each answer.
+
+The native object (``_core._Resolver``, ``_core._AioQueue``) returns a ticket for each question. Its descriptor is
+readable when answers may have arrived, and its method ``take`` appends them to a list, each with its ticket.
+
+A forked child never uses the native object of its parent, and never frees it. A thread that the child does not have may
+have held a lock of this object at the time of the fork, or may have changed only a part of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+from functools import partial
+
+from grapeshot import _core
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+# How many forks have led to this process. Its pid would not be enough: a parent and its child have the same one if each
+# is the first process of a pid namespace.
+_forks = 0
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_count_fork)
+
+
+class Answers:
+    """The questions of a loop that are under way: gives each answer to the future that waits for it."""
+
+    # The type of the native object.
+    _kind: type[Any]
+
+    def __init__(self, loop: Any) -> None:
+        self._loop = loop
+        # None before the first question, and after the loop was closed.
+        self._native: Any = None
+        self._forks = _forks
+        # ticket -> the future, and the function to call when the answer has arrived
+        self._waiting: dict[int, tuple[asyncio.Future[Any], Callable[[], object] | None]] = {}
+        # Answers that were taken and not delivered yet, each with its ticket.
+        self._arrived: list[tuple[int, Any]] = []
+
+    def forget_parent(self) -> None:
+        """In the child of a fork: leave everything that is under way to the parent."""
+        self._own()
+
+    def _open(self) -> Any:
+        """Return the native object of this process; make it if there is none.
+
+        Raises:
+            RuntimeError: the loop is closed.
+            OSError: the process has no descriptor left.
+        """
+        native = self._own()
+        if native is None:
+            if self._loop.is_closed():
+                raise RuntimeError("Event loop is closed")
+            native = self._kind()
+            if isinstance(self._loop, _core.Loop):
+                # The method of the class: CPython's tests replace the loop's own attribute by a mock.
+                add_reader = partial(_core.Loop._add_reader, self._loop)
+            else:
+                add_reader = self._loop.add_reader
+            # In an empty context. That of the first caller would stay alive as long as the loop, with all its values.
+            contextvars.Context().run(add_reader, native.fileno(), self._deliver)
+            self._native = native
+        return native
+
+    def _own(self) -> Any:
+        """Return the native object, or None if there is none. One that belongs to another process is dropped first."""
+        if self._forks != _forks:
+            _core._keep_forever((self._native, self._waiting, self._arrived))
+            self._native, self._waiting, self._arrived, self._forks = None, {}, [], _forks
+        return self._native
+
+    def _release(self) -> Any:
+        """Drop the native object; return it, or None if there is none of this process."""
+        native, self._native = self._own(), None
+        self._arrived = []
+        return native
+
+    def _future_of(self, ticket: int, on_end: Callable[[], object] | None = None) -> asyncio.Future[Any]:
+        """Return a future of the answer with this ticket. ``on_end`` is called when no answer can arrive any longer."""
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._waiting[ticket] = future, on_end
+        future.add_done_callback(partial(self._on_done, ticket))
+        return future
+
+    def _withdraw(self, native: Any, ticket: int) -> bool:
+        """Tell native code that nobody waits for an answer; return whether it will not arrive."""
+        raise NotImplementedError
+
+    def _on_done(self, ticket: int, future: asyncio.Future[Any]) -> None:
+        native = self._own()
+        waiting, on_end = self._waiting.get(ticket, (None, None))
+        if native is not None and waiting is future and self._withdraw(native, ticket):
+            del self._waiting[ticket]
+            if on_end is not None:
+                on_end()
+
+    def _deliver(self) -> None:
+        """Give the answers that have arrived to their futures.
+
+        If an exception interrupts this, such as KeyboardInterrupt, it begins again with the same answer in the loop's
+        next iteration.
+        """
+        native = self._own()
+        if native is None:
+            return
+        has_more = False
+        try:
+            native.take(self._arrived)
+            while self._arrived:
+                self._end(*self._arrived[0])
+                del self._arrived[0]
+        except MemoryError:
+            has_more = True  # take() keeps what it cannot append
+            raise
+        finally:
+            if has_more or self._arrived:
+                native.wake()  # the loop then calls this again; this takes no memory
+
+    def _end(self, ticket: int, answer: Any) -> None:
+        future, on_end = self._waiting.get(ticket, (None, None))
+        if future is None:
+            return
+        if on_end is not None:
+            self._waiting[ticket] = future, None  # if this is interrupted, on_end must not be called again
+            on_end()
+        if not future.done():
+            if isinstance(answer, BaseException):
+                future.set_exception(answer)
+            else:
+                future.set_result(answer)
+        self._waiting.pop(ticket, None)

@@ -1,0 +1,58 @@
+//! Answers on the way from native code to Python code, which gets them in a list, each with its ticket.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pyo3::exceptions::PyMemoryError;
+use pyo3::prelude::*;
+use pyo3::types::PyList;
+
+use super::errors;
+use super::object_result::ObjectResult;
+
+/// A ticket, and the answer or the exception to raise. None if there was no memory for that: then the exception is a
+/// MemoryError, which is made later.
+type Ticket = (u64, Option<Py<PyAny>>);
+
+/// Answers that Python code has not got yet. It is empty, except after a call that ran out of memory. (The collector
+/// need not see the answers: none of them refers to the object that holds them.)
+#[derive(Default)]
+pub(crate) struct Arrived(Mutex<VecDeque<Ticket>>);
+
+impl Arrived {
+    /// Appends `(ticket, answer)` to the list for each answer. An answer whose conversion fails is replaced by the
+    /// exception. Err if a pair could not be appended; the next call appends it and the rest.
+    pub(crate) fn append<'py, T>(
+        &self,
+        list: &Bound<'py, PyList>,
+        new: Vec<(u64, T)>,
+        convert: impl Fn(T) -> ObjectResult<'py>,
+    ) -> PyResult<()> {
+        let py = list.py();
+        let value_of = |error: PyErr| error.into_value(py).into_any();
+        for (ticket, answer) in new {
+            let converted = errors::caught(|| Ok(convert(answer).map_or_else(value_of, Bound::unbind)));
+            self.lock().push_back((ticket, converted.ok()));
+        }
+        loop {
+            let Some((ticket, answer)) = self.lock().pop_front() else {
+                return Ok(());
+            };
+            let appended = errors::caught(|| {
+                let answer = answer.as_ref().map(|answer| answer.clone_ref(py));
+                list.append((
+                    ticket,
+                    answer.unwrap_or_else(|| value_of(PyMemoryError::new_err(()))),
+                ))
+            });
+            if let Err(error) = appended {
+                self.lock().push_front((ticket, answer));
+                return Err(error);
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Ticket>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
