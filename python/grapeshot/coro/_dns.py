@@ -9,16 +9,12 @@ import socket
 
 from grapeshot import _core
 from grapeshot._loop import dns
-from grapeshot._loop.dns import is_answered_at_once
 
 from ._bridge import await_, run_in_thread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-# Hosts that the socket module understands without asking the C library.
-_SPECIAL = frozenset(("", "<broadcast>", b"", b"<broadcast>"))
 
 
 def getaddrinfo(
@@ -34,11 +30,14 @@ def getaddrinfo(
     Raises:
         socket.gaierror: the name does not resolve.
     """
-    if is_answered_at_once(host, port, family) or not _core._coro_is_on_loop():
-        return dns.current("getaddrinfo")(host, port, family, type, proto, flags)  # type: ignore[no-any-return]
-    question = dns.question_of_addresses(host, port, family, type, proto, flags)
+    args = (host, port, family, type, proto, flags)
+    if not _core._coro_is_on_loop():
+        return dns.current("getaddrinfo")(*args)  # type: ignore[no-any-return]
+    question = dns.question_of_addresses(*args)
+    if question is dns.AT_ONCE:
+        return dns.current("getaddrinfo")(*args)  # type: ignore[no-any-return]
     if question is None:
-        return run_in_thread(dns.current("getaddrinfo"), host, port, family, type, proto, flags)
+        return run_in_thread(dns.current("getaddrinfo"), *args)
     return dns.address_infos(look_up(question))
 
 
@@ -57,8 +56,8 @@ def numeric_address(family: int, address: tuple[Any, ...]) -> tuple[Any, ...]:
         socket.gaierror: the name does not resolve.
     """
     host = address[0] if address else None
-    is_name = isinstance(host, (str, bytes)) and host not in _SPECIAL
-    if not is_name or is_answered_at_once(host, None, family) or not _core._coro_is_on_loop():
+    is_name = isinstance(host, (str, bytes)) and not dns.is_special(host)
+    if not is_name or dns.is_answered_at_once(host, None, family) or not _core._coro_is_on_loop():
         return address
     # With a type (any type will do), each address is returned once. Without one, it is returned once per type.
     infos = getaddrinfo(host, None, family, socket.SOCK_DGRAM)
