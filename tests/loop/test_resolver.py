@@ -241,7 +241,8 @@ def slow_library(tmp_path_factory) -> str:
 SLOW = """
 import asyncio, contextlib, gc, os, signal, socket, sys, threading, time
 import grapeshot
-from grapeshot import coro
+with contextlib.suppress(ImportError):  # no coros on this interpreter
+    from grapeshot import coro
 
 began, began_fd = os.pipe()
 gate_fd, gate = os.pipe()
@@ -526,7 +527,7 @@ loop.close()
 
 
 @linux_only
-@pytest.mark.parametrize("forker", FORKS)
+@pytest.mark.parametrize("forker", FORKS if coro_is_available() else ["the program"])
 def test_a_forked_child_closes_the_loop(tmp_path, forker):
     """The child does not use the parent's lookups, whose lock a thread may have held during the fork."""
     if platform.libc_ver()[0] != "glibc":
@@ -558,6 +559,7 @@ coro.run(main)
 
 
 @linux_only
+@pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 @pytest.mark.parametrize("function", ["coro._dns.getaddrinfo", "socket.getaddrinfo"])
 def test_coros(slow_library, function):
     code = f"""
