@@ -65,7 +65,9 @@ def content_of(choices, *, is_text):
 @pytest.mark.parametrize("mode", ["rb", "r+b", "w+b", "a+b", "wb"])
 async def test_binary_files(loop, tmp_path, mode, buffering, seed):
     choices = random.Random(seed)
-    sizes = [-1, None, 0, 1, 7, 100, 9000, 70_000]
+    sizes = [-1, 0, 1, 7, 100, 9000, 70_000]
+    if mode != "wb":  # some versions of Python refuse None before they see that the file cannot be read
+        sizes.append(None)
     async with Pair(tmp_path, content_of(choices, is_text=False), mode, buffering=buffering) as pair:
         for _ in range(STEPS):
             match choices.randrange(9):
