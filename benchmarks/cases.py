@@ -215,6 +215,7 @@ _CASES: tuple[Case, ...] = (
     _micro("threadsafe_1", "call_soon_threadsafe from 1 thread", 0.50),
     _micro("threadsafe_4", "call_soon_threadsafe from 4 threads", 0.50),
     _micro("sock_pair", "sock_sendall + sock_recv over a socketpair", 0.14),
+    _micro("watch_writer", "add_writer, its event, remove_writer", None),
     _micro("getaddrinfo_literal", "getaddrinfo of an address literal", 0.12),
     _micro("getaddrinfo_typed", "the same with type=SOCK_STREAM", None),
     _micro("run_in_executor", "run_in_executor", 0.90),
