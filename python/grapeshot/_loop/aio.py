@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 import types
 
 from grapeshot import _core
@@ -31,8 +32,9 @@ _MAX_AT_ONCE = 1024 * 1024
 PART_LEN = 1024 * 1024
 # A task that has read this many bytes at once lets others run. A read counts as at least the second number.
 _TURN, _MIN_COST = 4 * 1024 * 1024, 16 * 1024
-# How long the close of a loop waits for calls that have begun. Their memory cannot be freed before they end.
-_STOP_S = 1.0
+# How long the close of a loop waits for calls that have begun (their memory cannot be freed before they end), and how
+# long it holds the GIL each time.
+_STOP_S, _STOP_STEP_S = 1.0, 0.01
 
 os.register_at_fork(before=_core._aio_before_fork, after_in_child=_core._aio_after_fork)
 
@@ -47,11 +49,17 @@ class AioQueue(Answers):
         self._read_at_once = 0
         self._open()
 
-    def start(self, name: str, *args: Any, on_end: Callable[[], object] | None = None) -> asyncio.Future[Any]:
+    @property
+    def loop(self) -> Any:
+        """The loop whose calls these are."""
+        return self._loop
+
+    def start(self, name: str, *args: Any, on_end: Callable[[Any], object] | None = None) -> asyncio.Future[Any]:
         """Start the call with this name of a method of ``_core._AioQueue``; return a future of its result.
 
-        Cancelling the future ends the wait, but the call may go on. ``on_end`` is called once, when the call no longer
-        uses its descriptor; also if it cannot be started.
+        Cancelling the future ends the wait, but the call may go on; a write always goes on. ``on_end`` is called once,
+        when the call no longer uses its descriptor, with the result or the exception, or with None if the call was not
+        made.
 
         Raises:
             OSError: the process cannot start a thread.
@@ -61,9 +69,9 @@ class AioQueue(Answers):
             ticket = getattr(self._open(), name)(*args)
         except BaseException:
             if on_end is not None:
-                on_end()
+                on_end(None)
             raise
-        return self._future_of(ticket, on_end)
+        return self._future_of(ticket, on_end, can_be_withdrawn=name != "write")
 
     def is_turn_over(self, length: int) -> bool:
         """Note that a task has read so many bytes at once. Return True if it must let others run now."""
@@ -77,10 +85,17 @@ class AioQueue(Answers):
         """Cancel all calls. Their futures stay pending, like the futures of an executor when a loop is closed."""
         native = self._release()
         calls, self._waiting = self._waiting, {}
-        if native is not None and not native.stop(_STOP_S):
+        if native is None:
+            return
+        left = native.stop(0.0)
+        end_s = time.monotonic() + _STOP_S
+        while left and time.monotonic() < end_s:
+            time.sleep(0)  # other threads run
+            left = native.stop(_STOP_STEP_S)
+        if not left:
             for _, on_end in calls.values():
                 if on_end is not None:
-                    on_end()
+                    on_end(None)
 
     def _withdraw(self, native: Any, ticket: int) -> bool:
         return native.cancel(ticket)  # type: ignore[no-any-return]
@@ -99,22 +114,53 @@ def queue_of(loop: Any) -> AioQueue:
     return queue
 
 
+def octets(data: Any) -> bytes:
+    """Return a copy of bytes-like data that nobody can change; ``bytes`` itself is not copied.
+
+    Raises:
+        TypeError: the object is not bytes-like.
+        BufferError: its memory is not contiguous.
+    """
+    if type(data) is bytes:
+        return data
+    with memoryview(data) as view:
+        if not view.c_contiguous:
+            raise BufferError("memoryview: underlying buffer is not C-contiguous")
+        return view.tobytes()
+
+
 def read_now(fd: int, size: int, offset: int) -> bytes | None:
     """Read up to ``size`` bytes if the kernel has them in memory; return b"" at the end of the file, None otherwise.
 
-    Raises:
-        OSError: as :func:`os.pread`.
-    """
-    return _core._aio_read_now(fd, size, offset) if size <= _MAX_AT_ONCE else None
-
-
-def is_in_memory(fd: int, offset: int, length: int) -> bool:
-    """Whether the kernel has both ends of a part of a file in memory. Also True if the file ends before the part.
+    If only the first part is in memory, this returns None too, except at the file's own position.
 
     Raises:
         OSError: as :func:`os.pread`.
     """
-    return all(read_now(fd, 1, at) is not None for at in (offset, offset + length - 1))
+    if size > _MAX_AT_ONCE:
+        return None
+    data = _core._aio_read_now(fd, size, offset)
+    if data and len(data) < size and offset != OWN_POSITION and os.fstat(fd).st_size > offset + len(data):
+        return None
+    return data
+
+
+class Prefetch:
+    """Tells which parts of a file must be read into memory before ``sendfile`` sends them."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._end = 0  # everything before this offset was in memory, or was read
+
+    def is_needed(self, offset: int, length: int) -> bool:
+        """Whether the part must be read first. If that cannot be found out, the caller just sends it."""
+        if offset < self._end:
+            return False
+        self._end = offset + length
+        try:
+            return any(_core._aio_read_now(self._fd, 1, at) is None for at in (offset, offset + length - 1))
+        except (OSError, OverflowError):
+            return False
 
 
 @types.coroutine
@@ -130,6 +176,12 @@ async def open_file(queue: AioQueue, path: bytes, flags: int, mode: int) -> int:
         OSError: as :func:`os.open`, but without the path.
     """
     fd = _core._aio_open_now(path, flags)
-    if fd is None:
-        fd = await queue.start("open", path, flags, mode)
-    return fd
+    if fd is not None:
+        return fd
+    opening = queue.start("open", path, flags, mode)
+    try:
+        return await opening  # type: ignore[no-any-return]
+    except BaseException:
+        if opening.done() and not opening.cancelled() and opening.exception() is None:
+            os.close(opening.result())  # the task was cancelled after the file had been opened
+        raise

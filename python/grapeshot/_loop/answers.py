@@ -45,8 +45,8 @@ class Answers:
         # None before the first question, and after the loop was closed.
         self._native: Any = None
         self._forks = _forks
-        # ticket -> the future, and the function to call when the answer has arrived
-        self._waiting: dict[int, tuple[asyncio.Future[Any], Callable[[], object] | None]] = {}
+        # ticket -> the future, and the function to call with the answer when it has arrived
+        self._waiting: dict[int, tuple[asyncio.Future[Any], Callable[[Any], object] | None]] = {}
         # Answers that were taken and not delivered yet, each with its ticket.
         self._arrived: list[tuple[int, Any]] = []
 
@@ -89,11 +89,17 @@ class Answers:
         self._arrived = []
         return native
 
-    def _future_of(self, ticket: int, on_end: Callable[[], object] | None = None) -> asyncio.Future[Any]:
-        """Return a future of the answer with this ticket. ``on_end`` is called when no answer can arrive any longer."""
+    def _future_of(
+        self, ticket: int, on_end: Callable[[Any], object] | None = None, *, can_be_withdrawn: bool = True
+    ) -> asyncio.Future[Any]:
+        """Return a future of the answer with this ticket.
+
+        ``on_end`` is called with the answer, even if nobody waits for it any longer, or with None if it was withdrawn.
+        """
         future: asyncio.Future[Any] = self._loop.create_future()
         self._waiting[ticket] = future, on_end
-        future.add_done_callback(partial(self._on_done, ticket))
+        if can_be_withdrawn:
+            future.add_done_callback(partial(self._on_done, ticket))
         return future
 
     def _withdraw(self, native: Any, ticket: int) -> bool:
@@ -106,7 +112,7 @@ class Answers:
         if native is not None and waiting is future and self._withdraw(native, ticket):
             del self._waiting[ticket]
             if on_end is not None:
-                on_end()
+                on_end(None)
 
     def _deliver(self) -> None:
         """Give the answers that have arrived to their futures.
@@ -136,7 +142,7 @@ class Answers:
             return
         if on_end is not None:
             self._waiting[ticket] = future, None  # if this is interrupted, on_end must not be called again
-            on_end()
+            on_end(answer)
         if not future.done():
             if isinstance(answer, BaseException):
                 future.set_exception(answer)

@@ -167,6 +167,7 @@ async def _send_by_system(
         return 0
     total = 0
     has_waited = False
+    prefetch = aio.Prefetch(file_fd)
     try:
         while True:
             if count:
@@ -174,9 +175,10 @@ async def _send_by_system(
                 if part_len <= 0:
                     return total
             part_len = min(part_len, aio.PART_LEN)
-            if not aio.is_in_memory(file_fd, offset, part_len):
+            if prefetch.is_needed(offset, part_len):
                 # The system call would block the loop until the disk has delivered this part.
-                await aio.queue_of(loop).start("read", file_fd, part_len, offset)
+                with contextlib.suppress(OSError):
+                    await aio.queue_of(loop).start("read", file_fd, part_len, offset)
             try:
                 sent = _core._send_file(sock.fileno(), file_fd, offset, part_len)
             except (BlockingIOError, InterruptedError):

@@ -5,6 +5,7 @@ Where no coro runs, the calls block the thread.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 
@@ -30,7 +31,7 @@ def aio_read(fd: int, nbytes: int, offset: int, /) -> bytes:
     Raises:
         OSError: as :func:`os.pread`.
     """
-    _check(nbytes, offset)
+    _check(fd, nbytes, offset)
     return read(fd, nbytes, offset)
 
 
@@ -43,20 +44,21 @@ def aio_write(fd: int, data: ReadableBuffer, offset: int, /) -> int:
     Raises:
         OSError: as :func:`os.pwrite`.
     """
-    _check(0, offset)
-    return write(fd, data, offset)
+    _check(fd, 0, offset)
+    return write(fd, aio.octets(data), offset)
 
 
-def _check(nbytes: int, offset: int) -> None:
+def _check(fd: int, nbytes: int, offset: int) -> None:
     if nbytes < 0 or offset < 0:
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+    os.lseek(fd, 0, os.SEEK_CUR)  # raises the error of os.pread() for a pipe
 
 
-def _nothing() -> None:
+def _nothing(_: object) -> None:
     pass
 
 
-def read(fd: int, size: int, offset: int, on_end: Callable[[], object] = _nothing) -> bytes:
+def read(fd: int, size: int, offset: int, on_end: Callable[[Any], object] = _nothing) -> bytes:
     """Like :func:`aio_read`. ``on_end`` is called once, when the descriptor is no longer in use."""
     data: bytes | None
     try:
@@ -66,38 +68,37 @@ def read(fd: int, size: int, offset: int, on_end: Callable[[], object] = _nothin
         else:
             data = os.pread(fd, size, offset)
     except BaseException:
-        on_end()
+        on_end(None)
         raise
     if data is None:
         return _wait_for("read", fd, size, offset, on_end=on_end)  # type: ignore[no-any-return]
-    on_end()
+    on_end(None)
     return data
 
 
-def write(fd: int, data: ReadableBuffer, offset: int, on_end: Callable[[], object] = _nothing) -> int:
+def write(fd: int, data: bytes, offset: int, on_end: Callable[[Any], object] = _nothing) -> int:
     """Like :func:`aio_write`, but an offset of -1 means the file's own position. ``on_end`` as for :func:`read`."""
-    # A copy, because the call may go on after an interruption, while the caller changes the data.
-    octets = bytes(data)
     if _core._coro_is_on_loop():
-        return _wait_for("write", fd, octets, offset, on_end=on_end)  # type: ignore[no-any-return]
+        return _wait_for("write", fd, data, offset, on_end=on_end)  # type: ignore[no-any-return]
     try:
-        return os.write(fd, octets) if offset == aio.OWN_POSITION else os.pwrite(fd, octets, offset)
+        return os.write(fd, data) if offset == aio.OWN_POSITION else os.pwrite(fd, data, offset)
     finally:
-        on_end()
+        on_end(None)
 
 
-def wait_in_memory(fd: int, offset: int, length: int) -> None:
+def wait_in_memory(prefetch: aio.Prefetch, fd: int, offset: int, length: int) -> None:
     """Wait until the kernel has a part of a file in memory. Where no coro runs, do nothing."""
-    if _core._coro_is_on_loop() and not aio.is_in_memory(fd, offset, length):
-        _wait_for("read", fd, length, offset, on_end=_nothing)
+    if _core._coro_is_on_loop() and prefetch.is_needed(offset, length):
+        with contextlib.suppress(OSError):
+            _wait_for("read", fd, length, offset, on_end=_nothing)
 
 
-def _wait_for(name: str, *args: Any, on_end: Callable[[], object]) -> Any:
+def _wait_for(name: str, *args: Any, on_end: Callable[[Any], object]) -> Any:
     """Start a call in the loop's queue, and wait for its outcome."""
     try:
         queue = aio.queue_of(_core._coro_current()._loop)
     except BaseException:
-        on_end()
+        on_end(None)
         raise
     future = queue.start(name, *args, on_end=on_end)
     try:

@@ -299,6 +299,8 @@ class file_sock(fd_sock):  # noqa: N801
         self._is_regular = stat.S_ISREG(kind) or stat.S_ISBLK(kind) or stat.S_ISDIR(kind)
         self._file = file
         self._is_in_use = False
+        # Held while a call is under way. Coros can wait for it, and threads too.
+        self._under_way: Any = None
         self._position = 0
         if isinstance(file, io.BufferedIOBase) and file.writable():
             file.flush()
@@ -344,8 +346,8 @@ class file_sock(fd_sock):  # noqa: N801
         """Write the data; return the number of bytes written. Raises the same exceptions as :meth:`recv`."""
         if not self._is_regular:
             return super().send(data)
-        at = aio.OWN_POSITION if self._appends else self._position
-        written = self._use(lambda fd, on_end: _aio.write(fd, data, at, on_end))
+        at, octets = aio.OWN_POSITION if self._appends else self._position, aio.octets(data)
+        written = self._use(lambda fd, on_end: _aio.write(fd, octets, at, on_end))
         if not self._appends:
             self._position = at + written
         elif not self.closed:
@@ -376,13 +378,27 @@ class file_sock(fd_sock):  # noqa: N801
         if not self._is_regular:
             raise OSError(errno.ESPIPE, os.strerror(errno.ESPIPE))
 
-    def _use(self, call: Callable[[int, Callable[[], object]], _T]) -> _T:
+    def _use(self, call: Callable[[int, Callable[[Any], object]], _T]) -> _T:
         """Make a call with the descriptor, which stays open until the call has ended, also after an interruption."""
         if self._is_in_use:
             raise _errors.SimultaneousError("another coro is using this file: one coro at a time may use it")
-        fd = self._fd.__enter__()
         self._is_in_use = True
         try:
-            return call(fd, self._fd.__exit__)
+            self._wait_for_interrupted()
+            fd = self._fd.__enter__()
+            ended = self._under_way = _core.thread_lock()
+            ended.acquire()
+
+            def on_end(_: object) -> None:
+                ended.release()
+                self._fd.__exit__()
+
+            return call(fd, on_end)
         finally:
             self._is_in_use = False
+
+    def _wait_for_interrupted(self) -> None:
+        """Wait until a call has ended whose coro was interrupted: its write could come after the next one."""
+        if self._under_way is not None:
+            self._under_way.acquire()
+            self._under_way = None

@@ -9,7 +9,7 @@ import socket
 import sys
 
 from grapeshot import _core
-from grapeshot._loop.aio import PART_LEN
+from grapeshot._loop.aio import PART_LEN, Prefetch
 
 from . import _dns
 from ._aio import wait_in_memory
@@ -111,11 +111,12 @@ class CoroSocket(_Native):
             # send(), which is used instead, does not.
             raise socket._GiveupOnSendfile("the descriptor is in blocking mode")  # type: ignore[attr-defined]
         start = offset
+        prefetch = Prefetch(number)
         try:
             while count is None or offset - start < count:
                 wanted = PART_LEN if count is None else min(count - (offset - start), PART_LEN)
                 # os.sendfile() would block the thread until the disk has delivered this part.
-                wait_in_memory(number, offset, wanted)
+                wait_in_memory(prefetch, number, offset, wanted)
                 try:
                     sent = os.sendfile(self.fileno(), number, offset, wanted)
                 except BlockingIOError:

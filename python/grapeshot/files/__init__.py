@@ -17,8 +17,9 @@ interrupted write has changed the file is not known.
 Coros read and write with ``coro.file_sock``, ``coro.aio_read`` and ``coro.aio_write`` instead.
 """
 
-from ._binary import BinaryFile, RawFile
+from ._binary import BinaryFile
 from ._opening import open  # noqa: A004
+from ._raw import RawFile
 from ._text import TextFile
 
 __all__ = ["BinaryFile", "RawFile", "TextFile", "open"]

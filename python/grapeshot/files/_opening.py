@@ -12,7 +12,8 @@ from typing import Any, Generic, TypeVar
 
 from grapeshot._loop import aio
 
-from ._binary import AsyncFile, BinaryFile, RawFile
+from ._binary import BinaryFile
+from ._raw import AsyncFile, RawFile
 from ._text import TextFile, TextOptions
 
 TYPE_CHECKING = False
@@ -36,10 +37,14 @@ class Opening(Generic[_F]):
         self._file: _F | None = None
 
     def __await__(self) -> Generator[Any, Any, _F]:
-        return self._opening.__await__()
+        return self._open().__await__()
 
     async def __aenter__(self) -> _F:
-        self._file = await self._opening
+        return await self._open()
+
+    async def _open(self) -> _F:
+        if self._file is None:
+            self._file = await self._opening
         return self._file
 
     async def __aexit__(self, *_: object) -> None:
@@ -177,6 +182,8 @@ async def _open(
         raise
     if options is None:
         return binary
+    if buffering == -1 and os.isatty(fd):
+        options.line_buffering = True
     return TextFile(binary, options, mode)
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import codecs
 import io
+import operator
 import os
 
-from ._binary import AsyncFile
+from ._raw import AsyncFile, checked_size
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class TextFile(AsyncFile):
         self._lock = asyncio.Lock()
         self._decoder = options.decoder()
         self._encoder = options.encoder()
-        if buffer._can_write and buffer._position:
+        if buffer._can_write and buffer._is_seekable and buffer._raw_position():
             self._encoder.setstate(0)  # no byte order mark in the middle of a file
         # The decoded text that the program has not got yet begins at `_used`.
         self._decoded = ""
@@ -132,17 +133,34 @@ class TextFile(AsyncFile):
 
     # --- reading ---
 
-    def _check_readable(self) -> None:
-        self.buffer._check_open()
-        if not self.buffer._can_read:
+    async def _before_reading(self) -> None:
+        buffer = self.buffer
+        buffer._check_open()
+        if not buffer._can_read:
             raise io.UnsupportedOperation("not readable")
+        async with buffer._lock:
+            await buffer._before_reading()
+
+    def _mark(self) -> Any:
+        buffer = self.buffer
+        position = buffer._logical_position() if buffer._is_seekable else None
+        return position, self._decoded, self._used, self._snapshot, self._decoder.getstate()
+
+    def _rewind(self, mark: Any, taken: list[str]) -> None:
+        position, decoded, used, snapshot, state = mark
+        if position is None:
+            self._decoded, self._used = "".join(taken) + self._decoded[self._used :], 0
+            return
+        self._decoded, self._used, self._snapshot = decoded, used, snapshot
+        self._decoder.setstate(state)
+        self.buffer._go_back(position)
 
     async def _decode_more(self) -> bool:
         """Decode the next chunk, once all decoded text is taken; return False at the end of the file."""
         buffer = self.buffer
         kept, flags = self._decoder.getstate()
         chunk = await buffer.read1(_CHUNK_SIZE)
-        if buffer._position is not None:
+        if buffer._is_seekable:
             self._snapshot = buffer._logical_position() - len(chunk) - len(kept), flags, kept + chunk
         self._decoded, self._used = self._decoder.decode(chunk, not chunk), 0
         return bool(chunk)
@@ -152,24 +170,18 @@ class TextFile(AsyncFile):
 
         ``_decoded`` is the last part of it. If the task is cancelled or a call fails, nothing is lost.
         """
-        buffer = self.buffer
         text = self._decoded[self._used :]
         if is_enough(text):
             return text
-        before = self._decoded, self._used, self._snapshot, self._decoder.getstate()
-        position = None if buffer._position is None else buffer._logical_position()
+        mark = self._mark()
         try:
             while await self._decode_more():
                 text += self._decoded
                 if is_enough(text):
                     return text
         except (OSError, asyncio.CancelledError):
-            if position is None:
-                self._decoded, self._used = text, 0
-            else:
-                self._decoded, self._used, self._snapshot, state = before
-                self._decoder.setstate(state)
-                buffer._go_back(position)
+            self._used = len(self._decoded)  # it is a part of the text
+            self._rewind(mark, [text])
             raise
         if not self._decoded:
             self._snapshot = None
@@ -189,40 +201,33 @@ class TextFile(AsyncFile):
             io.UnsupportedOperation: the file is not open for reading.
             ValueError: the file is closed.
         """
+        wanted = checked_size(size)
         async with self._lock:
-            self._check_readable()
-            if size is None or size < 0:
+            await self._before_reading()
+            if wanted < 0:
                 data = await self.buffer.read()
                 text: str = self._decoded[self._used :] + self._decoder.decode(data, True)
                 self._forget_decoded()
                 return text
-            wanted = size
             text = await self._collect(lambda text: len(text) >= wanted)
             return self._take_from(text, min(wanted, len(text)))
 
-    async def readline(self, size: int | None = -1, /) -> str:
-        """Return the next line with its end, or at most ``size`` characters of it; "" at the end of the file.
+    async def _line(self, limit: int) -> str:
+        end = -1
+        searched = 0
 
-        Raises the same exceptions as :meth:`read`.
-        """
-        async with self._lock:
-            self._check_readable()
-            limit = -1 if size is None else size
-            end = -1
-            searched = 0
+        def is_enough(text: str) -> bool:
+            nonlocal end, searched
+            end = self._end_of_line(text, searched)
+            searched = max(len(text) - 1, 0)  # "\r\n" may be divided
+            return end >= 0 or 0 <= limit <= len(text)
 
-            def is_enough(text: str) -> bool:
-                nonlocal end, searched
-                end = self._end_of_line(text, searched)
-                searched = max(len(text) - 1, 0)  # "\r\n" may be divided
-                return end >= 0 or 0 <= limit <= len(text)
-
-            text = await self._collect(is_enough)
-            if end < 0:
-                end = self._end_of_line(text, searched)
-            if end < 0:
-                end = len(text)
-            return self._take_from(text, end if limit < 0 else min(end, limit))
+        text = await self._collect(is_enough)
+        if end < 0:
+            end = self._end_of_line(text, searched)
+        if end < 0:
+            end = len(text)
+        return self._take_from(text, end if limit < 0 else min(end, limit))
 
     def _end_of_line(self, text: str, start: int) -> int:
         """Return where the first line ends, or -1."""
@@ -273,6 +278,7 @@ class TextFile(AsyncFile):
 
     async def writelines(self, lines: Iterable[str], /) -> None:
         """Write all lines. Raises the same exceptions as :meth:`write`."""
+        self.buffer._check_writable()
         for line in lines:
             await self.write(line)
 
@@ -325,7 +331,8 @@ class TextFile(AsyncFile):
         decoder = self._decoder
         # Usually the text is encoded as the bytes that it was decoded from.
         try:
-            taken = len(self._decoded[: self._used].encode(self.encoding, self.errors))
+            encoded = self._decoded[: self._used].encode(self.encoding, self.errors)
+            taken = min(len(encoded), len(data))  # it may have a byte order mark more
         except UnicodeError:
             taken = 0
         decoder.setstate((b"", flags))
@@ -362,6 +369,7 @@ class TextFile(AsyncFile):
             io.UnsupportedOperation: the file has no positions, or the offset is not 0 and not from the start.
             ValueError: the position is negative, or ``whence`` is none of the three.
         """
+        cookie = operator.index(cookie)
         if whence == os.SEEK_CUR:
             if cookie != 0:
                 raise io.UnsupportedOperation("can't do nonzero cur-relative seeks")
@@ -369,38 +377,48 @@ class TextFile(AsyncFile):
         async with self._lock:
             buffer = self.buffer
             buffer._check_open()
-            if buffer._position is None:
+            if not buffer._is_seekable:
                 raise io.UnsupportedOperation("underlying stream is not seekable")
-            if whence == os.SEEK_END:
-                if cookie != 0:
-                    raise io.UnsupportedOperation("can't do nonzero end-relative seeks")
-                position = await buffer.seek(0, os.SEEK_END)
-                self._forget_decoded()
-                self._decoder.reset()
-                self._reset_encoder(position)
-                return position
-            if whence != os.SEEK_SET:
+            if whence == os.SEEK_END and cookie != 0:
+                raise io.UnsupportedOperation("can't do nonzero end-relative seeks")
+            if whence not in (os.SEEK_SET, os.SEEK_END):
                 raise ValueError(f"invalid whence ({whence}, should be 0, 1 or 2)")
             if cookie < 0:
                 raise ValueError(f"negative seek position {cookie}")
-            start, flags = cookie & _FIELD, cookie >> _FLAGS & _FIELD
-            feed, skip = cookie >> _FEED & _FIELD, cookie >> _SKIP & _FIELD
-            await buffer.seek(start)
-            self._forget_decoded()
-            if cookie == 0:
-                self._decoder.reset()
-            else:
-                self._decoder.setstate((b"", flags))
-                self._snapshot = start, flags, b""
-            if skip:
-                data = await buffer.read(feed)
-                self._decoded = self._decoder.decode(data, bool(cookie >> _EOF))
-                self._snapshot = start, flags, data
-                if len(self._decoded) < skip:
-                    raise OSError("can't restore logical file position")
-                self._used = skip
-            self._reset_encoder(cookie)
-            return cookie
+            await buffer.flush()
+            mark = self._mark()
+            try:
+                return await (self._seek_end() if whence == os.SEEK_END else self._seek(cookie))
+            except BaseException:
+                self._rewind(mark, [])
+                raise
+
+    async def _seek_end(self) -> int:
+        position = await self.buffer.seek(0, os.SEEK_END)
+        self._forget_decoded()
+        self._decoder.reset()
+        self._reset_encoder(position)
+        return position
+
+    async def _seek(self, cookie: int) -> int:
+        start, flags = cookie & _FIELD, cookie >> _FLAGS & _FIELD
+        feed, skip = cookie >> _FEED & _FIELD, cookie >> _SKIP & _FIELD
+        await self.buffer.seek(start)
+        self._forget_decoded()
+        if cookie == 0:
+            self._decoder.reset()
+        else:
+            self._decoder.setstate((b"", flags))
+            self._snapshot = start, flags, b""
+        if skip:
+            data = await self.buffer.read(feed)
+            self._decoded = self._decoder.decode(data, bool(cookie >> _EOF))
+            self._snapshot = start, flags, data
+            if len(self._decoded) < skip:
+                raise OSError("can't restore logical file position")
+            self._used = skip
+        self._reset_encoder(cookie)
+        return cookie
 
     def _reset_encoder(self, position: int) -> None:
         if position:
