@@ -92,9 +92,14 @@ fn close<'py>(this: Aio<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     start(this, Call::Close { fd: fd.extract()? }, Memory::Nothing)
 }
 
+/// How much memory a read of `size` bytes needs: the system never reads more than this in one call.
+fn len_of(size: usize) -> usize {
+    size.min(aio::MAX_LEN)
+}
+
 fn read<'py>(this: Aio<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let [fd, size, offset] = args.exactly()?;
-    let len = size.extract()?;
+    let len = len_of(size.extract()?);
     let mut bytes = NewBytes::with_capacity(this.py(), len)?;
     let call = Call::Read {
         fd: fd.extract()?,
@@ -182,7 +187,9 @@ fn stop<'py>(this: Aio<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     // The GIL is held: threads that make calls do not need it.
     let memory = this.queue.borrow_mut().stop(limit);
     drop(memory);
-    let left = this.queue.borrow().len();
+    let queue = this.queue.borrow();
+    // In a child of the process that made the queue, there is nothing to wait for.
+    let left = if queue.is_foreign() { 0 } else { queue.len() };
     Ok(left.into_pyobject(this.py())?.into_any())
 }
 
@@ -213,9 +220,10 @@ unsafe extern "C" fn new(
 /// `_aio_read_now(fd, size, offset)`: reads if the data is in memory. Returns None if the call would wait for a disk.
 #[pyfunction(name = "_aio_read_now")]
 fn read_now(py: Python<'_>, fd: RawFd, size: usize, offset: i64) -> ObjectResult<'_> {
-    let mut bytes = NewBytes::with_capacity(py, size)?;
-    // SAFETY: the object is unshared and has at least `size` bytes.
-    match unsafe { aio::read_now(fd, bytes.as_mut_ptr(), size, offset) } {
+    let len = len_of(size);
+    let mut bytes = NewBytes::with_capacity(py, len)?;
+    // SAFETY: the object is unshared and has at least `len` bytes.
+    match unsafe { aio::read_now(fd, bytes.as_mut_ptr(), len, offset) } {
         Ok(Some(len)) => bytes.finish(len),
         Ok(None) => Ok(none(py)),
         Err(error) => Err(errors::os_error(&error)),
@@ -272,7 +280,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             method,
             cancel,
             _AioQueue.cancel,
-            "Cancel a call; return whether it had not begun."
+            "Cancel a call; return whether it had not begun, so that it is never made."
         ),
         row!(
             method,
@@ -297,7 +305,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             method,
             stop,
             _AioQueue.stop,
-            "Cancel all calls, and wait until they have ended."
+            "Cancel all calls, and wait until they have ended, at most this many seconds; return how many have not."
         ),
     ];
     let slots = [slot(ffi::Py_tp_new, new as *mut c_void), methods_slot(methods)];

@@ -8,13 +8,14 @@ pub use system::{open_now, read_now};
 mod system {
     use std::ffi::{CStr, CString, c_int};
     use std::io;
-    use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+    use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 
     use super::super::calls::MAX_LEN;
     use crate::sys::pipe::{FileKind, file_kind};
     use crate::sys::socket::{retried, retried_int};
 
-    /// Reads up to `len` bytes at `offset` if the kernel has them in memory. Returns `None` if the call would wait for a
+    /// Reads up to `len` bytes at `offset` if the kernel has them in memory. An offset of -1 means the file's own position,
+    /// which the call moves. Returns `None` if the call would wait for a
     /// disk, or if the system or the file system cannot tell.
     ///
     /// # Errors
@@ -27,7 +28,8 @@ mod system {
             iov_base: buffer.cast(),
             iov_len: len.min(MAX_LEN),
         };
-        // The offset in two halves. A 64-bit kernel uses only the first one. The system call is made by its number, because
+        // The offset in two halves. A 64-bit kernel uses only the first one. An offset of -1 has -1 in both halves, which both
+        // kinds of kernel take for -1. The system call is made by its number, because
         // old C libraries have no function for it.
         let (low, high) = (offset as libc::c_long, (offset >> 32) as libc::c_long);
         // SAFETY: the call gets one live vector, whose buffer the caller guarantees.
@@ -52,14 +54,14 @@ mod system {
     }
 
     /// Opens an existing regular file if the kernel has all parts of its path in memory. Returns `None` if the call would
-    /// wait for a disk, if this is another kind of file (opening a FIFO waits for its other end), or if the system cannot
-    /// tell.
+    /// wait for a disk or for another process that has a lease on the file, if this is another kind of file (opening a FIFO
+    /// waits for its other end), or if the system cannot tell.
     ///
     /// # Errors
-    /// An errno of `openat2(2)`.
+    /// An errno of `openat2(2)` or `open(2)`.
     pub fn open_now(path: &CStr, flags: c_int) -> io::Result<Option<RawFd>> {
-        // With these flags the call may wait.
-        if flags & (libc::O_CREAT | libc::O_TRUNC | libc::O_TMPFILE) != 0 {
+        // With these flags the call may wait. With O_NOFOLLOW, the link in /proc could not be opened.
+        if flags & (libc::O_CREAT | libc::O_TRUNC | libc::O_TMPFILE | libc::O_NOFOLLOW) != 0 {
             return Ok(None);
         }
         let Some(place) = look_up_now(path)? else {
@@ -73,10 +75,34 @@ mod system {
             return Ok(None);
         };
         // SAFETY: the path is a live string; without O_CREAT there is no third argument.
-        match retried_int(|| unsafe { libc::open(same.as_ptr(), flags | libc::O_CLOEXEC) }) {
-            Ok(fd) => Ok(Some(fd as RawFd)),
-            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None), // there is no /proc
-            Err(error) => Err(error),
+        let opened =
+            retried_int(|| unsafe { libc::open(same.as_ptr(), flags | libc::O_CLOEXEC | libc::O_NONBLOCK) });
+        let file = match opened {
+            // SAFETY: the descriptor is new, and nothing else knows it.
+            Ok(fd) => unsafe { OwnedFd::from_raw_fd(fd as RawFd) },
+            Err(error) => {
+                return match error.raw_os_error() {
+                    // EWOULDBLOCK: another process has a lease on the file. ENOENT: there is no /proc.
+                    Some(libc::EWOULDBLOCK | libc::ENOENT) => Ok(None),
+                    _ => Err(error),
+                };
+            }
+        };
+        if flags & libc::O_NONBLOCK == 0 && !clear_nonblocking(file.as_raw_fd()) {
+            return Ok(None);
+        }
+        Ok(Some(file.into_raw_fd()))
+    }
+
+    /// Clears `O_NONBLOCK`. Returns whether the flag is clear. Source: `F_SETFL` in `fcntl(2)`.
+    fn clear_nonblocking(fd: RawFd) -> bool {
+        // SAFETY: the calls take no pointers.
+        unsafe {
+            let flags = libc::fcntl(fd, libc::F_GETFL);
+            // With O_PATH, the flag was ignored.
+            flags >= 0
+                && (flags & libc::O_NONBLOCK == 0
+                    || libc::fcntl(fd, libc::F_SETFL, flags & !libc::O_NONBLOCK) == 0)
         }
     }
 

@@ -7,7 +7,7 @@ use std::os::fd::RawFd;
 use crate::sys::socket::{retried, retried_int};
 
 /// The most bytes that Linux reads or writes in one call. Source: `read(2)`.
-pub(super) const MAX_LEN: usize = 0x7fff_f000;
+pub const MAX_LEN: usize = 0x7fff_f000;
 
 /// A call on a file. An offset of -1 means the file's own position, which the call moves.
 #[derive(Clone, Copy)]

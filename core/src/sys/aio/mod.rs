@@ -8,12 +8,15 @@
 //!
 //! The buffer of a read and the data of a write belong to the call until it has ended: [`Queue`] keeps the owner of that
 //! memory, even if the call was cancelled, because the kernel or the thread goes on using the memory. If a queue is
-//! dropped before its calls have ended, their memory is never freed.
+//! dropped while the kernel or a thread makes its calls, their memory is never freed.
 //!
-//! A limited number of calls is under way at a time; the others wait in the queue. A call that was cancelled while it
-//! waited is never made. The calls of a queue are made in any order, also if they use the same file.
+//! A limited number of calls is under way at a time; the others wait in the queue. A call that was cancelled before it
+//! began is never made, also if it was waiting for a thread of the pool: the queue and the thread both try to claim it
+//! (see [`Claim`]), and only one of them succeeds. The calls of a queue are made in any order, also if they use the same
+//! file.
 //!
-//! A forked child must not use the parent's queues, and must call [`after_fork`].
+//! In a forked child, the parent's queues do nothing, because the ring and the descriptor are shared with the parent. The
+//! child must call [`after_fork`].
 //!
 //! Source: `io_uring(7)`, `io_uring_enter(2)`, `pread(2)`, `open(2)`.
 
@@ -37,10 +40,11 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 pub use at_once::{open_now, read_now};
-pub use calls::Call;
+pub use calls::{Call, MAX_LEN};
 
 use super::clock::now_ns;
 use super::pool::{Mailbox, SharedPool};
@@ -50,6 +54,10 @@ use ring::Ring;
 
 /// The maximum number of calls that threads make for one queue at a time.
 const MAX_IN_THREADS: usize = SharedPool::MAX_THREADS;
+/// How often a call that was interrupted begins again. After that, the error is reported.
+const MAX_REPETITIONS: u8 = 16;
+/// How many tickets of cancelled calls may be among the waiting ones, in addition to one for each call.
+const MAX_STALE: usize = 64;
 
 static THREADS: SharedPool = SharedPool::new("files");
 
@@ -67,7 +75,9 @@ pub fn after_fork() {
 pub struct Ended<T> {
     /// The number that [`Queue::start`] returned.
     pub ticket: u64,
-    /// What the system call returned: a number of bytes, a new descriptor, or 0. `ECANCELED` if it was cancelled.
+    /// What the system call returned: a number of bytes, a new descriptor, or 0. If the call was cancelled after it had
+    /// begun, this is its real outcome nevertheless, with two exceptions: an `open` that succeeded is closed, and a call
+    /// that the cancellation has interrupted has done nothing. Both are reported as `ECANCELED`.
     pub outcome: io::Result<usize>,
     /// What the caller gave to [`Queue::start`].
     pub memory: T,
@@ -79,8 +89,13 @@ pub struct Queue<T> {
     mailbox: Arc<Mailbox<io::Result<usize>>>,
     /// By ticket. Contains waiting calls and calls that are under way.
     calls: HashMap<u64, Entry<T>>,
-    waiting: VecDeque<u64>,
+    /// Calls that the ring will make. If it accepts no more calls, threads make them.
+    waiting_for_ring: VecDeque<u64>,
+    /// Calls that the ring cannot make. They do not hold back the others.
+    waiting_for_threads: VecDeque<u64>,
     in_ring: usize,
+    /// The jobs in the pool, also if their calls were cancelled before they began: thus the pool's queue cannot grow
+    /// without limit.
     in_threads: usize,
     last_ticket: u64,
     process: u32,
@@ -90,17 +105,39 @@ struct Entry<T> {
     call: Call,
     memory: T,
     state: State,
+    /// How often the call has begun again after an interruption.
+    repetitions: u8,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     Waiting,
     InRing,
-    InThread,
-    /// Cancelled while it was in the ring or, if the field is false, in a thread.
-    Cancelled {
-        in_ring: bool,
-    },
+    /// A job in the pool, which may have begun.
+    InThread(Arc<Claim>),
+    /// Cancelled after it had begun.
+    Cancelled,
+}
+
+/// Decides whether the thread makes a call, or whether the call is cancelled before that.
+#[derive(Default)]
+struct Claim(AtomicBool);
+
+impl Claim {
+    /// Returns true to the first caller, and false to all others.
+    fn claim(&self) -> bool {
+        !self.0.swap(true, Ordering::AcqRel)
+    }
+}
+
+impl<T> Entry<T> {
+    /// Whether the call will not be made from now on. A `close` is not cancelled.
+    fn is_cancelled_before_it_begins(&self) -> bool {
+        match (&self.call, &self.state) {
+            (Call::Close { .. }, _) | (_, State::InRing | State::Cancelled) => false,
+            (_, State::Waiting) => true,
+            (_, State::InThread(claim)) => claim.claim(),
+        }
+    }
 }
 
 impl<T> Queue<T> {
@@ -120,7 +157,8 @@ impl<T> Queue<T> {
             ring,
             mailbox,
             calls: HashMap::new(),
-            waiting: VecDeque::new(),
+            waiting_for_ring: VecDeque::new(),
+            waiting_for_threads: VecDeque::new(),
             in_ring: 0,
             in_threads: 0,
             last_ticket: 0,
@@ -142,10 +180,12 @@ impl<T> Queue<T> {
 
     /// Makes the descriptor readable.
     pub fn wake(&self) {
-        self.mailbox.wake();
+        if !self.is_foreign() {
+            self.mailbox.wake();
+        }
     }
 
-    /// Whether another process has made this queue, which this one must not use.
+    /// Whether another process has made this queue. It does nothing in this one.
     #[must_use]
     pub fn is_foreign(&self) -> bool {
         self.process != std::process::id()
@@ -166,23 +206,41 @@ impl<T> Queue<T> {
     /// Starts a call, or lets it wait until fewer calls are under way. Returns its ticket.
     ///
     /// # Errors
-    /// The process can use neither io_uring nor threads. The memory is returned.
+    /// The process can use neither io_uring nor threads, or (`EBADF`) another process has made this queue. The memory is
+    /// returned.
     ///
     /// # Safety
     /// The memory to which the call's pointers refer is valid until `memory` is dropped, wherever `memory` is moved to.
     /// Nothing else writes to the buffer of a read.
     pub unsafe fn start(&mut self, call: Call, memory: T) -> Result<u64, (io::Error, T)> {
+        if self.is_foreign() {
+            return Err((io::Error::from_raw_os_error(libc::EBADF), memory));
+        }
         self.last_ticket += 1;
         let ticket = self.last_ticket;
         let state = match self.begin(ticket, call) {
             Ok(state) => state,
             Err(error) => return Err((error, memory)),
         };
-        if state == State::Waiting {
-            self.waiting.push_back(ticket);
+        if matches!(state, State::Waiting) {
+            self.let_wait(ticket, call);
         }
-        self.calls.insert(ticket, Entry { call, memory, state });
+        let entry = Entry {
+            call,
+            memory,
+            state,
+            repetitions: 0,
+        };
+        self.calls.insert(ticket, entry);
         Ok(ticket)
+    }
+
+    fn let_wait(&mut self, ticket: u64, call: Call) {
+        if self.ring.as_ref().is_some_and(|ring| ring.supports(call)) {
+            self.waiting_for_ring.push_back(ticket);
+        } else {
+            self.waiting_for_threads.push_back(ticket);
+        }
     }
 
     /// Hands the call to the ring or to a thread, unless too many calls are under way.
@@ -201,46 +259,65 @@ impl<T> Queue<T> {
         if self.in_threads >= MAX_IN_THREADS {
             return Ok(State::Waiting);
         }
-        let (call, mailbox) = (SendCall(call), Arc::clone(&self.mailbox));
+        let claim = Arc::new(Claim::default());
+        let (call, mailbox, claim_of_job) = (SendCall(call), Arc::clone(&self.mailbox), Arc::clone(&claim));
         THREADS.get().push(Box::new(move || {
-            // SAFETY: the queue keeps the memory until it has taken the outcome; if the queue is dropped before that, it
-            // never frees the memory.
-            let outcome = unsafe { call.make() };
+            let outcome = if claim_of_job.claim() {
+                // SAFETY: after the job has claimed the call, the queue keeps the memory until it has taken the outcome; if
+                // the queue is dropped before that, it never frees the memory.
+                unsafe { call.make() }
+            } else {
+                // This tells the queue only that the job is no longer in the pool.
+                Err(io::Error::from_raw_os_error(libc::ECANCELED))
+            };
             Box::new(move || mailbox.put(ticket, outcome))
         }))?;
         self.in_threads += 1;
-        Ok(State::InThread)
+        Ok(State::InThread(claim))
     }
 
-    /// Cancels a call. If it has not begun, returns its memory, and the call never ends. Otherwise the call ends at some
-    /// time, with any outcome; the descriptor of an `open` that succeeded nevertheless is closed. A `close` cannot be
-    /// cancelled.
+    /// Cancels a call. If it has not begun, returns its memory, and the call is never made and never ends. Otherwise the
+    /// call ends at some time, and [`Ended::outcome`] tells what it has done. A `close` cannot be cancelled.
+    ///
+    /// Does nothing if another process has made this queue.
     pub fn cancel(&mut self, ticket: u64) -> Option<T> {
+        if self.is_foreign() {
+            return None;
+        }
         let entry = self.calls.get_mut(&ticket)?;
         if matches!(entry.call, Call::Close { .. }) {
             return None;
         }
-        match entry.state {
-            State::Waiting => {
-                self.waiting.retain(|waiting| *waiting != ticket);
-                return self.calls.remove(&ticket).map(|entry| entry.memory);
-            }
-            State::InRing => {
-                entry.state = State::Cancelled { in_ring: true };
-                if let Some(ring) = &mut self.ring {
-                    ring.cancel(ticket);
-                }
-            }
-            State::InThread => entry.state = State::Cancelled { in_ring: false },
-            State::Cancelled { .. } => {}
+        if entry.is_cancelled_before_it_begins() {
+            let entry = self.calls.remove(&ticket);
+            self.remove_stale();
+            return entry.map(|entry| entry.memory);
+        }
+        let state = std::mem::replace(&mut entry.state, State::Cancelled);
+        if let (State::InRing, Some(ring)) = (state, &mut self.ring) {
+            ring.cancel(ticket);
         }
         None
     }
 
-    /// Removes and returns the calls that have ended, and begins calls that wait.
+    /// Removes the tickets of cancelled calls if they are the larger part of a queue. A search for each of them would
+    /// take too long.
+    fn remove_stale(&mut self) {
+        for waiting in [&mut self.waiting_for_ring, &mut self.waiting_for_threads] {
+            if waiting.len() > 2 * self.calls.len() + MAX_STALE {
+                waiting.retain(|ticket| self.calls.contains_key(ticket));
+            }
+        }
+    }
+
+    /// Removes and returns the calls that have ended, and begins calls that wait. Returns nothing if another process has
+    /// made this queue.
     #[must_use]
     pub fn take(&mut self) -> Vec<Ended<T>> {
         let mut ended = Vec::new();
+        if self.is_foreign() {
+            return ended;
+        }
         // This drains the descriptor, so it comes before the look into the ring.
         for (ticket, outcome) in self.mailbox.take() {
             self.in_threads -= 1;
@@ -250,56 +327,73 @@ impl<T> Queue<T> {
             self.in_ring -= 1;
             self.end(ticket, outcome, &mut ended);
         }
-        while let Some(&ticket) = self.waiting.front() {
+        self.begin_waiting(|queue| &mut queue.waiting_for_ring, &mut ended);
+        self.begin_waiting(|queue| &mut queue.waiting_for_threads, &mut ended);
+        ended
+    }
+
+    /// Begins the calls in one of the two queues of waiting calls, as long as there is room for them.
+    fn begin_waiting(&mut self, waiting: fn(&mut Self) -> &mut VecDeque<u64>, ended: &mut Vec<Ended<T>>) {
+        while let Some(&ticket) = waiting(self).front() {
             let Some(call) = self.calls.get(&ticket).map(|entry| entry.call) else {
-                self.waiting.pop_front();
+                waiting(self).pop_front();
                 continue;
             };
             match self.begin(ticket, call) {
                 Ok(State::Waiting) => break,
                 Ok(state) => {
-                    self.waiting.pop_front();
+                    waiting(self).pop_front();
                     if let Some(entry) = self.calls.get_mut(&ticket) {
                         entry.state = state;
                     }
                 }
                 Err(error) => {
-                    self.waiting.pop_front();
-                    self.end(ticket, Err(error), &mut ended);
+                    waiting(self).pop_front();
+                    self.end(ticket, Err(error), ended);
                 }
             }
         }
-        ended
     }
 
     fn end(&mut self, ticket: u64, mut outcome: io::Result<usize>, ended: &mut Vec<Ended<T>>) {
-        let Some(Entry { call, memory, state }) = self.calls.remove(&ticket) else {
-            return;
+        let Some(mut entry) = self.calls.remove(&ticket) else {
+            return; // cancelled before it began
         };
-        if matches!(state, State::Cancelled { .. }) {
-            if let (Call::Open { .. }, Ok(fd)) = (call, &outcome) {
-                calls::close(*fd as RawFd);
+        let is_interrupted = matches!(&outcome, Err(error)
+            if matches!(error.raw_os_error(), Some(libc::EINTR | libc::ECANCELED)));
+        if matches!(entry.state, State::Cancelled) {
+            let opened = match (entry.call, &outcome) {
+                (Call::Open { .. }, Ok(fd)) => Some(*fd as RawFd),
+                _ => None,
+            };
+            if let Some(fd) = opened {
+                calls::close(fd);
             }
-            outcome = Err(io::Error::from_raw_os_error(libc::ECANCELED));
-        } else if let Err(error) = &outcome
-            && matches!(error.raw_os_error(), Some(libc::EINTR | libc::ECANCELED))
-            && !matches!(call, Call::Close { .. })
+            if opened.is_some() || is_interrupted {
+                outcome = Err(io::Error::from_raw_os_error(libc::ECANCELED));
+            }
+        } else if is_interrupted
+            && entry.repetitions < MAX_REPETITIONS
+            && !matches!(entry.call, Call::Close { .. })
         {
             // A signal, or the end of the thread that had begun it, has interrupted the call: begin it again.
-            self.waiting.push_back(ticket);
-            let state = State::Waiting;
-            self.calls.insert(ticket, Entry { call, memory, state });
+            entry.repetitions += 1;
+            entry.state = State::Waiting;
+            self.let_wait(ticket, entry.call);
+            self.calls.insert(ticket, entry);
             return;
         }
         ended.push(Ended {
             ticket,
             outcome,
-            memory,
+            memory: entry.memory,
         });
     }
 
     /// Cancels all calls and waits until they have ended, but not longer than `limit`. Returns the memory of the calls
-    /// that have not begun or have ended. Call this before the queue is dropped.
+    /// that have not begun or have ended. Call this before the queue is dropped, also several times with short limits:
+    /// each call goes on where the one before has ended. After that, [`Self::len`] is the number of calls that the kernel
+    /// or threads still make, and of each `close` that waits for them.
     #[must_use]
     pub fn stop(&mut self, limit: Duration) -> Vec<T> {
         if self.is_foreign() {
@@ -326,9 +420,14 @@ impl<T> Queue<T> {
 
 impl<T> Drop for Queue<T> {
     fn drop(&mut self) {
-        // The kernel or a thread may still use this memory.
+        let is_foreign = self.is_foreign();
         for (_, entry) in self.calls.drain() {
-            std::mem::forget(entry.memory);
+            // A call that has not begun must not be made later, when its descriptor may belong to another file. But a
+            // `close` that waits in the pool is made, because its descriptor belongs to it.
+            if is_foreign || !entry.is_cancelled_before_it_begins() {
+                // The kernel or a thread may still use this memory.
+                std::mem::forget(entry.memory);
+            }
         }
     }
 }
