@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import errno
 import os
+import pickle
 import resource
 import signal
 import threading
@@ -218,13 +220,137 @@ async def test_the_next_call_waits_for_a_cancelled_write(loop, tmp_path):
         writing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await writing
+        number = file.fileno()
         closing = asyncio.ensure_future(file.close())
         await iterations(5)
         assert not closing.done()
-        assert os.fstat(file.fileno())
+        assert os.fstat(number)
         threads.release()
         await closing
     assert path.read_bytes() == b"first....."
+
+
+@pytest.mark.parametrize("mode", ["wb", "ab"])
+@pytest.mark.usefixtures("_in_threads")
+async def test_cancelled_flushes_write_everything_once(loop, tmp_path, mode):
+    path = tmp_path / "file"
+    file = await grapeshot.files.open(path, mode)
+    expected = b""
+    for number in range(20):
+        expected += b"record %d\n" % number
+        await file.write(b"record %d\n" % number)
+        with BusyFileThreads(tmp_path / "busy"):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.002):
+                    await file.flush()
+    await file.close()
+    assert path.read_bytes() == expected
+
+
+@pytest.mark.usefixtures("_in_threads")
+async def test_a_cancelled_close_writes_the_buffer(loop, tmp_path):
+    path = tmp_path / "file"
+    file = await grapeshot.files.open(path, "wb")
+    await file.write(b"first")
+    with BusyFileThreads(tmp_path / "busy"):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await file.flush()
+        await asyncio.wait_for(asyncio.shield(asyncio.sleep(0)), 1)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.01):
+                await file.close()
+        assert file.closed
+    await asyncio.sleep(0.05)
+    assert path.read_bytes() == b"first"
+
+
+@pytest.mark.usefixtures("engine", "reads")
+async def test_cancelled_reads_of_a_pipe_lose_nothing(loop):
+    """The data and the cancellation come at the same time."""
+    read_end, write_end = os.pipe()
+    received = b""
+    async with grapeshot.files.open(read_end, "rb", buffering=0) as file:
+        for number in range(300):
+            task = asyncio.ensure_future(file.read(100))
+            await iterations(number % 4)
+            os.write(write_end, b"%d," % number)
+            await iterations(number % 3)
+            task.cancel()
+            try:
+                received += await task
+            except asyncio.CancelledError:
+                pass
+        os.close(write_end)
+        received += await file.read()
+    assert received == b"".join(b"%d," % number for number in range(300))
+
+
+@pytest.mark.usefixtures("engine")
+async def test_cancelled_opens_leave_no_descriptors(loop, tmp_path):
+    """The file is opened and the task is cancelled in the same iteration."""
+    for number in range(200):
+        task = asyncio.ensure_future(grapeshot.files.open(tmp_path / "file", "wb").__aenter__())
+        await iterations(number % 5)
+        task.cancel()
+        try:
+            await (await task).close()
+        except asyncio.CancelledError:
+            pass
+    await asyncio.sleep(0.05)
+
+
+@pytest.mark.usefixtures("engine", "reads")
+async def test_a_descriptor_that_others_use_too(loop, tmp_path):
+    """The descriptor's own position is used, as for standard output."""
+    path = tmp_path / "file"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        for number in range(3):
+            async with grapeshot.files.open(fd, "w", closefd=False) as file:
+                await file.write(f"{number} ours\n")
+            os.write(fd, b"theirs\n")
+    finally:
+        os.close(fd)
+    assert path.read_text() == "0 ours\ntheirs\n1 ours\ntheirs\n2 ours\ntheirs\n"
+
+
+@pytest.mark.usefixtures("engine", "reads")
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "utf-8-sig"])
+async def test_positions_at_the_end_of_a_chunk(loop, tmp_path, encoding):
+    path = tmp_path / "file"
+    path.write_text("line\n" * 3000, encoding=encoding)
+    with open(path, encoding=encoding) as control:
+        async with grapeshot.files.open(path, encoding=encoding) as file:
+            for length in (2047, 2048, 4095, 8191):
+                assert await file.read(length) == control.read(length)
+                assert await file.tell() == control.tell()
+
+
+@pytest.mark.usefixtures("engine")
+async def test_wrong_arguments_of_methods(loop, tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"0123456789")
+    async with grapeshot.files.open(path, "r+b") as file:
+        for name, args, error in (
+            ("write", (5,), TypeError),
+            ("write", ([65],), TypeError),
+            ("write", ("text",), TypeError),
+            ("write", (memoryview(b"abcd")[::2],), BufferError),
+            ("read", (2.5,), TypeError),
+            ("readline", (2.5,), TypeError),
+            ("seek", (2.0,), TypeError),
+            ("seek", (0, 9), ValueError),
+            ("readinto", (b"1234",), TypeError),
+        ):
+            with pytest.raises(error):
+                await getattr(file, name)(*args)
+        assert await file.read() == b"0123456789"
+    with pytest.raises(ValueError, match="closed file"):
+        await file.writelines([])
+    with pytest.raises(ValueError, match="closed file"):
+        async with file:
+            pass
 
 
 @pytest.mark.usefixtures("_in_threads")
@@ -347,12 +473,34 @@ async def test_a_file_that_is_not_closed(loop, tmp_path):
     file = await grapeshot.files.open(tmp_path / "file", "wb")
     await file.write(b"content")
     number = file.fileno()
-    with pytest.warns(ResourceWarning) as warned:
+    with pytest.warns(ResourceWarning, match="unclosed file <BinaryFile"):
         del file
-    assert ["7 bytes were not written" in str(warning.message) for warning in warned] == [True, False]
-    assert "unclosed file <BinaryFile" in str(warned[1].message)
     with pytest.raises(OSError):
         os.fstat(number)
+    assert (tmp_path / "file").read_bytes() == b"content"
+
+
+async def test_a_file_cannot_be_copied(loop, tmp_path):
+    async with grapeshot.files.open(tmp_path / "file", "w") as file:
+        for call in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="cannot pickle"):
+                call(file)
+
+
+async def test_a_file_of_another_loop(loop, tmp_path):
+    other = grapeshot.new_event_loop()
+    try:
+        asyncio._set_running_loop(None)
+        file = other.run_until_complete(grapeshot.files.open(tmp_path / "file", "w+b").__aenter__())
+        asyncio._set_running_loop(loop)
+        for name, args in (("read", ()), ("write", (b"x",)), ("flush", ()), ("seek", (0,)), ("close", ())):
+            with pytest.raises(RuntimeError, match="belongs to another event loop"):
+                await getattr(file, name)(*args)
+        asyncio._set_running_loop(None)
+        other.run_until_complete(file.close())
+    finally:
+        asyncio._set_running_loop(loop)
+        other.close()
 
 
 async def test_an_unused_open_warns_like_any_coroutine(loop, tmp_path):

@@ -336,26 +336,44 @@ def test_the_loop_goes_on_while_a_file_is_read(tmp_path):
 
 
 @pytest.mark.usefixtures("_in_threads")
-def test_an_interrupted_read_of_a_file_loses_nothing(tmp_path, monkeypatch):
-    """The call ends after the interruption, and after the file was closed."""
+def test_an_interrupted_read_of_a_file_loses_nothing(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"content")
 
     def main():
-        plain = open(path, "rb")
-        with BusyFileThreads(tmp_path) as threads:
-            with coro.file_sock(plain) as file:
-                number = file.fileno()
+        with coro.file_sock(open(path, "rb")) as file:
+            with BusyFileThreads(tmp_path):
                 reading = coro.spawn(file.recv, 3)
                 until_waiting(reading)
                 reading.shutdown()
                 reading.join()
                 assert file.tell() == 0
-                monkeypatch.setattr(_core, "_aio_read_now", os.pread)
-                assert file.recv(3) == b"con"
-            # The descriptor is still open, because the call uses it.
+            assert file.recv(100) == b"content"
+
+    coro.run(main)
+
+
+@pytest.mark.usefixtures("_in_threads")
+def test_an_interrupted_write_of_a_file_goes_on(tmp_path):
+    """The next call waits for it, and so does the close of the descriptor."""
+    path = tmp_path / "file"
+    path.write_bytes(b"..........")
+
+    def main():
+        plain = open(path, "r+b")
+        with BusyFileThreads(tmp_path) as threads:
+            with coro.file_sock(plain) as file:
+                number = file.fileno()
+                writing = coro.spawn(file.send, b"first")
+                until_waiting(writing)
+                writing.shutdown()
+                writing.join()
+                next_one = coro.spawn(file.send, b"2nd")
+                until_waiting(next_one)
+                next_one.shutdown()
+                next_one.join()
             assert not plain.closed
-            assert os.fstat(number).st_size == 7
+            assert os.fstat(number).st_size == 10
             threads.release()
             while not plain.closed:
                 coro.sleep_relative(0.001)
@@ -363,6 +381,20 @@ def test_an_interrupted_read_of_a_file_loses_nothing(tmp_path, monkeypatch):
             file.recv(1)
 
     coro.run(main)
+    assert path.read_bytes() == b"first....."
+
+
+@pytest.mark.parametrize("data", ["text", 5])
+def test_data_that_is_not_bytes(tmp_path, run, data):
+    def main():
+        with coro.file_sock(open(tmp_path / "file", "wb")) as file:
+            with pytest.raises(TypeError):
+                file.send(data)
+            assert file.send(b"x") == 1
+        with open(tmp_path / "file", "r+b") as plain, pytest.raises(TypeError):
+            coro.aio_write(plain.fileno(), data, 0)
+
+    run(main)
 
 
 @pytest.mark.usefixtures("_in_threads")
