@@ -178,7 +178,12 @@ async def open_file(queue: AioQueue, path: bytes, flags: int, mode: int) -> int:
     fd = _core._aio_open_now(path, flags)
     if fd is not None:
         return fd
-    opening = queue.start("open", path, flags, mode)
+
+    def on_end(outcome: Any) -> None:
+        if isinstance(outcome, int) and opening.cancelled():
+            os.close(outcome)
+
+    opening = queue.start("open", path, flags, mode, on_end=on_end)
     try:
         return await opening  # type: ignore[no-any-return]
     except BaseException:
