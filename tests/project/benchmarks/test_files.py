@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 from pathlib import Path
 
@@ -11,10 +12,12 @@ from project.benchmarks.samples import comparison
 
 from benchmarks import compare, digest, tables
 from benchmarks._screen import Screen
+from benchmarks.compare import RESULTS
 from benchmarks.files import cases, libraries, programs
 from benchmarks.files.__main__ import SUITE, facts
 from benchmarks.measure import Bound, Case, Wall
 
+COMMITTED = RESULTS / "files.json"
 SMALL = {"files": 20, "mib": 1, "lines": 50}
 
 
@@ -91,3 +94,10 @@ def test_wall_time_has_a_row_of_its_own():
     assert "| files written, us/file |" in page
     assert "grapeshot is ahead of every peer in 2." in page
     assert [row["name"] for row in compare.merge(made, made, (case,))["cases"]] == ["write-each", "write-each-wall"]
+
+
+def test_the_committed_table_shows_the_committed_numbers():
+    committed = json.loads(COMMITTED.read_text(encoding="utf-8"))
+    assert tables.markdown(committed) + "\n" == COMMITTED.with_suffix(".md").read_text(encoding="utf-8")
+    names = [name for case in SUITE.cases for name in (case.name, digest.wall_name(case.name))]
+    assert [case["name"] for case in committed["cases"]] == names

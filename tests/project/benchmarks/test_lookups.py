@@ -11,12 +11,14 @@ import pytest
 from project.benchmarks.samples import CAP_S, comparison, outcome
 from support import coro_is_available
 
-from benchmarks import tables
+from benchmarks import digest, tables
 from benchmarks._load import MeasurementError
 from benchmarks._machine import ROOT
+from benchmarks.compare import RESULTS
 from benchmarks.lookups import __main__ as lookups
 from benchmarks.lookups import programs, server, styles
 
+COMMITTED = RESULTS / "lookups.json"
 LOOKUPS = 20
 PACKAGES = {styles.GEVENT_THREADS: "gevent", styles.GEVENT_ARES: "gevent"}
 STYLES = [styles.OURS, styles.CACHE, styles.COROS, "uvloop", "asyncio", *PACKAGES]
@@ -74,3 +76,10 @@ def test_the_queries_are_in_the_notes():
     runs = {"grapeshot": {"cpu_ns": 1, "queries": 20}, "uvloop": {"cpu_ns": 2, "queries": 2000}}
     row = outcome("ten-names", {loop: [sample] * 15 for loop, sample in runs.items()})
     assert "queries that reached the DNS server: 20 (grapeshot), 2,000 (uvloop)." in tables.markdown(comparison(row))
+
+
+def test_the_committed_table_shows_the_committed_numbers():
+    committed = json.loads(COMMITTED.read_text(encoding="utf-8"))
+    assert tables.markdown(committed) + "\n" == COMMITTED.with_suffix(".md").read_text(encoding="utf-8")
+    names = [name for case in lookups.SUITE.cases for name in (case.name, digest.wall_name(case.name))]
+    assert [case["name"] for case in committed["cases"]] == names
