@@ -59,6 +59,8 @@ class Suite:
     page: dict[str, str]
     # The members of `loops` that are shown for reference and do not count as peers.
     references: tuple[str, ...] = ()
+    # Returns what else is recorded beside the versions, by name.
+    facts: Callable[[], dict[str, str]] = dict
 
 
 LOOP_SUITE = Suite(
@@ -132,7 +134,8 @@ def run_case(case: Case, loops: Sequence[str], runs: int, settings: Any, screen:
         "failures": failures,
         "unsupported": unsupported,
     }
-    more = {"kept": kept, "grown_from": case.grown_from, "left_out": left_out}
+    wall = dataclasses.asdict(case.wall) if case.wall else None
+    more = {"kept": kept, "grown_from": case.grown_from, "left_out": left_out, "wall": wall}
     return outcome | {name: value for name, value in more.items() if value}
 
 
@@ -179,13 +182,14 @@ def compare(suite: Suite, cases: Sequence[Case], loops: Sequence[str], runs: int
             outcome = run_case(case, taking_part, runs, settings, screen)
             peers = [loop for loop in taking_part if loop not in (OURS, *suite.references, *case.references)]
             outcomes.append(outcome | {"peers": peers, "revision": machine["revision"]})
-            screen.end(digest.row(outcomes[-1]))
+            for row in digest.rows(outcomes[-1]):
+                screen.end(row)
     return {
         "schema": SCHEMA,
         "taken": now(),
         "took_s": round(time.monotonic() - started),
         "machine": machine,
-        "versions": versions(suite.packages),
+        "versions": versions(suite.packages) | suite.facts(),
         "settings": dataclasses.asdict(settings) | {"runs": runs, "server_core": server_core, "load_core": load_core},
         "loops": usable,
         "missing": missing,
@@ -211,7 +215,7 @@ def merge(before: dict[str, Any], after: dict[str, Any], cases: Sequence[Case] =
     if wrong := differences(before, after):
         raise SystemExit("these rows cannot be merged:\n  " + "\n  ".join(wrong))
     outcomes = {outcome["name"]: outcome for outcome in (*before["cases"], *after["cases"])}
-    order = [case.name for case in cases]
+    order = [name for case in cases for name in (case.name, digest.wall_name(case.name))]
     loops = [*before["loops"], *(loop for loop in after["loops"] if loop not in before["loops"])]
     return after | {
         "took_s": before["took_s"] + after["took_s"],

@@ -17,7 +17,7 @@ OURS = "grapeshot"
 # This metric has an interval too, like the metric that is compared.
 WITH_INTERVAL = "whole_ms"
 # Other metrics that are shown: the medians of some, and the sums of others over all runs.
-SHOWN = ("rps", "p50_us", "p99_us", "p999_us", "speedup", "cpu_us", "cpu_us_of_one")
+SHOWN = ("rps", "p50_us", "p99_us", "p999_us", "speedup", "cpu_us", "cpu_us_of_one", "queries")
 ADDED = ("requests", "resent", "unanswered", "early", "sleeps")
 # Enough digits for every table, and few enough that people can read the file.
 DIGITS = 6
@@ -62,16 +62,32 @@ def row(outcome: dict[str, Any], *, has_curves: bool = False) -> dict[str, Any]:
         if peer != OURS and (taken_pairs := pairs(samples.get(OURS, []), samples[peer], metric)):
             found = limits(intervals.ratios(taken_pairs))
             ratios[peer] = {"interval": found, "standing": intervals.standing(taken_pairs)}
-    short = {name: value for name, value in outcome.items() if name != "samples"}
+    short = {name: value for name, value in outcome.items() if name not in ("samples", "wall")}
     short |= {"runs": len(samples.get(OURS, [])), "numbers": numbers, "ratios": ratios}
     if has_curves and (curves := {loop: drawn for loop, runs in samples.items() if (drawn := curve(runs))}):
         short["curves"] = curves
     return short
 
 
+def wall_name(name: str) -> str:
+    """The name of the second row of a case, which has its wall time."""
+    return f"{name}-wall"
+
+
+def rows(outcome: dict[str, Any], *, has_curves: bool = False) -> list[dict[str, Any]]:
+    """The rows of a case in short: one, and another one for the wall time if the case has both."""
+    found = [row(outcome, has_curves=has_curves)]
+    if wall := outcome.get("wall"):
+        second = row(outcome | wall | {"name": wall_name(outcome["name"])})
+        taken = {loop: {second["metric"]: numbers[second["metric"]]} for loop, numbers in second["numbers"].items()}
+        found.append(second | {"numbers": taken})
+    return found
+
+
 def digest(result: dict[str, Any], *, has_curves: bool = False) -> dict[str, Any]:
     """A comparison in short, from one with all of its runs."""
-    return result | {"cases": [row(outcome, has_curves=has_curves) for outcome in result["cases"]]}
+    short = [part for outcome in result["cases"] for part in rows(outcome, has_curves=has_curves)]
+    return result | {"cases": short}
 
 
 def text(short: dict[str, Any]) -> str:

@@ -52,6 +52,16 @@ class Bound:
 
 
 @dataclass(frozen=True)
+class Wall:
+    """The wall time of a case's runs, which gets a row of its own beside the row of their CPU time."""
+
+    group: str
+    metric: str
+    unit: str
+    bounds: tuple[Bound, ...]
+
+
+@dataclass(frozen=True)
 class Case:
     name: str
     group: str
@@ -73,6 +83,8 @@ class Case:
     with_aiofastnet: bool = False
     # The name of the case with the same load at a smaller scale; the page shows the ratio of this case to that one.
     grown_from: str | None = None
+    # A second row from the same runs.
+    wall: Wall | None = None
 
 
 def load_sample(

@@ -93,6 +93,9 @@ def remarks(result: dict[str, Any]) -> list[str]:
             )
         if tool := outcome.get("kept", {}).get("tool"):
             lines.append(f"{outcome['title']}: the version is {tool}.")
+        asked = [(loop, median(outcome, loop, "queries")) for loop in outcome["numbers"]]
+        if counts := [f"{queries:,.0f} ({loop})" for loop, queries in asked if queries is not None]:
+            lines.append(f"{outcome['title']}: queries that reached the DNS server: {', '.join(counts)}.")
         for loop in outcome["numbers"]:
             if resent := total(outcome, loop, "resent"):
                 of = total(outcome, loop, "requests")

@@ -61,6 +61,8 @@ NAVIGATION = {
     "Measurements": [
         "benchmarks/README",
         "Calls between processes <benchmarks/results/rpc>",
+        "Files <benchmarks/results/files>",
+        "Name lookups <benchmarks/results/lookups>",
     ],
 }
 PAGES = [HOME, *(entry.split("<")[-1].rstrip(">") for entries in NAVIGATION.values() for entry in entries)]

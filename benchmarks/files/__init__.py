@@ -1,0 +1,1 @@
+"""Compare files that tasks read and write: `python -m benchmarks.files`."""

@@ -1,0 +1,1 @@
+"""Compare name lookups: `python -m benchmarks.lookups`."""
