@@ -487,20 +487,20 @@ async def test_a_file_cannot_be_copied(loop, tmp_path):
                 call(file)
 
 
-async def test_a_file_of_another_loop(loop, tmp_path):
-    other = grapeshot.new_event_loop()
-    try:
-        asyncio._set_running_loop(None)
-        file = other.run_until_complete(grapeshot.files.open(tmp_path / "file", "w+b").__aenter__())
-        asyncio._set_running_loop(loop)
+def test_a_file_of_another_loop(tmp_path):
+    async def refused(file):
         for name, args in (("read", ()), ("write", (b"x",)), ("flush", ()), ("seek", (0,)), ("close", ())):
             with pytest.raises(RuntimeError, match="belongs to another event loop"):
                 await getattr(file, name)(*args)
-        asyncio._set_running_loop(None)
-        other.run_until_complete(file.close())
+
+    first, second = grapeshot.new_event_loop(), grapeshot.new_event_loop()
+    try:
+        file = first.run_until_complete(grapeshot.files.open(tmp_path / "file", "w+b").__aenter__())
+        second.run_until_complete(refused(file))
+        first.run_until_complete(file.close())
     finally:
-        asyncio._set_running_loop(loop)
-        other.close()
+        first.close()
+        second.close()
 
 
 async def test_an_unused_open_warns_like_any_coroutine(loop, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _signal
 import _thread
 import os
 
@@ -51,6 +52,9 @@ class HelperThread:
         raise NotImplementedError
 
     def _run(self) -> None:
+        # On CPython 3.11, a signal that the system delivers to this thread would not be noticed by the main thread until
+        # that takes the GIL again.
+        _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
         try:
             self.run()
         finally:

@@ -121,8 +121,10 @@ class BinaryFile(RawFile):
             await self._before_reading()
             if 0 <= size <= self._rest():
                 return self._take(size)
-            mark, parts = self._mark(), [self._take(self._rest())]
-            left = size - len(parts[0])
+            mark = self._mark()
+            # An empty piece would make join() copy the others.
+            parts = [self._take(self._rest())] if self._rest() else []
+            left = size - len(parts[0]) if parts else size
             try:
                 while size < 0 or left > 0:
                     # Large reads go around the buffer.
