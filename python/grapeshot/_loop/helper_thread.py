@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import _signal
 import _thread
 import os
+import signal
 
 
 class HelperThread:
@@ -52,9 +52,9 @@ class HelperThread:
         raise NotImplementedError
 
     def _run(self) -> None:
-        # On CPython 3.11, a signal that the system delivers to this thread would not be noticed by the main thread until
-        # that takes the GIL again.
-        _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
+        # On CPython 3.11, the main thread would not notice a signal that the system delivers to this thread until it
+        # takes the GIL again.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             self.run()
         finally:
