@@ -168,7 +168,7 @@ async def _open(
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), file)
         # As io.FileIO names the modes.
-        shown = "rb+" if raw_mode == "wb+" else raw_mode
+        shown = "rb+" if raw_mode == "wb+" and sys.version_info < (3, 15) else raw_mode
         arguments: Any = (queue, fd, file, shown)
         keywords: Any = {"closefd": closefd, "appends": kind == "a", "status": status}
         if buffering == 0:
