@@ -302,6 +302,6 @@ class BinaryFile(RawFile):
                 close()
 
         try:
-            self._queue.start("write", fd, data, self._position if self._tracks else aio.OWN_POSITION, on_end=on_end)
+            self._queue.start("write", fd, data, self._offset(), on_end=on_end)
         except RuntimeError:  # the loop is closed
             pass  # on_end was called

@@ -184,8 +184,7 @@ class RawFile(AsyncFile):
 
     async def _ready(self) -> None:
         """Wait until an interrupted call has ended: it still uses the descriptor, and may change the state."""
-        if self._queue.loop is not asyncio.get_running_loop():
-            raise RuntimeError(f"{self!r} belongs to another event loop")
+        self._check_loop()
         while self._under_way:
             idle = self._queue.loop.create_future()
             self._when_idle.append(partial(_set_done, idle))
@@ -206,6 +205,10 @@ class RawFile(AsyncFile):
         self._under_way += 1
         return await self._queue.start(name, self._fd, *args, on_end=ended)
 
+    def _offset(self) -> int:
+        """Return the offset for the next call."""
+        return self._position if self._tracks else aio.OWN_POSITION
+
     async def _read_some(self, size: int) -> bytes:
         """Read up to ``size`` bytes at the position, which is moved."""
         if size <= 0:
@@ -213,7 +216,7 @@ class RawFile(AsyncFile):
         if self._returned:
             data, self._returned = self._returned[:size], self._returned[size:]
             return data
-        data_or_none = aio.read_now(self._fd, size, self._position if self._tracks else aio.OWN_POSITION)
+        data_or_none = aio.read_now(self._fd, size, self._offset())
         if data_or_none is None:
             data = await self._read_call(size)
         else:
@@ -233,9 +236,7 @@ class RawFile(AsyncFile):
             if isinstance(outcome, bytes):
                 self._put_back(outcome)  # until the task goes on, which it may never do
 
-        data: bytes = await self._call(
-            "read", size, self._position if self._tracks else aio.OWN_POSITION, on_end=on_end
-        )
+        data: bytes = await self._call("read", size, self._offset(), on_end=on_end)
         if not self._tracks and data:
             self._returned = self._returned[len(data) :]
         return data
@@ -252,8 +253,7 @@ class RawFile(AsyncFile):
             if isinstance(outcome, int):
                 self._written(outcome)
 
-        offset = self._position if self._tracks else aio.OWN_POSITION
-        return await self._call("write", data, offset, on_end=on_end)  # type: ignore[no-any-return]
+        return await self._call("write", data, self._offset(), on_end=on_end)  # type: ignore[no-any-return]
 
     def _written(self, count: int) -> None:
         if self._tracks:
@@ -267,6 +267,10 @@ class RawFile(AsyncFile):
         return min(max(rest, BUFFER_SIZE), _MAX_READ)
 
     # --- checks ---
+
+    def _check_loop(self) -> None:
+        if self._queue.loop is not asyncio.get_running_loop():
+            raise RuntimeError(f"{self!r} belongs to another event loop")
 
     def _check_open(self) -> None:
         if self._fd < 0:
@@ -483,8 +487,7 @@ class RawFile(AsyncFile):
                 await self._close()
 
     async def _close(self) -> None:
-        if self._queue.loop is not asyncio.get_running_loop():
-            raise RuntimeError(f"{self!r} belongs to another event loop")
+        self._check_loop()
         await self._start_closing()
 
     def _start_closing(self) -> asyncio.Future[None]:
