@@ -177,11 +177,15 @@ class Script:
 
 
 _ROUNDS = """
-import asyncio, faulthandler, random, socket
+import asyncio, faulthandler, random, signal, socket
 
 def rounds(count, run):
     for number in range(count):
+        # faulthandler's thread blocks signals only after it has started. If it got the signal before, CPython 3.11's
+        # main thread would not notice it. A thread inherits the mask, so block the signal here.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         faulthandler.dump_traceback_later({cap_s}, exit=True)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
         try:
             run(number, lambda: print("running"))
         except KeyboardInterrupt:

@@ -79,3 +79,27 @@ def main(number, began):
 @pytest.mark.parametrize("way", ["coro.run(main, number, began)", "grapeshot.run(coro.run_sync(main, number, began))"])
 def test_coros(way):
     interrupt_at_random("grapeshot", f"{WORK}\nimport grapeshot\ndef run(number, began):\n    {way}\n")
+
+
+def test_a_coro_that_computes():
+    """No coro yields, so KeyboardInterrupt is raised in the one that runs."""
+    interrupt_at_random(
+        "grapeshot",
+        """
+        from grapeshot import coro
+
+        coro.set_latency_warning(None)
+
+        def main(number, began):
+            for _ in range(number % 3):
+                coro.spawn(coro.wait)
+            coro.yield_slice()
+            began()
+            while True:
+                sum(range(1000))
+
+        def run(number, began):
+            coro.run(main, number, began)
+        """,
+        rounds=10,  # because it takes a fifth of a second until a coro counts as one that does not yield
+    )

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 # How long a coro may run after Ctrl-C before it is interrupted. The same as the default of coro.set_latency_warning().
 _GRACE_S = 0.2
-# How often a helper thread takes the GIL until the signal that it has sent is handled.
-_NUDGE_S = 0.02
 # How long close() waits for a helper thread. It normally ends at once, but the machine may be busy.
 _END_S = 5
 
@@ -62,10 +60,6 @@ class _Reminder(HelperThread):
             # The signal is not sent if the loop's run is over, or if the program has set another handler.
             if not _core._coro_send_signal(self._signum, self._handler):
                 runner._is_reminder = False
-            # On CPython 3.11, the main thread can miss a signal that comes while it takes the GIL. It looks for signals
-            # again the next time it takes the GIL, so make it do so.
-            while runner._is_reminder and runner._late is late and not self.wait_for_stop(_NUDGE_S):
-                pass
 
 
 class Runner(asyncio.Runner):  # type: ignore[misc]  # final to type checkers only
