@@ -79,7 +79,7 @@ def pytest_unconfigure() -> None:
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "loop_kind" in metafunc.fixturenames:
-        wanted = os.environ.get("TEST_LOOPS", "asyncio uvloop grapeshot").split()
+        wanted = os.environ.get("TEST_LOOPS", "asyncio grapeshot").split()
         only_on = metafunc.definition.get_closest_marker("only_on")
         kinds = [kind for kind in wanted if only_on is None or kind in only_on.args]
         metafunc.parametrize("loop_kind", [kind for kind in kinds if kind != "uvloop" or has_uvloop()])

@@ -1160,6 +1160,9 @@ class Coro(Generic[_T_co]):
     def _function(self) -> Callable[..., object] | None:
         """The function that the coro runs, or None once it has ended."""
     @property
+    def _callbacks(self) -> list[tuple[Callable[[Any], object], Context]] | None:
+        """The callbacks, each with its context, or None. anyio looks for run_until_complete()'s in ``all_tasks()``."""
+    @property
     def _must_cancel(self) -> bool:
         """Whether ``cancel()`` was called and the next wait is to raise its ``CancelledError``."""
     @property

@@ -94,6 +94,7 @@ impl Pool {
             }
         }
         state.queue.push_back(job);
+        drop(state); // the thread that is woken needs the lock
         self.changed.notify_one();
         Ok(())
     }

@@ -149,9 +149,9 @@ def _close_now(loop: BaseLoop) -> None:
             loop._grapeshot_aio.stop()
             loop._grapeshot_aio = None
         loop._executor_shutdown_called = True
-        executor = loop._default_executor
-        if executor is not None:
-            loop._default_executor = None
+        executors = _executors(loop)
+        loop._default_executor = loop._coro_executors = None
+        for executor in executors:
             executor.shutdown(wait=False)
 
 
@@ -282,11 +282,11 @@ async def shutdown_default_executor(loop: BaseLoop, timeout: float | None = None
     waits for it, and a RuntimeWarning is issued. The argument works on every Python version (in asyncio: 3.12+).
     """
     loop._executor_shutdown_called = True
-    executor = loop._default_executor
-    if executor is None:
+    executors = _executors(loop)
+    if not executors:
         return
     finished: asyncio.Future[None] = loop.create_future()
-    joiner = threading.Thread(target=_shut_down, args=(loop, executor, finished))
+    joiner = threading.Thread(target=_shut_down, args=(loop, executors, finished))
     joiner.start()
     try:
         async with asyncio.timeout(timeout):
@@ -297,7 +297,8 @@ async def shutdown_default_executor(loop: BaseLoop, timeout: float | None = None
             RuntimeWarning,
             stacklevel=2,
         )
-        executor.shutdown(wait=False)
+        for executor in executors:
+            executor.shutdown(wait=False)
     else:
         if sys.version_info < (3, 13):
             # On these versions join() waits for a lock, which tools that detect blocking calls report. Sleep until the
@@ -307,11 +308,17 @@ async def shutdown_default_executor(loop: BaseLoop, timeout: float | None = None
         joiner.join()
 
 
-def _shut_down(loop: BaseLoop, executor: concurrent.futures.Executor, finished: asyncio.Future[None]) -> None:
-    """Runs in the joining thread: wait for the executor's threads, then tell the loop, unless it has been closed."""
+def _executors(loop: BaseLoop) -> list[concurrent.futures.Executor]:
+    executors = [] if loop._default_executor is None else [loop._default_executor]
+    return executors + list((loop._coro_executors or {}).values())
+
+
+def _shut_down(loop: BaseLoop, executors: list[concurrent.futures.Executor], finished: asyncio.Future[None]) -> None:
+    """Runs in the joining thread: wait for the executors' threads, then tell the loop, unless it has been closed."""
     error: Exception | None = None
     try:
-        executor.shutdown(wait=True)
+        for executor in executors:
+            executor.shutdown(wait=True)
     except Exception as exc:
         error = exc
     try:

@@ -42,6 +42,7 @@ from ._errors import (
     YieldFromMain,
 )
 from ._event_loop import event_loop, set_exit
+from ._executor import CoroPoolExecutor
 from ._file_events import FileEvent
 from ._files import fd_sock, file_sock
 from ._future import future
@@ -118,7 +119,7 @@ __all__ += ["Group", "Pool", "in_parallel"]
 __all__ += ["condition_variable", "event", "inverted_semaphore", "lock", "mutex", "rw_lock", "semaphore"]
 __all__ += ["ThreadLocal", "channel", "fifo", "future"]
 # Working with asyncio, and real threads
-__all__ += ["await_", "call_blocking", "run_blocking", "run_sync", "threads"]
+__all__ += ["CoroPoolExecutor", "await_", "call_blocking", "run_blocking", "run_sync", "threads"]
 # Sockets and services
 __all__ += ["make_socket", "sock", "socketpair", "tcp6_sock", "tcp_sock", "udp6_sock", "udp_sock", "unix_sock"]
 __all__ += ["Server", "read_stream", "serve"]

@@ -68,8 +68,8 @@ def _forget_parent(loop: Loop, kept: object) -> None:
     if loop._asyncgens is not None:
         _forgotten.append(list(loop._asyncgens))
         loop._asyncgens = None
-    _forgotten.append(loop._default_executor)
-    loop._default_executor = None
+    _forgotten.append((loop._default_executor, loop._coro_executors))
+    loop._default_executor = loop._coro_executors = None
     for answers in (loop._resolver, loop._grapeshot_aio):
         if answers is not None:
             answers.forget_parent()

@@ -1,11 +1,14 @@
-"""Real threads, for code that blocks without yielding: :func:`run`, and :class:`Thread`.
+"""Real threads, for code that blocks without yielding.
 
-``Thread`` makes a real thread even after ``coro.patch()``.
+:func:`run` calls a function in one, and ``Thread`` makes one even after ``coro.patch()``. :func:`in_thread` and
+:func:`modules_in_thread` name functions that async code shall go on calling in real threads (see
+:class:`grapeshot.coro.CoroPoolExecutor`).
 """
 
 from __future__ import annotations
 
 from ._bridge import run_in_thread as run
+from ._executor import in_thread, modules_in_thread
 from ._patching._thread import RealThread as Thread
 
-__all__ = ["Thread", "run"]
+__all__ = ["Thread", "in_thread", "modules_in_thread", "run"]

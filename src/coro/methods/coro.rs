@@ -5,7 +5,7 @@ use std::ffi::c_void;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyString, PyType};
+use pyo3::types::{PyList, PyString, PyType};
 
 use super::functions::acts;
 use super::{stacks, task_api};
@@ -209,6 +209,18 @@ fn set_max_selfish_acts<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> ObjectResu
     Ok(none(this.py()))
 }
 
+/// A copy, so that nobody changes the list itself.
+fn callbacks(this: Coro<'_>) -> ObjectResult<'_> {
+    let py = this.py();
+    Ok(match this.callbacks.get(py) {
+        Some(callbacks) => {
+            let callbacks = callbacks.cast_into::<PyList>()?;
+            callbacks.get_slice(0, callbacks.len()).into_any()
+        }
+        None => none(py),
+    })
+}
+
 fn status(this: Coro<'_>) -> ObjectResult<'_> {
     let text = match this.status.get() {
         Status::New => "new",
@@ -334,6 +346,11 @@ fn getters() -> Vec<ffi::PyGetSetDef> {
             c"_context",
             context,
             c"The contextvars.Context in which the coro runs. None after its end.",
+        ),
+        getter(
+            c"_callbacks",
+            callbacks,
+            c"A list of the callbacks, each with its context, or None, as asyncio's tasks have it.",
         ),
         getter(
             c"_must_cancel",

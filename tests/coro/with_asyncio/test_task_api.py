@@ -596,3 +596,21 @@ def test_a_coro_of_another_loop():
         grapeshot.run(main())
     finally:
         other.close()
+
+
+def test_callbacks_of_coros_and_tasks():
+    """anyio searches the `_callbacks` of all tasks for the one of run_until_complete()."""
+
+    async def main():
+        task, co = asyncio.create_task(asyncio.sleep(0)), coro.spawn(coro.yield_slice)
+        assert task._callbacks == co._callbacks == None  # noqa: E711
+        context = contextvars.copy_context()
+        for each in (task, co):
+            each.add_done_callback(print, context=context)
+            assert each._callbacks == [(print, context)]
+            assert each.remove_done_callback(print) == 1
+            assert not each._callbacks
+        await task
+        await co
+
+    grapeshot.run(main())

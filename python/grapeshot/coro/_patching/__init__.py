@@ -2,8 +2,8 @@
 
 Each part has a module with a function ``patch()``, which replaces names through ``_originals.replace``. A replacement
 works everywhere: called in a coro, it waits as coros do; elsewhere, it does what the original does. asyncio, the
-executors of concurrent.futures, the import system and grapeshot itself keep the originals (``_originals``). Only the
-part ``futures`` also patches an executor, ``ThreadPoolExecutor``.
+executors of concurrent.futures, the import system and grapeshot itself keep the originals (``_originals``). Only two
+parts, which have to be named, change them: ``futures`` and ``to_thread``.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ _PARTS = (
     "signal",
     "sqlite3",
     "futures",
+    "to_thread",
 )
 # Parts that are patched only if they are named.
-_BY_CHOICE = {"futures"}
+_BY_CHOICE = {"futures", "to_thread"}
 # The other parts that a part needs.
 _NEEDS = {
     "ssl": ("socket",),
@@ -54,6 +55,7 @@ _NEEDS = {
     "multiprocessing": ("thread", "queue", "socket", "select", "os"),
     "sqlite3": ("time",),
     "futures": ("thread", "queue"),
+    "to_thread": ("thread", "queue"),
 }
 # The parts whose module has another name.
 _MODULES = {"sqlite3": "_c_waits"}
@@ -88,13 +90,14 @@ def patch(*parts: str, **switches: bool) -> None:
         from grapeshot import coro
         coro.patch()
 
-    Without arguments it patches all parts except ``futures``. With names (``patch("thread", "time")``) it patches
-    only these parts and the parts that they need. A keyword switches one part off (``patch(queue=False)``) or on:
-    ``patch(futures=True)`` also makes the threads of ``ThreadPoolExecutor`` coros. Parts that are already patched are
-    skipped.
+    Without arguments it patches all parts except ``futures`` and ``to_thread``. With names, as in
+    ``patch("thread", "time")``, it patches only these parts and the parts that they need. A keyword switches one part
+    off (``patch(queue=False)``) or on: ``patch(futures=True)`` also makes the threads of ``ThreadPoolExecutor`` coros.
+    ``patch(to_thread=True)`` makes coros of the blocking functions that asyncio, anyio (and so Starlette and FastAPI)
+    and asgiref (and so Django) would run in threads. Parts that are already patched are skipped.
 
     The parts are ``thread queue time socket dns select ssl os open subprocess multiprocessing stdin stdout signal
-    sqlite3 futures``.
+    sqlite3 futures to_thread``.
 
     Outside of coros, the patched functions do what the originals do, and block.
 

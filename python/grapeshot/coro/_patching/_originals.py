@@ -76,6 +76,11 @@ def replacements(module_name: str) -> list[tuple[str, Any]]:
     return list(_replacements.get(module_name, {}).items())
 
 
+def is_replacement(function: object) -> bool:
+    """Whether :func:`replace` has put this object somewhere."""
+    return any(new is function for names in _replacements.values() for new in names.values())
+
+
 def get_original(module: str, name: str) -> Any:
     """Return the original of ``module.name``, or its present value if :func:`patch` has not replaced it.
 

@@ -1,0 +1,127 @@
+"""The part ``to_thread`` of :func:`grapeshot.coro.patch`: async code's calls of blocking functions run in coros.
+
+It patches ``asyncio.to_thread``, anyio's ``to_thread.run_sync`` (and with it Starlette's and FastAPI's endpoints,
+dependencies and background tasks that are no coroutines) and asgiref's ``sync_to_async`` (and with it Django's views,
+middleware and ORM under ASGI). Functions that need a real thread (``_executor.needs_thread``) still get one, and so do
+all functions on other loops.
+
+This part is patched only if it is named.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import contextvars
+import functools
+
+from grapeshot._loop.base import BaseLoop
+from grapeshot.coro._executor import CoroPoolExecutor, executor_of, needs_thread
+
+from . import _import_hooks, _originals
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+_to_thread = asyncio.to_thread
+
+
+async def to_thread(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Like ``asyncio.to_thread``, but in a coro, unless the function needs a real thread."""
+    loop = asyncio.get_running_loop()
+    if not isinstance(loop, BaseLoop) or needs_thread(func):
+        return await _to_thread(func, *args, **kwargs)
+    call = functools.partial(contextvars.copy_context().run, func, *args, **kwargs)
+    return await loop.run_in_executor(executor_of(loop), call)
+
+
+def patch() -> None:
+    """Replace ``asyncio.to_thread`` now, and the functions of the other packages when they are imported."""
+    _originals.replace("asyncio.threads", "to_thread", to_thread)
+    _originals.replace("asyncio", "to_thread", to_thread)
+    _import_hooks.after_import("anyio._backends._asyncio", _patch_anyio)
+    _import_hooks.after_import("asgiref.sync", _patch_asgiref)
+
+
+# ---------------------------------------------------------------- anyio
+
+
+def _patch_anyio(module: Any) -> None:
+    backend = module.AsyncIOBackend
+    run_in_thread = backend.run_sync_in_worker_thread
+    module.WorkerThread._grapeshot_is_real = True
+
+    async def run_sync_in_worker_thread(
+        cls: Any, func: Callable[..., Any], args: Any, abandon_on_cancel: bool = False, limiter: Any = None
+    ) -> Any:
+        loop = asyncio.get_running_loop()
+        if not isinstance(loop, BaseLoop) or needs_thread(func):
+            return await run_in_thread(func, args, abandon_on_cancel=abandon_on_cancel, limiter=limiter)
+        await cls.checkpoint()
+        # Without a limiter of the caller there is no limit. The default limiter is there because threads are expensive.
+        async with limiter or contextlib.nullcontext():
+            with module.CancelScope(shield=not abandon_on_cancel) as scope:
+                context = contextvars.copy_context()
+                context.run(module.set_current_async_library, None)
+                if not abandon_on_cancel and scope._parent_scope is not None:
+                    scope = scope._parent_scope  # noqa: PLW2901  # check_cancelled() looks at this scope
+                call = functools.partial(_call_for_anyio, module, loop, scope, context)
+                return await loop.run_in_executor(executor_of(loop), call, func, args)
+
+    backend.run_sync_in_worker_thread = classmethod(run_sync_in_worker_thread)
+
+
+def _call_for_anyio(
+    module: Any, loop: Any, scope: Any, context: contextvars.Context, func: Callable[..., Any], args: Any
+) -> Any:
+    """Call the function where anyio's ``from_thread`` finds the loop and the cancel scope."""
+    with module.claim_worker_thread(module.AsyncIOBackend, loop):
+        module.threadlocals.current_cancel_scope = scope
+        try:
+            return context.run(func, *args)
+        except StopIteration as exc:
+            raise RuntimeError("coroutine raised StopIteration") from exc
+        finally:
+            del module.threadlocals.current_cancel_scope
+
+
+# ---------------------------------------------------------------- asgiref
+
+
+class _LoopExecutor(concurrent.futures.Executor):
+    """Submits to the executor of the running loop."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        executor = executor_of(loop) if isinstance(loop, BaseLoop) else _get_default_executor(loop)
+        return executor.submit(fn, *args, **kwargs)
+
+
+def _get_default_executor(loop: Any) -> Any:
+    if loop._default_executor is None:
+        loop.set_default_executor(concurrent.futures.ThreadPoolExecutor(thread_name_prefix="asyncio"))
+    return loop._default_executor
+
+
+def _patch_asgiref(module: Any) -> None:
+    """Thread-sensitive functions of one context are called one after the other in one coro, instead of one thread."""
+    kind = module.SyncToAsync
+    module.ThreadPoolExecutor = CoroPoolExecutor
+    original, any_executor = kind.__init__, _LoopExecutor()
+    shared = kind.single_thread_executor
+
+    @functools.wraps(original)
+    def init(self: Any, func: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        original(self, func, *args, **kwargs)
+        if not self._thread_sensitive and self._executor is None and not needs_thread(func):
+            self._executor = any_executor
+
+    def single_thread_executor(self: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        return executor_of(loop, 1) if isinstance(loop, BaseLoop) else shared
+
+    kind.__init__ = init
+    kind.single_thread_executor = property(single_thread_executor)

@@ -1,0 +1,312 @@
+"""``CoroPoolExecutor``, compared with ThreadPoolExecutor, and which functions it calls in real threads."""
+
+from __future__ import annotations
+
+import _thread
+import asyncio
+import concurrent.futures
+import contextvars
+import functools
+import socket
+import threading
+import time
+import zlib
+from email.parser import Parser
+
+import pytest
+from support import coro_is_available, run_script
+
+import grapeshot
+
+if not coro_is_available():
+    pytest.skip("no coros on this interpreter", allow_module_level=True)
+
+from grapeshot import coro
+from grapeshot.coro._executor import _modules, needs_thread
+
+KINDS = (concurrent.futures.ThreadPoolExecutor, coro.CoroPoolExecutor)
+kinds = pytest.mark.parametrize("kind", KINDS, ids=["threads", "coros"])
+
+
+def worker():
+    """The coro that calls this, or None in a real thread."""
+    try:
+        return coro.current()
+    except coro.YieldFromMain:
+        return None
+
+
+def is_coro():
+    return worker() is not None
+
+
+def pause(result=None):
+    if is_coro():
+        coro.sleep_relative(0.01)
+    else:
+        time.sleep(0.01)
+    return result
+
+
+@kinds
+def test_result_and_exception(kind):
+    async def main():
+        loop = asyncio.get_running_loop()
+        executor = kind(3)
+        assert await loop.run_in_executor(executor, pause, 5) == 5
+        with pytest.raises(ZeroDivisionError):
+            await loop.run_in_executor(executor, lambda: 1 / 0)
+        with pytest.raises(SystemExit):
+            await asyncio.wrap_future(executor.submit(exec, "raise SystemExit"))
+        assert await asyncio.wrap_future(executor.submit(dict, a=1)) == {"a": 1}
+        executor.shutdown(wait=False)
+        with pytest.raises(RuntimeError, match="cannot schedule new futures after shutdown"):
+            executor.submit(pause)
+
+    grapeshot.run(main())
+
+
+@kinds
+def test_default_executor(kind):
+    """Functions that still run at the end are awaited, and they see no running loop."""
+    began, ended = [], []
+
+    def work():
+        began.append(None)
+        with pytest.raises(RuntimeError, match="no running event loop"):
+            asyncio.get_running_loop()
+        pause()
+        ended.append(is_coro())
+
+    async def main():
+        asyncio.get_running_loop().set_default_executor(kind())
+        await asyncio.to_thread(work)
+        task = asyncio.create_task(asyncio.to_thread(work))
+        while len(began) < 2:
+            await asyncio.sleep(0)
+        task.cancel()
+
+    grapeshot.run(main())
+    assert ended == [kind is coro.CoroPoolExecutor] * 2
+
+
+@kinds
+def test_context_variables(kind):
+    """A worker begins with an empty context, and calls do not see each other's values."""
+    var = contextvars.ContextVar("var", default=0)
+
+    def change():
+        before = var.get()
+        var.set(7)
+        return before
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        var.set(5)
+        loop.set_default_executor(kind())
+        assert await asyncio.gather(*(asyncio.to_thread(change) for _ in range(3))) == [5] * 3
+        assert await loop.run_in_executor(None, var.get) == 0
+        assert var.get() == 5
+
+    grapeshot.run(main())
+
+
+@kinds
+def test_limit(kind):
+    """No more than so many functions run at once, in the order of their submission."""
+    running, seen, order = [], [], []
+
+    def work(number):
+        running.append(number)
+        order.append(number)
+        seen.append(len(running))
+        pause()
+        running.remove(number)
+
+    async def main():
+        executor = kind(3)
+        await asyncio.gather(*(asyncio.wrap_future(executor.submit(work, number)) for number in range(20)))
+        executor.shutdown(wait=False)
+
+    grapeshot.run(main())
+    assert max(seen) == 3
+    assert order == list(range(20))
+
+
+def test_no_limit():
+    """A thousand functions wait for each other."""
+    gate, arrived = coro.event(), []
+
+    def work():
+        arrived.append(None)
+        if len(arrived) == 1000:
+            gate.set()
+        gate.wait()
+        return threading.get_ident(), coro.current()
+
+    async def main():
+        executor = coro.CoroPoolExecutor()
+        seen = await asyncio.gather(*(asyncio.wrap_future(executor.submit(work)) for _ in range(1000)))
+        assert len({ident for ident, _ in seen}) == 1
+        assert len({worker for _, worker in seen}) == 1000
+        executor.shutdown(wait=False)
+
+    grapeshot.run(main())
+
+
+def test_workers_are_used_again():
+    async def main():
+        for limit in (None, 1, 5):
+            executor = coro.CoroPoolExecutor(limit, "name")
+            workers = [await asyncio.wrap_future(executor.submit(worker)) for _ in range(3)]
+            assert len(set(workers)) == 1
+            assert workers[0].get_name() == "name-0"
+            executor.shutdown(wait=False)
+            while not workers[0].done():
+                await asyncio.sleep(0)
+
+    grapeshot.run(main())
+
+
+def test_one_worker_for_each_loop():
+    """An executor outlives its loop, and then belongs to the next one."""
+    executor = coro.CoroPoolExecutor(1)
+    for _ in range(3):
+
+        async def main():
+            assert await asyncio.wrap_future(executor.submit(lambda: pause(is_coro())))
+
+        grapeshot.run(main())
+    # In another thread, while a loop has the executor, and without a loop, threads are real.
+    assert executor.submit(lambda: is_coro()).result() is False
+
+
+@kinds
+def test_shutdown_waits(kind):
+    """In a coro and in another thread, `shutdown` waits for what has begun and for what waits."""
+    ended = []
+
+    def work():
+        pause()
+        ended.append(None)
+
+    def shut_down(executor):
+        executor.shutdown()
+        return len(ended)
+
+    async def main():
+        for wait in (coro.run_sync, lambda f, e: asyncio.get_running_loop().run_in_executor(None, f, e)):
+            ended.clear()
+            executor = kind(1)
+            for _ in range(3):
+                executor.submit(work)
+            await asyncio.sleep(0)
+            assert await wait(shut_down, executor) == 3
+
+    grapeshot.run(main())
+
+
+@kinds
+def test_shutdown_cancels(kind):
+    async def main():
+        executor = kind(1)
+        futures = [executor.submit(pause) for _ in range(3)]
+        await asyncio.sleep(0)
+        executor.shutdown(wait=False, cancel_futures=True)
+        await asyncio.wrap_future(futures[0])
+        assert [future.cancelled() for future in futures] == [False, True, True]
+
+    grapeshot.run(main())
+
+
+def test_the_loop_ends_first():
+    """Functions that wait without end get Shutdown; jobs that have not begun end as well."""
+    out = run_script(
+        None,
+        """
+        import asyncio, grapeshot
+        from grapeshot import coro
+
+        def work():
+            try:
+                coro.wait()
+            except asyncio.CancelledError as exc:
+                print(type(exc).__name__)
+                raise
+
+        async def main():
+            global futures
+            executor = coro.CoroPoolExecutor(1)
+            futures = [executor.submit(work) for _ in range(2)]
+            await asyncio.sleep(0.01)
+
+        grapeshot.run(main())
+        print([type(future.exception(1)).__name__ for future in futures])
+        """,
+    )
+    assert out.splitlines() == ["Shutdown", "['Shutdown', 'CancelledError']"]
+
+
+# ---------------------------------------------------------------- functions that keep real threads
+
+
+@coro.threads.in_thread
+def marked():
+    return is_coro()
+
+
+class Methods:
+    @coro.threads.in_thread
+    def marked(self):
+        return is_coro()
+
+    def plain(self):
+        return is_coro()
+
+    def __call__(self):
+        return is_coro()
+
+
+def test_marked_functions():
+    async def main():
+        executor = coro.CoroPoolExecutor()
+        seen = [
+            await asyncio.wrap_future(executor.submit(fn))
+            for fn in (
+                marked,
+                functools.partial(marked),
+                functools.partial(contextvars.copy_context().run, marked),
+                Methods().marked,
+                is_coro,
+                functools.partial(is_coro),
+                functools.partial(contextvars.copy_context().run, is_coro),
+                Methods().plain,
+                Methods(),
+            )
+        ]
+        assert seen == [False] * 4 + [True] * 5
+        executor.shutdown(wait=False)
+
+    grapeshot.run(main())
+    assert marked() is False  # the mark does not change the function
+
+
+def test_modules():
+    try:
+        coro.threads.modules_in_thread("email")
+        assert needs_thread(Parser().parsestr)
+        assert needs_thread(Parser)
+    finally:
+        _modules.clear()
+    assert not needs_thread(Parser().parsestr)
+
+
+def test_functions_in_c():
+    """They cannot let others run, except those of patched modules."""
+    near, far = socket.socketpair()
+    ours, theirs = coro.socketpair()
+    with near, far, ours, theirs:
+        for fn in (zlib.compress, sum, open, near.recv, b"".join, dict, _thread.allocate_lock):
+            assert needs_thread(fn), fn
+        for fn in (ours.recv, coro.sleep_relative, coro.event().wait, near.sendfile, Methods, Methods().plain):
+            assert not needs_thread(fn), fn
