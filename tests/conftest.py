@@ -1,9 +1,9 @@
 """Fixtures for all tests: a time limit, an audit of what a test leaves behind, and a new loop for each behaviour test.
 
 A test that uses the fixture `loop` (or `new_loop`) runs once per kind of loop: on asyncio's own loop, which checks the
-test itself, and on grapeshot. No test skips grapeshot: if it cannot be imported, its tests fail. The environment variable
-`TEST_LOOPS="asyncio uvloop grapeshot"` names the kinds. `.ci/matrix` also runs the tests on uvloop, whose known deviations
-are marked.
+test itself, and on grapeshot. No test skips grapeshot: if it cannot be imported, its tests fail. The environment
+variable `TEST_LOOPS="asyncio uvloop grapeshot"` names the kinds. `.ci/matrix` runs the tests on uvloop, too, whose
+known deviations are marked.
 """
 
 from __future__ import annotations

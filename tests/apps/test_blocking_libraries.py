@@ -28,7 +28,6 @@ pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on thi
 
 ROOT = Path(__file__).resolve().parents[2]
 COUNT = blocking_libraries.COUNT
-SERIAL_S = COUNT * blocking_libraries.DELAY_S
 PLACES = ("threads", "coros")
 
 Job = dict[str, Any]
@@ -47,13 +46,11 @@ def overlap(library: str, way: str = "", **arguments: Any) -> Job:
     return {"name": f"{library} {way}".rstrip(), "library": library, "arguments": arguments}
 
 
-def check_overlap(place: str, jobs: list[Job], limit_s: float | None = None) -> None:
-    """Check that calls overlap. `limit_s`, which is well below the time of sequential calls, is for servers that do not
-    count the waiting clients: the total time must be shorter.
-    """
+def check_overlap(place: str, jobs: list[Job]) -> None:
+    """Check that calls overlap. How many do depends on the machine's speed, but none does if each blocks the loop."""
     for name, seen in run(place, jobs).items():
         assert not seen["wrong"], f"{name}: {len(seen['wrong'])} of {COUNT} are wrong\n{seen['wrong'][0]}"
-        assert limit_s is None or seen["elapsed_s"] < limit_s, name
+        assert seen["most"] > 1, name
         if place == "coros":
             # A loop that every call blocks runs only a few iterations per call.
             assert seen["ticks"] > 20 * COUNT, name
@@ -112,7 +109,7 @@ def test_50_calls_to_mariadb_wait_at_once(
         "unix": {"unix_socket": mariadb_server.path, "ssl_disabled": True},
     }
     jobs = [overlap("pymysql", way, **options) for way, options in ways.items()]
-    check_overlap(place, jobs, limit_s=SERIAL_S / 4)
+    check_overlap(place, jobs)
 
 
 @on_both
@@ -125,7 +122,7 @@ def test_50_calls_to_postgresql_wait_at_once(place: str, postgres_server: Postgr
         overlap("psycopg2", **tcp, sslmode="disable"),
         overlap("django", **tcp),
     ]
-    check_overlap(place, jobs, limit_s=SERIAL_S / 4)
+    check_overlap(place, jobs)
 
 
 @pytest.mark.parametrize("first", ["import psycopg", "from grapeshot import coro; coro.patch()"])

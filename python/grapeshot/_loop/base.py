@@ -46,8 +46,8 @@ class BaseLoop(_core.Loop, asyncio.AbstractEventLoop):
     # executor
     _default_executor: concurrent.futures.Executor | None = None
     _executor_shutdown_called: bool = False
-    # by their limit: the executors that run blocking functions of async code in coros (coro/_executor.py)
-    _coro_executors: dict[int | None, concurrent.futures.Executor] | None = None
+    # the executors that have workers which are coros of this loop (coro/_executor.py)
+    _coro_executors: weakref.WeakSet[Any] | None = None
     # names: the lookups under way, and for how long answers are reused
     _resolver: Any = None
     _dns_cache_s: float = 0.0

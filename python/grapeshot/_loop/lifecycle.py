@@ -149,9 +149,9 @@ def _close_now(loop: BaseLoop) -> None:
             loop._grapeshot_aio.stop()
             loop._grapeshot_aio = None
         loop._executor_shutdown_called = True
-        executors = _executors(loop)
-        loop._default_executor = loop._coro_executors = None
-        for executor in executors:
+        executor = loop._default_executor
+        if executor is not None:
+            loop._default_executor = None
             executor.shutdown(wait=False)
 
 
@@ -282,11 +282,11 @@ async def shutdown_default_executor(loop: BaseLoop, timeout: float | None = None
     waits for it, and a RuntimeWarning is issued. The argument works on every Python version (in asyncio: 3.12+).
     """
     loop._executor_shutdown_called = True
-    executors = _executors(loop)
-    if not executors:
+    executor, with_coros = loop._default_executor, list(loop._coro_executors or ())
+    if executor is None and not with_coros:
         return
     finished: asyncio.Future[None] = loop.create_future()
-    joiner = threading.Thread(target=_shut_down, args=(loop, executors, finished))
+    joiner = threading.Thread(target=_shut_down, args=(loop, executor, with_coros, finished))
     joiner.start()
     try:
         async with asyncio.timeout(timeout):
@@ -297,7 +297,7 @@ async def shutdown_default_executor(loop: BaseLoop, timeout: float | None = None
             RuntimeWarning,
             stacklevel=2,
         )
-        for executor in executors:
+        if executor is not None:
             executor.shutdown(wait=False)
     else:
         if sys.version_info < (3, 13):
@@ -308,17 +308,20 @@ async def shutdown_default_executor(loop: BaseLoop, timeout: float | None = None
         joiner.join()
 
 
-def _executors(loop: BaseLoop) -> list[concurrent.futures.Executor]:
-    executors = [] if loop._default_executor is None else [loop._default_executor]
-    return executors + list((loop._coro_executors or {}).values())
-
-
-def _shut_down(loop: BaseLoop, executors: list[concurrent.futures.Executor], finished: asyncio.Future[None]) -> None:
-    """Runs in the joining thread: wait for the executors' threads, then tell the loop, unless it has been closed."""
+def _shut_down(
+    loop: BaseLoop,
+    executor: concurrent.futures.Executor | None,
+    with_coros: list[Any],
+    finished: asyncio.Future[None],
+) -> None:
+    """Runs in the joining thread: wait for the executors, then tell the loop, unless it has been closed."""
     error: Exception | None = None
     try:
-        for executor in executors:
+        if executor is not None:
             executor.shutdown(wait=True)
+        # These may be used again on another loop. But their coros end with this one.
+        for other in with_coros:
+            other.wait_for_jobs()
     except Exception as exc:
         error = exc
     try:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import collections
 import concurrent.futures
+import contextlib
 import contextvars
 import functools
 import sys
 import types
+import weakref
 
 from grapeshot import _core
 from grapeshot._loop.base import BaseLoop
 
+from ._bridge import await_
 from ._errors import Shutdown
 from ._errors import TimeoutError as CoroTimeoutError
 from ._hiding import spawn_hiding
@@ -20,7 +23,7 @@ from ._sync import condition_variable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Any, ParamSpec, TypeVar
 
     _P = ParamSpec("_P")
@@ -44,7 +47,7 @@ def in_thread(fn: Callable[_P, _T]) -> Callable[_P, _T]:
     Use it as a decorator. Where such functions are in a library, use :func:`modules_in_thread`. A call of the function
     in other places is not affected.
     """
-    setattr(fn, _MARK, True)
+    setattr(fn.__func__ if isinstance(fn, classmethod | staticmethod) else fn, _MARK, True)
     return fn
 
 
@@ -53,44 +56,81 @@ def modules_in_thread(*names: str) -> None:
     _modules.extend(names)
 
 
-def needs_thread(fn: Any) -> bool:
-    """Whether a function must be called in a real thread: a marked one, or one in C that grapeshot has not patched."""
-    fn = _unwrap(fn)
-    if getattr(fn, _MARK, False):
-        return True
-    module: str = getattr(fn, "__module__", None) or type(getattr(fn, "__self__", None)).__module__
-    if any(module == name or module.startswith(f"{name}.") for name in _modules):
-        return True
-    if isinstance(fn, types.BuiltinFunctionType | types.MethodDescriptorType | types.WrapperDescriptorType):
-        return not _can_wait(fn)
-    return isinstance(fn, type) and not fn.__flags__ & _HEAP_TYPE
+def needs_thread(fn: Any, args: Iterable[Any] = ()) -> bool:
+    """Whether a function must be called in a real thread.
 
-
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
-
-
-def _unwrap(fn: Any) -> Any:
-    """Return the function that a partial, a bound method or a context's ``run`` calls in the end."""
+    This is so if it is marked, or calls a marked function that is one of its arguments (frameworks wrap functions in
+    this way), or is in C and not one of those that grapeshot has patched.
+    """
+    args = list(args)
     while True:
+        if _is_marked(fn):
+            return True
         if isinstance(fn, functools.partial):
-            # partial(context.run, fn, ...), as asyncio.to_thread makes it
-            is_run = isinstance(getattr(fn.func, "__self__", None), contextvars.Context)
-            fn = fn.args[0] if is_run and fn.args else fn.func
+            args = [*fn.args, *fn.keywords.values(), *args]
+            fn = fn.func
+        elif isinstance(_owner(fn), contextvars.Context) and args:
+            fn, args = args[0], args[1:]  # context.run(fn, ...)
         elif isinstance(fn, types.MethodType):
+            # A dependency of FastAPI with a `yield`: the generator's function is an attribute of the context manager.
+            args.append(getattr(fn.__self__, "func", None) if fn.__name__ == "__enter__" else None)
             fn = fn.__func__
         else:
-            return fn
+            break
+    return _is_in_c(fn) or any(_is_wrapped_mark(argument) for argument in args)
 
 
-def _can_wait(fn: Any) -> bool:
-    """Whether a native function is one of grapeshot's, which let other coros run while they wait."""
-    owner = getattr(fn, "__self__", None)
+def _is_wrapped_mark(argument: Any) -> bool:
+    if isinstance(argument, functools.partial):
+        return needs_thread(argument)
+    if isinstance(argument, types.GeneratorType):
+        frame = argument.gi_frame
+        return frame is not None and _is_module_marked(frame.f_globals.get("__name__"))
+    return isinstance(argument, types.FunctionType | types.MethodType) and _is_marked(argument)
+
+
+def _is_marked(fn: Any) -> bool:
+    try:
+        if getattr(fn, _MARK, False) is True or getattr(type(fn).__call__, _MARK, False) is True:
+            return True
+        return bool(_modules) and _is_module_marked(getattr(fn, "__module__", None) or type(fn).__module__)
+    except Exception:  # an object that computes its attributes
+        return False
+
+
+def _is_module_marked(module: object) -> bool:
+    return isinstance(module, str) and any(module == name or module.startswith(f"{name}.") for name in _modules)
+
+
+def _is_in_c(fn: Any) -> bool:
+    """Whether a function cannot let other coros run while it waits: it is neither Python code nor grapeshot's."""
+    if isinstance(fn, types.FunctionType):
+        return False
+    if isinstance(fn, type):
+        makers = (name for name in ("__init__", "__new__") if isinstance(_lookup(fn, name), types.FunctionType))
+        return next(makers, None) is None
+    if isinstance(_lookup(type(fn), "__call__"), types.FunctionType):
+        return False
     patching = sys.modules.get(f"{__package__}._patching._originals")
     if patching is not None and patching.is_replacement(fn):
-        return True
+        return False
+    owner = _owner(fn)
     is_method = owner is not None and not isinstance(owner, types.ModuleType)
-    modules = [base.__module__ for base in type(owner).__mro__] if is_method else [fn.__module__ or ""]
-    return any(module.partition(".")[0] == "grapeshot" for module in modules)
+    modules = [base.__module__ for base in type(owner).__mro__] if is_method else [getattr(fn, "__module__", None)]
+    return not any(isinstance(module, str) and module.partition(".")[0] == "grapeshot" for module in modules)
+
+
+def _owner(fn: Any) -> Any:
+    try:
+        return fn.__self__
+    except Exception:  # there is none, or an object computes its attributes
+        return None
+
+
+def _lookup(kind: type, name: str) -> Any:
+    """Return the attribute of a class as it stands in the class that defines it."""
+    found = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
+    return found.__func__ if isinstance(found, staticmethod) else found
 
 
 # ---------------------------------------------------------------- the executor
@@ -106,22 +146,20 @@ class _Job:
     def run(self) -> None:
         """Call the function. Its exception goes to the future. If the exception ends the worker, raise it, too."""
         future, (fn, args, kwargs) = self.future, self._call
-        if not future.set_running_or_notify_cancel():
-            return
         try:
-            result = fn(*args, **kwargs)
-        except BaseException as exc:
-            future.set_exception(exc)
-            # Ctrl-C, or the end of the loop
-            if isinstance(exc, KeyboardInterrupt | Shutdown):
-                raise
-        else:
-            future.set_result(result)
-
-    def abandon(self) -> None:
-        """End a job that has not begun, because the loop ends."""
-        if self.future.set_running_or_notify_cancel():
-            self.future.set_exception(concurrent.futures.CancelledError("the event loop has ended"))
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = fn(*args, **kwargs)
+            except BaseException as exc:
+                future.set_exception(exc)
+                # Ctrl-C, or the end of the loop
+                if isinstance(exc, KeyboardInterrupt | Shutdown):
+                    raise
+            else:
+                future.set_result(result)
+        finally:
+            del self, future, fn, args, kwargs  # the exception's traceback refers to this frame
 
 
 class _Worker:
@@ -131,6 +169,107 @@ class _Worker:
         # The job that the worker does next. While it is idle: None until somebody has a job for it.
         self.job: _Job | None = job
         self.wakeup = condition_variable()
+
+
+class _Pool:
+    """The workers that an executor has on one loop. Workers refer to this object, and not to the executor, which ends
+    them when it is dropped.
+    """
+
+    def __init__(self, loop: BaseLoop, limit: int | None, prefix: str) -> None:
+        self.loop = weakref.ref(loop)
+        self._limit, self._prefix = limit, prefix
+        self._count = 0
+        self._idle: collections.deque[_Worker] = collections.deque()
+        # Jobs that wait until one of the workers has time.
+        self._jobs: collections.deque[_Job] = collections.deque()
+        # The futures of the jobs that have not ended.
+        self.futures: set[concurrent.futures.Future[Any]] = set()
+        # The coros that are workers.
+        self.coros: set[Any] = set()
+        # Whether there will be no further jobs.
+        self.is_ending = False
+
+    def is_open(self) -> bool:
+        loop = self.loop()
+        return loop is not None and not loop.is_closed()
+
+    def add(self, job: _Job) -> None:
+        if self._wake_worker(job):
+            return
+        if self._limit is None or self._count < self._limit:
+            self._start_worker(job)
+        else:
+            self._jobs.append(job)
+
+    def _wake_worker(self, job: _Job) -> bool:
+        while self._idle:
+            worker = self._idle.pop()  # the one that has been idle for the shortest time, so that others end
+            worker.job = job
+            if worker.wakeup.wake_one():
+                return True
+            worker.job = None
+        return False
+
+    def _start_worker(self, job: _Job) -> None:
+        worker = _Worker(job)
+        # Like a thread, a worker begins with an empty context.
+        coro = spawn_hiding(self._work, worker, name=f"{self._prefix}-{self._count}", context=contextvars.Context())
+        coro._make_daemon()
+        self.coros.add(coro)
+        self._count += 1
+
+    def _work(self, worker: _Worker) -> None:
+        try:
+            while True:
+                job, worker.job = worker.job, None
+                if job is not None:
+                    job.run()
+                del job
+                if self._jobs:
+                    worker.job = self._jobs.popleft()
+                elif self.is_ending or not self._wait_for_job(worker):
+                    return
+        except Shutdown:
+            # The loop ends, and with it all workers.
+            self.cancel_jobs()
+            if worker.job is not None:
+                worker.job.future.cancel()
+            raise
+        finally:
+            self._count -= 1
+            self.coros.discard(_core._coro_current_or_none())
+            if self._jobs and self.is_open():  # after Ctrl-C
+                self._start_worker(self._jobs.popleft())
+
+    def _wait_for_job(self, worker: _Worker) -> bool:
+        """Wait until the worker has a job; return False if it has none and shall end."""
+        self._idle.append(worker)
+        try:
+            worker.wakeup.wait(_IDLE_S if self._limit is None else None)
+        except CoroTimeoutError:
+            pass
+        finally:
+            if worker in self._idle:
+                self._idle.remove(worker)
+        return worker.job is not None
+
+    def cancel_jobs(self) -> None:
+        """Cancel the jobs that have not begun."""
+        for job in list(self._jobs):
+            job.future.cancel()
+
+    def end(self, _: object = None) -> None:
+        """Let the workers end once they have no jobs. In any thread."""
+        self.is_ending = True
+        loop = self.loop()
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._end_idle)
+
+    def _end_idle(self) -> None:
+        for worker in list(self._idle):
+            worker.wakeup.wake_one()
 
 
 class CoroPoolExecutor(concurrent.futures.ThreadPoolExecutor):
@@ -146,15 +285,19 @@ class CoroPoolExecutor(concurrent.futures.ThreadPoolExecutor):
 
     Functions that compute, or wait in C code, would block the loop, so they need real threads. The executor has real
     threads for functions that ``coro.threads.in_thread`` or ``coro.threads.modules_in_thread`` names, and for functions
-    in C (such as ``zlib.compress``), unless grapeshot has patched them. The watchdog reports others. All functions run
-    in real threads if they are submitted where no grapeshot loop is running.
+    in C (such as ``zlib.compress``), unless grapeshot has patched them. The latency warning names others. All functions
+    run in real threads if they are submitted where no grapeshot loop is running, or while the executor has workers on
+    another loop.
+
+    Workers end with their loop. ``asyncio.run`` and ``grapeshot.run`` wait for the jobs first; ``loop.close()`` alone
+    does not: then a running function gets Shutdown where it waits, and jobs that have not begun are cancelled.
 
     Args:
-        max_workers: how many functions run at the same time; None means no limit for coros, and as many real threads as
-            a ThreadPoolExecutor has. Workers of an executor with a limit stay until the executor is shut down or the
-            loop is closed; others end after 10 seconds without work. With 1, all functions are called in one coro, and
-            none in a real thread.
-        thread_name_prefix: the beginning of the workers' names.
+        max_workers: how many functions run in coros at the same time, and how many in real threads; None means no limit
+            for coros, and as many real threads as a ThreadPoolExecutor has. Workers of an executor with a limit stay
+            until the executor is shut down or dropped, or the loop is closed; others end after 10 seconds without work.
+            With 1, all functions are called in one coro, and none in a real thread.
+        thread_name_prefix: the beginning of the names of coros and threads.
 
     Raises:
         ValueError: ``max_workers`` is 0 or less.
@@ -164,17 +307,8 @@ class CoroPoolExecutor(concurrent.futures.ThreadPoolExecutor):
         super().__init__(max_workers, thread_name_prefix or "CoroPoolExecutor")
         self._limit = max_workers
         self._prefix = thread_name_prefix or "CoroPoolExecutor"
-        self._forget_workers(None)
-
-    def _forget_workers(self, loop: Any) -> None:
-        # The loop that runs the workers.
-        self._coro_loop = loop
-        self._count = 0
-        self._idle_workers: collections.deque[_Worker] = collections.deque()
-        # Jobs that wait until one of the workers has time.
-        self._jobs: collections.deque[_Job] = collections.deque()
-        # Jobs that have not ended.
-        self._futures: set[concurrent.futures.Future[Any]] = set()
+        self._pool: _Pool | None = None
+        self._ref_for_pool: object = None
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> concurrent.futures.Future[_T]:
         """Call ``fn(*args, **kwargs)`` in a worker; return a future of the result.
@@ -183,112 +317,73 @@ class CoroPoolExecutor(concurrent.futures.ThreadPoolExecutor):
             RuntimeError: the executor was shut down.
         """
         loop = _current_loop()
-        if loop is None or (self._limit != 1 and needs_thread(fn)) or not self._belongs_to(loop):
+        if loop is None or (self._limit != 1 and needs_thread(fn, [*args, *kwargs.values()])):
             return super().submit(fn, *args, **kwargs)
-        if self._shutdown:
-            raise RuntimeError("cannot schedule new futures after shutdown")
+        pool = self._pool_of(loop)
+        if pool is None:
+            return super().submit(fn, *args, **kwargs)
         job = _Job(fn, args, kwargs)
-        self._futures.add(job.future)
-        job.future.add_done_callback(self._futures.discard)
-        if not self._wake_worker(job):
-            if self._limit is None or self._count < self._limit:
-                self._start_worker(job)
-            else:
-                self._jobs.append(job)
+        with self._shutdown_lock:
+            if self._shutdown:
+                raise RuntimeError("cannot schedule new futures after shutdown")
+            pool.futures.add(job.future)
+        job.future.add_done_callback(pool.futures.discard)
+        pool.add(job)
         return job.future
 
-    def _belongs_to(self, loop: Any) -> bool:
-        if self._coro_loop is not loop:
-            if self._coro_loop is not None and not self._coro_loop.is_closed():
-                return False
-            self._forget_workers(loop)
-        return True
+    def _pool_of(self, loop: BaseLoop) -> _Pool | None:
+        pool = self._pool
+        if pool is not None and pool.loop() is loop:
+            return pool
+        if pool is not None and pool.is_open():
+            return None
+        pool = self._pool = _Pool(loop, self._limit, self._prefix)
+        self._ref_for_pool = weakref.ref(self, pool.end)
+        if loop._coro_executors is None:
+            loop._coro_executors = weakref.WeakSet()
+        loop._coro_executors.add(self)
+        return pool
 
-    def _wake_worker(self, job: _Job) -> bool:
-        while self._idle_workers:
-            worker = self._idle_workers.pop()  # the one that has been idle for the shortest time, so that others end
-            worker.job = job
-            if worker.wakeup.wake_one():
-                return True
-            worker.job = None
-        return False
-
-    def _start_worker(self, job: _Job) -> None:
-        worker = _Worker(job)
-        # Like a thread, a worker begins with an empty context.
-        coro = spawn_hiding(self._work, worker, name=f"{self._prefix}-{self._count}", context=contextvars.Context())
-        coro._make_daemon()
-        self._count += 1
-
-    def _work(self, worker: _Worker) -> None:
-        loop = self._coro_loop
-        try:
-            while True:
-                job, worker.job = worker.job, None
-                if job is not None:
-                    job.run()
-                del job
-                if self._jobs:
-                    worker.job = self._jobs.popleft()
-                elif self._shutdown or not self._wait_for_job(worker):
-                    return
-        except BaseException:
-            # The loop ends, and with it all workers.
-            if worker.job is not None:
-                worker.job.abandon()
-            while self._coro_loop is loop and self._jobs:
-                self._jobs.popleft().abandon()
-            raise
-        finally:
-            if self._coro_loop is loop:
-                self._count -= 1
-
-    def _wait_for_job(self, worker: _Worker) -> bool:
-        """Wait until the worker has a job; return False if it has none and shall end."""
-        self._idle_workers.append(worker)
-        try:
-            worker.wakeup.wait(_IDLE_S if self._limit is None else None)
-        except CoroTimeoutError:
-            pass
-        finally:
-            if worker in self._idle_workers:
-                self._idle_workers.remove(worker)
-        return worker.job is not None
+    def wait_for_jobs(self) -> None:
+        """Wait until no job is left in a coro. Only in another thread than the loop's."""
+        while self._pool is not None and (futures := list(self._pool.futures)):
+            concurrent.futures.wait(futures)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Accept no more work, and let the workers end after the work that they have.
 
-        ``wait`` waits for the work: in real threads always, in coros if the caller does not block their loop, which is
-        so in another thread and in a coro. ``cancel_futures`` cancels what has not begun.
+        ``wait`` waits for the work. It cannot wait for coros in a task or a callback of their loop, because that would
+        block the loop. ``cancel_futures`` cancels what has not begun.
+
+        Raises:
+            RuntimeError: a function that runs in this executor waits for the executor's end.
         """
-        if cancel_futures:
-            for job in self._jobs:
-                job.future.cancel()
-        futures = list(self._futures)
-        super().shutdown(wait=False, cancel_futures=cancel_futures)
-        loop = self._coro_loop
-        if loop is not None and _current_loop() is loop:
-            self._end_idle()
-        elif loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(self._end_idle)
+        super().shutdown(wait=False, cancel_futures=cancel_futures)  # sets _shutdown, with the lock
+        pool = self._pool
+        current = _core._coro_current_or_none()
+        if pool is not None:
+            pool.end()
+            if cancel_futures:
+                pool.cancel_jobs()
         if not wait:
             return
+        if pool is not None and current is not None and current in pool.coros:
+            raise RuntimeError("cannot join current thread")
         if _core._coro_can_wait():
-            for future in futures:
-                future.add_done_callback(_wake(condition := condition_variable()))
-                if not future.done():
-                    condition.wait()
-        elif loop is None or _current_loop() is not loop:
-            concurrent.futures.wait(futures)
-            super().shutdown(wait=True)
-
-    def _end_idle(self) -> None:
-        for worker in list(self._idle_workers):
-            worker.wakeup.wake_one()
+            if pool is not None and pool.futures:
+                waiting = [asyncio.wrap_future(future, loop=current._loop) for future in list(pool.futures)]
+                await_(asyncio.wait(waiting))
+            await_(_join(current._loop, super().shutdown))
+            return
+        if pool is not None and pool.loop() is not _current_loop():
+            self.wait_for_jobs()
+        super().shutdown(wait=True)
 
 
-def _wake(condition: Any) -> Callable[[object], None]:
-    return lambda _: condition.wake_all()
+async def _join(loop: Any, shutdown: Callable[[], None]) -> None:
+    """Wait for the end of an executor's real threads, in a thread of its own."""
+    with concurrent.futures.ThreadPoolExecutor(1) as executor:
+        await loop.run_in_executor(executor, shutdown)
 
 
 def _current_loop() -> BaseLoop | None:
@@ -303,11 +398,20 @@ def _current_loop() -> BaseLoop | None:
     return loop if isinstance(loop, BaseLoop) else None
 
 
+# loop -> by their limit, the executors that patched functions use on it
+_executors: weakref.WeakKeyDictionary[BaseLoop, dict[int | None, CoroPoolExecutor]] = weakref.WeakKeyDictionary()
+
+
 def executor_of(loop: BaseLoop, max_workers: int | None = None) -> CoroPoolExecutor:
-    """Return the executor that patched functions use on this loop. There is one for each limit."""
-    if loop._coro_executors is None:
-        loop._coro_executors = {}
-    executor: Any = loop._coro_executors.get(max_workers)
+    """Return the executor that patched functions use on this loop. There is one for each limit.
+
+    Raises:
+        RuntimeError: the loop's executors were shut down, which ``asyncio.run`` does at its end.
+    """
+    if loop._executor_shutdown_called:
+        raise RuntimeError("Executor shutdown has been called")
+    executors = _executors.setdefault(loop, {})
+    executor = executors.get(max_workers)
     if executor is None:
-        executor = loop._coro_executors[max_workers] = CoroPoolExecutor(max_workers, "to_thread")
-    return executor  # type: ignore[no-any-return]
+        executor = executors[max_workers] = CoroPoolExecutor(max_workers, "to_thread")
+    return executor

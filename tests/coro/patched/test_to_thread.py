@@ -338,3 +338,94 @@ call_command("migrate", verbosity=0)
 grapeshot.run(main())
 """
     )
+
+
+def test_anyio_imported_first():
+    """Its thread-local object must not be shared by coros."""
+    run_script(
+        None,
+        """
+import warnings, anyio._backends._asyncio, anyio.from_thread
+from grapeshot import coro
+warnings.simplefilter("ignore", coro.PatchWarning)
+coro.patch(to_thread=True)
+import asyncio, time, anyio.to_thread, grapeshot
+
+async def double(number):
+    return 2 * number
+
+def work(number):
+    time.sleep(0.01)
+    return anyio.from_thread.run(double, number)
+
+async def main():
+    calls = (anyio.to_thread.run_sync(work, number) for number in range(10))
+    assert await asyncio.gather(*calls) == [2 * number for number in range(10)]
+
+grapeshot.run(main())
+""",
+    )
+
+
+def test_asgiref_imported_first():
+    """Coros would share Django's connections, so these functions keep threads."""
+    out = run_script(
+        None,
+        """
+import warnings
+from asgiref.sync import sync_to_async
+from grapeshot import coro
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    coro.patch(to_thread=True)
+print([str(each.message) for each in caught if "asgiref" in str(each.message)][-1][:40])
+import grapeshot, threading
+
+async def main():
+    print(await sync_to_async(threading.get_native_id)() != threading.get_native_id())
+
+grapeshot.run(main())
+""",
+    )
+    assert out.splitlines() == ["asgiref was imported before coro.patch(t", "True"]
+
+
+def test_marked_endpoints():
+    """FastAPI wraps the program's functions."""
+    pytest.importorskip("fastapi")
+    pytest.importorskip("httpx")
+    run_script(
+        None,
+        HEAD.replace("IS_PATCHED", "True")
+        + """
+import httpx
+from fastapi import Depends, FastAPI
+
+app = FastAPI()
+
+@coro.threads.in_thread
+def plain():
+    return is_coro()
+
+@coro.threads.in_thread
+def with_cleanup():
+    yield is_coro()
+
+@app.get("/")
+@coro.threads.in_thread
+def endpoint(plain: bool = Depends(plain), cleanup: bool = Depends(with_cleanup)):
+    return [is_coro(), plain, cleanup]
+
+async def main():
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        assert (await client.get("/")).json() == [False, False, False]
+
+grapeshot.run(main())
+""",
+    )
+
+
+def test_django_settings_may_be_imported_first():
+    """They are an object that answers for another one, which does not exist yet."""
+    pytest.importorskip("django")
+    run_script(None, "from django.conf import settings\nfrom grapeshot import coro\ncoro.patch()")

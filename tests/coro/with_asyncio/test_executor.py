@@ -5,11 +5,14 @@ from __future__ import annotations
 import _thread
 import asyncio
 import concurrent.futures
+import contextlib
 import contextvars
 import functools
+import gc
 import socket
 import threading
 import time
+import weakref
 import zlib
 from email.parser import Parser
 
@@ -240,11 +243,13 @@ def test_the_loop_ends_first():
             futures = [executor.submit(work) for _ in range(2)]
             await asyncio.sleep(0.01)
 
-        grapeshot.run(main())
-        print([type(future.exception(1)).__name__ for future in futures])
+        loop = grapeshot.new_event_loop()
+        loop.run_until_complete(main())
+        loop.close()
+        print(type(futures[0].exception(1)).__name__, futures[1].cancelled())
         """,
     )
-    assert out.splitlines() == ["Shutdown", "['Shutdown', 'CancelledError']"]
+    assert out.splitlines() == ["Shutdown", "Shutdown True"]
 
 
 # ---------------------------------------------------------------- functions that keep real threads
@@ -256,8 +261,16 @@ def marked():
 
 
 class Methods:
+    def __init__(self):
+        self.number = 1
+
     @coro.threads.in_thread
     def marked(self):
+        return is_coro()
+
+    @coro.threads.in_thread
+    @classmethod
+    def marked_of_class(cls):
         return is_coro()
 
     def plain(self):
@@ -277,6 +290,8 @@ def test_marked_functions():
                 functools.partial(marked),
                 functools.partial(contextvars.copy_context().run, marked),
                 Methods().marked,
+                Methods.marked_of_class,
+                coro.threads.in_thread(functools.partial(is_coro)),
                 is_coro,
                 functools.partial(is_coro),
                 functools.partial(contextvars.copy_context().run, is_coro),
@@ -284,7 +299,7 @@ def test_marked_functions():
                 Methods(),
             )
         ]
-        assert seen == [False] * 4 + [True] * 5
+        assert seen == [False] * 6 + [True] * 5
         executor.shutdown(wait=False)
 
     grapeshot.run(main())
@@ -310,3 +325,187 @@ def test_functions_in_c():
             assert needs_thread(fn), fn
         for fn in (ours.recv, coro.sleep_relative, coro.event().wait, near.sendfile, Methods, Methods().plain):
             assert not needs_thread(fn), fn
+
+
+def call(function, *, function2=None):
+    return (function or function2)()
+
+
+def test_marked_functions_in_wrappers():
+    """Frameworks pass the program's function as an argument to a function of their own."""
+
+    async def main():
+        executor = coro.CoroPoolExecutor()
+        run = functools.partial(executor.submit)
+        for wrapped in (
+            run(call, marked),
+            run(call, None, function2=marked),
+            run(functools.partial(call, marked)),
+            run(functools.partial(call, functools.partial(marked))),
+            run(contextvars.copy_context().run, call, marked),
+        ):
+            assert await asyncio.wrap_future(wrapped) is False
+        assert await asyncio.wrap_future(run(call, is_coro)) is True
+        assert await asyncio.wrap_future(run(contextvars.copy_context().run, is_coro)) is True
+        executor.shutdown(wait=False)
+
+    grapeshot.run(main())
+
+
+def test_odd_callables():
+    class Odd:
+        def __getattr__(self, name):
+            raise KeyError(name)
+
+        def __call__(self):
+            return 5
+
+    class Answers:
+        """Like a Mock: it has any attribute."""
+
+        def __getattr__(self, name):
+            return self
+
+        def __call__(self):
+            return is_coro()
+
+    _modules.append("nothing")
+    try:
+        assert not needs_thread(Odd())
+        assert not needs_thread(Answers())
+    finally:
+        _modules.clear()
+
+
+@kinds
+def test_shutdown_in_another_thread(kind):
+    """It cancels what has not begun, and further work is refused."""
+    cap = 2000
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        executor = kind(2)
+        futures = [executor.submit(pause) for _ in range(cap)]
+        await loop.run_in_executor(None, functools.partial(executor.shutdown, cancel_futures=True))
+        assert all(future.done() for future in futures)
+        assert any(future.cancelled() for future in futures)
+        with pytest.raises(RuntimeError, match="after shutdown"):
+            executor.submit(pause)
+
+    grapeshot.run(main())
+
+
+@kinds
+def test_with_block_waits_for_real_threads(kind):
+    ended = []
+
+    @coro.threads.in_thread
+    def work():
+        time.sleep(0.01)
+        ended.append(None)
+
+    def use():
+        with kind() as executor:
+            executor.submit(work)
+            executor.submit(lambda: (pause(), ended.append(None)))
+        return len(ended)
+
+    async def main():
+        assert await coro.run_sync(use) == 2
+
+    grapeshot.run(main())
+
+
+@kinds
+def test_a_job_cannot_wait_for_its_executor(kind):
+    async def main():
+        executor = kind()
+        with pytest.raises(RuntimeError, match="cannot join current thread"):
+            await asyncio.wrap_future(executor.submit(lambda: executor.shutdown()))
+
+    grapeshot.run(main())
+
+
+@kinds
+def test_dropped_executors_end(kind):
+    """Nobody shuts them down; asgiref's async_to_sync relies on that."""
+
+    async def main():
+        coros = []
+        for _ in range(5):
+            executor = kind(1)
+            coros.append(await asyncio.wrap_future(executor.submit(worker)))
+            reference = weakref.ref(executor)
+            del executor
+            gc.collect()
+            assert reference() is None
+        while kind is coro.CoroPoolExecutor and not all(co.done() for co in coros):
+            await asyncio.sleep(0)
+
+    grapeshot.run(main())
+
+
+@kinds
+def test_no_reference_cycles(kind):
+    class Error(Exception):
+        pass
+
+    references = []
+
+    def fail():
+        error = Error()
+        references.append(weakref.ref(error))
+        try:
+            raise error
+        finally:
+            del error
+
+    async def main():
+        executor = kind()
+        for _ in range(3):
+            with contextlib.suppress(Error):
+                await asyncio.wrap_future(executor.submit(fail))
+            await asyncio.sleep(0)
+        executor.shutdown(wait=False)
+
+    gc.collect()
+    gc.disable()
+    try:
+        grapeshot.run(main())
+        assert [reference() for reference in references] == [None] * 3
+    finally:
+        gc.enable()
+
+
+@kinds
+def test_jobs_after_keyboard_interrupt(kind):
+    """A job that raises KeyboardInterrupt does not end those that wait."""
+    ended = []
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    async def main():
+        executor.submit(interrupt)
+        await asyncio.gather(*(asyncio.wrap_future(executor.submit(ended.append, n)) for n in range(3)))
+
+    executor = kind(1)
+    with contextlib.suppress(KeyboardInterrupt):
+        grapeshot.run(main())
+    assert ended == [0, 1, 2]
+
+
+@kinds
+def test_jobs_of_an_own_executor_are_awaited(kind):
+    """The runner waits at its end, before the loop is closed."""
+    ended = []
+
+    async def main():
+        for _ in range(3):
+            asyncio.get_running_loop().run_in_executor(executor, lambda: (pause(), ended.append(None)))
+        await asyncio.sleep(0)
+
+    executor = kind(1)
+    grapeshot.run(main())
+    executor.shutdown()
+    assert len(ended) == 3

@@ -90,9 +90,10 @@ def _repair_names(holders: Holders, module_name: str, by_original: dict[int, Any
 
 def _is_derived(value: object, module_name: str, by_original: dict[int, Any]) -> bool:
     """Whether a value is a class that this module defines and that inherits from an original."""
-    if not isinstance(value, type) or value.__module__ != module_name:
+    # (isinstance() would ask objects that stand for others, such as Django's settings, for their class.)
+    if not issubclass(type(value), type) or value.__module__ != module_name:
         return False
-    return not by_original.keys().isdisjoint(map(id, value.__mro__[1:]))
+    return not by_original.keys().isdisjoint(map(id, type.mro(value)[1:]))  # type: ignore[arg-type]
 
 
 def _is_free(lock: Any) -> bool:

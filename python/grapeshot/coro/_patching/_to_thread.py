@@ -11,15 +11,19 @@ This part is patched only if it is named.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import contextvars
 import functools
+import gc
+import sys
+import threading
+import warnings
 
 from grapeshot._loop.base import BaseLoop
 from grapeshot.coro._executor import CoroPoolExecutor, executor_of, needs_thread
 
 from . import _import_hooks, _originals
+from ._warning import PatchWarning
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,12 +31,13 @@ if TYPE_CHECKING:
     from typing import Any
 
 _to_thread = asyncio.to_thread
+_real_local: Any = _originals.get_original("_thread", "_local")
 
 
 async def to_thread(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Like ``asyncio.to_thread``, but in a coro, unless the function needs a real thread."""
     loop = asyncio.get_running_loop()
-    if not isinstance(loop, BaseLoop) or needs_thread(func):
+    if not isinstance(loop, BaseLoop) or needs_thread(func, [*args, *kwargs.values()]):
         return await _to_thread(func, *args, **kwargs)
     call = functools.partial(contextvars.copy_context().run, func, *args, **kwargs)
     return await loop.run_in_executor(executor_of(loop), call)
@@ -53,12 +58,18 @@ def _patch_anyio(module: Any) -> None:
     backend = module.AsyncIOBackend
     run_in_thread = backend.run_sync_in_worker_thread
     module.WorkerThread._grapeshot_is_real = True
+    if type(module.threadlocals) is _real_local:
+        # anyio was imported before patch(). Its worker threads have not begun, or end with their loop.
+        old, new = module.threadlocals, threading.local()
+        for name, holder in list(sys.modules.items()):
+            if name.startswith("anyio.") and vars(holder).get("threadlocals") is old:
+                vars(holder)["threadlocals"] = new
 
     async def run_sync_in_worker_thread(
         cls: Any, func: Callable[..., Any], args: Any, abandon_on_cancel: bool = False, limiter: Any = None
     ) -> Any:
         loop = asyncio.get_running_loop()
-        if not isinstance(loop, BaseLoop) or needs_thread(func):
+        if not isinstance(loop, BaseLoop) or needs_thread(func, args):
             return await run_in_thread(func, args, abandon_on_cancel=abandon_on_cancel, limiter=limiter)
         await cls.checkpoint()
         # Without a limiter of the caller there is no limit. The default limiter is there because threads are expensive.
@@ -91,37 +102,45 @@ def _call_for_anyio(
 # ---------------------------------------------------------------- asgiref
 
 
-class _LoopExecutor(concurrent.futures.Executor):
-    """Submits to the executor of the running loop."""
+class _Executor:
+    """``SyncToAsync._executor``: None means the loop's default executor, or here the one for coros."""
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        loop = asyncio.get_running_loop()
-        executor = executor_of(loop) if isinstance(loop, BaseLoop) else _get_default_executor(loop)
-        return executor.submit(fn, *args, **kwargs)
+    def __get__(self, sync_to_async: Any, kind: type | None = None) -> Any:
+        if sync_to_async is None:
+            return self
+        executor = vars(sync_to_async)["_executor"]
+        if executor is None and not sync_to_async._thread_sensitive and not needs_thread(sync_to_async.func):
+            loop = asyncio._get_running_loop()
+            return executor_of(loop) if isinstance(loop, BaseLoop) else None
+        return executor
+
+    def __set__(self, sync_to_async: Any, executor: object) -> None:
+        vars(sync_to_async)["_executor"] = executor
 
 
-def _get_default_executor(loop: Any) -> Any:
-    if loop._default_executor is None:
-        loop.set_default_executor(concurrent.futures.ThreadPoolExecutor(thread_name_prefix="asyncio"))
-    return loop._default_executor
+class _SerialExecutor:
+    """``SyncToAsync.single_thread_executor``: one for each loop, instead of one for the process."""
+
+    def __init__(self, original: object) -> None:
+        self._original = original
+
+    def __get__(self, sync_to_async: Any, kind: type | None = None) -> Any:
+        loop = asyncio._get_running_loop()
+        return executor_of(loop, 1) if isinstance(loop, BaseLoop) else self._original
 
 
 def _patch_asgiref(module: Any) -> None:
     """Thread-sensitive functions of one context are called one after the other in one coro, instead of one thread."""
     kind = module.SyncToAsync
+    made = (vars(each).get("_storage") for each in gc.get_objects() if type(each).__module__ == "asgiref.local")
+    if any(type(each) is _real_local for each in (kind.threadlocal, *made)):
+        warnings.warn(
+            "asgiref was imported before coro.patch(to_thread=True), which should be called first: sync_to_async() "
+            "keeps threads, because coros would share asgiref's thread-local objects, such as Django's connections",
+            PatchWarning,
+            stacklevel=4,
+        )
+        return
     module.ThreadPoolExecutor = CoroPoolExecutor
-    original, any_executor = kind.__init__, _LoopExecutor()
-    shared = kind.single_thread_executor
-
-    @functools.wraps(original)
-    def init(self: Any, func: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        original(self, func, *args, **kwargs)
-        if not self._thread_sensitive and self._executor is None and not needs_thread(func):
-            self._executor = any_executor
-
-    def single_thread_executor(self: Any) -> Any:
-        loop = asyncio.get_running_loop()
-        return executor_of(loop, 1) if isinstance(loop, BaseLoop) else shared
-
-    kind.__init__ = init
-    kind.single_thread_executor = property(single_thread_executor)
+    kind._executor = _Executor()
+    kind.single_thread_executor = _SerialExecutor(kind.single_thread_executor)

@@ -1,0 +1,129 @@
+"""``await_`` and ``run_sync``: greenlets wait for awaitables, and tasks wait for greenlets."""
+
+from __future__ import annotations
+
+import asyncio
+
+import gevent  # type: ignore[import-untyped]
+import gevent.exceptions  # type: ignore[import-untyped]
+
+from ._loop import Loop
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from typing import Any, ParamSpec, TypeVar
+
+    _P = ParamSpec("_P")
+    _T = TypeVar("_T")
+
+
+def _loop_of_hub() -> Loop:
+    loop = gevent.get_hub().loop
+    if not isinstance(loop, Loop):
+        raise RuntimeError(
+            f"gevent runs on {loop!r}: set GEVENT_LOOP=grapeshot.gevent.Loop, or call python -m grapeshot.gevent"
+        )
+    return loop
+
+
+def await_(awaitable: Awaitable[_T]) -> _T:
+    """Wait in a greenlet until the awaitable is done; return its result or raise its exception.
+
+    A coroutine runs as a task on the hub's loop. If the greenlet is interrupted while it waits (by ``kill`` or
+    ``gevent.Timeout``), the task is cancelled, and the exception is raised once the task has ended.
+
+    Raises:
+        RuntimeError: gevent does not run on :class:`grapeshot.gevent.Loop`.
+        gevent.exceptions.BlockingSwitchOutError: called in the hub, so in a task or callback.
+    """
+    loop = _loop_of_hub()
+    hub = gevent.get_hub()
+    if gevent.getcurrent() is hub:
+        if asyncio.iscoroutine(awaitable):
+            awaitable.close()
+        raise gevent.exceptions.BlockingSwitchOutError(
+            "await_() was called in a task or callback, which runs in the hub: use await there"
+        )
+    future = _as_future(loop, awaitable)
+    # run() of the hub's loop must not return while the greenlet waits: asyncio's work alone does not keep it.
+    loop.ref()
+    try:
+        return _wait(loop, future)
+    except BaseException:
+        if not future.done():
+            future.cancel()
+            _wait_for_end(loop, future)
+        raise
+    finally:
+        loop.unref()
+        del future  # its exception's traceback refers to this frame: avoid a reference cycle
+
+
+def _as_future(loop: Loop, awaitable: Awaitable[_T]) -> asyncio.Future[_T]:
+    asyncio._set_running_loop(loop.asyncio_loop)
+    try:
+        return asyncio.ensure_future(awaitable, loop=loop.asyncio_loop)
+    finally:
+        asyncio._set_running_loop(None)
+
+
+def _wait_for_end(loop: Loop, future: asyncio.Future[Any]) -> None:
+    if future.done():
+        return
+    hub, current = gevent.get_hub(), gevent.getcurrent()
+
+    def wake(_: object) -> None:
+        loop.run_callback(current.switch)
+
+    future.add_done_callback(wake)
+    try:
+        while not future.done():
+            hub.switch()
+    finally:
+        future.remove_done_callback(wake)
+
+
+def _wait(loop: Loop, future: asyncio.Future[_T]) -> _T:
+    _wait_for_end(loop, future)
+    return future.result()
+
+
+async def run_sync(fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+    """Call ``fn(*args, **kwargs)`` in a new greenlet; return its result or raise its exception. The task waits.
+
+    If the task is cancelled, GreenletExit is raised in the greenlet, and the task waits until the greenlet has ended.
+    """
+    loop = asyncio.get_running_loop()
+    ended = loop.create_future()
+    outcome: list[Any] = []
+
+    def call() -> None:
+        try:
+            outcome[:] = [True, fn(*args, **kwargs)]
+        except BaseException as exc:
+            outcome[:] = [False, exc]
+        finally:
+            if not ended.done():
+                ended.set_result(None)
+
+    greenlet = gevent.spawn(call)
+    try:
+        await asyncio.shield(ended)
+    except asyncio.CancelledError:
+        greenlet.kill(block=False)
+        if greenlet.started or outcome:
+            while not ended.done():
+                try:
+                    await asyncio.shield(ended)
+                except asyncio.CancelledError:
+                    continue
+        raise
+    try:
+        is_result, value = outcome
+        if is_result:
+            return value  # type: ignore[no-any-return]
+        raise value
+    finally:
+        outcome.clear()
+        del greenlet

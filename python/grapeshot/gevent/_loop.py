@@ -1,0 +1,350 @@
+"""``Loop``: gevent's loop interface on a grapeshot loop. Source: ILoop in gevent's ``_interfaces.py``.
+
+gevent's hub is a greenlet that calls ``Loop.run()``, and that runs the grapeshot loop::
+
+    the hub's greenlet                     another greenlet
+    Loop.run()
+      asyncio_loop.run_forever()
+        a timer is due: Watcher._fire
+          Loop._call: callback(*args) ---> waiter.switch(): the greenlet goes on
+                      returns        <---- the greenlet waits: hub.switch()
+
+So the grapeshot loop is always somewhere in a callback while a greenlet runs. asyncio sees a running loop only in the
+hub, where tasks and callbacks run. In greenlets it sees none, as in a thread without a loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import sys
+import traceback
+
+import gevent._interfaces  # type: ignore[import-untyped]
+import gevent.exceptions  # type: ignore[import-untyped]
+import zope.interface  # type: ignore[import-untyped]
+
+import grapeshot
+
+from . import _watchers
+from ._watchers import EVENTS, READ, WRITE, Callback, Children, Descriptors, Watcher
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Any
+
+# gevent.core has the names of this module.
+__all__ = ["EVENTS", "READ", "WRITE", "Loop", "get_header_version", "get_version", "loop", "supported_backends"]
+
+_set_running_loop = asyncio._set_running_loop
+
+
+@zope.interface.implementer(gevent._interfaces.ILoop)
+class Loop:
+    """A loop for gevent's hub: set ``GEVENT_LOOP=grapeshot.gevent.Loop`` or ``gevent.config.loop``.
+
+    ``asyncio_loop`` is the grapeshot loop. asyncio's tasks, transports and servers run on it in the hub.
+    """
+
+    # How many callbacks run before the loop looks at the clock, as in gevent's other loops.
+    CALLBACK_CHECK_COUNT = 50
+    MAXPRI = 1
+    MINPRI = 1
+    # The poller's resolution is a millisecond at worst.
+    approx_timer_resolution = 0.001
+    starting_timer_may_update_loop_time = False
+    backend = "grapeshot"
+    backend_int = 0
+    # The hub, while it runs the loop.
+    error_handler: Any = None
+
+    def __init__(self, flags: object = None, default: bool | None = None) -> None:
+        # None: the hub of the main thread asks for its loop.
+        self._default = default is None or bool(default)
+        self.asyncio_loop: grapeshot.Loop = grapeshot.new_event_loop()
+        self._is_destroyed = False
+        # What keeps run() from returning: active watchers with a reference, callbacks, and calls of ref().
+        self._references = 0
+        self._watchers: set[Watcher] = set()
+        self._callbacks: collections.deque[Callback] = collections.deque()
+        self._is_calling_set = False
+        # Whether run() shall return after the next watcher or callback.
+        self._is_once = False
+        self._descriptors = Descriptors(self)
+        self._children = Children(self)
+        # signal number -> its active watchers
+        self._signals: dict[int, list[Watcher]] = {}
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__module__}.{type(self).__name__} at {id(self):#x} {self._format()}>"
+
+    def _format(self) -> str:
+        if self._is_destroyed:
+            return "destroyed"
+        return f"{self.backend}{' default' if self._default else ''} ref={self._references}"
+
+    # ---------------------------------------------------------------- running
+
+    def run(self, nowait: bool = False, once: bool = False) -> None:
+        """Run until nothing that has a reference is left, or :meth:`break_` is called.
+
+        Args:
+            nowait: only look for what is ready now.
+            once: return after the first events.
+        """
+        self._check_open()
+        loop = self.asyncio_loop
+        self._is_once = once and not nowait
+        if nowait:
+            loop.call_soon(loop.stop)
+        while self._references > 0:
+            try:
+                loop.run_forever()
+            except BaseException:
+                # A signal's handler has raised between two callbacks. With None as the context, the hub raises the
+                # exception in the main greenlet.
+                self.handle_error(None, *sys.exc_info())
+                continue
+            return
+
+    def _count(self, change: int) -> None:
+        self._references += change
+        if self._references <= 0 and not self._is_destroyed:
+            self.asyncio_loop.call_soon(self._stop_if_unused)
+
+    def _stop_if_unused(self) -> None:
+        if self._references <= 0:
+            self.asyncio_loop.stop()
+
+    def ref(self) -> None:
+        """Keep :meth:`run` from returning until :meth:`unref` is called."""
+        self._count(1)
+
+    def unref(self) -> None:
+        self._count(-1)
+
+    def break_(self, how: object = None) -> None:
+        """Make :meth:`run` return."""
+        self.asyncio_loop.stop()
+
+    def _call(self, context: object, callback: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        """Call a function of gevent, which may switch to a greenlet. This returns when the hub runs again."""
+        _set_running_loop(None)
+        try:
+            callback(*args)
+        except BaseException:
+            self.handle_error(context, *sys.exc_info())
+        finally:
+            _set_running_loop(self.asyncio_loop)
+        if self._is_once:
+            self.asyncio_loop.stop()
+
+    def handle_error(
+        self,
+        context: object,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        """Pass an exception to the hub."""
+        if kind is gevent.exceptions.HubDestroyed:
+            self._callbacks.clear()
+            self.break_()
+            return
+        handler = self.error_handler
+        if handler is None:
+            traceback.print_exception(kind, value, tb)
+        else:
+            getattr(handler, "handle_error", handler)(context, kind, value, tb)
+
+    def verify(self) -> None:
+        """Do nothing. (libev's loop checks its own state here.)"""
+
+    def _check_open(self) -> None:
+        if self._is_destroyed:
+            raise ValueError("operation on destroyed loop")
+
+    def destroy(self) -> bool | None:
+        """Close the loop. Returns None if it was destroyed before."""
+        if self._is_destroyed:
+            return None
+        for watcher in list(self._watchers):
+            watcher.stop()
+        self._is_destroyed = True
+        self._callbacks.clear()
+        if not self.asyncio_loop.is_running():
+            self.asyncio_loop.close()
+        return True
+
+    def reinit(self) -> None:
+        """In the child of a fork: make a poller of the child's own, begin all watchers again, fire fork watchers."""
+        self.asyncio_loop._forget_parent()
+        self._descriptors.forget()
+        self._children.forget()
+        self._signals.clear()
+        self._is_calling_set = False
+        watchers = list(self._watchers)
+        for watcher in watchers:
+            watcher._forked()
+        if self._callbacks:
+            self._set_calling()
+        for watcher in watchers:
+            if isinstance(watcher, _watchers.fork):
+                self.run_callback(watcher._fire)
+
+    # ---------------------------------------------------------------- what gevent asks about the loop
+
+    @property
+    def default(self) -> bool:
+        """Whether this is the loop of the main thread's hub."""
+        return self._default and not self._is_destroyed
+
+    @property
+    def ptr(self) -> Any:
+        """True unless the loop was destroyed."""
+        return not self._is_destroyed
+
+    @property
+    def activecnt(self) -> int:
+        return self._references
+
+    @property
+    def pendingcnt(self) -> int:
+        return 0
+
+    @property
+    def iteration(self) -> int:
+        return -1
+
+    @property
+    def depth(self) -> int:
+        return int(self.asyncio_loop.is_running())
+
+    def fileno(self) -> int | None:
+        return None
+
+    def now(self) -> float:
+        """The loop's clock in seconds. It is read anew for each call, so :meth:`update_now` does nothing."""
+        return self.asyncio_loop.time()
+
+    def update_now(self) -> None:
+        pass
+
+    update = update_now
+
+    # ---------------------------------------------------------------- callbacks
+
+    def run_callback(self, func: Callable[..., Any], *args: Any) -> Callback:
+        """Call ``func(*args)`` in the hub soon. Only in the loop's thread."""
+        self._check_open()
+        callback = Callback(func, args)
+        self._callbacks.append(callback)
+        self._references += 1
+        if not self._is_calling_set:
+            self._set_calling()
+        return callback
+
+    def run_callback_threadsafe(self, func: Callable[..., Any], *args: Any) -> Callback:
+        """Like :meth:`run_callback`, from any thread."""
+        self._check_open()
+        callback = Callback(func, args)
+        self.asyncio_loop.call_soon_threadsafe(self._take, callback)
+        return callback
+
+    def _take(self, callback: Callback) -> None:
+        self._callbacks.append(callback)
+        self._references += 1
+        if not self._is_calling_set:
+            self._set_calling()
+
+    def _set_calling(self) -> None:
+        self._is_calling_set = True
+        self.asyncio_loop.call_soon(self._run_callbacks)
+
+    def _run_callbacks(self) -> None:
+        """Run callbacks, also those that are added meanwhile, for at most the switch interval."""
+        callbacks, count = self._callbacks, 0
+        expiration = self.now() + gevent.getswitchinterval()
+        try:
+            while callbacks:
+                callback = callbacks.popleft()
+                self._references -= 1
+                function, callback.callback = callback.callback, None
+                args = callback.args
+                if function is not None and args is not None:
+                    self._call(callback, function, args)
+                    callback.args = None
+                count += 1
+                if count % self.CALLBACK_CHECK_COUNT == 0 and self.now() >= expiration:
+                    break
+        finally:
+            self._is_calling_set = False
+            if callbacks:
+                self._set_calling()
+            else:
+                self._count(0)
+
+    # ---------------------------------------------------------------- watchers
+
+    def io(self, fd: int, events: int, ref: bool = True, priority: int | None = None) -> Watcher:
+        """Watch a descriptor for reading (1), writing (2) or both (3)."""
+        return _watchers.io(self, fd, events, ref, priority)
+
+    def closing_fd(self, fd: int) -> bool:
+        """Wake the watchers of a descriptor that is about to be closed; return whether there are any."""
+        return self._descriptors.closing(fd)
+
+    def timer(self, after: float, repeat: float = 0.0, ref: bool = True, priority: int | None = None) -> Watcher:
+        return _watchers.timer(self, after, repeat, ref, priority)
+
+    def signal(self, signum: int, ref: bool = True, priority: int | None = None) -> Watcher:
+        return _watchers.signal_(self, signum, ref, priority)
+
+    def idle(self, ref: bool = True, priority: int | None = None) -> Watcher:
+        return _watchers.idle(self, ref, priority)
+
+    def prepare(self, ref: bool = True, priority: int | None = None) -> Watcher:
+        return _watchers.prepare(self, ref, priority)
+
+    def check(self, ref: bool = True, priority: int | None = None) -> Watcher:
+        return _watchers.check(self, ref, priority)
+
+    def fork(self, ref: bool = True, priority: int | None = None) -> Watcher:
+        return _watchers.fork(self, ref, priority)
+
+    def async_(self, ref: bool = True, priority: int | None = None) -> Watcher:
+        return _watchers.async_(self, ref, priority)
+
+    locals()["async"] = async_
+
+    def child(self, pid: int, trace: int = 0, ref: bool = True) -> Watcher:
+        return _watchers.child(self, pid, trace, ref)
+
+    def install_sigchld(self) -> None:
+        """Do nothing: the loop does not use SIGCHLD."""
+
+    reset_sigchld = install_sigchld
+
+    def stat(self, path: str | bytes, interval: float = 0.0, ref: bool = True, priority: int | None = None) -> Watcher:
+        return _watchers.stat(self, path, interval, ref, priority)
+
+    def _signalled(self, signum: int) -> None:
+        for watcher in list(self._signals.get(signum, ())):
+            watcher._fire()
+
+
+loop = Loop
+
+
+def get_version() -> str:
+    """Return the version of the loop."""
+    return f"grapeshot-{grapeshot.__version__}"
+
+
+get_header_version = get_version
+
+
+def supported_backends() -> list[str]:
+    return [Loop.backend]
