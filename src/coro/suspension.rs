@@ -319,7 +319,8 @@ fn not_suspendable(py: Python<'_>, is_coro: bool) -> PyErr {
     PyRuntimeError::new_err(if std::thread::panicking() {
         "a coro cannot yield while it panics"
     } else if current(py).is_some_and(|coro| !with_runtime(|runtime| is_held(runtime, coro))) {
-        "a coro cannot wait inside a greenlet that it has started"
+        "a coro cannot wait inside a greenlet that it has started (to use gevent and asyncio in one thread, see \
+         grapeshot.gevent)"
     } else {
         "a coro cannot wait in code that the garbage collector calls, except with stack='own'"
     })

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on thi
 PARTS = ", ".join(
     (
         *("thread", "queue", "time", "socket", "dns", "select", "ssl", "os", "open"),
-        *("subprocess", "multiprocessing", "stdin", "stdout", "signal", "sqlite3", "futures"),
+        *("subprocess", "multiprocessing", "stdin", "stdout", "signal", "sqlite3", "futures", "to_thread"),
     )
 )
 

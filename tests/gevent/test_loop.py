@@ -1,0 +1,355 @@
+"""gevent on a grapeshot loop. Each script also runs on gevent's own loop as a control, unless it uses asyncio."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from support import PROCESS_CAP_S
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("gevent") is None, reason="gevent is not installed")
+
+OURS, LIBEV = "grapeshot.gevent.Loop", "libev-cext"
+HEAD = """
+import gevent, gevent.event, gevent.exceptions, gevent.monkey, gevent.pool, gevent.queue, gevent.server
+gevent.monkey.patch_all()
+import asyncio, os, signal, socket, subprocess, sys, threading, time
+"""
+
+
+def run(code: str, loop: str = OURS) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-W", "ignore::DeprecationWarning", "-c", HEAD + textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=PROCESS_CAP_S,
+        check=False,
+        env={**os.environ, "GEVENT_LOOP": loop},
+    )
+    assert (done.returncode, done.stderr) == (0, ""), f"{loop}: {done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def check(code: str) -> None:
+    """Run a script on both loops; it must print the same."""
+    ours, libev = run(code), run(code, LIBEV)
+    assert ours == libev
+    assert ours
+
+
+def test_greenlets_sleep_and_wait():
+    check(
+        """
+        order = []
+        def sleeper(number):
+            time.sleep(number / 50)
+            order.append(number)
+            return number
+        greenlets = [gevent.spawn(sleeper, number) for number in (3, 1, 2)]
+        print([each.value for each in gevent.joinall(greenlets)], order)
+        event, queue = gevent.event.Event(), gevent.queue.Queue()
+        gevent.spawn_later(0.01, event.set)
+        print(event.wait(5))
+        gevent.spawn(lambda: [queue.put(number) for number in range(3)])
+        print([queue.get() for _ in range(3)])
+        try:
+            with gevent.Timeout(0.01):
+                gevent.sleep(10)
+        except gevent.Timeout as exc:
+            print(exc)
+        greenlet = gevent.spawn(gevent.sleep, 10)
+        gevent.sleep(0)
+        greenlet.kill()
+        print(repr(greenlet.value))
+        """
+    )
+
+
+def test_nothing_left_to_do():
+    """The hub's loop ends when nothing is left that could wake a greenlet."""
+    check(
+        """
+        try:
+            gevent.event.Event().wait()
+        except gevent.exceptions.LoopExit as exc:
+            print(type(exc).__name__)
+        print(gevent.wait(timeout=1))
+        timer = gevent.get_hub().loop.timer(100, ref=False)
+        timer.start(print)
+        try:
+            gevent.event.Event().wait()
+        except gevent.exceptions.LoopExit:
+            print("an unreferenced timer does not count")
+        timer.close()
+        """
+    )
+
+
+def test_sockets():
+    check(
+        """
+        def echo(sock, address):
+            while data := sock.recv(1000):
+                sock.sendall(data)
+        server = gevent.server.StreamServer(("127.0.0.1", 0), echo)
+        server.start()
+        def client(number):
+            with socket.create_connection(("127.0.0.1", server.server_port)) as sock:
+                for size in (1, 100_000):
+                    sent, got = b"x" * size, b""
+                    writer = gevent.spawn(sock.sendall, sent)
+                    while len(got) < size:
+                        got += sock.recv(65536)
+                    writer.join()
+                sock.settimeout(0.01)
+                try:
+                    sock.recv(1)
+                except TimeoutError:
+                    return number
+        print(sorted(each.value for each in gevent.joinall([gevent.spawn(client, number) for number in range(20)])))
+        server.stop()
+        # A descriptor is closed while a greenlet waits for it, and its number is used again.
+        gevent.get_hub().exception_stream = None
+        near, far = socket.socketpair()
+        reader = gevent.spawn(near.recv, 1)
+        gevent.sleep(0)
+        near.close()
+        reader.join()
+        print(type(reader.exception).__name__)
+        again, other = socket.socketpair()
+        reader = gevent.spawn(again.recv, 1)
+        gevent.sleep(0)
+        other.send(b"y")
+        print(reader.get(timeout=5))
+        for each in (far, again, other):
+            each.close()
+        """
+    )
+
+
+def test_processes_signals_and_forks():
+    check(
+        """
+        print(subprocess.check_output([sys.executable, "-c", "print('child')"]))
+        print(subprocess.run([sys.executable, "-c", "raise SystemExit(3)"]).returncode)
+        process = subprocess.Popen(["sleep", "100"])
+        gevent.spawn_later(0.05, process.kill)
+        print(process.wait())
+        got = gevent.event.Event()
+        handler = gevent.signal_handler(signal.SIGUSR1, got.set)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        print(got.wait(5))
+        handler.cancel()
+        read, write = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            greenlet = gevent.spawn(lambda: (gevent.sleep(0.01), b"from the child")[1])
+            os.write(write, greenlet.get())
+            os._exit(7)
+        print(os.read(read, 100), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        """
+    )
+
+
+def test_threads():
+    """Each real thread has a hub and a loop of its own, and real threads wake greenlets."""
+    check(
+        """
+        from gevent.threadpool import ThreadPool
+        pool = ThreadPool(2)
+        print(pool.map(lambda number: number * number, range(5)))
+        real = gevent.monkey.get_original("threading", "Thread")
+        ended = gevent.event.AsyncResult()
+        loop = gevent.get_hub().loop
+        def work():
+            gevent.sleep(0.01)
+            loop.run_callback_threadsafe(ended.set, "from a thread")
+            gevent.get_hub().destroy()
+        start = gevent.monkey.get_original("_thread", "start_new_thread")
+        start(work, ())
+        keep = gevent.spawn_later(5, int)
+        print(ended.get(timeout=5))
+        keep.kill()
+        """
+    )
+
+
+def test_errors():
+    """An exception of a greenlet is printed, and KeyboardInterrupt is raised in the main greenlet."""
+    check(
+        """
+        gevent.get_hub().exception_stream = sys.stdout
+        def fail():
+            raise LookupError("nothing")
+        greenlet = gevent.spawn(fail)
+        gevent.get_hub().exception_stream = None
+        greenlet.join()
+        print(repr(greenlet.exception))
+        def interrupt():
+            os.kill(os.getpid(), signal.SIGINT)
+        gevent.spawn_later(0.01, interrupt)
+        try:
+            gevent.sleep(10)
+        except KeyboardInterrupt:
+            print("interrupted")
+        gevent.sleep(0.01)
+        try:
+            gevent.get_hub().loop.io(9999, 1)
+        except (OSError, ValueError):
+            print("bad descriptor")
+        """
+    )
+
+
+def test_tasks_and_greenlets():
+    """Tasks run in the hub. Greenlets wait for awaitables, and tasks for greenlets."""
+    out = run(
+        """
+        from grapeshot.gevent import await_, run_sync
+        async def answer(number):
+            await asyncio.sleep(0.01)
+            return number, type(asyncio.get_running_loop()).__module__
+        print([gevent.spawn(await_, answer(number)).get() for number in range(3)])
+        async def fail():
+            raise LookupError("nothing")
+        try:
+            await_(fail())
+        except LookupError as exc:
+            print(exc)
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError as exc:
+            print(exc)
+        def blocking(number):
+            time.sleep(0.01)
+            return number, await_(answer(number))[0]
+        async def both():
+            return await asyncio.gather(*(run_sync(blocking, number) for number in range(3)))
+        print(await_(both()))
+        async def wrong():
+            try:
+                gevent.sleep(1)
+            except gevent.exceptions.BlockingSwitchOutError:
+                return "a task cannot block"
+        print(await_(wrong()))
+        """
+    )
+    assert out.splitlines() == [
+        "[(0, 'grapeshot._loop'), (1, 'grapeshot._loop'), (2, 'grapeshot._loop')]",
+        "nothing",
+        "no running event loop",
+        "[(0, 0), (1, 1), (2, 2)]",
+        "a task cannot block",
+    ]
+
+
+def test_cancellation_crosses_both_ways():
+    out = run(
+        """
+        from grapeshot.gevent import await_, run_sync
+        async def sleep():
+            try:
+                await asyncio.sleep(100)
+            except asyncio.CancelledError:
+                print("task cancelled")
+                await asyncio.sleep(0.01)
+                print("task cleaned up")
+                raise
+        try:
+            with gevent.Timeout(0.01):
+                await_(sleep())
+        except gevent.Timeout:
+            print("timeout")
+        greenlet = gevent.spawn(await_, sleep())
+        gevent.sleep(0.01)
+        greenlet.kill()
+        print(repr(greenlet.value))
+        def blocking():
+            try:
+                gevent.sleep(100)
+            except gevent.GreenletExit:
+                print("greenlet ends")
+                gevent.sleep(0.01)
+                print("greenlet cleaned up")
+                raise
+        async def limited():
+            try:
+                await asyncio.wait_for(run_sync(blocking), 0.01)
+            except TimeoutError:
+                print("timeout")
+        await_(limited())
+        """
+    )
+    assert out.splitlines() == [
+        *("task cancelled", "task cleaned up", "timeout"),
+        *("task cancelled", "task cleaned up", "GreenletExit()"),
+        *("greenlet ends", "greenlet cleaned up", "timeout"),
+    ]
+
+
+def test_asyncio_libraries_in_greenlets():
+    """An asyncio server and client run in the hub beside greenlets that use sockets."""
+    out = run(
+        """
+        from grapeshot.gevent import await_
+        async def serve():
+            async def echo(reader, writer):
+                writer.write(await reader.readline())
+                await writer.drain()
+                writer.close()
+            return await asyncio.start_server(echo, "127.0.0.1", 0)
+        server = await_(serve())
+        address = server.sockets[0].getsockname()
+        def blocking(number):
+            with socket.create_connection(address) as sock:
+                sock.sendall(b"%d\\n" % number)
+                return sock.makefile("rb").readline()
+        async def client(number):
+            reader, writer = await asyncio.open_connection(*address)
+            writer.write(b"%d\\n" % number)
+            line = await reader.readline()
+            writer.close()
+            return line
+        work = [gevent.spawn(blocking, 1), gevent.spawn(await_, client(2))]
+        print(sorted(each.value for each in gevent.joinall(work)))
+        server.close()
+        await_(server.wait_closed())
+        """
+    )
+    assert out == "[b'1\\n', b'2\\n']\n"
+
+
+def test_another_loop_is_refused():
+    out = run(
+        """
+        from grapeshot.gevent import await_
+        async def nothing(): pass
+        coroutine = nothing()
+        try:
+            await_(coroutine)
+        except RuntimeError as exc:
+            print("GEVENT_LOOP=grapeshot.gevent.Loop" in str(exc))
+        coroutine.close()
+        """,
+        LIBEV,
+    )
+    assert out == "True\n"
+
+
+def test_command(tmp_path):
+    program = tmp_path / "program.py"
+    lines = ["import gevent, socket, sys", "print(gevent.get_hub().loop, socket.socket.__module__, sys.argv[1:])"]
+    program.write_text("\n".join(lines))
+    done = subprocess.run(
+        [sys.executable, "-m", "grapeshot.gevent", str(program), "argument"],
+        capture_output=True,
+        text=True,
+        timeout=PROCESS_CAP_S,
+        check=True,
+    )
+    assert "grapeshot.gevent._loop.Loop" in done.stdout
+    assert done.stdout.endswith("gevent._socket3 ['argument']\n")

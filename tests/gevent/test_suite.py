@@ -1,0 +1,73 @@
+"""gevent's own tests, from its installed package, on a grapeshot loop.
+
+Each of its modules runs in a process of its own. What fails must also fail on one of gevent's own loops, unless it is
+listed in ``DIFFERENT``. By default some modules run; with ``TEST_GEVENT=all`` (as in `.ci/matrix`) all of them do.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SPEC = importlib.util.find_spec("gevent")
+pytestmark = [
+    pytest.mark.skipif(SPEC is None, reason="gevent is not installed"),
+    pytest.mark.watchdog(600),
+]
+FOLDER = Path(SPEC.origin).parent / "tests" if SPEC is not None and SPEC.origin else Path()
+ALL = sorted(path.stem for path in FOLDER.glob("test__*.py"))
+SOME = [
+    *("test__core", "test__core_async", "test__core_callback", "test__core_fork", "test__core_loop_run"),
+    *("test__core_watcher", "test__destroy", "test__event", "test__hub", "test__issue600", "test__loop_callback"),
+    *("test__order", "test__os", "test__select", "test__selectors", "test__server", "test__signal"),
+    *("test__monkey_sigchld", "test__socket_close", "test__subprocess_poll", "test__systemerror"),
+]
+# module -> tests that pass on gevent's own loops, with the reason why they do not pass here
+DIFFERENT = {
+    "test__select": {
+        "test_closing_object_while_polling": "a descriptor that is being closed is polled once more first",
+    },
+}
+LIMIT_S = 240
+
+
+def failures(module: str, loop: str) -> set[str] | None:
+    """Run a module; return the names of the tests that failed, or None if the process failed in another way."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", f"gevent.tests.{module}"],
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            env={**os.environ, "GEVENT_LOOP": loop, "PYTHONWARNINGS": "ignore"},
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    print(f"--- {module} on {loop}\n{done.stdout}\n{done.stderr}")
+    if done.returncode == 0:
+        return set()
+    failed = set(re.findall(r"^(?:FAIL|ERROR): (\w+)", done.stderr + done.stdout, re.MULTILINE))
+    return failed or None
+
+
+@pytest.mark.parametrize("module", ALL if os.environ.get("TEST_GEVENT") == "all" else SOME)
+def test_module(module: str) -> None:
+    ours = failures(module, "grapeshot.gevent.Loop")
+    if ours is not None:
+        ours -= DIFFERENT.get(module, {}).keys()
+    if not ours and ours is not None:
+        return
+    for loop in ("libev-cext", "libuv-cffi"):
+        theirs = failures(module, loop)
+        if theirs is None or (ours is not None and ours <= theirs):
+            return
+    pytest.fail(f"only on grapeshot: {'the process' if ours is None else sorted(ours)}")
