@@ -5,8 +5,8 @@
 #   make test NEWEST=1              uses the newest release of every package instead of the locked ones
 #
 # Only Rust (with rustfmt and clippy), CPython 3.11+ and a C compiler must be installed. Everything else is installed
-# into .venv, in the versions that requirements/*.txt lock. Every step leaves a stamp file there, so that a second run
-# repeats only the steps whose inputs have changed.
+# into .venv, in the versions that requirements/*.txt lock. Each installation and the build leave a stamp file there, so
+# that they are repeated only if their inputs have changed.
 
 PYTHON ?= python3
 VENV   := .venv

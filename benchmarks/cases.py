@@ -1,5 +1,5 @@
-"""The cases that compare loops, with the bounds that they must keep: servers under closed-loop load, single calls,
-memory, and the start of a process. `services.py` has more cases, which `CASES` includes.
+"""The cases that compare loops, each with its bounds. They are servers under closed-loop load, single calls, memory,
+and the start of a process. `services.py` has more cases, which `CASES` includes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 //! `grapeshot._core.Loop`, the native base of `grapeshot.Loop`: its state, its creation and its deallocation.
 //!
-//! The table of its methods is in `loop_methods`. The object belongs to the thread that runs the loop. Other threads
-//! may only call `call_soon_threadsafe` and methods that touch nothing but atomics.
+//! The table of its methods is in `loop_methods`. While a thread runs the loop, other threads may only call the
+//! thread-safe methods, such as `call_soon_threadsafe` and `create_future`.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -22,7 +22,7 @@ use crate::binding::native_type::{NativeType, This};
 use crate::binding::object_cell::ObjectCell;
 use crate::binding::{HAS_GIL, current_thread, errors};
 
-/// The object: a Python header, the reactor, and the objects that Python code has given to the loop.
+/// The object: a Python header, the reactor, and the Python objects that the loop keeps.
 #[repr(C)]
 pub(crate) struct LoopObject {
     base: ffi::PyObject,
@@ -89,7 +89,7 @@ impl LoopObject {
     /// that thread may touch them; otherwise one thread at a time. Free-threaded builds enforce this. With a GIL, only
     /// one thread runs at a time anyway, and asyncio checks the thread only in debug mode.
     ///
-    /// Raises RuntimeError if another thread runs the loop.
+    /// In free-threaded builds, raises RuntimeError if another thread runs the loop.
     #[inline(always)]
     pub(crate) fn with_loop_access<R>(
         &self,

@@ -214,7 +214,7 @@ WAYS = ["shutdown", "raise_exception", "interrupt"]
 
 
 def interrupt(co, way):
-    """Interrupt the coro. Return the exception that the coro sees."""
+    """Interrupt the coro. Return the class of the exception that the coro sees."""
     if way == "shutdown":
         co.shutdown()
         return coro.Shutdown
@@ -366,7 +366,7 @@ def test_a_timeout_does_not_undo_a_shutdown():
         thread = coro.spawn(work)
         coro.yield_slice()
         loop = asyncio.get_running_loop()
-        # The timeout and the shutdown are both due before the coro runs, in either order.
+        # The timeout and then the shutdown become due before the coro runs.
         loop.call_at(loop.time() + 0.002, thread.shutdown)
         coro.sleep_relative(0)
         end = loop.time() + 0.003

@@ -2,10 +2,10 @@
 
     python tests/fuzz/tlsfuzzer.py --scripts CLONE/scripts --python PYTHON [--count 40] [--seconds 600] [NAME...]
 
-`.ci/soak fuzz` does this. PYTHON must have tlslite-ng. Scripts run in random order, and no script starts after the
-given seconds. A conversation that fails on grapeshot is run again on grapeshot and on asyncio. If it fails on asyncio
-too, the cause is OpenSSL and its configuration, not the loop. The status is 0 if no conversation fails only on
-grapeshot, at least one script has run, and both servers have ended without an error.
+`.ci/soak fuzz` does this. PYTHON must have tlslite-ng. Without NAME, all scripts run in random order. No script starts
+after the given seconds. A conversation that fails on grapeshot is run again there and, if it fails again, on asyncio.
+If it fails on asyncio too, the cause is OpenSSL and its configuration, not the loop. The status is 0 if no conversation
+fails only on grapeshot, at least one script has run, and both servers have ended without an error.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def failures(options: argparse.Namespace, name: str, port: int, conversations: l
 
 
 def compare(options: argparse.Namespace) -> bool:
-    """Return whether every conversation that fails on grapeshot also fails on asyncio."""
+    """Run the scripts, print a line for each, and return whether the status is 0 (see the top of this file)."""
     ours, control = Server("grapeshot"), Server("asyncio")
     held, ran = True, 0
     names = options.names or random.sample(NAMES, len(NAMES))
@@ -127,7 +127,7 @@ def compare(options: argparse.Namespace) -> bool:
             print(f"{name}: NOT RUN: {error}", flush=True)
             continue
         ran += 1
-        note = f", on asyncio as well: {len(suspect - alone)}" if suspect - alone else ""
+        note = f", other failures: {len(suspect - alone)}" if suspect - alone else ""
         print(f"{name}: {'FAILED on grapeshot only: ' + str(sorted(alone)) if alone else 'held'}{note}", flush=True)
         held = held and not alone
     return bool((ours.end() == 0) & (control.end() == 0)) and held and ran > 0

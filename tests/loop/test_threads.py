@@ -378,7 +378,7 @@ def test_futures_made_by_other_threads_while_runs_begin_and_end(loop_kind):
     assert run_script(loop_kind, FUTURES.format(count=count)) == "0\n"
 
 
-@pytest.mark.xfail_on(uvloop="remove_reader() does not find a reader that was added by an object")
+@pytest.mark.xfail_on(uvloop="remove_reader() always returns None")
 def test_a_run_while_another_thread_is_in_a_method(loop, loop_kind):
     entered, may_go_on = threading.Event(), threading.Event()
     reader, writer = socket.socketpair()
@@ -405,7 +405,7 @@ def test_a_run_while_another_thread_is_in_a_method(loop, loop_kind):
         assert loop.remove_reader(reader)
 
 
-@pytest.mark.xfail_on(uvloop="remove_reader() does not find a reader that was added by an object")
+@pytest.mark.xfail_on(uvloop="remove_reader() always returns None")
 def test_a_run_inside_of_a_method(loop):
     """`fileno()`, which add_reader calls, runs the same loop in the same thread."""
     reader, writer = socket.socketpair()
@@ -496,7 +496,7 @@ async def test_reprs_in_other_threads(loop):
 
 @pytest.mark.xfail_on(uvloop="no _thread_id")
 async def test_calls_that_other_threads_may_make(loop):
-    """In debug mode, a look-up in the executor's thread reads the loop's clock."""
+    """In debug mode, `getaddrinfo()` reads the loop's clock in the executor's thread."""
     loop.set_debug(True)
     own = threading.get_ident()
 

@@ -1,8 +1,8 @@
 """The code that every Python process runs at startup if GRAPESHOT_INSTALL is set, after ``python -m grapeshot enable``.
 
-Nothing imports this module: ``site.py`` writes its source text into a .pth file, so the text must not depend on the
-package. The code waits until the process imports asyncio or grapeshot, and then installs the loop. A process that
-imports neither has no further cost. If grapeshot has been uninstalled, asyncio keeps its own loop.
+Nothing imports this module: ``_start/site.py`` writes its source text into a .pth file, so the text must not depend on
+the package. The code waits until the process imports asyncio or grapeshot, and then installs the loop. In a process
+that imports neither, it costs a short call per import. If grapeshot has been uninstalled, asyncio keeps its own loop.
 """
 
 import sys

@@ -156,7 +156,7 @@ def __dir__() -> list[str]:
 
 
 def _name_as_public() -> None:
-    """Make this package the ``__module__`` of the public objects, which tracebacks, ``help`` and pickles name."""
+    """Set the ``__module__`` of the public objects to this package: tracebacks, ``help`` and pickles show it."""
     for name in __all__:
         value = globals()[name]
         if getattr(value, "__module__", "").startswith(f"{__name__}."):

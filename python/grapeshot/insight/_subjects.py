@@ -30,9 +30,9 @@ class Subject(NamedTuple):
     kind: str
     """``"task"``, ``"coro"``, ``"connection"``, ``"server"`` (accepting) or ``"callback"``."""
     name: str
-    """The name that the program gave it. Empty if it has only a default name such as ``Task-7``."""
+    """The name that the program gave it; ``accepts`` for a server. Empty for a default name such as ``Task-7``."""
     function: str
-    """The qualified name of its function, or, for a connection, of its protocol's class. Empty if it is not known."""
+    """The qualified name of its function, or of a connection's protocol class (see ``_protocol``). Empty if unknown."""
     place: str | None
     """Where that function begins, as ``file:line``."""
 
@@ -77,7 +77,7 @@ def subject_of(what: Any) -> Subject:
 def _subject(kind: str, name: str, function: str, place: str | None) -> Subject:
     name = "" if _DEFAULT_NAME.fullmatch(name) else name
     if name and place is not None and place.startswith(_HERE):
-        # For a thread that is a coro, or a client of a back door, the function is one of this package and says little.
+        # For a patched thread, or a client of a back door, the function is one of this package and says little.
         function, place = "", None
     return Subject(kind, name, function, place)
 

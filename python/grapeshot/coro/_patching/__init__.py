@@ -89,8 +89,8 @@ def patch(*parts: str, **switches: bool) -> None:
 
     Without arguments it patches all parts except ``futures`` and ``to_thread``. With names, as in
     ``patch("thread", "time")``, it patches only these parts and the parts that they need. A keyword switches one part
-    off (``patch(queue=False)``) or on: ``patch(futures=True)`` also makes the threads of ``ThreadPoolExecutor`` coros.
-    ``patch(to_thread=True)`` makes coros of the blocking functions that asyncio, anyio (and so Starlette and FastAPI)
+    off (``patch(queue=False)``) or on: ``patch(futures=True)`` also turns threads of ``ThreadPoolExecutor`` into coros.
+    ``patch(to_thread=True)`` runs in coros the blocking functions that asyncio, anyio (and so Starlette and FastAPI)
     and asgiref (and so Django) would run in threads. Parts that are already patched are skipped.
 
     The parts are ``thread queue time socket dns select ssl os open subprocess multiprocessing stdin stdout signal

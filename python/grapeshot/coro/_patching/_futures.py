@@ -1,4 +1,4 @@
-"""The part ``futures`` of :func:`grapeshot.coro.patch`: makes the threads of ``ThreadPoolExecutor`` coros.
+"""The part ``futures`` of :func:`grapeshot.coro.patch`: turns threads of ``ThreadPoolExecutor`` into coros.
 
 This part is patched only if it is named. Without it, ``ThreadPoolExecutor`` keeps real threads, for code that computes
 or blocks. Coros can wait for its futures either way.
@@ -60,8 +60,8 @@ def _make_class() -> type:
 def patch() -> None:
     """Replace the class. asyncio, grapeshot and InterpreterPoolExecutor keep the original, with real threads."""
     with contextlib.suppress(ImportError):
-        # A call in another interpreter blocks its thread, which must therefore be a real one. So import this module
-        # (Python 3.14 and later) before the replacement: InterpreterPoolExecutor then derives from the original.
+        # A call in another interpreter blocks its thread, which must therefore be a real one. So import the module of
+        # InterpreterPoolExecutor (Python 3.14 and later) first: the class then derives from the original.
         importlib.import_module("concurrent.futures.interpreter")
     kind = _make_class()
     concurrent.futures.ThreadPoolExecutor  # noqa: B018  # the package sets this name when it is first looked up

@@ -1,6 +1,6 @@
 """The part ``select`` of :func:`grapeshot.coro.patch`: other coros run while one waits in a ``select`` or ``poll``.
 
-The results come from the original calls with a timeout of 0, so they are level-triggered and have the same format.
+The results come from the original calls with a timeout of 0, so they are what the originals report.
 Between two such calls the coro waits with ``_waits``.
 """
 
@@ -277,7 +277,7 @@ for _kept in (_KeptSelectSelector, _KeptPollSelector, _KeptEpollSelector):
 def patch() -> None:
     """Replace the names in ``select``. The classes of ``selectors`` stay, but call the replacements.
 
-    Modules that keep the originals get subclasses of these, which call the originals.
+    Modules that keep the originals get subclasses of the selectors, which call the original functions.
     """
     kept: dict[str, Any] = {
         "SelectSelector": _KeptSelectSelector,

@@ -2,10 +2,11 @@
 
 As always, signal handlers run in the main thread between two instructions, no matter which coro or part of the loop is
 running there. Plain programs expect an exception that a handler raises to interrupt whatever the program is waiting
-for. So if another coro is running, the exception is raised in the coro that set the handler, where it waits.
+for. So if another coro or the loop is running, the exception is raised in the coro that set the handler, where it
+waits.
 
-``sigwait`` and similar functions let other coros run. The system does not report a blocked signal through a descriptor,
-so they poll for it.
+``sigwait`` and similar functions let other coros run. Python has no descriptor that reports blocked signals, so they
+poll for them.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def is_blocking(number: int) -> bool:
     if known is None:
         return False
     if isinstance(known, int):
-        # The system does not reuse the inode numbers of sockets.
+        # The inode numbers of sockets come from a counter, so none is used again soon.
         if _fstat(number).st_ino == known:
             return True
         _forget(number, known)

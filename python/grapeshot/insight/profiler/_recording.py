@@ -15,8 +15,8 @@ class Node:
     def __init__(self, key: CodeType | str | None, parent: Node | None) -> None:
         self.key = key  # the code object, or the name of a function written in C
         self.parent = parent
-        # The key is the name of a function written in C, or else the id of the code object, because comparing code
-        # objects would compare their contents. The child keeps the code object alive, so the id stays unique.
+        # By the name of a function written in C, or else by the id of the code object, because comparing code objects
+        # would compare their contents. The child keeps the code object alive, so the id stays unique.
         self.children: dict[int | str, Node] = {}
         self.calls = 0
         self.cpu_ns = 0
@@ -32,19 +32,20 @@ class Node:
 
 
 class Owner:
-    """A coro, a task, or a thread for everything else it runs: its tree of calls, and its position in the tree."""
+    """A coro, a task, or a thread (with what it runs outside of both): its tree of calls, and its position there."""
 
     __slots__ = ("is_suspended", "kind", "name", "root", "since_ns", "top", "usage", "waits_in", "yielded")
 
     def __init__(self, kind: str, name: str, rest: Owner | None = None) -> None:
         self.kind = kind
         self.name = name
-        # Owners that share a row (`rest`) have the same tree, but each has its own position in it.
+        # `rest` is the row that all further coros, or all further tasks, share. They have its tree, and each has a
+        # position of its own in it.
         self.root: Node = rest.root if rest else Node(None, None)
         self.usage: list[int] = rest.usage if rest else [0, 0, 0, 0]
         self.top: Node = self.root
         self.yielded: Node | None = None  # the innermost of the functions that have just yielded one after another
-        self.waits_in: Node | None = None  # in which function a task waits; a waiting task has left all its functions
+        self.waits_in: Node | None = None  # the function in which a waiting task has yielded; `top` is the root then
         self.is_suspended = False
         self.since_ns = 0
 
