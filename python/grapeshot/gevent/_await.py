@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import gevent  # type: ignore[import-untyped]
 import gevent.exceptions  # type: ignore[import-untyped]
@@ -13,6 +14,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from typing import Any, ParamSpec, TypeVar
+
+    from ._watchers import Callback
 
     _P = ParamSpec("_P")
     _T = TypeVar("_T")
@@ -72,16 +75,20 @@ def _wait_for_end(loop: Loop, future: asyncio.Future[Any]) -> None:
     if future.done():
         return
     hub, current = gevent.get_hub(), gevent.getcurrent()
+    wakeups: list[Callback] = []
 
     def wake(_: object) -> None:
-        loop.run_callback(current.switch)
+        wakeups.append(loop.run_callback(current.switch))
 
     future.add_done_callback(wake)
     try:
         while not future.done():
             hub.switch()
     finally:
+        # If the greenlet was interrupted, these would interrupt its next wait.
         future.remove_done_callback(wake)
+        for wakeup in wakeups:
+            wakeup.stop()
 
 
 def _wait(loop: Loop, future: asyncio.Future[_T]) -> _T:
@@ -103,24 +110,23 @@ async def run_sync(fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs)
             outcome[:] = [True, fn(*args, **kwargs)]
         except BaseException as exc:
             outcome[:] = [False, exc]
-        finally:
-            if not ended.done():
-                ended.set_result(None)
+
+    def note_end(_: object) -> None:
+        if not ended.done():
+            ended.set_result(None)
 
     greenlet = gevent.spawn(call)
+    greenlet.rawlink(note_end)  # also called if the greenlet is killed before it has begun
     try:
         await asyncio.shield(ended)
     except asyncio.CancelledError:
         greenlet.kill(block=False)
-        if greenlet.started or outcome:
-            while not ended.done():
-                try:
-                    await asyncio.shield(ended)
-                except asyncio.CancelledError:
-                    continue
+        while not ended.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.shield(ended)
         raise
     try:
-        is_result, value = outcome
+        is_result, value = outcome or (False, gevent.GreenletExit())
         if is_result:
             return value  # type: ignore[no-any-return]
         raise value

@@ -70,8 +70,8 @@ class Loop:
         self._watchers: set[Watcher] = set()
         self._callbacks: collections.deque[Callback] = collections.deque()
         self._is_calling_set = False
-        # Whether run() shall return after the next watcher or callback.
-        self._is_once = False
+        # Whether run() shall return after the next watcher or callback, and whether it shall return now.
+        self._is_once = self._is_broken = False
         self._descriptors = Descriptors(self)
         self._children = Children(self)
         # signal number -> its active watchers
@@ -96,18 +96,16 @@ class Loop:
         """
         self._check_open()
         loop = self.asyncio_loop
-        self._is_once = once and not nowait
-        if nowait:
-            loop.call_soon(loop.stop)
-        while self._references > 0:
+        self._is_once, self._is_broken = once and not nowait, False
+        while self._references > 0 and not self._is_broken:
+            if nowait:
+                loop.call_soon(self.break_)
             try:
                 loop.run_forever()
             except BaseException:
                 # A signal's handler has raised between two callbacks. With None as the context, the hub raises the
                 # exception in the main greenlet.
                 self.handle_error(None, *sys.exc_info())
-                continue
-            return
 
     def _count(self, change: int) -> None:
         self._references += change
@@ -127,6 +125,7 @@ class Loop:
 
     def break_(self, how: object = None) -> None:
         """Make :meth:`run` return."""
+        self._is_broken = True
         self.asyncio_loop.stop()
 
     def _call(self, context: object, callback: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -139,7 +138,7 @@ class Loop:
         finally:
             _set_running_loop(self.asyncio_loop)
         if self._is_once:
-            self.asyncio_loop.stop()
+            self.break_()
 
     def handle_error(
         self,
@@ -179,8 +178,16 @@ class Loop:
         return True
 
     def reinit(self) -> None:
-        """In the child of a fork: make a poller of the child's own, begin all watchers again, fire fork watchers."""
-        self.asyncio_loop._forget_parent()
+        """In the child of a fork: get a poller of the child's own, begin all watchers again, and fire fork watchers.
+
+        The child does not continue asyncio's tasks and transports, which are the parent's.
+        """
+        loop = self.asyncio_loop
+        loop._forget_parent()
+        loop._default_executor = None
+        for answers in (loop._resolver, loop._grapeshot_aio):
+            if answers is not None:
+                answers.forget_parent()
         self._descriptors.forget()
         self._children.forget()
         self._signals.clear()

@@ -218,6 +218,11 @@ class io(Watcher):  # noqa: N801  # gevent's name
             args = (EVENTS, *args)
         super().start(callback, *args)
 
+    def close(self) -> None:
+        """Stop, for good. The descriptor may be closed after this, so it is deregistered."""
+        super().close()
+        self.loop._descriptors.release(self._fd)
+
     def _begin(self) -> None:
         self.loop._descriptors.watch(self, is_known=self._is_known)
         self._is_known = True
@@ -544,6 +549,8 @@ class Descriptors:
 
     def _deregister(self, fd: int, direction: int) -> None:
         loop: Any = self._loop.asyncio_loop
+        if loop.is_closed():
+            return
         with contextlib.suppress(OSError):  # the descriptor may be closed already
             (loop._remove_reader if direction == READ else loop._remove_writer)(fd)
 
@@ -558,6 +565,13 @@ class Descriptors:
             for watcher in list(watchers):
                 if watcher._is_active:
                     watcher._fire(direction)
+
+    def release(self, fd: int) -> None:
+        """Deregister a descriptor that nobody watches."""
+        for direction, found in self._watchers.items():
+            if found.get(fd) == []:
+                del found[fd]
+                self._deregister(fd, direction)
 
     def closing(self, fd: int) -> bool:
         """The descriptor is about to be closed: wake its watchers, and return whether there are any."""
