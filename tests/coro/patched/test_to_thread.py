@@ -59,6 +59,10 @@ async def inner():
     await asyncio.sleep(0.01)
     return "inner"
 
+async def leaves_a_function():
+    asyncio.create_task(asyncio.to_thread(late))
+    await asyncio.sleep(0.02)
+
 def late():
     time.sleep(0.1)
     print("late")
@@ -71,6 +75,8 @@ async def main():
     except LookupError as exc:
         print(repr(exc))
     print(await asyncio.to_thread(asyncio.run, inner()))
+    await asyncio.to_thread(asyncio.run, leaves_a_function())
+    print("asyncio.run has waited for it")
     print(len(await asyncio.to_thread(zlib.compress, b"x" * 1000)))
     # Cancelling ends the wait, not the function.
     task = asyncio.create_task(asyncio.to_thread(late))

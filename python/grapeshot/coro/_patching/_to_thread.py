@@ -40,7 +40,14 @@ async def to_thread(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> A
     if not isinstance(loop, BaseLoop) or needs_thread(func, [*args, *kwargs.values()]):
         return await _to_thread(func, *args, **kwargs)
     call = functools.partial(contextvars.copy_context().run, func, *args, **kwargs)
-    return await loop.run_in_executor(executor_of(loop), call)
+    return await _submit(loop, call)
+
+
+def _submit(loop: BaseLoop, fn: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+    job = executor_of(loop).submit(fn, *args)
+    if loop._ledger is not None:  # an asyncio.run() that a coro has called waits for its jobs
+        loop._ledger.job_submitted(job)
+    return asyncio.wrap_future(job, loop=loop)
 
 
 def patch() -> None:
@@ -80,7 +87,7 @@ def _patch_anyio(module: Any) -> None:
                 if not abandon_on_cancel and scope._parent_scope is not None:
                     scope = scope._parent_scope  # noqa: PLW2901  # check_cancelled() looks at this scope
                 call = functools.partial(_call_for_anyio, module, loop, scope, context)
-                return await loop.run_in_executor(executor_of(loop), call, func, args)
+                return await _submit(loop, call, func, args)
 
     backend.run_sync_in_worker_thread = classmethod(run_sync_in_worker_thread)
 
