@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import inspect
 import pickle
 import pydoc
@@ -27,9 +28,12 @@ if coro_is_available():
         for kind in PUBLIC
         if isinstance(getattr(coro, kind), type) and not issubclass(getattr(coro, kind), BaseException)
         for name in dir(getattr(coro, kind))
-        # Leave out functions that a sock inherits from Python's socket.
+        # Leave out what a sock or an executor inherits from Python's classes.
         if not name.startswith("_")
-        and inspect.getattr_static(getattr(coro, kind), name) is not inspect.getattr_static(socket.socket, name, None)
+        and all(
+            inspect.getattr_static(getattr(coro, kind), name) is not inspect.getattr_static(base, name, None)
+            for base in (socket.socket, concurrent.futures.ThreadPoolExecutor)
+        )
     ]
 
 # The arguments of the most used functions, as their help shows them.
