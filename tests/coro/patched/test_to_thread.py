@@ -96,6 +96,7 @@ print("the end")
 
 def test_many_wait_at_once():
     """With threads, these functions would never get enough workers."""
+    pytest.importorskip("anyio")
     run_script(
         None,
         HEAD.replace("IS_PATCHED", "True")
@@ -120,6 +121,8 @@ grapeshot.run(main())
 
 
 def test_functions_of_other_loops_get_threads():
+    pytest.importorskip("anyio")
+    pytest.importorskip("asgiref")
     run_script(
         None,
         HEAD.replace("IS_PATCHED", "True")
@@ -138,6 +141,7 @@ asyncio.Runner(loop_factory=asyncio.SelectorEventLoop).run(main())
 
 
 def test_anyio():
+    pytest.importorskip("anyio")
     check(
         """
 import anyio
@@ -206,6 +210,7 @@ anyio.run(main, backend_options={"loop_factory": grapeshot.new_event_loop})
 
 
 def test_asgiref():
+    pytest.importorskip("asgiref")
     check(
         """
 from asgiref.sync import ThreadSensitiveContext, async_to_sync, sync_to_async
@@ -348,6 +353,7 @@ grapeshot.run(main())
 
 def test_anyio_imported_first():
     """Its thread-local object must not be shared by coros."""
+    pytest.importorskip("anyio")
     run_script(
         None,
         """
@@ -375,6 +381,7 @@ grapeshot.run(main())
 
 def test_asgiref_imported_first():
     """Coros would share Django's connections, so these functions keep threads."""
+    pytest.importorskip("asgiref")
     out = run_script(
         None,
         """
