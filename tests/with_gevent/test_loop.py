@@ -247,6 +247,128 @@ def test_tasks_and_greenlets():
     ]
 
 
+def test_asyncio_in_greenlets():
+    """`asyncio.run()` in a greenlet runs a loop of its own, and lets other greenlets run. (On libev, only one can.)"""
+    out = run(
+        """
+        order = []
+        async def main(name):
+            for number in range(3):
+                await asyncio.sleep(0.01)
+                asyncio.get_running_loop()
+                order.append(name)
+            gevent.sleep(0.01)
+            return name, asyncio.get_running_loop() is not gevent.get_hub().loop.asyncio_loop
+        work = [gevent.spawn(lambda name=name: asyncio.run(main(name))) for name in "ab"]
+        print(sorted(each.get() for each in work), sorted(order))
+        print(asyncio.run(main("c")))
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError as exc:
+            print(exc)
+        """
+    )
+    assert out.splitlines() == [
+        "[('a', True), ('b', True)] ['a', 'a', 'a', 'b', 'b', 'b']",
+        "('c', True)",
+        "no running event loop",
+    ]
+
+
+def test_executor_of_the_hub():
+    """Functions that tasks send to the default executor run in real threads, also in a patched program."""
+    out = run(
+        """
+        from grapeshot.gevent import await_
+        ident = gevent.monkey.get_original("_thread", "get_ident")
+        def work(number):
+            return number, ident() != here
+        here = ident()
+        async def main():
+            print(sorted(await asyncio.gather(*(asyncio.to_thread(work, number) for number in range(100))))[-1])
+            try:
+                await asyncio.to_thread(lambda: 1 / 0)
+            except ZeroDivisionError as exc:
+                print(exc)
+        await_(main())
+        """
+    )
+    assert out.splitlines() == ["(99, True)", "division by zero"]
+
+
+def test_late_wakeups_do_not_reach_another_wait():
+    out = run(
+        """
+        from grapeshot.gevent import await_
+        future = gevent.get_hub().loop.asyncio_loop.create_future()
+        def wait():
+            try:
+                return await_(future)
+            except gevent.GreenletExit:
+                gevent.sleep(0.01)
+                return "slept"
+        greenlet = gevent.spawn(wait)
+        gevent.sleep(0)
+        future.set_result(1)
+        greenlet.kill(block=False)
+        print(greenlet.get(timeout=5))
+        """
+    )
+    assert out == "slept\n"
+
+
+def test_contexts_are_not_inherited_by_callbacks():
+    check(
+        """
+        import contextvars
+        var = contextvars.ContextVar("var", default="none")
+        def work(name):
+            var.set(name)
+            gevent.sleep(0.01)
+            gevent.get_hub().loop.run_callback(lambda: print(var.get()))
+            timer = gevent.get_hub().loop.timer(0.001)
+            timer.start(lambda: print(var.get()))
+            gevent.sleep(0.02)
+            timer.close()
+        gevent.joinall([gevent.spawn(work, name) for name in "ab"])
+        """
+    )
+
+
+def test_corners_of_watchers():
+    check(
+        """
+        loop = gevent.get_hub().loop
+        read, write = os.pipe()
+        os.write(write, b"x")
+        unreferenced = loop.io(read, 1, ref=False)
+        unreferenced.start(lambda: (print("fired"), unreferenced.stop()))
+        loop.run(nowait=True)
+        loop.run_callback_threadsafe(gevent.getcurrent().switch, 7)  # on an idle loop
+        print(gevent.get_hub().switch())
+        from gevent import select
+        near, far = socket.socketpair()
+        far.send(b"x")
+        poll = select.poll()
+        poll.register(near, select.POLLIN | select.POLLOUT)
+        print([events for _, events in poll.poll(100)])
+        start = time.monotonic()
+        pid = None
+        def sleeper():
+            gevent.sleep(0.4)
+            return time.monotonic() - start < 0.75
+        greenlet = gevent.spawn(sleeper)
+        gevent.sleep(0.35)
+        pid = os.fork()
+        if pid == 0:
+            os._exit(int(not greenlet.get()))  # its timer does not begin again
+        print(os.waitpid(pid, 0)[1], greenlet.get())
+        for each in (near, far):
+            each.close()
+        """
+    )
+
+
 def test_cancellation_crosses_both_ways():
     out = run(
         """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 
 import gevent  # type: ignore[import-untyped]
 import gevent.exceptions  # type: ignore[import-untyped]
@@ -54,9 +55,11 @@ def await_(awaitable: Awaitable[_T]) -> _T:
     try:
         return _wait(loop, future)
     except BaseException:
-        if not future.done():
-            future.cancel()
-            _wait_for_end(loop, future)
+        future.cancel()
+        while not future.done():
+            # A second interruption does not end the wait for the task's cleanup.
+            with contextlib.suppress(gevent.GreenletExit, gevent.Timeout):
+                _wait_for_end(loop, future)
         raise
     finally:
         loop.unref()
@@ -64,11 +67,12 @@ def await_(awaitable: Awaitable[_T]) -> _T:
 
 
 def _as_future(loop: Loop, awaitable: Awaitable[_T]) -> asyncio.Future[_T]:
+    own = asyncio._get_running_loop()
     asyncio._set_running_loop(loop.asyncio_loop)
     try:
         return asyncio.ensure_future(awaitable, loop=loop.asyncio_loop)
     finally:
-        asyncio._set_running_loop(None)
+        asyncio._set_running_loop(own)
 
 
 def _wait_for_end(loop: Loop, future: asyncio.Future[Any]) -> None:
@@ -76,32 +80,44 @@ def _wait_for_end(loop: Loop, future: asyncio.Future[Any]) -> None:
         return
     hub, current = gevent.get_hub(), gevent.getcurrent()
     wakeups: list[Callback] = []
+    is_over = False
 
     def wake(_: object) -> None:
-        wakeups.append(loop.run_callback(current.switch))
+        if not is_over:
+            wakeups.append(loop.run_callback(current.switch))
 
     future.add_done_callback(wake)
     try:
         while not future.done():
             hub.switch()
     finally:
-        # If the greenlet was interrupted, these would interrupt its next wait.
+        # If the greenlet was interrupted, a late wake-up would interrupt its next wait.
+        is_over = True
         future.remove_done_callback(wake)
         for wakeup in wakeups:
             wakeup.stop()
 
 
 def _wait(loop: Loop, future: asyncio.Future[_T]) -> _T:
-    _wait_for_end(loop, future)
-    return future.result()
+    try:
+        _wait_for_end(loop, future)
+        return future.result()
+    finally:
+        del future  # as above
 
 
 async def run_sync(fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
     """Call ``fn(*args, **kwargs)`` in a new greenlet; return its result or raise its exception. The task waits.
 
     If the task is cancelled, GreenletExit is raised in the greenlet, and the task waits until the greenlet has ended.
+    The function sees the context variables of the task.
+
+    Raises:
+        RuntimeError: the task does not run in gevent's hub.
     """
     loop = asyncio.get_running_loop()
+    if loop is not _loop_of_hub().asyncio_loop:
+        raise RuntimeError(f"run_sync() works only in tasks of gevent's hub, not on {loop!r}")
     ended = loop.create_future()
     outcome: list[Any] = []
 
@@ -115,7 +131,9 @@ async def run_sync(fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs)
         if not ended.done():
             ended.set_result(None)
 
-    greenlet = gevent.spawn(call)
+    greenlet = gevent.Greenlet(call)
+    greenlet.gr_context = contextvars.copy_context()
+    greenlet.start()
     greenlet.rawlink(note_end)  # also called if the greenlet is killed before it has begun
     try:
         await asyncio.shield(ended)
@@ -132,4 +150,4 @@ async def run_sync(fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs)
         raise value
     finally:
         outcome.clear()
-        del greenlet
+        del greenlet, value  # an exception's traceback refers to this frame

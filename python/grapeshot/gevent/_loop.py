@@ -9,24 +9,29 @@ gevent's hub is a greenlet that calls ``Loop.run()``, and that runs the grapesho
           Loop._call: callback(*args) ---> waiter.switch(): the greenlet goes on
                       returns        <---- the greenlet waits: hub.switch()
 
-So the grapeshot loop is always somewhere in a callback while a greenlet runs. asyncio sees a running loop only in the
-hub, where tasks and callbacks run. In greenlets it sees none, as in a thread without a loop.
+So the grapeshot loop is always somewhere in a callback while a greenlet runs. Each greenlet has a running loop of its
+own, as each thread has one: in the hub, where tasks and callbacks run, it is the grapeshot loop, and in other greenlets
+there is none, unless they call ``asyncio.run()``. ``_switched`` exchanges them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import collections
+import contextvars
 import sys
 import traceback
+import weakref
 
 import gevent._interfaces  # type: ignore[import-untyped]
 import gevent.exceptions  # type: ignore[import-untyped]
+import greenlet  # type: ignore[import-untyped]
 import zope.interface  # type: ignore[import-untyped]
 
 import grapeshot
 
 from . import _watchers
+from ._executor import HubExecutor
 from ._watchers import EVENTS, READ, WRITE, Callback, Children, Descriptors, Watcher
 
 TYPE_CHECKING = False
@@ -38,7 +43,33 @@ if TYPE_CHECKING:
 # gevent.core has the names of this module.
 __all__ = ["EVENTS", "READ", "WRITE", "Loop", "get_header_version", "get_version", "loop", "supported_backends"]
 
-_set_running_loop = asyncio._set_running_loop
+_get_running_loop, _set_running_loop = asyncio._get_running_loop, asyncio._set_running_loop
+# greenlet that does not run -> its running loop, if it has one
+_running_loops: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def _watch_switches() -> None:
+    """Call :func:`_switched` at each switch of this thread's greenlets."""
+    previous: Any = greenlet.gettrace()
+    if getattr(previous, "calls_switched", False):
+        return
+
+    def trace(event: str, args: Any) -> None:
+        if event in {"switch", "throw"}:
+            _switched(*args)
+        if previous is not None:
+            previous(event, args)
+
+    trace.calls_switched = True  # type: ignore[attr-defined]
+    greenlet.settrace(trace)
+
+
+def _switched(origin: Any, target: Any) -> None:
+    loop = _get_running_loop()
+    if loop is not None:
+        _running_loops[origin] = loop
+    if loop is not None or target in _running_loops:
+        _set_running_loop(_running_loops.pop(target, None))
 
 
 @zope.interface.implementer(gevent._interfaces.ILoop)
@@ -64,9 +95,13 @@ class Loop:
         # None: the hub of the main thread asks for its loop.
         self._default = default is None or bool(default)
         self.asyncio_loop: grapeshot.Loop = grapeshot.new_event_loop()
+        self.asyncio_loop._default_executor = HubExecutor()
+        _watch_switches()
         self._is_destroyed = False
         # What keeps run() from returning: active watchers with a reference, callbacks, and calls of ref().
         self._references = 0
+        # Callbacks of other threads, which are not counted yet.
+        self._from_threads: collections.deque[Callback] = collections.deque()
         self._watchers: set[Watcher] = set()
         self._callbacks: collections.deque[Callback] = collections.deque()
         self._is_calling_set = False
@@ -97,9 +132,11 @@ class Loop:
         self._check_open()
         loop = self.asyncio_loop
         self._is_once, self._is_broken = once and not nowait, False
-        while self._references > 0 and not self._is_broken:
-            if nowait:
-                loop.call_soon(self.break_)
+        is_single = nowait or once
+        while (self._is_used() or is_single) and not self._is_broken:
+            if nowait or (is_single and not self._is_used()):
+                self._soon(self.break_)
+            is_single = False
             try:
                 loop.run_forever()
             except BaseException:
@@ -107,13 +144,20 @@ class Loop:
                 # exception in the main greenlet.
                 self.handle_error(None, *sys.exc_info())
 
+    def _is_used(self) -> bool:
+        return self._references > 0 or bool(self._from_threads)
+
+    def _soon(self, function: Callable[..., object]) -> asyncio.Handle:
+        # Callbacks of the hub do not run in the context of the greenlet that has caused them.
+        return self.asyncio_loop.call_soon(function, context=contextvars.Context())
+
     def _count(self, change: int) -> None:
         self._references += change
         if self._references <= 0 and not self._is_destroyed:
-            self.asyncio_loop.call_soon(self._stop_if_unused)
+            self._soon(self._stop_if_unused)
 
     def _stop_if_unused(self) -> None:
-        if self._references <= 0:
+        if not self._is_used():
             self.asyncio_loop.stop()
 
     def ref(self) -> None:
@@ -130,13 +174,12 @@ class Loop:
 
     def _call(self, context: object, callback: Callable[..., Any], args: tuple[Any, ...]) -> None:
         """Call a function of gevent, which may switch to a greenlet. This returns when the hub runs again."""
-        _set_running_loop(None)
         try:
             callback(*args)
         except BaseException:
+            if isinstance(context, _watchers.io):
+                context.stop()  # the descriptor is still ready, so the callback would fail again at once
             self.handle_error(context, *sys.exc_info())
-        finally:
-            _set_running_loop(self.asyncio_loop)
         if self._is_once:
             self.break_()
 
@@ -184,7 +227,7 @@ class Loop:
         """
         loop = self.asyncio_loop
         loop._forget_parent()
-        loop._default_executor = None
+        loop._default_executor = HubExecutor()
         for answers in (loop._resolver, loop._grapeshot_aio):
             if answers is not None:
                 answers.forget_parent()
@@ -246,29 +289,33 @@ class Loop:
     def run_callback(self, func: Callable[..., Any], *args: Any) -> Callback:
         """Call ``func(*args)`` in the hub soon. Only in the loop's thread."""
         self._check_open()
+        if self._from_threads:
+            self._take()
         callback = Callback(func, args)
+        self._add(callback)
+        return callback
+
+    def _add(self, callback: Callback) -> None:
         self._callbacks.append(callback)
         self._references += 1
         if not self._is_calling_set:
             self._set_calling()
-        return callback
 
     def run_callback_threadsafe(self, func: Callable[..., Any], *args: Any) -> Callback:
         """Like :meth:`run_callback`, from any thread."""
         self._check_open()
         callback = Callback(func, args)
-        self.asyncio_loop.call_soon_threadsafe(self._take, callback)
+        self._from_threads.append(callback)
+        self.asyncio_loop.call_soon_threadsafe(self._take, context=contextvars.Context())
         return callback
 
-    def _take(self, callback: Callback) -> None:
-        self._callbacks.append(callback)
-        self._references += 1
-        if not self._is_calling_set:
-            self._set_calling()
+    def _take(self) -> None:
+        while self._from_threads:
+            self._add(self._from_threads.popleft())
 
     def _set_calling(self) -> None:
         self._is_calling_set = True
-        self.asyncio_loop.call_soon(self._run_callbacks)
+        self._soon(self._run_callbacks)
 
     def _run_callbacks(self) -> None:
         """Run callbacks, also those that are added meanwhile, for at most the switch interval."""

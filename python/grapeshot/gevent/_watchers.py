@@ -7,9 +7,11 @@ is left, so each watcher tells the loop when it becomes active and when it no lo
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import fcntl
 import functools
 import os
+import select
 import signal
 
 import gevent._interfaces  # type: ignore[import-untyped]
@@ -270,7 +272,10 @@ class timer(Watcher):  # noqa: N801
         self._set(max(self._after, 0.0))
 
     def _set(self, delay: float) -> None:
-        self._handle = self.loop.asyncio_loop.call_later(delay, self._due)
+        self._handle = self.loop.asyncio_loop.call_later(delay, self._due, context=contextvars.Context())
+
+    def _forked(self) -> None:
+        self._set(max(0.0, self._handle.when() - self.loop.now()) if self._handle is not None else 0.0)
 
     def _end(self) -> None:
         self._handle.cancel()
@@ -318,16 +323,16 @@ class _InEachIteration(Watcher):
     _handle: Any = None
 
     def _begin(self) -> None:
-        self._handle = self.loop.asyncio_loop.call_soon(self._wait_for_next)
+        self._handle = self.loop._soon(self._wait_for_next)
 
     def _wait_for_next(self) -> None:
-        self._handle = self.loop.asyncio_loop.call_soon(self._step)
+        self._handle = self.loop._soon(self._step)
 
     def _end(self) -> None:
         self._handle.cancel()
 
     def _step(self) -> None:
-        self._handle = self.loop.asyncio_loop.call_soon(self._step)
+        self._handle = self.loop._soon(self._step)
         self._fire()
 
 
@@ -369,7 +374,7 @@ class async_(Watcher):  # noqa: N801
             return
         self._is_pending = True
         try:
-            self.loop.asyncio_loop.call_soon_threadsafe(self._sent)
+            self.loop.asyncio_loop.call_soon_threadsafe(self._sent, context=contextvars.Context())
         except RuntimeError:  # the loop is closed
             self._is_pending = False
 
@@ -506,6 +511,8 @@ class Descriptors:
         self._loop = loop
         # By direction: descriptor -> its active watchers, an empty list if it is registered but not watched
         self._watchers: dict[int, dict[int, list[io]]] = {READ: {}, WRITE: {}}
+        # Descriptor and direction of regular files, which are always ready, while they are watched
+        self._always: set[tuple[int, int]] = set()
 
     def watch(self, watcher: io, *, is_known: bool) -> None:
         fd, events = watcher._fd, watcher._events
@@ -528,19 +535,23 @@ class Descriptors:
 
     def _register(self, fd: int, direction: int) -> None:
         loop: Any = self._loop.asyncio_loop
+        add = loop._add_reader if direction == READ else loop._add_writer
         try:
-            (loop._add_reader if direction == READ else loop._add_writer)(fd, self._ready, fd, direction)
+            contextvars.Context().run(add, fd, self._ready, fd, direction)
         except PermissionError:
-            loop.call_soon(self._always_ready, fd, direction)  # a regular file
+            if (fd, direction) not in self._always:
+                self._always.add((fd, direction))
+                loop.call_soon(self._always_ready, fd, direction, context=contextvars.Context())
         except OSError:
             self._loop.run_callback(self._failed, fd, direction)  # the descriptor is closed
 
     def _always_ready(self, fd: int, direction: int) -> None:
         watchers = self._watchers[direction].get(fd)
         if watchers:
-            self._loop.asyncio_loop.call_soon(self._always_ready, fd, direction)
+            self._loop.asyncio_loop.call_soon(self._always_ready, fd, direction, context=contextvars.Context())
             self._ready(fd, direction)
         else:
+            self._always.discard((fd, direction))
             self._watchers[direction].pop(fd, None)
 
     def _failed(self, fd: int, direction: int) -> None:
@@ -559,12 +570,20 @@ class Descriptors:
         if not watchers:
             self._watchers[direction].pop(fd, None)
             self._deregister(fd, direction)
-        elif len(watchers) == 1:
-            watchers[0]._fire(direction)
         else:
             for watcher in list(watchers):
                 if watcher._is_active:
-                    watcher._fire(direction)
+                    watcher._fire(direction if watcher._events == direction else self._events_now(fd, direction))
+
+    @staticmethod
+    def _events_now(fd: int, events: int) -> int:
+        """Add the other direction to the events, if the descriptor is ready for it, too."""
+        poll = _poll()
+        poll.register(fd, select.POLLIN | select.POLLOUT)
+        for _, ready in poll.poll(0):
+            events |= READ if ready & select.POLLIN else 0
+            events |= WRITE if ready & select.POLLOUT else 0
+        return events
 
     def release(self, fd: int) -> None:
         """Deregister a descriptor that nobody watches."""
@@ -593,6 +612,8 @@ class Descriptors:
             watcher._fire(events)
 
     def forget(self) -> None:
+        """In the child of a fork: the loop has forgotten all registrations."""
+        self._always.clear()
         for found in self._watchers.values():
             found.clear()
 
@@ -666,3 +687,4 @@ class Children:
 
 # gevent's monkey patching replaces os.waitpid by a function that uses this module.
 _waitpid = gevent.monkey.get_original("os", "waitpid")
+_poll = gevent.monkey.get_original("select", "poll")
