@@ -439,7 +439,7 @@ class stat(Watcher):  # noqa: N801
         super().__init__(loop, ref, priority)
         self._path = path
         self._paths = os.fsencode(path)  # the name in gevent's other loops
-        self._interval = interval if interval > 0 else self._DEFAULT_INTERVAL_S
+        self._interval = interval
         self.attr = self.prev = self._stat()
         self._handle: Any = None
 
@@ -458,13 +458,19 @@ class stat(Watcher):  # noqa: N801
             return None
 
     def _begin(self) -> None:
-        self._handle = self.loop.asyncio_loop.call_later(max(self._interval, 0.1), self._look)
+        if self._interval <= 0:
+            self._interval = self._DEFAULT_INTERVAL_S
+        self._set()
+
+    def _set(self) -> None:
+        interval = max(self._interval, 0.1)
+        self._handle = self.loop.asyncio_loop.call_later(interval, self._look, context=contextvars.Context())
 
     def _end(self) -> None:
         self._handle.cancel()
 
     def _look(self) -> None:
-        self._begin()
+        self._set()
         status = self._stat()
         if status != self.attr:
             self.prev, self.attr = self.attr, status
