@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 __all__ = ["EVENTS", "READ", "WRITE", "Loop", "get_header_version", "get_version", "loop", "supported_backends"]
 
 _get_running_loop, _set_running_loop = asyncio._get_running_loop, asyncio._set_running_loop
-# greenlet that does not run -> its running loop, if it has one
-_running_loops: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+# greenlet that does not run -> its running loop, if it has one, and the current task of that loop
+_running_loops: weakref.WeakKeyDictionary[Any, tuple[Any, Any]] = weakref.WeakKeyDictionary()
 
 
 def _watch_switches() -> None:
@@ -67,9 +67,18 @@ def _watch_switches() -> None:
 def _switched(origin: Any, target: Any) -> None:
     loop = _get_running_loop()
     if loop is not None:
-        _running_loops[origin] = loop
-    if loop is not None or target in _running_loops:
-        _set_running_loop(_running_loops.pop(target, None))
+        _running_loops[origin] = loop, _swap_current_task(loop, None)
+    elif target not in _running_loops:
+        return
+    own, task = _running_loops.pop(target, (None, None))
+    _set_running_loop(own)
+    if task is not None:
+        _swap_current_task(own, task)
+
+
+def _swap_current_task(loop: Any, task: Any) -> Any:
+    """Exchange the current task, which asyncio keeps for each thread from Python 3.14 on, and for each loop before."""
+    return asyncio.tasks._swap_current_task(loop, task) if sys.version_info >= (3, 14) else None  # type: ignore[attr-defined, unused-ignore]
 
 
 @zope.interface.implementer(gevent._interfaces.ILoop)
