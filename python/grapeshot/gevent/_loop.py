@@ -11,7 +11,7 @@ gevent's hub is a greenlet that calls ``Loop.run()``, and that runs the grapesho
 
 So the grapeshot loop is always somewhere in a callback while a greenlet runs. Each greenlet has a running loop of its
 own, as each thread has one: in the hub, where tasks and callbacks run, it is the grapeshot loop, and in other greenlets
-there is none, unless they call ``asyncio.run()``. ``_switched`` exchanges them.
+there is none, unless they call ``asyncio.run()``. ``_watch_switches`` exchanges them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import collections
 import contextvars
 import sys
 import traceback
-import weakref
 
 import gevent._interfaces  # type: ignore[import-untyped]
 import gevent.exceptions  # type: ignore[import-untyped]
@@ -44,41 +43,37 @@ if TYPE_CHECKING:
 __all__ = ["EVENTS", "READ", "WRITE", "Loop", "get_header_version", "get_version", "loop", "supported_backends"]
 
 _get_running_loop, _set_running_loop = asyncio._get_running_loop, asyncio._set_running_loop
-# greenlet that does not run -> its running loop, if it has one, and the current task of that loop
-_running_loops: weakref.WeakKeyDictionary[Any, tuple[Any, Any]] = weakref.WeakKeyDictionary()
+# From Python 3.14 on, the current task belongs to the thread, and before that to its loop.
+_HAS_TASK_OF_THREAD = sys.version_info >= (3, 14)
+_swap_current_task: Any = getattr(asyncio.tasks, "_swap_current_task", None)
+# A greenlet that does not run has its running loop, if it has one, and the loop's current task in this attribute.
+_ATTRIBUTE = "_grapeshot_running"
 
 
 def _watch_switches() -> None:
-    """Call :func:`_switched` at each switch of this thread's greenlets."""
+    """Exchange the running loops of greenlets at each switch of this thread."""
     previous: Any = greenlet.gettrace()
-    if getattr(previous, "calls_switched", False):
+    if getattr(previous, "exchanges_loops", False):
         return
 
     def trace(event: str, args: Any) -> None:
-        if event in {"switch", "throw"}:
-            _switched(*args)
+        origin, target = args
+        loop = _get_running_loop()
+        if loop is not None:
+            task = _swap_current_task(loop, None) if _HAS_TASK_OF_THREAD else None
+            origin.__dict__[_ATTRIBUTE] = loop, task
+        found = target.__dict__.pop(_ATTRIBUTE, None)
+        if found is not None:
+            _set_running_loop(found[0])
+            if found[1] is not None:
+                _swap_current_task(*found)
+        elif loop is not None:
+            _set_running_loop(None)
         if previous is not None:
             previous(event, args)
 
-    trace.calls_switched = True  # type: ignore[attr-defined]
+    trace.exchanges_loops = True  # type: ignore[attr-defined]
     greenlet.settrace(trace)
-
-
-def _switched(origin: Any, target: Any) -> None:
-    loop = _get_running_loop()
-    if loop is not None:
-        _running_loops[origin] = loop, _swap_current_task(loop, None)
-    elif target not in _running_loops:
-        return
-    own, task = _running_loops.pop(target, (None, None))
-    _set_running_loop(own)
-    if task is not None:
-        _swap_current_task(own, task)
-
-
-def _swap_current_task(loop: Any, task: Any) -> Any:
-    """Exchange the current task, which asyncio keeps for each thread from Python 3.14 on, and for each loop before."""
-    return asyncio.tasks._swap_current_task(loop, task) if sys.version_info >= (3, 14) else None  # type: ignore[attr-defined, unused-ignore]
 
 
 @zope.interface.implementer(gevent._interfaces.ILoop)

@@ -215,10 +215,35 @@ class io(Watcher):  # noqa: N801  # gevent's name
     def _format(self) -> str:
         return f" fd={self._fd} events={self._events}"
 
+    # Each wait of a socket starts and stops a watcher, so these two are written for speed.
+
     def start(self, callback: Callable[..., Any], *args: Any, pass_events: bool = False) -> None:
         if pass_events:
             args = (EVENTS, *args)
-        super().start(callback, *args)
+        loop = self.loop
+        # A descriptor that is registered already needs only an entry in the list.
+        known = loop._descriptors.of(self._events).get(self._fd) if self._is_known else None
+        if known is None or self._is_active or loop._is_destroyed or not callable(callback):
+            super().start(callback, *args)
+            return
+        known.append(self)
+        self._callback, self._args = callback, args
+        self._is_active = True
+        loop._watchers.add(self)
+        if self._ref:
+            loop._references += 1
+
+    def stop(self) -> None:
+        self._callback = self._args = None
+        if self._is_active:
+            loop = self.loop
+            loop._descriptors.unwatch(self)
+            self._is_active = False
+            loop._watchers.discard(self)
+            if self._ref:
+                loop._references -= 1
+                if loop._references <= 0:
+                    loop._count(0)
 
     def close(self) -> None:
         """Stop, for good. The descriptor may be closed after this, so it is deregistered."""
@@ -532,12 +557,16 @@ class Descriptors:
                     watchers = self._watchers[direction][fd] = []
                 watchers.append(watcher)
 
+    def of(self, events: int) -> dict[int, list[io]]:
+        """Return the lists of one direction; an empty dict if the events are not exactly one."""
+        return self._watchers.get(events, {})
+
     def unwatch(self, watcher: io) -> None:
-        for direction, found in self._watchers.items():
-            if watcher._events & direction:
-                watchers = found.get(watcher._fd)
-                if watchers is not None and watcher in watchers:
-                    watchers.remove(watcher)
+        fd, events = watcher._fd, watcher._events
+        for direction in (READ, WRITE) if events == READ | WRITE else (events,):
+            watchers = self.of(direction).get(fd)
+            if watchers is not None and watcher in watchers:
+                watchers.remove(watcher)
 
     def _register(self, fd: int, direction: int) -> None:
         loop: Any = self._loop.asyncio_loop
@@ -576,6 +605,8 @@ class Descriptors:
         if not watchers:
             self._watchers[direction].pop(fd, None)
             self._deregister(fd, direction)
+        elif len(watchers) == 1 and watchers[0]._events == direction:
+            watchers[0]._fire(direction)
         else:
             for watcher in list(watchers):
                 if watcher._is_active:
