@@ -155,6 +155,23 @@ def _close_now(loop: BaseLoop) -> None:
             executor.shutdown(wait=False)
 
 
+# What forget_parent() has taken from loops. It is kept until the process ends, so that none of its code runs.
+_forgotten: list[object] = []
+
+
+def forget_parent(loop: BaseLoop) -> None:
+    """In the child of a fork: make the loop forget what the parent's loop does. The loop gets a poller of its own."""
+    loop._forget_parent()
+    if loop._asyncgens is not None:
+        _forgotten.append(list(loop._asyncgens))
+        loop._asyncgens = None
+    _forgotten.append((loop._default_executor, loop._coro_executors))
+    loop._default_executor = loop._coro_executors = None
+    for answers in (loop._resolver, loop._grapeshot_aio):
+        if answers is not None:
+            answers.forget_parent()
+
+
 # --- debug mode -----------------------------------------------------------------------------------
 
 
@@ -321,7 +338,7 @@ def _shut_down(
             executor.shutdown(wait=True)
         # These may be used again on another loop. But their coros end with this one.
         for other in with_coros:
-            other.wait_for_jobs()
+            other._wait_for_jobs()
     except Exception as exc:
         error = exc
     try:

@@ -60,7 +60,7 @@ def needs_thread(fn: Any, args: Iterable[Any] = ()) -> bool:
     """Whether a function must be called in a real thread.
 
     This is so if it is marked, or calls a marked function that is one of its arguments (frameworks wrap functions in
-    this way), or is in C and not one of those that grapeshot has patched.
+    this way), or is written in C and not patched by grapeshot.
     """
     args = list(args)
     while True:
@@ -319,6 +319,12 @@ class CoroPoolExecutor(concurrent.futures.ThreadPoolExecutor):
         loop = _current_loop()
         if loop is None or (self._limit != 1 and needs_thread(fn, [*args, *kwargs.values()])):
             return super().submit(fn, *args, **kwargs)
+        return self._submit_to_coro(loop, fn, *args, **kwargs)
+
+    def _submit_to_coro(
+        self, loop: BaseLoop, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs
+    ) -> concurrent.futures.Future[_T]:
+        """Like :meth:`submit`, for a caller that knows the running loop, and that ``fn`` needs no thread."""
         pool = self._pool_of(loop)
         if pool is None:
             return super().submit(fn, *args, **kwargs)
@@ -344,7 +350,7 @@ class CoroPoolExecutor(concurrent.futures.ThreadPoolExecutor):
         loop._coro_executors.add(self)
         return pool
 
-    def wait_for_jobs(self) -> None:
+    def _wait_for_jobs(self) -> None:
         """Wait until no job is left in a coro. Only in another thread than the loop's."""
         while self._pool is not None and (futures := list(self._pool.futures)):
             concurrent.futures.wait(futures)
@@ -376,7 +382,7 @@ class CoroPoolExecutor(concurrent.futures.ThreadPoolExecutor):
             await_(_join(current._loop, super().shutdown))
             return
         if pool is not None and pool.loop() is not _current_loop():
-            self.wait_for_jobs()
+            self._wait_for_jobs()
         super().shutdown(wait=True)
 
 

@@ -18,7 +18,7 @@ import os
 import sys
 
 from grapeshot import _core
-from grapeshot._loop import Loop
+from grapeshot._loop import Loop, lifecycle
 
 from . import _latency
 from ._bridge import run_sync
@@ -59,20 +59,12 @@ def after_fork_in_child() -> None:
 
 def _forget_parent(loop: Loop, kept: object) -> None:
     global _tasks
-    loop._forget_parent()
+    lifecycle.forget_parent(loop)
     tasks, _tasks = _tasks, set()
     for task in tasks:
         if isinstance(task, asyncio.Task) and task is not kept:
             asyncio._unregister_task(task)
             _forgotten.append(task)
-    if loop._asyncgens is not None:
-        _forgotten.append(list(loop._asyncgens))
-        loop._asyncgens = None
-    _forgotten.append((loop._default_executor, loop._coro_executors))
-    loop._default_executor = loop._coro_executors = None
-    for answers in (loop._resolver, loop._grapeshot_aio):
-        if answers is not None:
-            answers.forget_parent()
 
 
 def _task_of_run(co: Any) -> Any:

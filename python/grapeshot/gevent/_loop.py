@@ -28,10 +28,13 @@ import greenlet  # type: ignore[import-untyped]
 import zope.interface  # type: ignore[import-untyped]
 
 import grapeshot
+from grapeshot._loop import lifecycle
 
 from . import _watchers
+from ._children import Children
+from ._descriptors import Descriptors
 from ._executor import HubExecutor
-from ._watchers import EVENTS, READ, WRITE, Callback, Children, Descriptors, Watcher
+from ._watchers import EVENTS, READ, WRITE, Callback, Watcher
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -229,12 +232,8 @@ class Loop:
 
         The child does not continue asyncio's tasks and transports, which are the parent's.
         """
-        loop = self.asyncio_loop
-        loop._forget_parent()
-        loop._default_executor = HubExecutor()
-        for answers in (loop._resolver, loop._grapeshot_aio):
-            if answers is not None:
-                answers.forget_parent()
+        lifecycle.forget_parent(self.asyncio_loop)
+        self.asyncio_loop._default_executor = HubExecutor()
         self._descriptors.forget()
         self._children.forget()
         self._signals.clear()
@@ -322,7 +321,7 @@ class Loop:
         self._soon(self._run_callbacks)
 
     def _run_callbacks(self) -> None:
-        """Run callbacks, also those that are added meanwhile, for at most the switch interval."""
+        """Run callbacks, including those that are added while it runs, for at most the switch interval."""
         callbacks, count = self._callbacks, 0
         expiration = self.now() + gevent.getswitchinterval()
         try:

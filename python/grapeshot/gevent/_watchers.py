@@ -9,13 +9,10 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import fcntl
-import functools
 import os
-import select
 import signal
 
 import gevent._interfaces  # type: ignore[import-untyped]
-import gevent.monkey  # type: ignore[import-untyped]
 import zope.interface  # type: ignore[import-untyped]  # gevent needs it
 
 TYPE_CHECKING = False
@@ -27,7 +24,7 @@ if TYPE_CHECKING:
     from ._loop import Loop
 
 READ, WRITE = 1, 2
-# As the first argument of a callback, this stands for the events that happened (``gevent.core.GEVENT_COREEVENTS``).
+# As the first argument of a callback, this stands for the events that happened (``gevent.core.GEVENT_CORE_EVENTS``).
 EVENTS = object()
 
 
@@ -45,8 +42,8 @@ class Watcher:
     def __repr__(self) -> str:
         state = "active" if self._is_active else "stopped"
         text = f"<{type(self).__name__} at {id(self):#x}{self._format()} {state}"
-        if self._callback is not None:
-            text += f" callback={self._callback!r} args={self._args!r}" if self._is_active else ""
+        if self._is_active and self._callback is not None:
+            text += f" callback={self._callback!r} args={self._args!r}"
         return f"{text} ref={self._ref}>"
 
     def _format(self) -> str:
@@ -140,7 +137,7 @@ class Watcher:
             self._deactivate()
 
     def close(self) -> None:
-        """Stop, for good."""
+        """Stop. The watcher is not used again."""
         self.stop()
 
     def __enter__(self) -> Any:
@@ -215,7 +212,7 @@ class io(Watcher):  # noqa: N801  # gevent's name
     def _format(self) -> str:
         return f" fd={self._fd} events={self._events}"
 
-    # Each wait of a socket starts and stops a watcher, so these two are written for speed.
+    # Each wait of a socket starts a watcher, so this is written for speed.
 
     def start(self, callback: Callable[..., Any], *args: Any, pass_events: bool = False) -> None:
         if pass_events:
@@ -228,25 +225,10 @@ class io(Watcher):  # noqa: N801  # gevent's name
             return
         known.append(self)
         self._callback, self._args = callback, args
-        self._is_active = True
-        loop._watchers.add(self)
-        if self._ref:
-            loop._references += 1
-
-    def stop(self) -> None:
-        self._callback = self._args = None
-        if self._is_active:
-            loop = self.loop
-            loop._descriptors.unwatch(self)
-            self._is_active = False
-            loop._watchers.discard(self)
-            if self._ref:
-                loop._references -= 1
-                if loop._references <= 0:
-                    loop._count(0)
+        self._activate()
 
     def close(self) -> None:
-        """Stop, for good. The descriptor may be closed after this, so it is deregistered."""
+        """Stop. The watcher is not used again, and its descriptor may be closed next, so deregister the descriptor."""
         super().close()
         self.loop._descriptors.release(self._fd)
 
@@ -529,199 +511,3 @@ class Callback:
         text = f"<callback at {id(self):#x}"
         text += " pending" if self.pending else " stopped" if self.callback is None else ""
         return f"{text} callback={self.callback!r} args={self.args!r}>"
-
-
-class Descriptors:
-    """The io watchers of a loop. Any number of watchers may watch one descriptor.
-
-    gevent's sockets start and stop a watcher for each wait. So a descriptor that nobody watches any more stays
-    registered, and is deregistered only when an event shows that nobody wants it. (libev does the same.)
-    """
-
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
-        # By direction: descriptor -> its active watchers, an empty list if it is registered but not watched
-        self._watchers: dict[int, dict[int, list[io]]] = {READ: {}, WRITE: {}}
-        # Descriptor and direction of regular files, which are always ready, while they are watched
-        self._always: set[tuple[int, int]] = set()
-
-    def watch(self, watcher: io, *, is_known: bool) -> None:
-        fd, events = watcher._fd, watcher._events
-        for direction in (READ, WRITE):
-            if events & direction:
-                watchers = self._watchers[direction].get(fd)
-                if watchers is None or (not watchers and not is_known):
-                    if watchers is not None:
-                        self._deregister(fd, direction)
-                    self._register(fd, direction)
-                    watchers = self._watchers[direction][fd] = []
-                watchers.append(watcher)
-
-    def of(self, events: int) -> dict[int, list[io]]:
-        """Return the lists of one direction; an empty dict if the events are not exactly one."""
-        return self._watchers.get(events, {})
-
-    def unwatch(self, watcher: io) -> None:
-        fd, events = watcher._fd, watcher._events
-        for direction in (READ, WRITE) if events == READ | WRITE else (events,):
-            watchers = self.of(direction).get(fd)
-            if watchers is not None and watcher in watchers:
-                watchers.remove(watcher)
-
-    def _register(self, fd: int, direction: int) -> None:
-        loop: Any = self._loop.asyncio_loop
-        add = loop._add_reader if direction == READ else loop._add_writer
-        try:
-            contextvars.Context().run(add, fd, self._ready, fd, direction)
-        except PermissionError:
-            if (fd, direction) not in self._always:
-                self._always.add((fd, direction))
-                loop.call_soon(self._always_ready, fd, direction, context=contextvars.Context())
-        except OSError:
-            self._loop.run_callback(self._failed, fd, direction)  # the descriptor is closed
-
-    def _always_ready(self, fd: int, direction: int) -> None:
-        watchers = self._watchers[direction].get(fd)
-        if watchers:
-            self._loop.asyncio_loop.call_soon(self._always_ready, fd, direction, context=contextvars.Context())
-            self._ready(fd, direction)
-        else:
-            self._always.discard((fd, direction))
-            self._watchers[direction].pop(fd, None)
-
-    def _failed(self, fd: int, direction: int) -> None:
-        for watcher in self._watchers[direction].pop(fd, []):
-            self._wake(watcher, -1)  # gevent.select makes POLLNVAL of it
-
-    def _deregister(self, fd: int, direction: int) -> None:
-        loop: Any = self._loop.asyncio_loop
-        if loop.is_closed():
-            return
-        with contextlib.suppress(OSError):  # the descriptor may be closed already
-            (loop._remove_reader if direction == READ else loop._remove_writer)(fd)
-
-    def _ready(self, fd: int, direction: int) -> None:
-        watchers = self._watchers[direction].get(fd)
-        if not watchers:
-            self._watchers[direction].pop(fd, None)
-            self._deregister(fd, direction)
-        elif len(watchers) == 1 and watchers[0]._events == direction:
-            watchers[0]._fire(direction)
-        else:
-            for watcher in list(watchers):
-                if watcher._is_active:
-                    watcher._fire(direction if watcher._events == direction else self._events_now(fd, direction))
-
-    @staticmethod
-    def _events_now(fd: int, events: int) -> int:
-        """Add the other direction to the events, if the descriptor is ready for it, too."""
-        poll = _poll()
-        poll.register(fd, select.POLLIN | select.POLLOUT)
-        for _, ready in poll.poll(0):
-            events |= READ if ready & select.POLLIN else 0
-            events |= WRITE if ready & select.POLLOUT else 0
-        return events
-
-    def release(self, fd: int) -> None:
-        """Deregister a descriptor that nobody watches."""
-        for direction, found in self._watchers.items():
-            if found.get(fd) == []:
-                del found[fd]
-                self._deregister(fd, direction)
-
-    def closing(self, fd: int) -> bool:
-        """The descriptor is about to be closed: wake its watchers, and return whether there are any."""
-        woken: dict[io, int] = {}
-        for direction, found in self._watchers.items():
-            watchers = found.pop(fd, None)
-            if watchers is not None:
-                self._deregister(fd, direction)
-                for watcher in watchers:
-                    woken[watcher] = woken.get(watcher, 0) | direction
-                    watcher._is_known = False
-        for watcher, events in woken.items():
-            self._loop.run_callback(self._wake, watcher, events)
-        return bool(woken)
-
-    @staticmethod
-    def _wake(watcher: io, events: int) -> None:
-        if watcher._is_active:
-            watcher._fire(events)
-
-    def forget(self) -> None:
-        """In the child of a fork: the loop has forgotten all registrations."""
-        self._always.clear()
-        for found in self._watchers.values():
-            found.clear()
-
-
-class Children:
-    """The child watchers of a loop."""
-
-    # While a watcher waits for any child, how often the loop looks for one.
-    _LOOK_S = 0.02
-
-    def __init__(self, loop: Loop) -> None:
-        self._loop = loop
-        # pid -> the active watchers of that child, from the first watcher to the child's end
-        self._watchers: dict[int, list[child]] = {}
-        # The active watchers of any child.
-        self._any: list[child] = []
-        self._handle: Any = None
-
-    def watch(self, watcher: child) -> None:
-        pid = watcher._pid
-        if pid <= 0:
-            self._any.append(watcher)
-            self._look_later()
-        elif pid in self._watchers:
-            self._watchers[pid].append(watcher)
-        else:
-            self._watchers[pid] = [watcher]
-            loop = self._loop.asyncio_loop
-            try:
-                loop._watch_child(pid, functools.partial(self._returned, pid))
-            except ProcessLookupError:
-                loop.call_soon(self._returned, pid, None)
-
-    def unwatch(self, watcher: child) -> None:
-        for watchers in (self._watchers.get(watcher._pid, []), self._any):
-            if watcher in watchers:
-                watchers.remove(watcher)
-
-    def _returned(self, pid: int, returncode: int | None) -> None:
-        if returncode is None:
-            returncode = 255  # other code has fetched the status; asyncio reports this code then
-        self._ended(pid, -returncode if returncode < 0 else returncode << 8)
-
-    def _ended(self, pid: int, status: int) -> None:
-        for watcher in self._watchers.pop(pid, []) + self._any:
-            if watcher._is_active:
-                watcher.rpid, watcher.rstatus = pid, status
-                watcher._fire()
-
-    def _look_later(self) -> None:
-        if self._handle is None:
-            self._handle = self._loop.asyncio_loop.call_later(self._LOOK_S, self._look)
-
-    def _look(self) -> None:
-        self._handle = None
-        if not self._any:
-            return
-        with contextlib.suppress(ChildProcessError):
-            pid, status = _waitpid(-1, os.WNOHANG)
-            if pid:
-                self._ended(pid, status)
-        if self._any:
-            self._look_later()
-
-    def forget(self) -> None:
-        """In the child of a fork: the watched processes are children of the parent."""
-        self._watchers.clear()
-        self._any.clear()
-        self._handle = None
-
-
-# gevent's monkey patching replaces os.waitpid by a function that uses this module.
-_waitpid = gevent.monkey.get_original("os", "waitpid")
-_poll = gevent.monkey.get_original("select", "poll")

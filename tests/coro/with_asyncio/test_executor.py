@@ -116,7 +116,7 @@ def test_context_variables(kind):
 
 @kinds
 def test_limit(kind):
-    """No more than so many functions run at once, in the order of their submission."""
+    """At most `max_workers` functions run at once. They begin in the order of their submission."""
     running, seen, order = [], [], []
 
     def work(number):
@@ -186,7 +186,7 @@ def test_one_worker_for_each_loop():
 
 @kinds
 def test_shutdown_waits(kind):
-    """In a coro and in another thread, `shutdown` waits for what has begun and for what waits."""
+    """In a coro or another thread, `shutdown()` waits for running and for queued jobs."""
     ended = []
 
     def work():
@@ -317,7 +317,7 @@ def test_modules():
 
 
 def test_functions_in_c():
-    """They cannot let others run, except those of patched modules."""
+    """They need threads, unless grapeshot has patched them."""
     near, far = socket.socketpair()
     ours, theirs = coro.socketpair()
     with near, far, ours, theirs:
@@ -479,7 +479,7 @@ def test_no_reference_cycles(kind):
 
 @kinds
 def test_jobs_after_keyboard_interrupt(kind):
-    """A job that raises KeyboardInterrupt does not end those that wait."""
+    """Queued jobs still run after a job has raised KeyboardInterrupt."""
     ended = []
 
     def interrupt():

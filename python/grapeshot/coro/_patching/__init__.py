@@ -16,7 +16,6 @@ from grapeshot.coro import _other_patchers
 
 from . import _holders, _import_hooks, _originals
 from ._originals import get_original
-from ._warning import PatchWarning
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -62,6 +61,10 @@ _NEEDS = {
 _MODULES = {"sqlite3": "_c_waits"}
 
 _patched: set[str] = set()
+
+
+class PatchWarning(RuntimeWarning):
+    """Modules that were imported before :func:`patch` hold originals of names that it replaces."""
 
 
 def _choose(parts: tuple[str, ...], switches: dict[str, bool]) -> list[str]:

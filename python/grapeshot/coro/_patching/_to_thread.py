@@ -22,8 +22,7 @@ import warnings
 from grapeshot._loop.base import BaseLoop
 from grapeshot.coro._executor import CoroPoolExecutor, executor_of, needs_thread
 
-from . import _import_hooks, _originals
-from ._warning import PatchWarning
+from . import PatchWarning, _import_hooks, _originals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ async def to_thread(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> A
 
 
 def _submit(loop: BaseLoop, fn: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-    job = executor_of(loop).submit(fn, *args)
+    job = executor_of(loop)._submit_to_coro(loop, fn, *args)
     if loop._ledger is not None:  # an asyncio.run() that a coro has called waits for its jobs
         loop._ledger.job_submitted(job)
     return asyncio.wrap_future(job, loop=loop)
