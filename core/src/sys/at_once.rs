@@ -256,6 +256,7 @@ mod tests {
     use std::io::{ErrorKind, Write, pipe};
     use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
     use std::os::unix::net::{UnixDatagram, UnixStream};
+    use std::time::{Duration, Instant};
 
     use super::{read_now, write_now};
 
@@ -328,6 +329,9 @@ mod tests {
                 libc::openpty(&raw mut master, &raw mut slave, null, null.cast(), null.cast()),
                 0
             );
+            for fd in [master, slave] {
+                assert_eq!(libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC), 0);
+            }
             (OwnedFd::from_raw_fd(master), OwnedFd::from_raw_fd(slave))
         };
         assert!(would_block(read(slave.as_raw_fd())));
@@ -336,7 +340,12 @@ mod tests {
         assert_eq!(read(slave.as_raw_fd()).unwrap().unwrap(), b"line\n");
         while !would_block(write_now(slave.as_raw_fd(), &[b'x'; 4096])) {}
         drop(master);
-        assert!(read(slave.as_raw_fd()).is_ok_and(|data| data.is_some_and(|data| data.is_empty())));
+        // A process that another test is starting may hold a copy of the master side until it calls `exec`.
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !read(slave.as_raw_fd()).is_ok_and(|data| data.is_some_and(|data| data.is_empty())) {
+            assert!(Instant::now() < deadline, "the slave side was not hung up");
+            std::thread::yield_now();
+        }
         assert_eq!(
             write_now(slave.as_raw_fd(), b"x").unwrap_err().raw_os_error(),
             Some(libc::EIO)
