@@ -16,7 +16,8 @@ PYTEST := $(BIN)/python -m pytest
 # How many test files run in parallel: one more than there are processors, because tests spend much of their time
 # waiting.
 JOBS   ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
-# Extra arguments: make test-python ARGS="tests/transports -k half_close". ARGS="-n 0" runs one test at a time, in one process.
+# Extra arguments: make test-python ARGS="tests/transports -k half_close". ARGS="-n 0" runs one test at a time, in one
+# process.
 ARGS   ?=
 # The cargo profile of the extension
 PROFILE := $(if $(FAST),quick,release)

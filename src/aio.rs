@@ -64,8 +64,8 @@ fn path_of(path: &Bound<'_, PyAny>) -> PyResult<CString> {
 
 /// Starts a call and returns its ticket.
 fn start(this: Aio<'_>, call: Call, memory: Memory) -> ObjectResult<'_> {
-    // SAFETY: each caller passes the owner of the memory to which the call's pointers refer. Moving it does not move the
-    // memory: this is a text, a `bytes` object or an exported buffer on the heap.
+    // SAFETY: each caller passes the owner of the memory to which the call's pointers refer. Moving it does not move
+    // the memory: this is a text, a `bytes` object or an exported buffer on the heap.
     let started = unsafe { this.queue.borrow_mut().start(call, memory) };
     match started {
         Ok(ticket) => Ok(ticket.into_pyobject(this.py())?.into_any()),

@@ -42,7 +42,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
 }
 
 /// `_bind_methods(kind)`: copies the native methods of `Loop` onto its subclass `kind`, except for methods that `kind`
-/// defines itself.
+/// defines itself. (`_tls` and `_watch_child` are not copied: they are called once per connection or child.)
 ///
 /// CPython specializes a method call only if it finds the method on the object's exact type, so calls on a subclass
 /// would be slower without the copies.

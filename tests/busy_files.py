@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class BusyFileThreads:
     """Keeps all threads that make calls on files busy, until :meth:`release`: calls on files begin only after that.
 
-    The threads open a FIFO, which waits until its other end is opened, too. This does not concern queues with io_uring.
+    The threads open a FIFO, which waits until its other end is opened, too. Queues that use io_uring are not affected.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -101,7 +101,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    coro_is_available()  # imports grapeshot.coro, which replaces functions of asyncio
+    coro_is_available()  # imports grapeshot.coro, which adds a function to gc.callbacks
     if has_uvloop():
         loop_factory("uvloop")().close()  # libuv opens a pipe for signals with its first loop, and keeps it open
     # The collections after each test need not scan the objects that exist now.

@@ -400,7 +400,7 @@ class Echo(asyncio.Protocol):
 
 
 class Peer:
-    """The other end of a connection: a plain nonblocking socket that the loop does not drive."""
+    """The other end of a connection: a plain non-blocking socket that the loop does not drive."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -681,7 +681,8 @@ def pipe_ends(kind: str, direction: str) -> Ends:
     elif kind == "socket":
         reader, writer = (sock.detach() for sock in socket.socketpair())
     else:
-        # The loop's end is the master, whose reads fail with EIO when the other side hangs up.
+        # A loop that reads has the master, whose reads fail with EIO when the slave is closed. A loop that writes has
+        # the slave.
         reader, writer = pty.openpty()
         tty.setraw(writer)
     mine, other = (reader, writer) if direction == "read" else (writer, reader)

@@ -145,7 +145,7 @@ class Gevent:
         self._queues = gevent.queue
 
     def fifo(self) -> tuple[Function, Function]:
-        """The faster one of gevent's unbounded queues."""
+        """As in `Coros`, for the faster one of gevent's unbounded queues."""
         queue = self._queues.SimpleQueue()
         return queue.put, queue.get
 
@@ -176,7 +176,7 @@ class Runloom:
         self._channel = runloom.Chan
 
     def fifo(self) -> tuple[Function, Function]:
-        """A channel with more room than is ever used, because runloom has no unbounded queue."""
+        """As in `Coros`, for a channel with more room than is ever used, because runloom has no unbounded queue."""
         queue = self._channel(1024)
         return queue.send, queue.recv
 

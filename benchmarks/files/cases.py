@@ -13,7 +13,7 @@ from benchmarks.files.libraries import ALL
 from benchmarks.files.programs import KINDS
 from benchmarks.measure import Bound, Case, Sample, Wall, own_sample
 
-# File systems in memory. What is measured here are files that a disk has, too.
+# File systems in memory. The benchmark refuses them, because it measures files that are on a disk, too.
 IN_MEMORY = ("tmpfs", "ramfs")
 FOLDER = "GRAPESHOT_BENCH_FOLDER"
 PEERS = ("aiofiles+asyncio", "aiofiles+uvloop", "aiofiles+grapeshot")

@@ -179,7 +179,7 @@ def _write_large(place: Place, chunk_len: int) -> Round:
         if written != place.mib * MIB:
             raise AssertionError(f"{written} bytes written")
 
-    # Some rounds take four times as long as others, nevertheless: the median of three seldom does.
+    # Even so, some rounds take four times as long as others. The median of three rounds seldom does.
     return Round(run, place.mib, end, least=3)
 
 

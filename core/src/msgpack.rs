@@ -13,7 +13,8 @@
 
 use crate::probing::Probing;
 
-/// The most containers that may be nested in each other. CPython's recursion limit is lower, or not much higher.
+/// The most containers that may be nested in each other. This is a little more than CPython's default recursion limit,
+/// which is 1,000. (From CPython 3.12 on, decoders in C may nest deeper than that limit.)
 const MAX_DEPTH: usize = 1024;
 
 /// The limit for containers that are keys: how many of them a whole packet may have, counted together with the values
@@ -57,7 +58,8 @@ enum Value {
 /// A container that the scan is in.
 #[derive(Clone, Copy)]
 struct Frame {
-    /// How many entries have not been seen completely. An entry of a map is a key with its value.
+    /// How many entries the scan has not reached yet. An entry of a map is a key with its value, and counts as reached
+    /// once the scan is at the value.
     left: u32,
     kind: Kind,
 }

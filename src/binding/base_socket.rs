@@ -12,7 +12,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
-/// The C functions of the methods `fileno` and `gettimeout`, which are called for each operation.
+/// The C functions of the methods `fileno` and `gettimeout`.
 static FILENO: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 static GETTIMEOUT: AtomicPtr<()> = AtomicPtr::new(ptr::null_mut());
 /// The attribute descriptors `family`, `type` and `proto` of `_socket.socket`.

@@ -6,8 +6,8 @@
 //! once.
 //!
 //! An `ObjectRef` is neither `Send` nor `Sync`, so it cannot be used inside `Python::detach`: a thread that has one is
-//! attached.
-//! Only the loop's inbox carries references to another thread, and that thread is attached when it takes them out.
+//! attached. Only the loop's inbox carries references to another thread, and that thread is attached when it takes them
+//! out.
 //!
 //! Releasing a reference may run any code, because it may be the last one. So take the value out of its queue or table
 //! first, and drop it when nothing is borrowed any more.

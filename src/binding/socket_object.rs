@@ -131,8 +131,9 @@ pub(crate) fn guarded<'py>(socket: &Bound<'py, PyAny>) -> PyResult<Bound<'py, Py
     new_objects::attribute(&module, "TransportSocket")?.call1((socket,))
 }
 
-/// The address as `socket.getsockname` returns it: (host, port), (host, port, flowinfo, `scope_id`), a path, or bytes
-/// for an abstract name. None if there is no address or its family is not known.
+/// The address as `socket.getsockname` returns it: (host, port), (host, port, flowinfo, `scope_id`), a path (empty for
+/// a Unix socket that is not bound), or bytes for an abstract name. None if there is no address or its family is not
+/// known.
 pub(crate) fn address_object<'py>(py: Python<'py>, address: &Address) -> PyResult<Bound<'py, PyAny>> {
     match address.view() {
         AddressView::V4 { ip, port } => {

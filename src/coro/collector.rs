@@ -5,8 +5,8 @@
 //! collector calls gets a `RuntimeError`. A coro with a stack of its own (`stack="own"`) may wait there. A finalizer
 //! that runs because the last reference was dropped may wait in any coro.
 //!
-//! The package puts `note` first in `gc.callbacks`. The interpreter calls it before and after each collection, on the
-//! stack that the collection runs on.
+//! The package puts `_coro_note_collection`, which calls `note`, first in `gc.callbacks`. The interpreter calls it
+//! before and after each collection, on the stack that the collection runs on.
 
 use std::ptr;
 

@@ -1,4 +1,4 @@
-//! `Coro`: a function with a stack of its own that the loop runs.
+//! `Coro`: the object of one coro, with its function, its status and its outcome.
 //!
 //! ```text
 //!   new() --> [ new ] --start()--> [ ready ] <---- yield_slice() ---- [ running ] ---- returns, raises --> [ done ]
@@ -51,7 +51,7 @@ pub(super) struct CoroObject {
     /// The context in which the coro runs: the one that the caller gave, or a copy that belongs to the coro.
     pub(super) context: ObjectCell,
     pub(super) name: ObjectCell,
-    /// The result of the function.
+    /// The result of the function. If the coro ended with an exception: the traceback of the exception.
     pub(super) result: ObjectCell,
     /// The exception that the function has raised.
     pub(super) exception: ObjectCell,
@@ -139,7 +139,7 @@ impl CoroObject {
         ]
     }
 
-    /// Fills the fields whose empty state is not zero. Called on a zeroed allocation.
+    /// Sets the initial status. Called on a zeroed allocation; the other fields begin as zeroes.
     pub(super) fn init(&self) {
         self.status.set(Status::New);
     }

@@ -1,6 +1,6 @@
 //! `Fiber`: the stack and the interpreter state of one coro, from its first run to its end.
 //!
-//! Only the coro's thread uses it.
+//! Only the coro's thread changes a fiber. Other threads may read it, with the GIL held, through `frame`.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -52,7 +52,7 @@ pub(super) struct SharedSlot {
     pub(super) stack: StackSlot,
     /// The fiber whose stack is in the slot, null if the slot is free.
     pub(super) occupant: Cell<*mut Fiber>,
-    /// Only one coro at a time has this slot (`slots`).
+    /// This is one of the single slots (`slots`): only one coro at a time has it.
     pub(super) is_single: Cell<bool>,
 }
 

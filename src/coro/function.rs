@@ -50,8 +50,7 @@ fn begin(coro: Coro<'static>) -> bool {
         if !coro.context.is_set() {
             return Err(PyRuntimeError::new_err("the coro has lost its context"));
         }
-        // SAFETY: a live context, which `leave_context` leaves on the same stack. Before this call the stack has no
-        // context.
+        // SAFETY: a live context. `leave_context` exits it on the same stack, which has no context before this call.
         if unsafe { ffi::PyContext_Enter(coro.context.as_ptr()) } != 0 {
             return Err(PyErr::fetch(py));
         }

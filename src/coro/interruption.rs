@@ -1,5 +1,5 @@
-//! Exceptions that are pending for a coro. They are raised one at a time: the first one ends the wait that the coro is
-//! in, or its next wait if it is in none. Each further one ends the wait after that.
+//! Exceptions that are pending for a coro. They are raised one at a time: the first one ends the coro's current wait,
+//! or its next wait if the coro is not waiting. Each further one ends the wait after that.
 //!
 //! ```text
 //!   wake_exception:   empty   |   one exception   |   a list of several, the oldest first
@@ -8,7 +8,7 @@
 //! No exception replaces another, so a timeout that follows a `Shutdown` does not undo it. Only repetitions are
 //! dropped: a second `Shutdown`, and a plain `CancelledError` (not a subclass) after a `Shutdown` or another plain one.
 //!
-//! Only the coro's thread uses it.
+//! Only the coro's thread adds or removes these exceptions.
 
 use pyo3::prelude::*;
 use pyo3::types::PyList;

@@ -20,9 +20,9 @@
 //! | `errors`, `hooks` | classes and functions of the Python package that native code needs |
 //! | `methods` | the methods and functions that Python calls |
 //!
-//! Unless a module says otherwise, only the thread that runs the loop calls its functions. The scheduler resumes coros
-//! only from the thread's own stack, never from the stack of a coro. It does not know why a coro waits, but when it
-//! makes a coro ready it removes the coro from its wait queue.
+//! Unless a module says otherwise, its functions are called only by the thread that runs the loop. The scheduler
+//! resumes coros only from the thread's own stack, never from the stack of a coro. It does not know why a coro waits,
+//! but when it makes a coro ready it removes the coro from the queue in which the coro waits.
 
 mod collector;
 mod coroutine;

@@ -1,8 +1,9 @@
 //! `Pulse`: what is running in a thread and since when. Each resumption of a coro is one run, and so is each task step,
 //! callback or protocol method that a loop calls.
 //!
-//! The thread that owns a pulse writes it, with at most four stores per run; the watchdog reads it. `latency` decides
-//! what to do about a run that is late.
+//! The thread that owns a pulse records its runs there, with at most four stores per run, and the watchdog reads them.
+//! The watchdog writes only `is_unwatched`, `harmless_ns` and `found`. `latency` decides what to do about a run that is
+//! late.
 
 use std::ops::Deref;
 use std::ptr;
@@ -49,7 +50,7 @@ pub(super) enum Subject {
     Coro = 0,
     /// A handle's callback, a task, or None.
     Callback = 1,
-    /// A native transport or listener.
+    /// A native object that handles an event or a queued step, such as a transport or a listener.
     Source = 2,
 }
 

@@ -55,8 +55,8 @@ impl ReprList {
     /// Exchanges the contents of the thread's list with `place`, unless both are empty.
     ///
     /// # Safety
-    /// Attached, in the thread of this list. The next thing to happen is a switch to the stack that `place` belongs to
-    /// (or back).
+    /// Attached, in the thread of this list. The call is a part of a switch to or from the stack that `place` belongs
+    /// to.
     #[inline(always)]
     pub(super) unsafe fn exchange(&self, place: &mut Option<Box<Contents>>) {
         let list = self.0.get();

@@ -423,7 +423,7 @@ impl Runtime {
         let shared = Rc::as_ptr(&fiber.slot);
         // SAFETY: the fiber keeps its slot.
         let shared = unsafe { &*shared };
-        // The stack of a coro that has its own slot is never evicted.
+        // A stack that was made for one coro (`stack="own"`) is never evicted.
         if coro.has_own_stack.get() || shared.occupant.get() == pointer {
             // SAFETY: the stack is suspended in its place.
             unsafe { fiber.state.instrument(coro.py())? };

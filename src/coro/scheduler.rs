@@ -7,9 +7,10 @@
 //!   next entry <-- interpreter state, bookkeeping <---------- switch back <--- leave() on the coro's stack
 //! ```
 //!
-//! `resume` switches only from the thread's own stack, and refuses to run a coro on any other one. `make_ready`,
-//! `start`, `prefetch_next` and the functions for the coro type run on any stack. No borrow is held across a call into
-//! Python or a stack switch. The coro's side of the switch, `leave`, is in `suspension`.
+//! `resume` switches only from the thread's own stack. If it is called on the stack of a coro or in another thread, it
+//! refuses to run the coro. `make_ready`, `start`, `prefetch_next` and the functions for the coro type run on any
+//! stack. No borrow is held across a call into Python or a stack switch. The coro's side of the switch, `leave`, is in
+//! `suspension`.
 
 use std::ptr;
 use std::rc::Rc;
@@ -208,7 +209,8 @@ fn queue(coro: Coro<'_>) {
     }
 }
 
-/// From this many ready coros on, the data of a queued coro does not stay in the near caches until its turn comes.
+/// If the ready queue has this many entries, the data of a queued coro does not stay in the near caches until its turn
+/// comes.
 const MIN_PREFETCHED: usize = 32;
 /// At most this much of a stack is prefetched. When the copy starts, the hardware prefetches the rest by itself.
 const MAX_PREFETCHED_LEN: usize = 1024;

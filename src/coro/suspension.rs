@@ -242,7 +242,8 @@ fn no_coro() -> PyErr {
 }
 
 /// The running coro, if it can be suspended here: no panic is unwinding, no garbage collection is running on a stack
-/// that may be evicted, no greenlet is running on the stack, and this process was not forked by the coro.
+/// that may be evicted, no native profile function is being told of the coro's frames, no greenlet is running on the
+/// stack, and this process was not forked by the coro.
 #[inline]
 pub(super) fn suspendable(py: Python<'_>) -> PyResult<Coro<'_>> {
     with_runtime(|runtime| match runtime.running(py) {
@@ -322,7 +323,8 @@ fn not_suspendable(py: Python<'_>, is_coro: bool) -> PyErr {
         "a coro cannot wait inside a greenlet that it has started (to use gevent and asyncio in one thread, see \
          grapeshot.gevent)"
     } else {
-        "a coro cannot wait in code that the garbage collector calls, except with stack='own'"
+        "a coro cannot wait in a native profile function; and in code that the garbage collector calls only with \
+         stack='own'"
     })
 }
 
@@ -414,7 +416,7 @@ pub(super) fn begin_act(coro: Coro<'_>) -> PyResult<Progress<Bound<'_, PyAny>>> 
     Ok(Progress::Done(none(coro.py())))
 }
 
-/// Like `begin_act`, for a function that is not I/O. If the coro has to yield, it does so before `act` returns.
+/// Like `begin_act`, but complete: if the coro has to yield, it has yielded when `act` returns.
 pub(super) fn act(coro: Coro<'_>) -> PyResult<()> {
     if let Progress::MustWait(()) = begin_act(coro)? {
         suspend(coro)?;
@@ -433,8 +435,8 @@ pub(super) fn set_end_sleep(function: &Bound<'_, PyAny>) {
     EMPTY_CONTEXT.store(unsafe { ffi::PyContext_New() }, Ordering::Release);
 }
 
-/// The running coro sleeps until the loop's clock shows `when_s`, with a timer in the loop's heap. `delay_s` is the
-/// delay that the caller asked for, or 0 if the caller gave a deadline. Returns the timer, for `end_sleep`.
+/// Begins a sleep of the running coro until the loop's clock shows `when_s`. `delay_s` is the delay that the caller
+/// asked for, or 0 if the caller gave a deadline. Returns the timer that ends the sleep, for `end_sleep`.
 pub(super) fn begin_sleep(
     coro: Coro<'_>,
     when_s: f64,
@@ -451,7 +453,7 @@ pub(super) fn begin_sleep(
     Ok(Progress::MustWait(handle))
 }
 
-/// Sets a timer for `when_s`. If the coro then waits outside of any queue, the timer makes it ready.
+/// Sets a timer for `when_s`. If the coro is waiting outside of any queue at that time, the timer makes it ready.
 pub(super) fn set_wake_timer(coro: Coro<'_>, when_s: f64) -> PyResult<HandleRef> {
     set_timer(coro, when_s, END_SLEEP.load(Ordering::Relaxed))
 }
@@ -490,7 +492,7 @@ pub(super) fn end_sleep<'py>(coro: Coro<'py>, handle: HandleRef, outcome: Outcom
 }
 
 /// Cancels the timer of a wait that has ended before the timer ran, so that the timer does not end a later wait. A
-/// timer that is already due is in the ready queue, not in the heap any more.
+/// timer that is already due has moved from the loop's timers to the ready queue.
 pub(super) fn end_timer(coro: Coro<'_>, timer: HandleRef) {
     let py = coro.py();
     let handle = timer.this(py);

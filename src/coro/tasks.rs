@@ -201,7 +201,7 @@ unsafe fn enter_hiding(fiber: *mut Fiber, coro: Coro<'_>) -> bool {
 /// Restores the thread's running loop after a hiding coro.
 ///
 /// # Safety
-/// As `enter_hiding`.
+/// As for `enter_hiding`.
 #[cold]
 #[inline(never)]
 unsafe fn leave_hiding(fiber: *mut Fiber, coro: Coro<'_>) {

@@ -2,10 +2,10 @@
 //!
 //! For an IPv4 or an IPv6 literal, only the address field of `socket.getaddrinfo`'s answer depends on the literal
 //! itself. So the C library is called once for each IP version and each combination of family, type, protocol and
-//! flags. Its answer, which lists the kinds of sockets in order, as enum members of the `socket` module, becomes the
-//! pattern for all other literals of that IP version. Unusual requests (with a zone, a service name, or flags that
-//! could change the answer) are resolved like host names. So are all requests while a program has replaced
-//! `socket.getaddrinfo` or the function of `_socket` that it calls.
+//! flags. Its answer lists the kinds of sockets in order. With its numbers converted to enum members of the `socket`
+//! module, this list becomes the pattern for all other literals of that IP version. Unusual requests (with a zone, a
+//! service name, or flags that could change the answer) are resolved like host names. So are all requests in debug
+//! mode, and while a program has replaced `socket.getaddrinfo` or the function of `_socket` that it calls.
 
 use std::ffi::c_int;
 use std::net::{Ipv4Addr, Ipv6Addr};

@@ -60,7 +60,7 @@ fn optional_text(value: &Bound<'_, PyAny>) -> PyResult<Option<CString>> {
 /// Asks, and returns the ticket. `max_age` is in seconds.
 fn ask<'py>(this: Resolver<'py>, question: Question, max_age: &Bound<'py, PyAny>) -> ObjectResult<'py> {
     let max_age = Duration::try_from_secs_f64(max_age.extract()?).unwrap_or(Duration::MAX);
-    // The exception of Python's own threads.
+    // The exception that Python's `threading` raises in this case.
     let ticket = this
         .resolver
         .ask(question, max_age)
@@ -187,7 +187,8 @@ fn entry<'py>(py: Python<'py>, info: &AddressInfo) -> ObjectResult<'py> {
 /// All texts of the C library are UTF-8 for CPython, whatever the encoding of the file system is. Raises
 /// `UnicodeDecodeError`.
 fn decoded<'py>(py: Python<'py>, text: &CStr) -> ObjectResult<'py> {
-    // SAFETY: attached; the text ends with a null byte. The call returns a new reference, or null with an exception set.
+    // SAFETY: attached; the text ends with a null byte. The call returns a new reference, or null with an exception
+    // set.
     unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyUnicode_FromString(text.as_ptr())) }
 }
 

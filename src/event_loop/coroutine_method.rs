@@ -143,7 +143,7 @@ unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
 
 impl NativeType for CoroutineMethodObject {
     const NAME: &'static CStr = c"grapeshot._core._CoroutineMethod";
-    const DOC: &'static CStr = c"A native method of the loop that returns a coroutine.";
+    const DOC: &'static CStr = c"A native method that returns a coroutine.";
     /// CPython caches an attribute lookup in the bytecode only if the descriptor's type is immutable.
     const FLAGS: u64 = ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION
         | ffi::Py_TPFLAGS_IMMUTABLETYPE

@@ -24,7 +24,7 @@ pub(crate) mod watching;
 
 use pyo3::prelude::*;
 
-/// Adds the loop and handle types to the module.
+/// Adds the types and functions of this room to the module.
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     contexts::find_fields(module.py())?;
     handle::register(module)?;

@@ -118,7 +118,7 @@ fn task_kwnames(this: This<'_, LoopObject>, kwnames: *mut ffi::PyObject) -> Obje
     Ok(all)
 }
 
-/// Whether the call has no keyword, or only `name=None`, which `asyncio.create_task` passes up to Python 3.13.
+/// Whether the call has no keyword, or only `name=None`, which `asyncio.create_task` of Python 3.13 passes.
 #[inline]
 fn has_plain_keywords(args: &Args<'_, '_>) -> bool {
     let kwnames = args.kwnames();

@@ -234,7 +234,8 @@ fn remove_done_callback<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> ObjectRe
     let Some(unwanted) = args.get(0) else {
         return Ok(none(py));
     };
-    if let Some(more) = this.more.take(py) {
+    // A comparison may raise, add callbacks, or complete the future. So nothing is taken out before the last comparison.
+    if let Some(more) = this.more.get(py) {
         let kept = PyList::empty(py);
         for entry in more.cast_into::<PyList>()? {
             if entry.cast::<PyTuple>()?.get_item(0)?.eq(&unwanted)? {
@@ -243,7 +244,9 @@ fn remove_done_callback<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> ObjectRe
                 kept.append(entry)?;
             }
         }
-        this.more.set(kept.into_any());
+        if this.is_pending() {
+            this.more.set(kept.into_any());
+        }
     }
     if let Some(callback) = this.callback.get(py)
         && callback.eq(&unwanted)?

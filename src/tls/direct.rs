@@ -116,12 +116,12 @@ impl Direct {
         locked(self.buffers()).outgoing_len()
     }
 
-    /// Decrypts up to `capacity` bytes into `memory`. `MemoryError` if there was no memory for ciphertext; the connection
-    /// is then lost.
+    /// Decrypts up to `capacity` bytes into `memory`. `MemoryError` if there was no memory for ciphertext; the
+    /// connection is then lost.
     ///
     /// # Safety
-    /// `capacity` bytes at `memory` may be written, also if Python code runs meanwhile. `ssl_socket` must be the object
-    /// that owns the `SSL`.
+    /// `capacity` bytes at `memory` may be written, and stay valid during the call even if Python code runs.
+    /// `ssl_socket` must be the object that owns the `SSL`.
     #[inline]
     pub(super) unsafe fn read(
         &self,
@@ -183,9 +183,9 @@ impl Direct {
         usize::try_from(count).unwrap_or(0)
     }
 
-    /// Makes a window for the ciphertext of `plain_len` bytes, if there is none and it may be used. A record has
-    /// `overhead_len` bytes more than its header and its plaintext (0 if that is not known). `MemoryError` if there is
-    /// no memory.
+    /// Makes a window for the ciphertext of `plain_len` bytes, if one may be opened (`Buffers::may_open_window`). A
+    /// record has `overhead_len` bytes more than its header and its plaintext (0 if that is not known). `MemoryError`
+    /// if there is no memory.
     pub(super) fn prepare(&self, py: Python<'_>, plain_len: usize, overhead_len: usize) -> PyResult<()> {
         if !locked(self.buffers()).may_open_window() {
             return Ok(());

@@ -417,8 +417,8 @@ fn may_be_direct(object: &Bound<'_, PyAny>, bios: [&Bound<'_, PyAny>; 2]) -> PyR
     Ok(true)
 }
 
-/// Prepares the direct use of `ssl`, if it is the `SSL` of `ssl_socket`, OpenSSL can be called directly, and nothing needs
-/// the BIOs.
+/// Prepares the direct use of `ssl`, if it is the `SSL` of `ssl_socket`, OpenSSL can be called directly, and nothing
+/// needs the BIOs.
 fn direct(
     object: &Bound<'_, PyAny>,
     ssl_socket: &Bound<'_, PyAny>,

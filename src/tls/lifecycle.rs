@@ -27,8 +27,8 @@ use crate::event_loop::probe::Mode;
 use crate::event_loop::reactor::flush_policy;
 use crate::transports::object;
 
-/// The bytes that a TLS 1.3 record has in addition to its plaintext: the content type and a tag of 16 bytes. (The tag
-/// is shorter only with the cipher suites that `note_facts` excludes.)
+/// The bytes that a TLS 1.3 record has in addition to its header and its plaintext: the content type and a tag of 16
+/// bytes. (The tag is shorter only with the cipher suites that `note_facts` excludes.)
 const OVERHEAD_LEN: usize = 17;
 
 // ---- handshake -----------------------------------------------------------------------------------------------
@@ -234,8 +234,8 @@ fn wake_waiter(this: Tls<'_>, outcome: Result<&Bound<'_, PyAny>, Bound<'_, PyAny
 
 // ---- proceeding ----------------------------------------------------------------------------------------------
 
-/// Continues the current phase of the connection. Called after ciphertext has come in any state but `Open`, and after
-/// the application has resumed reading.
+/// Continues the current phase of the connection. Called after ciphertext has come in any state but `Open`, after the
+/// application has resumed reading, and after `start_tls` has returned.
 pub(super) fn proceed(this: Tls<'_>) -> PyResult<()> {
     match this.state.get() {
         State::Handshake => continue_handshake(this),

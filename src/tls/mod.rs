@@ -140,7 +140,7 @@ struct TlsBody {
     records: Cell<usize>,
     /// An upper bound of the bytes of plaintext in these records.
     capacity: Cell<usize>,
-    /// The smallest number of bytes that a record has in addition to its plaintext.
+    /// The smallest number of bytes that a record has in addition to its header and its plaintext.
     overhead_len: Cell<usize>,
     /// The amount of ciphertext that has come after our `close_notify`, in bytes.
     discarded_len: Cell<usize>,

@@ -16,8 +16,8 @@ use crate::binding::new_bytes::NewBytes;
 use crate::event_loop::reactor::flush_policy;
 use crate::transports::protocol::Receiver;
 
-/// The maximum amount of ciphertext in bytes to put into the BIO before reading. A BIO never gives back the memory that
-/// it once needed.
+/// The maximum amount of ciphertext in bytes to put into the BIO before reading. An `ssl.MemoryBIO` never gives back
+/// the memory that it once needed.
 const FEED_LEN: usize = 64 * 1024;
 /// The maximum amount of ciphertext in bytes that the peer may send after our `close_notify`; beyond it the connection
 /// is aborted. The limit allows for data that was already on the way, but not for an endless download.

@@ -64,7 +64,8 @@ impl SslModule {
         })
     }
 
-    /// If the current exception says that OpenSSL needs more data from the peer, clears it and returns true.
+    /// If the current exception says that OpenSSL needs more data from the peer, clears it and returns true. As in
+    /// asyncio, `SSLSyscallError` counts as such an exception.
     pub(super) fn clear_again(&self, _: Python<'_>) -> bool {
         // SAFETY: attached, with an exception set; both classes are kept alive.
         unsafe {

@@ -101,9 +101,9 @@ fn accept(this: This<'_, ListenerObject>) -> PyResult<()> {
 }
 
 impl Source for ListenerObject {
-    /// Once `loop.stop()` was called, no connection is accepted until the next run. asyncio does the same, because it
-    /// accepts in a task, which would start in the next run. A program that stops the loop and then cancels all tasks
-    /// would otherwise miss the tasks of the new connections.
+    /// Once `loop.stop()` was called, no connection is accepted until the next run. asyncio has the same effect,
+    /// because it makes the protocol and the transport in a task, which would start in the next run. A program that
+    /// stops the loop and then cancels all tasks would otherwise miss the tasks of the new connections.
     fn on_ready(this: This<'_, Self>, _: Readiness) -> PyResult<()> {
         let Some(event_loop) = this.event_loop.get(this.py()) else {
             return Ok(());

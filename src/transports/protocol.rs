@@ -45,8 +45,8 @@ pub(crate) enum Receiver {
 static NATIVE_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
 static NATIVE_RECEIVED: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
-/// Makes `received` the function that delivers data to objects of exactly this type, which must never be freed. Called
-/// once, when the extension module is set up.
+/// Makes `received` the function that delivers data to protocols whose type is exactly `kind`. The type must never be
+/// freed. Called once, when the extension module is set up.
 pub(crate) fn register_native(kind: *mut ffi::PyTypeObject, received: Received) {
     NATIVE_RECEIVED.store(received as *mut c_void, Ordering::Relaxed);
     NATIVE_TYPE.store(kind, Ordering::Release);
@@ -251,7 +251,8 @@ impl ProtocolCalls {
         }
     }
 
-    /// Copies data into the buffers of a BufferedProtocol, as many as are needed.
+    /// Copies data into as many buffers of a BufferedProtocol as are needed. If the protocol is replaced in between,
+    /// the new one gets the rest.
     #[cold]
     fn fill_buffers(&self, py: Python<'_>, data: &Bound<'_, PyBytes>) -> PyResult<()> {
         let mut rest = data.as_bytes();

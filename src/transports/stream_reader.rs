@@ -2,10 +2,10 @@
 //! `StreamReader.feed_data` would do, without running their Python code and without an intermediate `bytes` object.
 //!
 //! This applies only to an exact `asyncio.StreamReaderProtocol` over an exact `asyncio.StreamReader`, and only while
-//! asyncio's own methods are in place, on both classes and on both objects. Each delivery checks that (the classes by
-//! their version tags). All other data goes through the Python methods, and the decision is made before anything is
-//! changed. The native code takes asyncio's steps in asyncio's order, so every exception and every intermediate state
-//! is the same.
+//! asyncio's own methods are in place, on both classes and on both objects. Each delivery checks the classes (by their
+//! version tags) and the reader; the protocol object is checked when it is bound. All other data goes through the
+//! Python methods, and the decision is made before anything is changed. The native code takes asyncio's steps in
+//! asyncio's order, so every exception and every intermediate state is the same.
 //!
 //! Used on the loop's thread only.
 

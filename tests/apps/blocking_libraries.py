@@ -1,6 +1,6 @@
 """Blocking clients for blocking_program.py, used as their manuals recommend.
 
-Each class wraps one library. `ask` makes a call that waits in the server, and returns the number that it was given.
+Each class wraps one library. `ask` gets a number, makes a call that waits in the server, and returns that number.
 `attempt` calls a server that misbehaves. Nothing in this module knows about coros.
 """
 

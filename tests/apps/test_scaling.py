@@ -47,8 +47,8 @@ def ask(port: int) -> list[str]:
 
 
 def ask_until(port: int, is_enough: Callable[[list[list[str]]], bool], servers: list[Process]) -> list[list[str]]:
-    """Ask on new connections until the answers satisfy the condition. If a worker dies before it has
-    answered, ask again.
+    """Ask on new connections until the answers satisfy the condition. If a worker dies before it has answered, ask
+    again.
     """
     give_up_s = time.monotonic() + CAP_S
     answers: list[list[str]] = []

@@ -1,5 +1,5 @@
-"""Tornado on the loop under test: its IOLoop, timers, streams, TCP server, HTTP client and websockets,
-also over TLS.
+"""Tornado on the loop under test: its IOLoop, timers, streams, TCP server, HTTP client and websockets, also over
+TLS.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ class Report:
 
 
 def shipped_tests() -> Path | None:
-    """The directory of this interpreter's `test.test_asyncio`, or None if the interpreter was
-    installed without tests.
+    """Return the directory of this interpreter's `test.test_asyncio`, or None if the interpreter was installed without
+    tests.
     """
     spec = importlib.util.find_spec("test")
     for location in (spec.submodule_search_locations or ()) if spec else ():

@@ -199,8 +199,8 @@ class Substitution:
     def _mirror_patches(self) -> None:
         """Make a patch of a name in an asyncio module affect the subject too.
 
-        Many tests replace `asyncio.base_events.socket` or `.logger` with a mock. A loop from another module has
-        imported the same socket module or logger under the same name, and gets the same mock. Code that is not Python
+        Many tests replace `asyncio.base_events.socket` or `.logger` with a mock. If the module of another loop has
+        imported the same socket module or logger under the same name, it gets the same mock. Code that is not Python
         looks up the logger where it is defined, in `asyncio.log`.
         """
         if self._package == "asyncio":

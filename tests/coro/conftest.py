@@ -1,4 +1,6 @@
-"""Run the tests of coros with both modes of eviction: when another coro needs the stack, and after each switch."""
+"""Run the tests of coros with one or both modes of eviction: a stack is evicted when another coro needs its slot
+(`lazy`), or each time its coro leaves it (`always`).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from support import coro_is_available
 
 # The files whose tests depend on where stacks are. They run with both modes. The other files test names, arguments,
 # times or whole programs, and run with the first mode (lazy) only. TEST_EVICTION=both runs everything with both modes
-# (as .ci/matrix does); lazy or always runs everything with that mode (.ci/run: always, with a debug build of CPython).
+# (as .ci/matrix does); lazy or always runs everything with that mode (as .ci/run does, except on its default
+# interpreter).
 BOTH_MODES = {
     "diagnosis/test_tracing",
     "io/test_closing",

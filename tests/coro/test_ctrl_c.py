@@ -335,5 +335,5 @@ interrupt_soon(begun)
 outcome(coro.run, main)
 """
     )
-    # Exceptions in __del__ are ignored, so the coro is cancelled at its next wait, as asyncio's Ctrl-C does.
+    # Exceptions in __del__ are ignored, so Ctrl-C cancels the coro at its next wait, as it cancels a task.
     assert lines == ["after", "raised KeyboardInterrupt"]

@@ -341,7 +341,7 @@ def test_the_same_interruption_twice_is_one():
             thread.cancel()
         coro.yield_slice()
         assert [type(exc) for exc in log[1:]] == [coro.Shutdown]
-        # Interruptions with different values are distinguished.
+        # A later interruption ends the next wait.
         thread.interrupt(1)
         coro.yield_slice()
         assert log[2].value == 1
@@ -385,7 +385,7 @@ def test_an_interruption_loses_nothing_that_the_coro_was_woken_with():
         thread = coro.spawn(lambda: log.append(items.pop()))
         coro.yield_slice()
         items.push("item")
-        thread.interrupt()  # the coro has received the item, and is ready to run
+        thread.interrupt()  # the coro was granted the item, and is ready to run
         assert thread.join() is None
         assert thread.cancelled()
         assert log == []
@@ -412,7 +412,7 @@ def test_taking_an_interruption_back():
     coro.run(main)
 
 
-# ------------------------------------------------------------------ timebombs
+# ------------------------------------------------------------------ timeouts
 
 
 def test_limits_that_are_over_before_they_begin():

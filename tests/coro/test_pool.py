@@ -66,7 +66,7 @@ def start_in_pool(work, numbers):
 @pytest.mark.parametrize("start", [start_in_parallel, start_in_pool])
 @pytest.mark.parametrize("way", ["the input raises", "an interruption"])
 def test_map_ends_every_coro_it_started(start, way):
-    """`map` waits for a free worker, so it may be interrupted before it has started all coros."""
+    """`map` waits for a free place, so it may be interrupted before it has started all coros."""
     begun, ended = [], []
 
     def work(number):

@@ -111,7 +111,7 @@ coro.run(main)
 
 
 def test_a_child_of_a_coro_cannot_wait():
-    """The child must not use the parent's loop and descriptors. It may run an asyncio loop of its own."""
+    """The child must not use the parent's loop and descriptors. It may run a loop of its own, but no coros in it."""
     lines = run(
         """
 def refused(function, *args):

@@ -37,7 +37,7 @@ def run(kind, count):
     report = json.loads(done.stdout)
     assert report["live"] == 0
     assert report["bytes_saved"] == 0
-    # Kept for later coros: 1,024 chunks, 16 KiB of each of 1,024 stacks, buffers up to 8 KiB, and the shared stack.
+    # Kept for later coros: 1,024 chunks, 16 KiB of each of 1,024 stacks, 1 MiB of buffers, and the thread's slots.
     assert report["after"] - report["before"] < 40 * MIB
     assert report["mappings_after"] - report["mappings_before"] < 50
     return report
@@ -57,7 +57,7 @@ def test_forty_thousand_are_suspended_deep_down():
     report = run("suspended", count)
     assert report["waiting"] == report["right"] == count
     assert report["depths"] == [22]
-    # Every stack except the one in place was evicted, and no stack has its own mapping.
+    # All stacks except a few were evicted, and no evicted stack has its own mapping.
     assert report["saved"] > (count - 1) * 500
     assert report["mappings"] - report["mappings_before"] < 200
 

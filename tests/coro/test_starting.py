@@ -198,7 +198,7 @@ def test_an_async_function_is_refused(kind):
         for start in starts:
             with pytest.raises(TypeError, match=r"is async: .*coro\.await_\(\)"):
                 start(function)
-        # A pool that has refused an async function can still use its only worker.
+        # A pool that has refused an async function can still use its only place.
         pool = coro.Pool(1)
         with pytest.raises(TypeError):
             pool.spawn(function)

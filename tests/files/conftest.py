@@ -1,4 +1,4 @@
-"""Fixtures: which engine makes the calls on files, and a folder."""
+"""Fixtures: which engine makes the calls on files, and whether reads and opens are tried at once."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ TEXTS = ["", "a", "line\n", "two\nlines\n", "r\rn\r\nn\n", "ä€😀", "x" * 50
 
 
 async def result_of(function, *args):
-    """The value, or the type of the exception, of a call of either kind of file."""
+    """Return the value of a call, or the type of its exception, for a file of either kind."""
     try:
         value = function(*args)
         if hasattr(value, "__await__"):
@@ -111,7 +111,7 @@ async def test_text_files(loop, tmp_path, mode, newline, seed):
                 case 2 | 3:
                     await pair.both("readline", *choices.choice([(), (), (4,), (9000,)]))
                 case 4:
-                    # Elsewhere, it could overwrite the half of a character.
+                    # A write elsewhere could overwrite half of a character.
                     await pair.both("seek", 0, os.SEEK_END)
                     await pair.both("write", choices.choice(TEXTS))
                     await pair.both("seek", 0, os.SEEK_END)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.only_on("grapeshot")
 
 @pytest.fixture
 def _in_threads(monkeypatch):
-    """Threads make all calls, as if nothing were in memory."""
+    """Threads make all calls except opens that need not wait, as if no data were in memory."""
     monkeypatch.setenv("GRAPESHOT_FILE_THREADS", "1")
     monkeypatch.setattr(_core, "_aio_read_now", lambda *_: None)
 
@@ -137,7 +137,7 @@ async def test_a_descriptor_that_is_not_closed(loop, tmp_path):
         async with grapeshot.files.open(fd, "rb", closefd=False) as file:
             assert await file.read(3) == b"234"
             assert not file.closefd
-        # The program sees the descriptor where the file was, although more was read ahead.
+        # The descriptor's position is where the file's was, although more was read ahead.
         assert os.read(fd, 2) == b"56"
     finally:
         os.close(fd)
@@ -199,7 +199,7 @@ async def test_a_cancelled_read_of_text_loses_nothing(loop, tmp_path):
         position = await file.tell()
         task = asyncio.ensure_future(file.readline())
         with BusyFileThreads(tmp_path / "busy"):
-            # The buffer has 64 KiB, so the line ends before another call.
+            # The first read has put the whole file into the buffer of 64 KiB, so readline() needs no other call.
             await iterations(3)
             task.cancel()
             await asyncio.wait([task])

@@ -3,7 +3,7 @@
     python tests/fuzz/run.py --seconds 3600 arguments
     python tests/fuzz/run.py --seed 7 --rounds 1 arguments      repeat the round with seed 7
 
-The first failing example ends its fuzzer; it is shortened as far as possible and printed. The status is 0 if no example
+The first failing example ends its fuzzer, and is printed, shortened as far as possible. The status is 0 if no example
 fails.
 """
 

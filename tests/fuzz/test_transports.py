@@ -22,8 +22,8 @@ DATA = st.one_of(BYTES, BYTES.map(bytearray), BYTES.map(memoryview), st.sampled_
 LIMIT = st.sampled_from([None, 0, 1, 1000, 65_536, -1, 2**40])
 RARELY = st.integers(0, 5)
 EVENTS = st.sampled_from(["data", "eof", "pause", "resume", "lost", "error"])
-# The steps that one callback of the loop may do together. In none of them does the peer close, because grapeshot sends
-# the data that a callback writes only when the callback returns, while asyncio sends it at once.
+# The steps that one callback of the loop may do together. The peer does not close in any of them, because grapeshot
+# sends the data that a callback writes only when the callback returns, while asyncio sends it at once.
 STEPS = [
     ("write", b"abc"),
     ("write", b"d" * 3000),

@@ -214,7 +214,7 @@ class World(dict[str, Any]):
         return value
 
     def near(self, kind: int = socket.SOCK_STREAM) -> socket.socket:
-        """Return one end of a nonblocking socket pair. The other end stays open, and has sent a few bytes."""
+        """Return one end of a non-blocking socket pair. The other end stays open, and has sent a few bytes."""
         mine, other = socket.socketpair(socket.AF_UNIX, kind)
         mine.setblocking(False)
         other.setblocking(False)

@@ -1,5 +1,5 @@
-"""`insight.profiler`: which functions are charged, and for what. Most tests replace the clocks, so that numbers
-are exact.
+"""`insight.profiler`: which functions are charged, and for what. Most tests replace the clocks, so that numbers are
+exact.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def loop_hides_transports(loop):
 
 
 def test_tree_does_not_change_the_mode_of_sockets():
-    """If a default timeout is set, a socket object that is made for a descriptor makes the descriptor nonblocking.
+    """If a default timeout is set, a socket object that is made for a descriptor makes the descriptor non-blocking.
     tree() must avoid this.
     """
     first, second = socket.socketpair()

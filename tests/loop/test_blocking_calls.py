@@ -49,7 +49,7 @@ def watched(monkeypatch):
 
     def replacement(name, original):
         def call(*args, **kwargs):
-            # Allowed are calls in threads that run no loop, and reads and writes of non-blocking descriptors.
+            # Calls in threads that run no loop are allowed, and so are reads and writes of non-blocking descriptors.
             runs_loop = asyncio._get_running_loop() is not None
             may_block = name not in ("read", "write") or os.get_blocking(args[0])
             if runs_loop and may_block and not is_known():

@@ -232,7 +232,7 @@ async def test_a_replaced_resolver_is_used(loop, monkeypatch):
 @pytest.mark.parametrize("is_debug", [False, True])
 @pytest.mark.skip_on(uvloop="it does not use the socket module")
 async def test_a_replacement_is_called_in_the_executor(loop, monkeypatch, is_debug):
-    """Also for hosts that need no lookup: the replacement may block until the loop has done something."""
+    """This is true even for hosts that need no lookup. The replacement may block until the loop has done something."""
     threads = []
 
     def resolver(host, port, *args):
@@ -359,7 +359,7 @@ def test_audit_hooks_hear_of_literals(kind):
 
 @pytest.mark.parametrize("kind", ["asyncio", "grapeshot"])
 def test_an_audit_hook_that_raises(kind):
-    """The coroutine raises it, and not the call of the method. The hook is called once."""
+    """The coroutine raises the hook's exception; the call of the method does not. The hook is called once."""
     code = """
     import asyncio, socket, sys
     seen = []
@@ -423,7 +423,7 @@ async def test_getnameinfo(loop):
 
 
 class Text(str):
-    """Its methods do not tell what the string contains, which is what CPython uses."""
+    """A string whose methods do not return what it contains. CPython uses what it contains."""
 
     def encode(self, encoding="utf-8", errors="strict"):
         return b"192.0.2.1" if encoding == "ascii" else b"name.invalid"

@@ -1,7 +1,7 @@
-"""examples/service.py under attack: slow, silent, broken and too many clients, and other users at the back door. Also
-how it shuts down.
+"""examples/service.py under attack: slow, silent, broken and too many clients, and other users at the back door. After
+each attack the service has the same descriptors as before.
 
-After each attack the service has the same descriptors as before.
+Other tests see how the service shuts down.
 """
 
 from __future__ import annotations

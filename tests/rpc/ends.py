@@ -127,7 +127,7 @@ FRAMED_SERVER_HELLO = framed(json.dumps(SERVER_HELLO).encode())
 
 
 class RawClient:
-    """Speaks to a server through plain sockets, so that it can send nonsense."""
+    """Speaks to a server through asyncio's streams, so that it can send nonsense."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer

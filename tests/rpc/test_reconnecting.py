@@ -89,6 +89,21 @@ async def test_a_killed_server_is_reported_honestly(loop, loop_kind, place):
     assert noted(place) == [0, 1, 2, 10, 11]
 
 
+async def test_an_idle_connection_that_is_lost_later_is_no_trouble(loop, loop_kind, place, monkeypatch):
+    """The next call has the whole time limit to connect, no matter how long ago the lost connection was opened."""
+    monkeypatch.setattr("grapeshot.rpc._client._STABLE_S", 0.01)
+    client = rpc.Client(path=place / "s", connect_timeout=5)
+    with server_process(loop_kind, place) as first:
+        await client.connect()
+        client._trouble_since -= 100
+        await asyncio.sleep(0.02)
+        first.process.kill()
+        await until(lambda: client._connection is None)
+    with server_process(loop_kind, place):
+        assert await client.call("note", 1) == 1
+        await client.close()
+
+
 async def test_a_server_killed_under_load_runs_nothing_twice(loop, loop_kind, place):
     client = rpc.Client(path=place / "s")
     outcomes: dict[int, str] = {}

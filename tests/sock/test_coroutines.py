@@ -254,6 +254,35 @@ def test_driven_by_hand(loop, pair):
     loop.run_until_complete(main())
 
 
+@pytest.mark.xfail_on(uvloop="waits for its own kind of future, which has fewer methods")
+def test_a_comparison_that_raises_removes_no_callback(loop, pair):
+    ours, theirs = pair
+
+    class Unequal:
+        def __eq__(self, other):
+            raise ZeroDivisionError
+
+        __hash__ = None
+
+    async def main():
+        coroutine = loop.sock_recv(ours, 10)
+        future = coroutine.send(None)
+        calls = []
+        for number in range(3):
+            future.add_done_callback(lambda _, number=number: calls.append(number))
+        with pytest.raises(ZeroDivisionError):
+            future.remove_done_callback(Unequal())
+        theirs.send(b"x")
+        while not future.done():
+            await asyncio.sleep(0)
+        await iterations(2)
+        assert calls == [0, 1, 2]
+        with pytest.raises(StopIteration):
+            coroutine.send(None)
+
+    loop.run_until_complete(main())
+
+
 @pytest.mark.xfail_on(asyncio="takes it for the result of the future", uvloop="raises the StopIteration")
 def test_a_thrown_stop_iteration_is_not_a_result(loop, pair):
     """A StopIteration that leaves a coroutine would count as a result, so RuntimeError is raised instead (PEP 479)."""
@@ -303,6 +332,16 @@ def test_thrown_into_by_hand(loop, pair):
             coroutine.send(None)
             with pytest.raises(ZeroDivisionError, match="why"):
                 coroutine.throw(ZeroDivisionError, "why", None)
+        coroutine = loop.sock_recv(pair[0], 10)
+        coroutine.send(None)
+        for wrong in (
+            lambda: coroutine.throw(),
+            lambda: coroutine.throw(ZeroDivisionError("why"), unknown=1),
+            lambda: coroutine.throw(ZeroDivisionError, "why", None, None),
+        ):
+            with pytest.raises(TypeError):
+                wrong()
+        coroutine.close()
         pair[1].send(b"x")
         assert await loop.sock_recv(pair[0], 10) == b"x"
 

@@ -1,5 +1,5 @@
-"""Exceptions in a protocol's callbacks over TLS are reported, even if they are not an `Exception`. Except in the
-callbacks of flow control, they also close the connection.
+"""Exceptions in a protocol's callbacks over TLS are reported, even if they are not an `Exception`; only a
+CancelledError in eof_received is not. Except in the callbacks of flow control, they also close the connection.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def test_the_variable_selects_the_way(value, way):
 
 
 def test_a_module_without_a_path():
-    """A frozen program may have no path of `_ssl`."""
+    """In a frozen program, `_ssl` may have no path."""
     assert ways("import _ssl\n_ssl.__file__ = None\n" + ECHO) == ["MemoryBIO"] * 2
 
 
@@ -97,7 +97,7 @@ async def test_the_object_outlives_the_transport(loop, side):
 
 
 class Replacing(ssl.SSLContext):
-    """Calls `change` with the context, the two BIOs, and the object that `wrap_bio` returns."""
+    """Calls `change` with the two BIOs and the object that `wrap_bio` returns."""
 
     change = None
 

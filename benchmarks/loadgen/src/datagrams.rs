@@ -59,7 +59,7 @@ fn judge(echo: &Echo, index: usize, sequence: u64, verify_every: u64, reply: &[u
     if answered < sequence {
         return Ok(Reply::Late);
     }
-    if sequence % verify_every == 0 && !echo.is_right(index, sequence, 0, reply) {
+    if sequence.is_multiple_of(verify_every) && !echo.is_right(index, sequence, 0, reply) {
         return Err(format!(
             "reply {sequence} on socket {index} has the wrong content"
         ));

@@ -119,7 +119,7 @@ impl Exchange for Echo {
         let before = state.reply;
         while !input.is_empty() {
             let (part, rest) = input.split_at(input.len().min(self.reply_len - state.offset));
-            if state.reply % self.verify_every == 0
+            if state.reply.is_multiple_of(self.verify_every)
                 && !self.is_right(connection, state.reply, state.offset, part)
             {
                 return Err(format!(

@@ -92,7 +92,7 @@ pub(crate) struct Window {
     /// Seconds of load before the measured window (not with --requests)
     #[arg(long = "warmup", default_value = "0.0", value_parser = parse_seconds)]
     warm_up: Duration,
-    /// Also report the CPU time that this process spent in the measured window (Linux)
+    /// Also report the CPU time that the process with this id spent in the measured window (Linux)
     #[arg(long)]
     cpu_of: Option<u32>,
     /// Poll without sleeping, so that the server never pays for waking the load's core

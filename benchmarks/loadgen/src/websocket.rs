@@ -94,7 +94,8 @@ impl Exchange for WebSocket {
             let (part, rest) = input.split_at(input.len().min(self.reply.len() - state.offset));
             let expected = &self.reply[state.offset..state.offset + part.len()];
             // Always compare the head: a frame of another length or kind would shift everything after it.
-            let is_compared = state.offset < self.reply_head_len || state.reply % self.verify_every == 0;
+            let is_compared =
+                state.offset < self.reply_head_len || state.reply.is_multiple_of(self.verify_every);
             if is_compared && part != expected {
                 return Err(format!(
                     "reply {} on websocket {connection} is not the message",

@@ -9,7 +9,7 @@
 //! | [`fd_table`] | the registration of each fd | table by fd, with generations |
 //! | [`read_size`] | how much the last reads of a socket returned | two bytes |
 //! | [`histogram`] | durations | counts in buckets that get wider |
-//! | [`records`] | the position in a stream of TLS records | a header of five bytes and a count |
+//! | [`records`] | the position in a stream of TLS records | a header, and how much of its body is missing |
 //!
 //! All of them belong to the loop's thread, except that any thread may call [`inbox::Inbox::push`] and
 //! [`inbox::Inbox::claim_wake`], and read a [`histogram`]. Elements are opaque, and the container owns them. Dropping

@@ -167,7 +167,7 @@ impl<C: AsRef<[u8]>> OutBuf<C> {
         self.take_front()
     }
 
-    /// The chunks, from the oldest to the newest, each with the bytes of it that are already written.
+    /// The whole chunks, from the oldest to the newest. The oldest one includes its bytes that are already written.
     pub fn iter(&self) -> impl Iterator<Item = &C> + '_ {
         self.front
             .iter()

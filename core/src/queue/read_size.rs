@@ -22,7 +22,7 @@ const STEADY_READS: u8 = 4;
 #[derive(Debug)]
 pub struct ReadSize {
     /// The size of the object that would have suited the last read, in multiples of `UNIT`; 0 if the read was small or
-    /// very large.
+    /// very large, or filled its buffer.
     units: Cell<u8>,
     /// How many reads in a row have repeated that size (saturating).
     steady: Cell<u8>,
@@ -49,8 +49,9 @@ impl ReadSize {
         }
     }
 
-    /// Whether a read of at most `len_bytes` may go directly into an object of that length. It may if the last read was
-    /// neither small nor very large, and would have filled at least about half of the object.
+    /// Whether a read of at most `len_bytes` may go directly into an object of that length. It may if that length is at
+    /// most `MAX_DIRECT_LEN`, and the last read was neither small nor very large, did not fill its buffer, and would
+    /// have filled at least about half of the object.
     #[inline]
     #[must_use]
     pub fn suits(&self, len_bytes: usize) -> bool {

@@ -135,7 +135,8 @@ impl<T> ReadyQueue<T> {
     /// Called when a large ring becomes empty. Gives memory back some time after the end of a burst.
     #[cold]
     fn note_drained(&mut self) {
-        // The number of elements pushed since the ring was last empty. The ring never held more than these at a time.
+        // The number of elements pushed since the ring was last empty, without those that had left before it last grew.
+        // The ring never held more than these at a time.
         let used = self.tail.wrapping_sub(self.drained_at);
         self.drained_at = self.tail;
         if used >= self.ring.len() / 4 {

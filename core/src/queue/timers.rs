@@ -214,8 +214,8 @@ impl<T> TimerHeap<T> {
     }
 
     /// Moves all timers of the array whose deadline is `now_ns` or before to the run. [`Self::pop`] then takes out
-    /// each of them in O(1). The order stays the same. This takes O(n) for an array of n timers, so it pays only if
-    /// many of them are due.
+    /// each of them in O(1). The order stays the same. For an array of n timers of which k are due, this takes
+    /// O(n + k log k), so it pays only if many are due.
     pub fn sort_due(&mut self, now_ns: u64) {
         if self.entries.first().is_none_or(|first| first.when_ns > now_ns) {
             return;

@@ -19,9 +19,9 @@
 //!   *colour*: an extra length that moves its top.
 //! - **Page tables.** The used end of a stack and the guard above it are in the same page table.
 //! - **Reuse.** A limited number of free stacks keep the memory of their uppermost pages. So the next coro that takes
-//!   one of them causes no system call and no page fault. Stacks are taken from the first arena that has a free
-//!   one, so that later arenas become empty. An empty arena is unmapped if enough
-//!   free stacks are left in the others (`KEPT_STACKS`).
+//!   one of them causes no system call and no page fault. Stacks are taken from the first arena that has a free one, so
+//!   that later arenas become empty. An empty arena is unmapped if enough free stacks are left in the others
+//!   (`KEPT_STACKS`).
 //! - **Limits.** A caller can reserve a stack with `promise`; `take_promised` then cannot fail. Near a limit of the
 //!   system, new stacks must be refused while the rest of the process can still allocate. So `mappings` leaves a
 //!   reserve of mappings, and an arena is made only if the address space has more room than the arena needs. Stacks

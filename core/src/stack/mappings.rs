@@ -121,7 +121,7 @@ mod tests {
         });
         let counts = || COUNTS.load(Ordering::Relaxed);
         assert_eq!((budget.take(1), counts()), (Ok(()), 1));
-        // 1 + 49 mappings are an eighth of the 400 that were counted, so they are not counted again.
+        // 1 + 49 mappings are an eighth of the 400 that were counted, so taking the 49 causes no further count.
         assert_eq!((budget.take(49), counts()), (Ok(()), 1));
         IN_USE.store(900, Ordering::Relaxed);
         assert_eq!((budget.take(1), counts()), (Ok(()), 2));

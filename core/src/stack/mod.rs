@@ -1,8 +1,8 @@
 //! The memory that coros run on, and the copies of evicted stacks.
 //!
 //! ```text
-//!   StackSlot (8 MiB of address space)                     the slot's coro      another coro of the slot
-//!   +------------+ top                                 runs or is           evicted:
+//!   StackSlot (8 MiB of address space)                 the slot's coro      another coro of the slot
+//!   +------------+ top                                 runs or is           is evicted:
 //!   |  used      |                                     suspended in place
 //!   |            |  <- sp --------------------------------------------+    +------------+ Saved: exactly
 //!   |            |     nothing below it is kept                       +--> |  sp .. top |  as long as the

@@ -99,8 +99,8 @@ fn read_ns(clock: libc::clockid_t) -> u64 {
         tv_sec: 0,
         tv_nsec: 0,
     };
-    // SAFETY: `now` is a live timespec that the call fills. It can fail only for an unknown clock or a
-    // bad pointer, and neither is possible here.
+    // SAFETY: `now` is a live timespec that the call fills. The call can fail only for an unknown clock or a bad
+    // pointer, and neither is possible here.
     unsafe { libc::clock_gettime(clock, &raw mut now) };
     // The clocks start at zero, at boot or with the thread, so neither field is ever negative.
     now.tv_sec as u64 * NS_PER_S + now.tv_nsec as u64

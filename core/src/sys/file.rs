@@ -1,4 +1,5 @@
-//! Files: their length and position, sending them on a socket within the kernel, and checking or removing a path.
+//! Files: their length and position, sending them on a socket within the kernel, checking or removing a path, and the
+//! lowest free descriptor number.
 //!
 //! The paths belong to the files of Unix sockets. The calls may block on a disk, but not on a nonblocking socket. Any
 //! thread may make them; they keep no state.

@@ -12,7 +12,7 @@
 //! | [`child`] | an fd that is readable once a child has ended | pidfd; a thread before 5.3 | kqueue, `EVFILT_PROC` |
 //! | [`clock`] | the clock of `time.monotonic()` | `CLOCK_MONOTONIC` | `CLOCK_UPTIME_RAW` (Apple), `CLOCK_MONOTONIC` |
 //! | [`faults`] | a message when a stack overflows into its guard | POSIX | POSIX |
-//! | [`mod@file`] | length and position of files, and sending them | `sendfile` | `sendfile`; nothing (NetBSD, OpenBSD) |
+//! | [`mod@file`] | length and position of files, and sending them | `sendfile` | `sendfile`; none (NetBSD, OpenBSD) |
 //! | [`heap`] | keeps freed large buffers in the process | glibc's thresholds | nothing to do |
 //! | [`pages`] | memory mappings and guards in them | `MADV_NOHUGEPAGE`, `MADV_GUARD_INSTALL` | only `mmap` |
 //! | [`pipe`] | pipes and terminals, and whether they report a lost reader | POSIX | POSIX; not named FIFOs (Apple) |

@@ -1,9 +1,9 @@
 //! Pipes, FIFOs and terminals: nonblocking reads and writes of descriptors that need not be sockets.
 //!
-//! The module has `read`, `write` and `write_vectored` for raw fds that the caller owns, and finds out what kind of
-//! file an fd is. All calls are retried after `EINTR`, and return `EAGAIN` as `ErrorKind::WouldBlock`. A write to a
-//! pipe without a reader raises `SIGPIPE`. No flag prevents that, so the process must ignore the signal, as Python
-//! does.
+//! The module has `read`, `write` and `write_vectored` for raw fds that the caller owns. It also finds out what kind of
+//! file an fd is, makes an fd nonblocking, and duplicates it. All calls are retried after `EINTR`, and return `EAGAIN`
+//! as `ErrorKind::WouldBlock`. A write to a pipe without a reader raises `SIGPIPE`. No flag prevents that, so the
+//! process must ignore the signal, as Python does.
 //!
 //! Any thread may make the calls; they keep no state.
 //!

@@ -10,9 +10,9 @@
 //!
 //! Threads start when all others are busy, up to a fixed number, and end after some idle seconds.
 //!
-//! A forked child has none of these threads, and the parent's lock may be locked in it: [`SharedPool::after_fork`] gives
-//! it a new pool. [`SharedPool::end_idle`] ends the idle threads before a fork, so that tools that count a process's
-//! threads, CPython among them, do not warn about threads that do nothing.
+//! A forked child has none of these threads, and the parent's lock may be locked in it: [`SharedPool::after_fork`]
+//! gives it a new pool. [`SharedPool::end_idle`] ends the idle threads before a fork, so that tools that count a
+//! process's threads, CPython among them, do not warn about threads that do nothing.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -40,7 +40,7 @@ pub struct Pool {
     name: &'static str,
     max_threads: usize,
     state: Mutex<State>,
-    /// Notified when a job is put into the queue, and when idle threads shall end.
+    /// Notified when a job is put into the queue, and when idle threads are to end.
     changed: Condvar,
     /// Notified when a thread has taken a job or has ended, while somebody waits for that.
     left: Condvar,
@@ -55,7 +55,7 @@ struct State {
     idle: usize,
     /// Threads that run a job. The others are idle, about to begin, or deliver an outcome.
     busy: usize,
-    /// How many callers of [`Pool::end_idle`] wait. Meanwhile no thread becomes idle.
+    /// How many callers of [`Pool::end_idle`] wait. While there are any, no thread becomes idle.
     enders: usize,
     /// The threads that have ended for them.
     ended: Vec<HelperThread>,
@@ -174,7 +174,7 @@ impl SharedPool {
     /// does not matter. Python's default executor starts as many on a machine with many processors.
     pub const MAX_THREADS: usize = 32;
 
-    /// For a `static`.
+    /// A shared pool that is not made yet, as the value of a `static`.
     #[must_use]
     pub const fn new(name: &'static str) -> Self {
         Self {

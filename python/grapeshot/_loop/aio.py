@@ -28,9 +28,10 @@ if TYPE_CHECKING:
 OWN_POSITION = -1
 # The largest read that is tried at once: copying more would hold up the loop.
 _MAX_AT_ONCE = 1024 * 1024
-# How much of a file is sent at once: before that, this much of it is read into memory.
+# The most that one sendfile call sends. If this part of the file is not in memory, it is read first (`Prefetch`).
 PART_LEN = 1024 * 1024
-# A task that has read this many bytes at once lets others run. A read counts as at least the second number.
+# After a loop's tasks have read this many bytes at once, the reading task lets others run. A read counts as at least
+# the second number.
 _TURN, _MIN_COST = 4 * 1024 * 1024, 16 * 1024
 # How long the close of a loop waits for calls that have begun (their memory cannot be freed before they end), and how
 # long it holds the GIL each time.
@@ -55,11 +56,11 @@ class AioQueue(Answers):
         return self._loop
 
     def start(self, name: str, *args: Any, on_end: Callable[[Any], object] | None = None) -> asyncio.Future[Any]:
-        """Start the call with this name of a method of ``_core._AioQueue``; return a future of its result.
+        """Start a call with the method ``name`` of ``_core._AioQueue``; return a future of its result.
 
         Cancelling the future ends the wait, but the call may go on; a write always goes on. ``on_end`` is called once,
         when the call no longer uses its descriptor, with the result or the exception, or with None if the call was not
-        made.
+        made or the loop was closed.
 
         Raises:
             OSError: the process cannot start a thread.
@@ -74,7 +75,7 @@ class AioQueue(Answers):
         return self._future_of(ticket, on_end, can_be_withdrawn=name != "write")
 
     def is_turn_over(self, length: int) -> bool:
-        """Note that a task has read so many bytes at once. Return True if it must let others run now."""
+        """Note that a task has read ``length`` bytes at once. Return True if it must let others run now."""
         self._read_at_once += max(length, _MIN_COST)
         if self._read_at_once < _TURN:
             return False
@@ -130,9 +131,10 @@ def octets(data: Any) -> bytes:
 
 
 def read_now(fd: int, size: int, offset: int) -> bytes | None:
-    """Read up to ``size`` bytes if the kernel has them in memory; return b"" at the end of the file, None otherwise.
+    """Read up to ``size`` bytes if the kernel has them in memory, otherwise return None. At the end, return b"".
 
-    If only the first part is in memory, this returns None too, except at the file's own position.
+    If only the first part is in memory, this returns None too, except at the file's own position. It also returns None
+    if ``size`` is more than 1 MiB.
 
     Raises:
         OSError: as :func:`os.pread`.

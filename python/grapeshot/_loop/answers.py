@@ -84,7 +84,7 @@ class Answers:
         return self._native
 
     def _release(self) -> Any:
-        """Drop the native object; return it, or None if there is none of this process."""
+        """Drop the native object; return it, or None if this process has none."""
         native, self._native = self._own(), None
         self._arrived = []
         return native

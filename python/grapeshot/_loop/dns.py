@@ -1,9 +1,9 @@
 """Name resolution: threads that use no Python look up names, and IP addresses are answered at once.
 
 Names do not go to the default executor, so they do not wait behind other work there. The C library is asked in native
-threads of the process (``core/src/sys/resolver``), which nobody else uses and nobody waits for. If a program has
-replaced ``socket.getaddrinfo`` or ``socket.getnameinfo``, the replacement is called in the executor, as on asyncio, for
-IP addresses too; so are CPython's own functions for arguments that raise an error.
+threads of the process (``core/src/sys/resolver``), which do no other work, and for which the exit of the process does
+not wait. If a program has replaced ``socket.getaddrinfo`` or ``socket.getnameinfo``, the replacement is called in the
+executor, as on asyncio, for IP addresses too; so are CPython's own functions for arguments that raise an error.
 
 Most IP addresses with a numeric port never get here, because ``Loop.getaddrinfo`` answers them natively
 (``src/dns/literals.rs``). The rest (with a zone, with ``host=None``, with unusual flags, or in debug mode) still needs
@@ -182,7 +182,7 @@ def set_dns_cache(loop: BaseLoop, ttl: float) -> None:
 
 
 def uses(function: Callable[..., Any]) -> None:
-    """Tell that ``function``, which a program may find in the socket module, itself asks the native threads."""
+    """Note that ``function``, which a program may find in the socket module, itself asks the native threads."""
     _patched.append(function)
 
 
@@ -264,7 +264,10 @@ def question_of_names(sockaddr: Any, flags: int) -> Question | None:
 
 
 def question_of_host(function: str, name: Any) -> Question | None:
-    """Return the question for ``gethostbyname_ex`` or ``gethostbyaddr``, or None if the system's must be called."""
+    """Return the question for a host's entry, or None if CPython's own function must be called.
+
+    ``function`` is "gethostbyname" (for ``gethostbyname_ex``, too) or "gethostbyaddr".
+    """
     if not _core._HAS_HOST_LOOKUPS or not isinstance(name, str):
         return None
     try:
@@ -278,7 +281,7 @@ def question_of_host(function: str, name: Any) -> Question | None:
 
 
 def is_special(host: object) -> bool:
-    """Whether CPython itself gives the host a meaning where it needs one address: the wildcard, or the broadcast."""
+    """Whether the host is "" (the wildcard address) or "<broadcast>", which CPython itself turns into an address."""
     if isinstance(host, str):
         return host in ("", "<broadcast>")
     return isinstance(host, bytes) and host in (b"", b"<broadcast>")

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     _Ts = TypeVarTuple("_Ts")
 
 if hasattr(os, "register_at_fork"):
-    # The native loop holds back data until the end of the current step. Without these hooks, parent and child would
-    # both send it.
+    # The native loop may hold back written data until the end of the current batch of steps. Without these hooks,
+    # parent and child would both send it.
     os.register_at_fork(before=_core._before_fork, after_in_child=_core._after_fork)
 
 # --- running --------------------------------------------------------------------------------------

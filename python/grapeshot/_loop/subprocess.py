@@ -243,7 +243,7 @@ class SubprocessTransport(asyncio.SubprocessTransport):
             self.close()
 
     def get_pid(self) -> int:
-        """Return the process id, also after the process has ended."""
+        """Return the process id, even after the process has ended."""
         return self._pid
 
     def get_returncode(self) -> int | None:

@@ -144,6 +144,8 @@ def serving_factory(
 def start_accepting(loop: BaseLoop, transport: asyncio.Transport, waiter: asyncio.Future[None] | None) -> None:
     """Make a task that represents the accepting of ``transport`` and lasts until ``waiter`` is done, as in asyncio.
 
+    Without a waiter, the task ends with its first step.
+
     A program that cancels all tasks, including the task that serves the connection, also cancels this task. That
     closes the connection.
     """

@@ -56,8 +56,8 @@ async def create_unix_connection(
     connections is full, the attempt is repeated. Use :func:`asyncio.timeout` to limit the time.
 
     Raises:
-        OSError: no process listens at ``path`` (FileNotFoundError, ConnectionRefusedError), or ``path`` is longer than
-            107 bytes.
+        OSError: no process listens at ``path`` (FileNotFoundError, ConnectionRefusedError), or ``path`` is too long (on
+            Linux: more than 107 bytes).
         ValueError: arguments contradict each other, or ``sock`` is not a Unix stream socket.
         TypeError: ``path`` is not a path, or ``sock`` is an ``ssl.SSLSocket``.
         ssl.SSLError, ConnectionResetError, ConnectionAbortedError: the TLS handshake failed.

@@ -8,7 +8,7 @@
     'rested'
 
 A coro lets others run whenever it waits. It needs neither ``async`` nor ``await``, and there is no second scheduler.
-Most names come from Shrapnel.
+Most names come from Shrapnel, IronPort's library of cooperative threads.
 
 This module is not available on free-threaded builds of Python, nor on Python versions and processors that it does not
 support. Importing it there raises ImportError with the reason; the rest of the package still works.

@@ -2,8 +2,8 @@
 
 A read can block even though the descriptor was ready a moment ago: another process may have taken the data. So each
 call here tells the system not to block in this one call, and is repeated after a wait. For a few kinds of files the
-system has no such call; once they are ready, a real thread reads or writes them for a coro. (Where no coro
-can wait, the calling thread does it itself, and so does :func:`write_now`.)
+system has no such call. Once such a file is ready, a real thread reads or writes it for a coro. (Where no coro can
+wait, the calling thread reads or writes it. :func:`write_now` always writes in the calling thread.)
 """
 
 from __future__ import annotations

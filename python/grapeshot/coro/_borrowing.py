@@ -34,14 +34,14 @@ class Run:
         self._stop = weakref.WeakMethod(stop)
         self._leave = weakref.WeakMethod(leave)
         self.asyncgens: weakref.WeakSet[AsyncGenerator[Any, Any]] = weakref.WeakSet()
-        # jobs of the default executor that have not ended
+        # jobs of the default executor and of a patched `asyncio.to_thread` that have not ended
         self.jobs: set[concurrent.futures.Future[Any]] = set()
         self.sets_debug = False
         self._tasks: weakref.WeakSet[Any] = weakref.WeakSet()
         _ledger_of(host).add(self)
 
     def stop(self) -> None:
-        """Stop the borrowed loop. ``stop()`` of the host does only this if code of this run has called it."""
+        """Stop the borrowed loop. If code of this run calls ``stop()`` of the host, this is called instead."""
         stop = self._stop()
         if stop is not None:
             stop()
@@ -100,7 +100,7 @@ class Ledger:
     def __init__(self, host: Loop) -> None:
         self._host = weakref.ref(host)
         self._runs: set[Run] = set()
-        # for tasks whose context is not marked
+        # finds the run of a task whose context is not marked
         self.run_of_task: weakref.WeakKeyDictionary[Any, Run] = weakref.WeakKeyDictionary()
         # the loop's debug mode before a run switched it on; None if no run has
         self._debug_before: bool | None = None
@@ -166,7 +166,7 @@ class Ledger:
             run.asyncgens.add(asyncgen)
 
     def job_submitted(self, job: concurrent.futures.Future[Any]) -> None:
-        """Note a job. The loop calls this for each job of its default executor."""
+        """Note a job of the loop's default executor, or of a patched ``asyncio.to_thread``."""
         run = self.current()
         if run is not None:
             run.jobs.add(job)

@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     _T = TypeVar("_T")
 
 
+class ThreadCall(functools.partial):  # type: ignore[type-arg]
+    """A call that must be made in a real thread, also if the executor runs other functions in coros."""
+
+
 class _WrappedInterrupt(Interrupted):
     """Raised in a coroutine that a coro awaits, when the coro is interrupted with something other than CancelledError.
 
@@ -315,7 +319,7 @@ def run_in_thread(  # type: ignore[misc]  # correct: an `fn` with an argument `e
     _core._coro_check_function(fn, "threads.run")
     coro = _core._coro_current()
     if executor is None or _runs_threads(executor):
-        call = functools.partial(contextvars.copy_context().run, fn, *args, **kwargs)
+        call: functools.partial[Any] = ThreadCall(contextvars.copy_context().run, fn, *args, **kwargs)
     else:
         call = functools.partial(fn, *args, **kwargs)
     return await_(coro._loop.run_in_executor(executor, call))

@@ -128,8 +128,8 @@ class Coro(_core.Coro["_T_co"]):
     def uncancel(self) -> int:
         """Undo one :meth:`cancel`; return the number of :meth:`cancel` calls that are left.
 
-        On Python 3.13 and later, when no call is left, this also removes a CancelledError that was not raised yet, as
-        :meth:`asyncio.Task.uncancel` does.
+        On Python 3.13 and later, if the coro itself calls this and no call is left, this also removes a CancelledError
+        that was not raised yet, as :meth:`asyncio.Task.uncancel` does.
         """
         if self._cancel_count:
             self._cancel_count -= 1

@@ -1,4 +1,4 @@
-"""``CoroPoolExecutor``: an executor whose workers are coros; and the functions that keep real threads anyway."""
+"""``CoroPoolExecutor``: an executor whose workers are coros, with real threads for the functions that need them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import weakref
 from grapeshot import _core
 from grapeshot._loop.base import BaseLoop
 
-from ._bridge import await_
+from ._bridge import ThreadCall, await_
 from ._errors import Shutdown
 from ._errors import TimeoutError as CoroTimeoutError
 from ._hiding import spawn_hiding
@@ -44,8 +44,8 @@ _modules: list[str] = []
 def in_thread(fn: Callable[_P, _T]) -> Callable[_P, _T]:
     """Mark a function that computes, or that waits in C code. :class:`CoroPoolExecutor` runs it in a real thread.
 
-    Use it as a decorator. Where such functions are in a library, use :func:`modules_in_thread`. A call of the function
-    in other places is not affected.
+    Use it as a decorator. Where such functions are in a library, use :func:`modules_in_thread`. A direct call of the
+    function is not affected.
     """
     setattr(fn.__func__ if isinstance(fn, classmethod | staticmethod) else fn, _MARK, True)
     return fn
@@ -163,17 +163,18 @@ class _Job:
 
 
 class _Worker:
-    """A coro that calls the functions of one job after the other."""
+    """A coro that runs jobs, one after the other."""
 
     def __init__(self, job: _Job) -> None:
-        # The job that the worker does next. While it is idle: None until somebody has a job for it.
+        # The job that the worker runs next. None while it runs a job, or waits for one.
         self.job: _Job | None = job
         self.wakeup = condition_variable()
 
 
 class _Pool:
-    """The workers that an executor has on one loop. Workers refer to this object, and not to the executor, which ends
-    them when it is dropped.
+    """The workers that an executor has on one loop.
+
+    Workers refer to this object and not to the executor, so the executor can be dropped, which ends them.
     """
 
     def __init__(self, loop: BaseLoop, limit: int | None, prefix: str) -> None:
@@ -243,7 +244,7 @@ class _Pool:
                 self._start_worker(self._jobs.popleft())
 
     def _wait_for_job(self, worker: _Worker) -> bool:
-        """Wait until the worker has a job; return False if it has none and shall end."""
+        """Wait until the worker has a job; return False if it has none and must end."""
         self._idle.append(worker)
         try:
             worker.wakeup.wait(_IDLE_S if self._limit is None else None)
@@ -260,7 +261,7 @@ class _Pool:
             job.future.cancel()
 
     def end(self, _: object = None) -> None:
-        """Let the workers end once they have no jobs. In any thread."""
+        """Let the workers end once they have no jobs. Any thread may call this."""
         self.is_ending = True
         loop = self.loop()
         if loop is not None:
@@ -296,7 +297,7 @@ class CoroPoolExecutor(concurrent.futures.ThreadPoolExecutor):
         max_workers: how many functions run in coros at the same time, and how many in real threads; None means no limit
             for coros, and as many real threads as a ThreadPoolExecutor has. Workers of an executor with a limit stay
             until the executor is shut down or dropped, or the loop is closed; others end after 10 seconds without work.
-            With 1, all functions are called in one coro, and none in a real thread.
+            With 1, a loop calls all functions in one coro, even functions that would otherwise get a real thread.
         thread_name_prefix: the beginning of the names of coros and threads.
 
     Raises:
@@ -317,7 +318,11 @@ class CoroPoolExecutor(concurrent.futures.ThreadPoolExecutor):
             RuntimeError: the executor was shut down.
         """
         loop = _current_loop()
-        if loop is None or (self._limit != 1 and needs_thread(fn, [*args, *kwargs.values()])):
+        if (
+            loop is None
+            or isinstance(fn, ThreadCall)
+            or (self._limit != 1 and needs_thread(fn, [*args, *kwargs.values()]))
+        ):
             return super().submit(fn, *args, **kwargs)
         return self._submit_to_coro(loop, fn, *args, **kwargs)
 
@@ -351,15 +356,15 @@ class CoroPoolExecutor(concurrent.futures.ThreadPoolExecutor):
         return pool
 
     def _wait_for_jobs(self) -> None:
-        """Wait until no job is left in a coro. Only in another thread than the loop's."""
+        """Wait until no job is left in a coro. Must not be called in the loop's thread."""
         while self._pool is not None and (futures := list(self._pool.futures)):
             concurrent.futures.wait(futures)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Accept no more work, and let the workers end after the work that they have.
 
-        ``wait`` waits for the work. It cannot wait for coros in a task or a callback of their loop, because that would
-        block the loop. ``cancel_futures`` cancels what has not begun.
+        With ``wait``, wait for the work. If a task or a callback of the loop calls this, it does not wait for coros,
+        because that would block the loop. ``cancel_futures`` cancels the work that has not begun.
 
         Raises:
             RuntimeError: a function that runs in this executor waits for the executor's end.
@@ -404,7 +409,7 @@ def _current_loop() -> BaseLoop | None:
     return loop if isinstance(loop, BaseLoop) else None
 
 
-# loop -> by their limit, the executors that patched functions use on it
+# loop -> {limit: the executor that patched functions use on this loop}
 _executors: weakref.WeakKeyDictionary[BaseLoop, dict[int | None, CoroPoolExecutor]] = weakref.WeakKeyDictionary()
 
 

@@ -281,8 +281,9 @@ class file_sock(fd_sock):  # noqa: N801
     ``file_sock(file, *, closefd=True)``
 
     ``file`` is a binary file object or a descriptor. With ``closefd``, :meth:`close` closes it. If a file object has a
-    write buffer, the buffer is flushed when the ``file_sock`` is made. Anything that is not a regular file works as in
-    :class:`fd_sock`; data of a pipe that the file object has already read into its buffer is not seen.
+    write buffer, the buffer is flushed when the ``file_sock`` is made. Anything that is neither a regular file nor a
+    block device works as in :class:`fd_sock`; data of a pipe that the file object has already read into its buffer is
+    not seen.
 
     The object has its own position in a regular file (:meth:`tell`, :meth:`seek`), which starts at the file's position.
     The file's position then stays where it is, unless the file is in append mode and the object writes. An interrupted
@@ -398,7 +399,7 @@ class file_sock(fd_sock):  # noqa: N801
             self._is_in_use = False
 
     def _wait_for_interrupted(self) -> None:
-        """Wait until a call has ended whose coro was interrupted: its write could come after the next one."""
+        """Wait until the call of an interrupted coro has ended. Otherwise its write could come after the next one."""
         if self._under_way is not None:
             self._under_way.acquire()
             self._under_way = None

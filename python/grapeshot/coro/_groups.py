@@ -354,7 +354,7 @@ class _Results:
         self._in_order = in_order
         # the coros whose results were not taken yet, in the order in which they were started
         self._coros: deque[Coro[Any]] = deque()
-        # for imap_unordered: the ones that have ended, in the order in which they ended
+        # for imap_unordered: the coros that have ended, in the order in which they ended
         self._ended: fifo[Coro[Any]] = fifo()
         # the arguments of the next call, for which there was no free place yet
         self._next: tuple[Any, ...] | None = None
@@ -391,7 +391,7 @@ class _Results:
                 del ended  # the exception's traceback keeps this frame: break the cycle
 
     def _start(self) -> None:
-        """Start coros until the pool has no free place, or as many results are pending as the pool has places."""
+        """Start coros until items or free places run out, or as many results are pending as the pool has places."""
         while len(self._coros) < self._pool._size:
             if self._next is None and self._error is None:
                 try:

@@ -1,8 +1,9 @@
 """Coros that hide the loop: blocking-style code in them sees no running loop, as in a thread of its own.
 
 If such code calls ``asyncio.run()`` or ``loop.run_until_complete()``, its asyncio code runs on the loop that already
-runs the coro (see ``_borrowed_loop``). To make this possible, asyncio's functions that make, get and set loops are
-wrapped when the first such coro is made. Outside of these coros the wrapped functions do what asyncio's do.
+runs the coro (see ``_borrowed_loop``). To make this possible, asyncio's functions that make, get and set loops, and
+``all_tasks``, are wrapped when the first such coro is made. Outside of these coros and of the asyncio code that they
+run, the wrapped functions do what asyncio's do.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ else:
 def call_blocking(fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
     """Call code that was written for a thread, in this coro; return its result. asyncio sees no running loop there.
 
-    ``run_blocking`` does the same in a new coro.
+    In a task, use ``run_blocking``, which does the same in a new coro.
 
     Raises:
         YieldFromMain: not called in a coro.
@@ -79,7 +80,7 @@ def spawn_hiding(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coro[A
 
 
 def prepare() -> None:
-    """Wrap asyncio's functions if they are not wrapped yet. Only coros that hide the loop notice this."""
+    """Wrap asyncio's functions if they are not wrapped yet."""
     global _is_prepared
     if _is_prepared:
         return

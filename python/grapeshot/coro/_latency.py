@@ -125,7 +125,10 @@ def wait_logged() -> None:
 
 
 def _exists(thread: threading.Thread) -> bool:
-    """Whether the system still has the thread. Python itself forgets a thread a little earlier."""
+    """Whether the system still has the thread; False on systems other than Linux.
+
+    Python itself forgets a thread a little earlier.
+    """
     return os.path.exists(f"/proc/self/task/{thread.native_id}")
 
 

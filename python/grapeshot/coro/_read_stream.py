@@ -52,6 +52,8 @@ class read_stream:  # noqa: N801  # Shrapnel's name
 
     def recv(self, count: int, /) -> bytes:
         """Return the data that has arrived, at most ``count`` bytes; wait if there is none. Return b"" at the end."""
+        if count < 0:
+            raise ValueError(f"the count must not be negative, got {count}")
         if count > 0 and not self._unread:
             return self._read(count)
         return self._take(min(count, len(self._unread)))

@@ -53,7 +53,8 @@ def schedule(co: Coro[Any], value: Any = None) -> None:
     """Wake a coro that waits. Its ``wait()`` returns ``value``.
 
     Raises:
-        ScheduleError: the coro is already scheduled, or belongs to another thread.
+        ScheduleError: the coro is running or already scheduled, waits for a lock, a queue or the like, or belongs to
+            another thread.
         DeadCoroutine: the coro has ended.
         NotStartedError: the coro was not started.
     """

@@ -90,7 +90,7 @@ class Server:
         self._acceptors: dict[Coro[Any], Sock] = {}
         self._connections: dict[Coro[Any], socket.socket] = {}
         self._is_closed = event()
-        # Wakes acceptors that wait because the loop has reached its limit of connections.
+        # Wakes acceptors that wait because the loop has reached one of its limits.
         self._has_ended = event()
         self._is_pause_logged = False
         # counts the coros that have not ended, both acceptors and connections
@@ -229,8 +229,8 @@ class Server:
     def _wait_for_place(self, exc: LimitError) -> None:
         """Wait until a connection of this server has ended, but at most _RETRY_DELAY_S.
 
-        The time is limited because the loop's limit counts the connections of all servers: the end of another server's
-        connection also makes room, but does not end this wait.
+        The loop's limits count all descriptors and coros, not only this server's. When others end, there is room as
+        well, but this wait does not notice it. So the time is limited.
         """
         if not self._is_pause_logged:
             self._is_pause_logged = True
@@ -350,7 +350,9 @@ def serve(
 
     Raises:
         OSError: an address cannot be bound.
+        LimitError: the loop has reached its limit of descriptors or coros (:meth:`Loop.set_limits`).
         socket.gaierror: a host does not resolve.
+        OverflowError: the port is not between 0 and 65535.
         ValueError, TypeError: arguments contradict each other, or have a wrong type.
     """
     _core._coro_check_function(handler, "serve")

@@ -28,7 +28,7 @@ class timeout:  # noqa: N801  # used like asyncio.timeout
 
     ``None`` means no limit. A timeout of 0 or below interrupts the first wait of the block. The interruption comes
     where the block waits, so a block that never waits is never interrupted. Timeouts can be nested: the block whose
-    time is over is the one that raises TimeoutError. When the block has ended, the timeout has no effect any more.
+    time is over raises TimeoutError. When the block has ended, the timeout has no effect any more.
 
     Raises:
         TimeoutError: the block took longer than ``seconds``.

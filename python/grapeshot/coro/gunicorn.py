@@ -100,8 +100,8 @@ class _Client(coro.sock):
 
     # b"" when a response begins, then its head until the head is sent, None afterwards.
     _head: bytes | None = None
-    # A lock that keeps the bytes of one send together. It is made once the application itself sends, perhaps in several
-    # coros.
+    # A lock that keeps the bytes of one send together. It is made when the application itself first calls `send`,
+    # because several coros of the application may do that.
     _sending: Any = None
 
     def begin_answer(self) -> None:

@@ -1,7 +1,7 @@
 """Real threads, for code that blocks without yielding.
 
 :func:`run` calls a function in one, and ``Thread`` makes one even after ``coro.patch()``. :func:`in_thread` and
-:func:`modules_in_thread` name functions that async code shall go on calling in real threads (see
+:func:`modules_in_thread` name functions that async code keeps calling in real threads (see
 :class:`grapeshot.coro.CoroPoolExecutor`).
 """
 

@@ -26,7 +26,7 @@ _WHENCES = {os.SEEK_SET, os.SEEK_CUR, os.SEEK_END} | {
 class BinaryFile(RawFile):
     """A binary file with a buffer, like :class:`io.BufferedReader`, ``BufferedWriter`` or ``BufferedRandom``.
 
-    What is read ahead and what waits to be written are never in the buffer at the same time.
+    The buffer holds data that was read ahead or data that waits to be written, but never both.
     """
 
     def __init__(self, *args: Any, buffer_size: int = BUFFER_SIZE, **kwargs: Any) -> None:
@@ -69,7 +69,7 @@ class BinaryFile(RawFile):
         return data
 
     def _forget_ahead(self) -> None:
-        """Move the position back to what the program has got."""
+        """Move the position back to the end of the data that the program has got."""
         if self._rest() and self._is_seekable:
             self._move_to(-self._rest(), os.SEEK_CUR)
         self._ahead, self._taken = b"", 0
@@ -79,7 +79,7 @@ class BinaryFile(RawFile):
         return self._raw_position() - self._rest() + self._collected_len
 
     def _go_back(self, position: int) -> None:
-        """Move the position of a file that is being read."""
+        """Move the position of a file that is being read, and forget what was read ahead."""
         self._ahead, self._taken = b"", 0
         self._move_to(position)
 
@@ -89,7 +89,7 @@ class BinaryFile(RawFile):
         return bool(self._ahead)
 
     async def _flush(self) -> None:
-        """Write what was collected. What a call does not write stays collected."""
+        """Write the collected data. Data that a call does not write stays collected."""
         while self._collected:
             data = b"".join(self._collected)
             self._collected = [data]
@@ -201,7 +201,7 @@ class BinaryFile(RawFile):
         """Collect the data, or write it if there is much of it; return its length in bytes.
 
         Raises:
-            OSError: a call failed, for example because the disk is full. What was not written stays in the buffer.
+            OSError: a call failed, for example because the disk is full. Data that was not written stays in the buffer.
             io.UnsupportedOperation: the file is not open for writing.
             ValueError: the file is closed.
         """

@@ -4,8 +4,8 @@ A file that was opened by its path keeps its position itself and passes it to ea
 does not move it. All other files (descriptors that the program has passed, append mode, pipes) use the descriptor's own
 position. Bytes that an interrupted read has taken from such a file are given to the next read.
 
-What a call has written is noted when the call ends (``_written``), even if nobody waits for it any longer. So data is
-neither lost nor written twice after an interruption.
+The number of bytes that a call has written is noted when the call ends (``_written``), even if nobody waits for it any
+longer. So data is neither lost nor written twice after an interruption.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class AsyncFile:
             return await self._line(checked_size(size))
 
     async def readlines(self, hint: int | None = -1, /) -> list[Any]:
-        """Return the rest of the lines as a list; with ``hint``, only until they have so many bytes or characters."""
+        """Return the rest of the lines as a list; with ``hint``, stop after that many bytes or characters."""
         lines, length, hint = [], 0, checked_size(hint)
         async with self._lock:
             await self._before_reading()

@@ -59,8 +59,8 @@ class TextFile(AsyncFile):
         # The decoded text that the program has not got yet begins at `_used`.
         self._decoded = ""
         self._used = 0
-        # Where the bytes of `_decoded` begin in the file, the decoder's flags there, and the bytes. None after a seek
-        # or a write.
+        # Where the bytes of `_decoded` begin in the file, the decoder's flags there, and the bytes. None if that is not
+        # known, for example after a write.
         self._snapshot: tuple[int, int, bytes] | None = None
 
     def __repr__(self) -> str:

@@ -22,7 +22,7 @@ _waitpid = gevent.monkey.get_original("os", "waitpid")
 class Children:
     """Finds out which of the watched processes have ended."""
 
-    # While a watcher waits for any child, how often the loop looks for one.
+    # How often the loop looks for ended children while a watcher waits for any child.
     _LOOK_S = 0.02
 
     def __init__(self, loop: Loop) -> None:

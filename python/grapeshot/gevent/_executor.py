@@ -49,7 +49,7 @@ class HubExecutor(concurrent.futures.Executor):
             if not future.set_running_or_notify_cancel():
                 continue
             if self._pool is None:
-                # Not imported earlier, because gevent imports this package while it is imported itself.
+                # Not imported earlier, because gevent imports this package while gevent itself is being imported.
                 from gevent.threadpool import ThreadPool  # type: ignore[import-untyped]
 
                 self._pool = ThreadPool(self.MAX_THREADS)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any
 
-# gevent.core has the names of this module.
+# gevent.core copies these names from this module.
 __all__ = ["EVENTS", "READ", "WRITE", "Loop", "get_header_version", "get_version", "loop", "supported_backends"]
 
 _get_running_loop, _set_running_loop = asyncio._get_running_loop, asyncio._set_running_loop
@@ -279,7 +279,7 @@ class Loop:
         return None
 
     def now(self) -> float:
-        """The loop's clock in seconds. It is read anew for each call, so :meth:`update_now` does nothing."""
+        """The loop's clock in seconds. It is read at each call, so :meth:`update_now` does nothing."""
         return self.asyncio_loop.time()
 
     def update_now(self) -> None:

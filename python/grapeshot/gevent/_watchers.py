@@ -163,7 +163,7 @@ class Watcher:
         self.loop._call(self, callback, args)
 
     def _fire_once(self) -> None:
-        """Fire a watcher that is no longer active. If the callback does not start it again, it is stopped."""
+        """Deactivate the watcher, and fire it. If its callback does not start it again, forget the callback."""
         self._deactivate()
         self._fire()
         if not self._is_active:
@@ -436,7 +436,10 @@ class child(Watcher):  # noqa: N801
 
 
 class stat(Watcher):  # noqa: N801
-    """Fires when the status of a path has changed, which is looked at every ``interval`` seconds (5 if that is 0)."""
+    """Fires when the status of a path has changed.
+
+    The status is read every ``interval`` seconds: every 5 if that is 0, and not more often than every 0.1.
+    """
 
     _DEFAULT_INTERVAL_S = 5.0
 

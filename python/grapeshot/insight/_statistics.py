@@ -50,9 +50,9 @@ class Statistics:
     iterations: int
     """Iterations of the loop."""
     polls: int
-    """System calls that asked for events. Iterations that find ready work may skip the call."""
+    """How often the loop has asked the system for events. Iterations that find ready work may leave this out."""
     events: int
-    """Events that these calls returned: ready descriptors, wake-ups by other threads, and signals."""
+    """Events that the system has returned: ready descriptors, wake-ups by other threads, and signals."""
     callbacks: int
     """Handles taken from the ready queue: of ``call_soon``, timers, steps of tasks, readers and writers. Handles that
     were cancelled in the queue are included. Methods of protocols are not, because no handle calls them."""
@@ -82,7 +82,7 @@ class Statistics:
     """The bytes that these calls have sent. For a transport with TLS, these are the encrypted bytes."""
     corked_writes: int
     """Calls of ``write`` and ``writelines`` of a TCP or Unix transport that made no system call of their own. Their
-    data was held back until the end of the callback or step, to be sent together with other data."""
+    data was held back for a short time, to be sent together with other data."""
     connections_accepted: int
     """Connections accepted by servers, ``sock_accept`` and coros' sockets."""
     accept_errors: int
@@ -110,7 +110,7 @@ class Statistics:
 def statistics(self: BaseLoop) -> Statistics:
     """Return statistics about the loop since it was created: iterations, callbacks, writes and so on.
 
-    Any thread may call this at any time, also after :meth:`close`. Each number is exact, but while the loop is running
+    Any thread may call this at any time, even after :meth:`close`. Each number is exact, but while the loop is running
     in another thread, two numbers may be from slightly different moments. In a free-threaded build, ``ready`` and
     ``timers`` are then the numbers at the beginning of the current iteration.
     """

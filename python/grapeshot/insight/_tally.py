@@ -28,7 +28,7 @@ class Tally:
 def printable(text: object) -> str:
     """Return a text as one line without control characters, which might move the terminal's cursor.
 
-    Names in a program may come from anywhere, also from an attacker.
+    Names in a program may come from anywhere, even from an attacker.
     """
     line = str(text)
     if line.isprintable():

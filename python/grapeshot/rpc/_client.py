@@ -23,6 +23,8 @@ from ._stream import Stream
 # Between attempts to connect, the client waits for a random part of a time that doubles with each attempt.
 _FIRST_DELAY_S = 0.05
 _MAX_DELAY_S = 5.0
+# A connection that has lasted for this many seconds was a working one, even if it has not answered a call.
+_STABLE_S = 1.0
 # Errors that trying again does not cure.
 _FATAL = (_ssl.SSLError, PermissionError, ProtocolError)
 
@@ -100,8 +102,10 @@ class Client:
         self._connections: set[ClientConnection] = set()
         self._connecting: asyncio.Task[Exception | None] | None = None
         self._is_closed = False
-        # The loop's time() at which the trouble began: since then there was no connection, or none that gave an answer.
+        # The loop's time() at the start of the current series of attempts to connect. The series ends when
+        # connect_timeout has passed, or when a connection is lost that has given answers or has lasted for a while.
         self._trouble_since: float | None = None
+        self._connected_at = 0.0
         self._delay_s = _FIRST_DELAY_S
 
     def __repr__(self) -> str:
@@ -211,6 +215,7 @@ class Client:
                 try:
                     async with asyncio.timeout_at(end):
                         self._connection = await self._open()
+                    self._connected_at = loop.time()
                     return None
                 except (OSError, ConnectionLost, ProtocolError) as error:
                     if isinstance(error, _FATAL) or loop.time() >= end:
@@ -249,7 +254,8 @@ class Client:
             self._connections.discard(connection)
         if self._connection is connection:
             self._connection = None
-            if connection.has_answers:
+            lasted_s = asyncio.get_running_loop().time() - self._connected_at
+            if connection.has_answers or lasted_s >= _STABLE_S:
                 self._forget_trouble()
 
     def _forget_trouble(self) -> None:

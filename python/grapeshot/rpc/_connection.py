@@ -4,7 +4,7 @@
                                                                   | no
                                                  not asked yet? ------> PING; the peer's loop answers PONG
                                                                   | asked
-                          what was sent is still on its way, or
+                          fewer bytes are on their way than before, or
                           this end itself was busy? ---------------> go on
                                                                   | no
                                                                 silent()

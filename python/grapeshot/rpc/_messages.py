@@ -32,7 +32,7 @@ RESULT = 5  # value
 ERROR = 6  # code, type name, message, traceback or None
 ITEM = 7  # value
 END = 8
-GOODBYE = 9  # its number: the last request that the server has accepted; later ones have not run
+GOODBYE = 9  # reason or None; its number is the last request that the server has accepted: later ones have not run
 # both ways; the number has no meaning
 PING = 10  # answered by PONG, unless the answering end cannot write because its peer is not reading
 PONG = 11

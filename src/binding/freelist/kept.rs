@@ -36,7 +36,8 @@ impl Freelist {
     /// `give` received the object, or zeroed if the object is new. Null with MemoryError set if there is no memory.
     ///
     /// # Safety
-    /// Attached. All objects of this list have the same size and no pre-header, whatever their `kind`.
+    /// Attached. All objects of this list have the same size, whatever their `kind`, and CPython manages neither a dict
+    /// nor weak references in front of them (`Py_TPFLAGS_PREHEADER`).
     #[inline]
     pub(crate) unsafe fn take_or_alloc(&self, kind: *mut ffi::PyTypeObject) -> *mut ffi::PyObject {
         // SAFETY: the GIL is held (contract), and nothing inside the borrow runs other code.

@@ -83,7 +83,7 @@ fn is_always_ready(py: Python<'_>, error: &PyErr) -> bool {
     error.value(py).is_instance_of::<PyPermissionError>()
 }
 
-/// `wait_for_read(fd, /, timeout=None)`
+/// `wait_for_read(fd, /, timeout=None)` and `wait_for_write(fd, /, timeout=None)`
 fn step_of_function(
     _: Python<'static>,
     kept: &mut Kept,
@@ -94,8 +94,8 @@ fn step_of_function(
         let target = target.ok_or_else(no_target)?;
         kept.wait.set_limit(limit_of(timeout)?);
         kept.fd = watching::descriptor(&target)?;
-        // No system call has found that it would block, so the descriptor may be ready now, and an earlier wait may
-        // have used up the event that reported this.
+        // No system call has found that the descriptor is not ready. It may be ready now, and an earlier wait may have
+        // used up the event that reported this.
         kept.is_anew = true;
     }
     let target = kept.args.get(0).ok_or_else(no_target)?;

@@ -306,7 +306,7 @@ impl RecvExact {
         }
     }
 
-    /// Allocates the object, copies data that was put back into it, and returns the object's length. Err if the
+    /// Allocates the object, copies into it the data that was put back, and returns the object's length. Err if the
     /// argument is not a valid number.
     #[cold]
     fn begin(&mut self, socket: &Socket<'_>) -> PyResult<usize> {

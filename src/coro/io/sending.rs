@@ -142,6 +142,7 @@ impl Operation for SendAll {
                 let flags = unsafe { Bound::from_borrowed_ptr(socket.py(), flags) };
                 (object, flags.extract::<c_int>()?)
             }
+            Some(_) if self.is_write => return Err(self.args.wrong_count("exactly 1", None)),
             // The base's method raises TypeError.
             _ => return BaseCall::new(Method::SendAll, self.args).attempt(socket, surroundings),
         };

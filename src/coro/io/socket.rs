@@ -3,7 +3,7 @@
 //! ```text
 //!   _socket.socket:   descriptor, family, type, protocol; its own timeout is always 0 while the object is open
 //!   socket.socket:    the slots of the Python class
-//!   Extra:            the timeout that the program has set, the waiting coros, the result of the last read
+//!   Extra:            the program's timeout, the waiting coros, whether the last read emptied the stream
 //! ```
 //! `Extra` follows the fields of the base, whose size is known only at run time.
 

@@ -1,9 +1,9 @@
 //! The native socket type for coros, which derives from Python's `socket.socket`.
 //!
 //! It is the common implementation of `coro.sock`, the patched `socket.socket` and TLS sockets, which are Python
-//! classes that derive from this type. It is made when the package asks for it and passes the base class.
-//! Its objects are `socket.socket` objects: options, `makefile`, `dup`, context managers and the refusal to be pickled
-//! come from the standard library.
+//! classes that derive from this type. The type is made when the package first calls `_coro_socket_type`, with the base
+//! class as the argument. Its objects are `socket.socket` objects: options, `makefile`, `dup`, context managers and the
+//! refusal to be pickled come from the standard library.
 //!
 //! The base's timeout is always 0, which makes the descriptor non-blocking. The timeout that the program sets is in
 //! `Extra`.

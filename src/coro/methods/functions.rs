@@ -336,8 +336,8 @@ pub(super) fn can_wait<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'
     Ok(bool_object(py, can_wait))
 }
 
-/// `_coro_unwatch()`: called when a loop of this thread is closed. It does nothing if the loop is closed by code that
-/// another loop of this thread is running.
+/// `_coro_unwatch()`: called when a loop of this thread is closed, and when the thread ends. It does nothing if the
+/// loop is closed by code that another loop of this thread is running.
 pub(super) fn unwatch<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     with_runtime(|runtime| {
         if runtime.pulse.running_since().is_none() {

@@ -413,8 +413,8 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         add(module, definition, "_coro_", c"grapeshot.coro")?;
     }
     module.add("_coro_latency_hint", latency::HINT)?;
-    // It replaces `_thread.get_ident`, so its module must be `_thread`: a pickle refers to a function by its module and
-    // name.
+    // `get_ident` replaces `_thread.get_ident`, so its module must be `_thread`: a pickle refers to a function by its
+    // module and name.
     let ident = row!(
         function,
         functions::ident,

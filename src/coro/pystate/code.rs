@@ -11,7 +11,7 @@ use super::field;
 /// `inspect.CO_COROUTINE` and `inspect.CO_ASYNC_GENERATOR`.
 const IS_ASYNC: c_int = 0x80 | 0x200;
 
-/// Whether a function (of exactly that type) was defined by `async def`.
+/// Whether a function was defined by `async def`.
 ///
 /// # Safety
 /// `function` is an object of the type `PyFunction_Type`.

@@ -3,8 +3,8 @@
 //! The layout of `PyThreadState` is not part of the stable ABI, so each minor version has a table with the offsets of
 //! its fields (`v311_offsets.rs` to `v315_offsets.rs`), and a file with the other details of that version. The offsets
 //! are checked against the headers when the crate is built (`build_offsets.rs`), and against the running interpreter
-//! when the module is imported (`self_check`). On a version without such files the crate builds, but importing `coro`
-//! raises `ImportError`.
+//! when the package `grapeshot.coro` is imported (`self_check`). On a version without such files the crate builds, but
+//! importing `grapeshot.coro` raises `ImportError`.
 //!
 //! | field | why it is the coro's |
 //! |---|---|
@@ -214,8 +214,8 @@ impl PyState {
     /// Exchanges this state with the thread's.
     ///
     /// # Safety
-    /// `thread` is the attached thread's state; the next thing to happen is a switch to the stack this state belongs
-    /// to (or back). No exception is set.
+    /// `thread` is the attached thread's state. The call is a part of a switch to or from the stack that this state
+    /// belongs to. No exception is set.
     #[inline(always)]
     pub(super) unsafe fn swap(&mut self, thread: *mut ffi::PyThreadState) {
         let thread = thread.cast::<u8>();
@@ -351,7 +351,7 @@ pub(super) unsafe fn running_loop_place() -> Option<*mut *mut ffi::PyObject> {
 /// Like `running_loop_place`, for the current task.
 ///
 /// # Safety
-/// As `running_loop_place`.
+/// As for `running_loop_place`.
 #[inline]
 pub(super) unsafe fn running_task_place() -> Option<*mut *mut ffi::PyObject> {
     // SAFETY: as above.

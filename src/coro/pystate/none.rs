@@ -1,5 +1,5 @@
 //! The placeholder for an interpreter whose thread state has an unknown layout, or which has no GIL: the package works,
-//! but importing `coro` raises ImportError.
+//! but importing `grapeshot.coro` raises `ImportError`.
 
 use std::ffi::c_int;
 use std::ptr;

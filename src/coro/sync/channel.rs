@@ -1,4 +1,4 @@
-//! `channel`: senders and receivers wait for each other, like on the channels of Stackless Python.
+//! `channel`: senders and receivers wait for each other, as in Stackless Python's channels.
 //!
 //! ```text
 //!   on the way     [ oldest ... ]     values that have left their senders; at least as many as are promised
@@ -180,8 +180,8 @@ fn hand_over<'py>(
     Ok(Some(value))
 }
 
-/// Starts `send`: hands the value over if a receiver waits. Otherwise returns the coro that is to wait and the value,
-/// with the deadline in `call`.
+/// Starts `send`: hands the value over if a receiver waits. Otherwise stores the deadline in `call`, and returns the
+/// coro that is to wait and the value.
 #[inline]
 fn begin_send(
     this: Channel<'static>,

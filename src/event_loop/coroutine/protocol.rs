@@ -194,6 +194,9 @@ pub(super) fn send<'py, S: Steps>(this: Coroutine<'py, S>, args: Args<'_, 'py>) 
 /// `throw(exception)` or `throw(type, value, traceback)`. A native coroutine catches nothing, so the exception comes
 /// out again, unless a coroutine that this one drives catches it.
 pub(super) fn throw<'py, S: Steps>(this: Coroutine<'py, S>, args: Args<'_, 'py>) -> ObjectResult<'py> {
+    if args.only_positional().is_none_or(|values| values.len() > 3) {
+        return Err(args.wrong_count("from 1 to 3 positional", None));
+    }
     let given = |index: usize| args.get(index).filter(|value| !value.is_none());
     let Some(kind) = args.get(0) else {
         return Ok(none(this.py()));

@@ -72,11 +72,11 @@ macro_rules! counters {
 
 counters! {
     iterations,
-    /// System calls that asked for events.
+    /// How often the loop asked the poller for events. (For a long wait, the poller makes several system calls.)
     polls,
     /// Events that the polls returned: ready descriptors, and the loop's own wake-ups and signals.
     events,
-    /// Handles that were run, including timers.
+    /// Handles that were taken from the ready queue, including timers, and handles that were cancelled in the queue.
     callbacks,
     /// The largest number of ready entries that one iteration had to run.
     most_ready,
@@ -94,7 +94,7 @@ counters! {
     /// data.
     corked_writes,
     connections_accepted,
-    /// Calls of `accept` that failed. A call that found no waiting connection is not counted.
+    /// Calls of `accept` that failed. A call that found no connection, or only an aborted one, is not counted.
     accept_errors,
     coros_started,
     coros_ended,

@@ -137,7 +137,7 @@ impl Probe {
         }
     }
 
-    /// The results of measuring, also after it was switched off; None if it was never on.
+    /// The results of measuring, even after it was switched off; None if it was never on.
     fn measured(&self) -> Option<&Measuring> {
         self.measuring.get().map(Box::as_ref)
     }

@@ -103,7 +103,8 @@ pub(super) struct DatagramBody {
     outgoing_len: Cell<usize>,
     watermarks: Watermarks,
     flags: FlagCell<Flags>,
-    /// 0 while open; afterwards one more than the number of datagrams since the end of the transport.
+    /// 0 while open. The end of the transport sets this to 1, and each datagram for which `flow::note_lost_write` is
+    /// called then adds 1.
     lost_writes: Cell<u8>,
 }
 

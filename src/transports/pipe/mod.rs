@@ -58,7 +58,8 @@ pub(super) trait PipeEnd: Sized {
     /// Discards the data that has not been sent.
     fn drop_buffer(&self) {}
 
-    /// The part of the repr that an open pipe has: the events that the poller waits for, and the size of the buffer.
+    /// The part of the repr that only an open pipe has: whether the poller waits for readability or writability, and
+    /// for the writing end the size of the buffer.
     fn describe(pipe: &PipeBody<Self>) -> String;
 }
 

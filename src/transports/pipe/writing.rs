@@ -122,7 +122,7 @@ pub(super) fn write(this: Pipe<'_, Writing>, data: &Bound<'_, PyAny>) -> PyResul
     wait_writable(this)
 }
 
-/// `writelines(list_of_data)`: writes all objects with one system call.
+/// `writelines(list_of_data)`: writes all objects together, with a system call for up to 64 of them.
 pub(super) fn writelines(this: Pipe<'_, Writing>, items: &Bound<'_, PyAny>) -> PyResult<()> {
     let items: Vec<_> = items.try_iter()?.collect::<PyResult<_>>()?;
     let data: Vec<_> = items.iter().map(Data::new).collect::<PyResult<_>>()?;

@@ -66,7 +66,7 @@ pub(super) fn on_writable(this: Stream<'_>) -> PyResult<()> {
     )
 }
 
-/// The connection has ended: fails the Future, if one waits.
+/// The connection has ended: fails the Future that the sender waits for, if there is one.
 pub(super) fn on_lost(this: Stream<'_>) -> PyResult<()> {
     match this.waiter.take(this.py()) {
         Some(future) => {

@@ -1,8 +1,8 @@
 //! The write side.
 //!
-//! Small writes are corked or held and then sent in one system call, so that a reply in four writes costs a single
-//! `writev`; `flush_policy` decides when. Data that the kernel does not take waits until the socket is writable, under
-//! the control of the watermarks.
+//! Small writes are corked or held and then sent together, so that a reply in four writes costs a single system call;
+//! `flush_policy` decides when. Data that the kernel does not take waits until the socket is writable, under the
+//! control of the watermarks.
 
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
@@ -229,7 +229,7 @@ fn write_or_hold(this: Stream<'_>, data: *mut ffi::PyObject, is_holdable: bool) 
     Ok(())
 }
 
-/// `writelines(list_of_data)`: sends all objects with one system call.
+/// `writelines(list_of_data)`: sends, corks or holds all objects together.
 pub(super) fn writelines(this: Stream<'_>, items: &Bound<'_, PyAny>) -> PyResult<()> {
     let items: Vec<_> = items.try_iter()?.collect::<PyResult<_>>()?;
     let sources: Vec<_> = items.iter().map(Data::new).collect::<PyResult<_>>()?;

@@ -98,9 +98,7 @@ class Served:
         return self
 
     def begin_stop(self) -> None:
-        """Begin to stop the server. It may be called again, and the loop may be closed soon after the first
-        call.
-        """
+        """Begin to stop the server. It may be called again, and the loop may be closed soon after the first call."""
         if not self._is_stopping:
             self._is_stopping = True
             self.loop.call_soon_threadsafe(self._ending.set)

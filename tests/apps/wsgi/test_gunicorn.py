@@ -314,9 +314,7 @@ def test_other_workers_go_on_when_one_ends(start: Start) -> None:
 
 
 def test_a_worker_that_hangs_is_replaced(start: Start) -> None:
-    """A worker whose request only waits is not replaced, even if it waits longer than the
-    other worker hangs.
-    """
+    """A worker whose request only waits is not replaced, even if it waits longer than the other worker hangs."""
     server = start("coros", "--timeout", "1", "--workers", "2", workers=2)
     with Wire(server.port) as waiting:
         waiting.send(head("GET", "/until/late"))

@@ -54,7 +54,7 @@ def warned(caplog):
 
 
 def texts(warned, name, kind):
-    """Return the messages of one kind about the coro with that name. On a slow machine, other coros may be slow."""
+    """Return the messages of one kind about the coro with that name. On a slow machine, others may be reported, too."""
     messages = [text.replace(HINT, "") for text in warned.messages]
     return [text for text in messages if text.startswith(f"coro {name!r} {kind}")]
 
@@ -136,7 +136,7 @@ def test_a_call_of_c_code_is_named_by_its_line(warned):
         logger.removeHandler(handler)
     [text] = texts(warned, "slow one", "has run")
     assert f"line {work.__code__.co_firstlineno + 1}, in work\n    assert seen.wait(CAP_S)" in text
-    # Now no Python function is around the call.
+    # Here the C function is the coro's own function, so no Python function calls it.
     seen.clear()
     logger.addHandler(handler)
     try:
@@ -175,7 +175,7 @@ def test_a_run_within_the_limit_is_not_late_because_the_clock_ticks(warned, limi
     times = [time.monotonic()]
 
     def work():
-        # Each run is short, but some runs span a tick of the coarse clock, which ticks every 4 ms.
+        # Each run is short, but some runs span a tick of the coarse clock, which ticks every few milliseconds.
         for _ in range(20_000):
             coro.yield_slice()
             times.append(time.monotonic())
@@ -472,7 +472,7 @@ loop.close()
 
 @pytest.mark.skipif(not HAS_TASKS, reason="the address space cannot be limited here")
 def test_no_further_thread_can_be_had():
-    """Without a watchdog thread, the warning is logged when the coro yields."""
+    """Without a watchdog thread, the warning is logged when the coro yields or ends."""
     run_script(
         None,
         HEAD

@@ -269,8 +269,8 @@ check(complete=False, at_least=20)
 
 
 def test_waits_inside_a_trace_function(tmp_path):
-    """memray gets no events from inside a trace function, so its stacks may lack functions. The test
-    checks only that nothing crashes.
+    """memray gets no events from inside a trace function, so its stacks may lack functions. The test checks only that
+    nothing crashes.
     """
     run(
         WORK

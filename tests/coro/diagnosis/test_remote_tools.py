@@ -1,7 +1,7 @@
 """Coros in tools that run in another process: `asyncio ps` and `pstree`, the sampling profiler, `sys.remote_exec`.
 
-These tools read the memory of the process. The profiler discards a chain of frames that does not lead to the thread's
-base frame.
+The first two read the memory of the process, and the third makes the process run a file. The profiler discards a chain
+of frames that does not lead to the thread's base frame.
 """
 
 from __future__ import annotations

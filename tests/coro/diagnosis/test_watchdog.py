@@ -1,5 +1,5 @@
-"""The watchdog reports, while it happens, what keeps a loop from its next iteration: tasks, callbacks, and methods of
-protocols, with and without coros. test_latency_warning covers coros themselves.
+"""The watchdog reports code that keeps a loop from its next iteration, while the code runs: tasks, callbacks, and
+methods of protocols, with and without coros. test_latency_warning covers coros themselves.
 """
 
 from __future__ import annotations
@@ -358,8 +358,8 @@ def sleeps_of_the_watchdog():
 
 @pytest.mark.skipif(not Path("/proc/self/syscall").exists(), reason="system calls cannot be seen on this system")
 def test_a_new_limit_in_a_long_run_wakes_the_watchdog(records):
-    """After the watchdog has reported a run, it sleeps until the run ends. A new limit wakes it, and it also sees later
-    runs.
+    """After the watchdog has reported a run, it sleeps until another run begins. A new limit wakes it earlier, and it
+    also sees later runs.
     """
 
     def long():

@@ -1,4 +1,4 @@
-"""`fd_sock` and `file_sock`: pipes, FIFOs, terminals and regular files."""
+"""`fd_sock`, `file_sock`, `aio_read`, `aio_write` and `read_stream`: pipes, FIFOs, terminals and regular files."""
 
 from __future__ import annotations
 
@@ -355,7 +355,7 @@ def test_an_interrupted_read_of_a_file_loses_nothing(tmp_path):
 
 @pytest.mark.usefixtures("_in_threads")
 def test_an_interrupted_write_of_a_file_goes_on(tmp_path):
-    """The next call waits for it, and so does the close of the descriptor."""
+    """The next call waits until the interrupted write has ended, and so does the close of the descriptor."""
     path = tmp_path / "file"
     path.write_bytes(b"..........")
 
@@ -431,7 +431,7 @@ def test_calls_at_an_offset(tmp_path, run):
 
 @pytest.mark.usefixtures("_in_threads")
 def test_calls_of_many_coros(tmp_path):
-    """Each coro writes and reads a part of the file of its own."""
+    """Each coro writes and reads its own part of the file."""
     size, parts = 10_000, 60
 
     def use(fd, index):
@@ -477,7 +477,7 @@ def test_the_position_of_a_buffered_file(tmp_path):
 
 
 class Pieces:
-    """A source that returns its pieces one after the other."""
+    """A source that returns its pieces one after the other. It raises a piece that is an exception."""
 
     def __init__(self, *pieces):
         self.pieces = list(pieces)
@@ -506,6 +506,11 @@ def test_parts_of_a_stream():
     for wrong in (lambda: stream.read_until(b""), lambda: stream.read_exact(-1), lambda: coro.read_stream(stream, 0)):
         with pytest.raises(ValueError):
             wrong()
+    unread = coro.read_stream(Pieces(b"line\nunread"))
+    assert unread.read_line() == b"line\n"
+    with pytest.raises(ValueError, match=r"must not be negative, got -1"):
+        unread.recv(-1)
+    assert unread.recv(10) == b"unread"
 
 
 def test_every_split_of_a_delimiter():

@@ -1,4 +1,4 @@
-"""`coro.serve`: TCP and unix services with a coro per connection."""
+"""`coro.serve`: TCP and unix servers with a coro per connection."""
 
 from __future__ import annotations
 

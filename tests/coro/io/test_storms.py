@@ -297,8 +297,8 @@ def test_connections_come_and_go(chance, eviction):
         return first, last
 
     def settled(first_of):
-        """Wait until the server has seen the end of the last client and, with `first_of`, until no more descriptors
-        than that are open. Return `used()`.
+        """Wait until the server has seen the end of the last client, and until at most `first_of` descriptors are open
+        (None: any number). Return `used()`.
         """
         with coro.timeout(CAP_S):
             while len(coro.get_live_coros()) > 3 or (first_of is not None and used()[0] > first_of):

@@ -241,7 +241,7 @@ def test_an_interrupted_recv_exact_keeps_the_data():
             assert buffer == b"01"
             near.sendall(b"456789")
             assert far.recv_exact(8) == b"23456789"
-            # The buffer is empty now, so after a short read the next read waits for an event, as usual.
+            # All kept data has been read, so after a short read the next read waits for an event, as usual.
             near.sendall(b"a")
             assert far.recv(10) == b"a"
             late = coro.spawn(far.recv, 10)
@@ -322,6 +322,8 @@ def test_write_returns_the_length():
             assert far.recv_exact(len(BIG)) == BIG
             assert writer.join() == len(BIG)
             assert near.write(bytearray(b"xy")) == 2
+            with pytest.raises(TypeError):
+                near.write(b"xy", 0)
 
     coro.run(main)
 

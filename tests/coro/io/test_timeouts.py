@@ -1,4 +1,4 @@
-"""Timeouts of sockets: calls that end after one, the default timeout, and a timeout of 0, with which no call waits."""
+"""Timeouts of sockets: calls that take too long, the default timeout, and a timeout of 0, with which no call waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TLS on the sockets of coros, against Python's own TLS in threads."""
+"""TLS on the sockets of coros: with each other, and with Python's own TLS in a thread."""
 
 from __future__ import annotations
 

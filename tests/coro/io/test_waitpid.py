@@ -19,7 +19,7 @@ if coro_is_available():
 
 @pytest.fixture(params=["pidfd", "thread"])
 def way(request, monkeypatch):
-    """How the loop learns that a child has ended; `thread` is the way on a kernel without pidfds."""
+    """How `coro.waitpid` learns that a child has ended; `thread` is the way on a kernel without pidfds."""
     if request.param == "thread":
 
         def refused(pid, flags=0):

@@ -1,4 +1,4 @@
-"""`coro.watch_file` with kqueue, where it behaves differently: it compares directory listings and keeps files open."""
+"""`coro.watch_file` with kqueue, where it differs from inotify: it compares directory listings and keeps files open."""
 
 from __future__ import annotations
 

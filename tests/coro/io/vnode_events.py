@@ -1,10 +1,10 @@
 """A ``select.kqueue`` with the filter for vnodes, based on inotify. It lets Linux run the tests of
 ``coro.watch_file`` by kqueue.
 
-The events come from what Linux really reports about the open files. As with ``EV_CLEAR``, all news of one file become
-one event, and the descriptor of the queue is readable while there are events. As on FreeBSD and macOS, ``DELETE`` is
-also reported for a file that has other links left and for one that another file replaces, and a truncation is reported
-as a change of attributes.
+The events come from what Linux really reports about the open files. As with ``EV_CLEAR``, all changes of one file are
+combined into one event, and the descriptor of the queue is readable while there are events. As on FreeBSD and macOS,
+``DELETE`` is also reported for a file that has other links left and for a file that another one replaces, and a
+truncation is reported as a change of attributes.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Run CPython's own test modules patched and inside a coro. A test that passes plain must pass patched.
 
-The exceptions are listed with a reason each. They run as well, and an exception that passes must be removed from the
+The exceptions are listed with a reason each. They run as well, and a listed test that passes must be removed from the
 list; only tests that would never end are left out.
 
 TEST_CPYTHON=all runs every module both plain and patched and compares all outcomes: a test that passes plain may not be
-skipped patched, either. .ci/matrix sets it. Otherwise only the modules of `QUICK` run, patched; a test that fails runs
-again plain, to see whether it passes there. .ci/run does that on its default interpreter.
+skipped patched, either. .ci/matrix sets it. Otherwise only the modules of `QUICK` run, patched; a module with a failed
+test also runs plain, to see whether the test passes there. .ci/run does that on its default interpreter.
 """
 
 from __future__ import annotations

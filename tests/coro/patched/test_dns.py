@@ -84,7 +84,7 @@ compare(calls)
 
 
 def test_audit_hooks_that_raise():
-    """A function stops there, and does not call the hook again."""
+    """A function stops when an audit hook raises, and does not call the hook again."""
     run("""
 forbidden.append(TypeError("not allowed"))
 calls = [(function, ("localhost",), {}) for function in ("gethostbyname", "gethostbyname_ex", "gethostbyaddr")]
@@ -96,7 +96,7 @@ compare(calls)
 
 @pytest.mark.parametrize("time", ["before the patch", "after the patch"])
 def test_replacements_are_called_in_a_thread(time):
-    """A replacement may block, also for hosts that need no lookup. Other coros run meanwhile."""
+    """A replacement may block, even for hosts that need no lookup. Other coros run during the call."""
     run(f"""
 asked = []
 

@@ -1,4 +1,4 @@
-"""Descriptors that several processes share, and numbers of patched sockets: the scripts print the same in threads."""
+"""Descriptors that several processes share, and numbers of patched sockets. Scripts print the same when patched."""
 
 from __future__ import annotations
 

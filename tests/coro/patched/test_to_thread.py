@@ -307,7 +307,7 @@ grapeshot.run(main())
 
 
 def test_django():
-    """A view that is a plain function, and the ORM of an async view."""
+    """A view that is a plain function, and the ORM in an async view."""
     pytest.importorskip("django")
     check(
         """
@@ -352,7 +352,7 @@ grapeshot.run(main())
 
 
 def test_anyio_imported_first():
-    """Its thread-local object must not be shared by coros."""
+    """Coros must not share anyio's thread-local object."""
     pytest.importorskip("anyio")
     run_script(
         None,
@@ -380,7 +380,7 @@ grapeshot.run(main())
 
 
 def test_asgiref_imported_first():
-    """Coros would share Django's connections, so these functions keep threads."""
+    """Coros would share Django's connections, so the functions of `sync_to_async` keep threads."""
     pytest.importorskip("asgiref")
     out = run_script(
         None,
@@ -404,7 +404,7 @@ grapeshot.run(main())
 
 
 def test_marked_endpoints():
-    """FastAPI wraps the program's functions."""
+    """The marks of the program's functions count, although FastAPI wraps these functions."""
     pytest.importorskip("fastapi")
     pytest.importorskip("httpx")
     run_script(
@@ -439,6 +439,6 @@ grapeshot.run(main())
 
 
 def test_django_settings_may_be_imported_first():
-    """They are an object that answers for another one, which does not exist yet."""
+    """Django's settings are an object that answers for another one, which does not exist yet."""
     pytest.importorskip("django")
     run_script(None, "from django.conf import settings\nfrom grapeshot import coro\ncoro.patch()")

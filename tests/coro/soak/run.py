@@ -4,8 +4,9 @@
     GRAPESHOT_CORO_EVICT=always python tests/coro/soak/run.py --steps 2000
 
 Coros yield, sleep, recurse, raise, sort, lock, send, await, time out and make garbage. Meanwhile the program
-interrupts coros, makes evictions fail for lack of memory, runs the collector, and reads frames of suspended coros
-from other threads. It checks invariants all the time, prints the first violation and exits with status 1.
+interrupts coros, makes evictions fail for lack of memory, runs the collector, and reads the frames of suspended coros
+and of other threads. It checks invariants all the time, prints the first violations (at most three) and exits with
+status 1.
 scenes.py and meetings.py hold the actions.
 """
 
@@ -122,7 +123,7 @@ def kill_some(world: World) -> None:
 
 
 def look_around(world: World) -> None:
-    """Walk the frames of all coros, of this thread and of the others."""
+    """Walk the frames of all coros of this thread, and the current frames of all threads."""
     for co in coro.get_live_coros():
         frame = co.get_frame()
         names = []

@@ -202,7 +202,7 @@ def finalizers(world: World) -> None:
 
 
 class Collected:
-    """Has a finalizer that tries to yield. As the collector calls it, only a coro on a stack of its own can do so."""
+    """Has a finalizer that tries to yield. The collector calls it, so only a coro on a stack of its own can do so."""
 
     def __init__(self, log: list[str]) -> None:
         self.log = log

@@ -194,7 +194,7 @@ def test_the_frames_of_a_running_generator():
 
 def test_a_generator_is_collected_while_it_was_suspended():
     """The generator's `finally` block yields when the generator is freed. That is allowed if reference counting frees
-    it, but not if the collector does.
+    it. If the collector frees it, a coro can wait only on a stack of its own.
     """
 
     def generate(log, number):

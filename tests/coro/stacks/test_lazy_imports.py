@@ -1,4 +1,4 @@
-"""`lazy import` (PEP 810) in coros: the first use of a name imports its module, on the stack of that coro."""
+"""`lazy import` (PEP 810): the first use of a name imports its module, on the stack of the coro that uses the name."""
 
 from __future__ import annotations
 

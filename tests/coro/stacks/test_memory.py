@@ -1,5 +1,5 @@
-"""Memory runs out while a stack is evicted or allocated: the coro that needed the memory gets the error, and other
-coros are not affected.
+"""Memory runs out while a stack is evicted or allocated: a coro that has not begun ends with MemoryError, a coro that
+has begun is only delayed, and other coros are not affected.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def test_the_joiner_of_a_coro_without_memory_gets_the_error():
 
 
 def test_coros_are_unwound_without_memory():
-    """Each failure is retried in the next iteration. The loop is closed once all coros have ended."""
+    """An eviction that fails is tried again in the next iteration. The loop is closed once all coros have ended."""
     log = []
 
     def stay(number):
@@ -348,6 +348,6 @@ def test_reused_stacks_give_deep_memory_back(count, monkeypatch):
     used, peak, kept, grown = map(int, run_script(None, script).split())
     assert used > 30_000
     assert peak > count * (used - 24_000)
-    # At most 1,024 free stacks are kept, with 16 KiB of memory each.
+    # At most 1,024 free stacks keep memory: 16 KiB each.
     assert kept < min(count, 1024) * 16 * 1024 + 2**20
     assert grown < 2**20

@@ -29,7 +29,7 @@ def _as_at_the_start() -> Iterator[None]:
 
 
 def shares(thread: Any) -> bool:
-    """Return whether the stack of this coro, which has begun and not ended, is in the slot that coros share."""
+    """Return whether this coro, which has begun and not ended, belongs to the slot that coros share."""
     slot = thread.stack_info()["slot"]
     assert slot in (None, 0)
     return slot == 0
@@ -184,7 +184,8 @@ def script(body: str) -> str:
 
 
 def test_without_memory_for_more_slots_coros_share_one(monkeypatch):
-    # With one arena, a thread that starts meanwhile (the watchdog) reserves no address space for a heap of its own.
+    # If malloc has only one arena, a thread that the script starts (the watchdog) reserves no address space for a heap
+    # of its own.
     monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
     body = """
     def main():
@@ -207,7 +208,7 @@ def test_without_memory_for_more_slots_coros_share_one(monkeypatch):
 
 
 def test_the_child_of_a_coro_that_forks():
-    """In the child, the stacks of the parent's coros keep their slots, and the child's coros share the rest."""
+    """In the child, the stacks of the parent's coros keep their slots. New coros get the other slots or share one."""
     body = """
     def main():
         threads = waiting(12)

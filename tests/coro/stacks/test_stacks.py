@@ -66,7 +66,7 @@ def in_a_thread(fn: Callable[..., Any], *args: Any) -> Any:
 
 
 def in_slots(slots: int | str | None, fn: Callable[..., Any], argument_lists: list[tuple[Any, ...]]) -> list[Any]:
-    """Run ``fn`` in one coro for each list of arguments: on ``slots`` shared stacks (None: the default number), or on
+    """Run ``fn`` in one coro for each list of arguments: on ``slots`` shared stacks (None: on the default slots), or on
     stacks of their own ("own"). Return the results.
     """
 

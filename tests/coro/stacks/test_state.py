@@ -303,7 +303,10 @@ def allocate():
         assert len([[number] for number in range(200)]) == 200
 
 
-REFUSED = "a coro cannot wait in code that the garbage collector calls, except with stack='own'"
+REFUSED = (
+    "a coro cannot wait in a native profile function; and in code that the garbage collector calls only with "
+    "stack='own'"
+)
 
 
 @needs_coros

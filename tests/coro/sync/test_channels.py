@@ -293,7 +293,7 @@ class Waits:
 
 @in_coro
 def test_an_unsent_value_whose_finalizer_waits():
-    """An interruption is due before the sender waits. The value was not sent, and its finalizer may wait."""
+    """An interruption is pending before the sender waits, so the value is not sent. The value's finalizer may wait."""
     log = []
     channel = coro.channel()
 

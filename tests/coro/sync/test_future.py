@@ -1,4 +1,4 @@
-"""`future`, a result that is set once; waiting for several objects at once; and delayed starts."""
+"""`future`, a result that is set once; waiting for several objects at once; delayed starts; and `imap`."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_callbacks():
         future.add_done_callback(print)
         assert future.remove_done_callback(print) == 1
         future.set(1)
-        assert log == []  # the callbacks run from the loop
+        assert log == []  # the loop calls the callbacks in its next iteration
         future.add_done_callback(log.append)
         coro.yield_slice()
         assert log == [future, future]
@@ -261,7 +261,7 @@ def test_spawn_later():
 
 @pytest.mark.parametrize("call", ["imap", "imap_unordered"])
 def test_results_come_while_others_are_not_begun(call):
-    """The inputs are endless. Beyond the results that were asked for, at most one per worker and one more are taken."""
+    """The inputs are endless. Beyond the results that were asked for, at most one per place and one more are taken."""
     taken, running = [], []
 
     def inputs():
@@ -281,7 +281,7 @@ def test_results_come_while_others_are_not_begun(call):
     def main():
         pool = coro.Pool(3)
         results = getattr(pool, call)(work, inputs())
-        assert len(pool) == 3  # the workers have started
+        assert len(pool) == 3  # the first coros have started
         assert sorted(next(results) for _ in range(20)) == [number * 10 for number in range(20)]
         assert len(taken) <= 20 + 4
         pool.join()

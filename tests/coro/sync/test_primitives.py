@@ -397,7 +397,7 @@ def test_a_fifo_is_emptied_at_once():
 
 
 def test_an_interrupted_waiter_is_not_granted_the_lock():
-    """The interruption comes before the release, so the next waiter gets the lock at once."""
+    """The interruption comes before the release, so the next waiter gets the permit at once."""
 
     def main():
         semaphore = coro.semaphore(0)

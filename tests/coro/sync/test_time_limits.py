@@ -224,7 +224,7 @@ def test_a_full_fifo_makes_pushers_wait_in_order():
         assert (len(fifo), [pusher.done() for pusher in pushers]) == (2, [True] * 2 + [False] * 4)
         assert repr(fifo) == "<fifo 2 of 2 items, 4 waiting>"
         assert fifo.pop() == 0
-        assert len(fifo) == 2  # the space was reserved before any coro ran
+        assert len(fifo) == 2  # the item of the first waiting pusher entered the queue before that coro ran
         assert [fifo.pop() for _ in range(5)] == [1, 2, 3, 4, 5]
         for pusher in pushers:
             pusher.join()

@@ -1,4 +1,4 @@
-"""Finalizers that use locks of patched threads, on a stack where a coro cannot wait."""
+"""Finalizers that use locks of patched threads: on a stack where a coro cannot wait, and on one where it can."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The locks of patched threads, between coros and real threads, without any patching."""
+"""The native locks that `coro.patch()` installs, between coros and real threads. The tests do not patch anything."""
 
 from __future__ import annotations
 

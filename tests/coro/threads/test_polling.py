@@ -93,8 +93,8 @@ def test_a_poller_is_shut_down():
 
 
 def test_the_holder_of_a_lock_is_not_interrupted():
-    """``Condition.notify`` checks whether its caller holds the lock. If the check raised an
-    interruption, no waiter would wake.
+    """``Condition.notify`` checks whether its caller holds the lock. If the check raised an interruption, no waiter
+    would wake.
     """
 
     def main():

@@ -157,6 +157,16 @@ def test_no_limit():
     grapeshot.run(main())
 
 
+@pytest.mark.parametrize("limit", [None, 1])
+def test_threads_run_keeps_real_threads(limit):
+    async def main():
+        asyncio.get_running_loop().set_default_executor(coro.CoroPoolExecutor(limit))
+        assert await asyncio.get_running_loop().run_in_executor(None, is_coro)
+        return await coro.run_sync(coro.threads.run, lambda: (is_coro(), threading.get_ident()))
+
+    assert grapeshot.run(main()) not in ((True, threading.get_ident()), (False, threading.get_ident()))
+
+
 def test_workers_are_used_again():
     async def main():
         for limit in (None, 1, 5):
@@ -180,7 +190,7 @@ def test_one_worker_for_each_loop():
             assert await asyncio.wrap_future(executor.submit(lambda: pause(is_coro())))
 
         grapeshot.run(main())
-    # In another thread, while a loop has the executor, and without a loop, threads are real.
+    # Without a running loop, the executor uses real threads.
     assert executor.submit(lambda: is_coro()).result() is False
 
 
@@ -223,7 +233,7 @@ def test_shutdown_cancels(kind):
 
 
 def test_the_loop_ends_first():
-    """Functions that wait without end get Shutdown; jobs that have not begun end as well."""
+    """Functions that wait without end get Shutdown; jobs that have not begun are cancelled."""
     out = run_script(
         None,
         """
@@ -317,7 +327,7 @@ def test_modules():
 
 
 def test_functions_in_c():
-    """They need threads, unless grapeshot has patched them."""
+    """Functions in C need threads, unless grapeshot has patched them."""
     near, far = socket.socketpair()
     ours, theirs = coro.socketpair()
     with near, far, ours, theirs:
@@ -361,7 +371,7 @@ def test_odd_callables():
             return 5
 
     class Answers:
-        """Like a Mock: it has any attribute."""
+        """Like a Mock, it has an attribute of any name."""
 
         def __getattr__(self, name):
             return self
@@ -379,7 +389,7 @@ def test_odd_callables():
 
 @kinds
 def test_shutdown_in_another_thread(kind):
-    """It cancels what has not begun, and further work is refused."""
+    """With `cancel_futures`, jobs that have not begun are cancelled. Further jobs are refused."""
     cap = 2000
 
     async def main():
@@ -428,7 +438,7 @@ def test_a_job_cannot_wait_for_its_executor(kind):
 
 @kinds
 def test_dropped_executors_end(kind):
-    """Nobody shuts them down; asgiref's async_to_sync relies on that."""
+    """The workers of an executor that is dropped without a shutdown end. asgiref's async_to_sync relies on that."""
 
     async def main():
         coros = []
@@ -497,7 +507,7 @@ def test_jobs_after_keyboard_interrupt(kind):
 
 @kinds
 def test_jobs_of_an_own_executor_are_awaited(kind):
-    """The runner waits at its end, before the loop is closed."""
+    """For coros, the runner waits for the jobs before it closes the loop. For threads, `shutdown()` waits for them."""
     ended = []
 
     async def main():

@@ -180,8 +180,7 @@ def test_sqlalchemy_in_tasks_and_in_coros():
 
     def in_a_coro(engine, name):
         first = coro.await_(count_up(engine, name, 4))
-        # Do not interrupt a statement: SQLAlchemy would close the connection, and with it the in-memory
-        # database.
+        # Do not interrupt a statement: SQLAlchemy would close the connection, and with it the in-memory database.
         executed = asyncio.Event()
         waiting = coro.spawn(coro.await_, interrupted(engine, executed))
         coro.await_(executed.wait())

@@ -19,8 +19,8 @@ LIGHT, DARK = (ROOT / "docs" / f"speed-{theme}.svg" for theme in ("light", "dark
 ALT = "CPU time of grapeshot and other loops in eight kinds of work, as multiples of the best other loop"
 BEGIN, END = "<!-- speed table: begin -->\n", "<!-- speed table: end -->\n"
 INSTRUCTIONS = (
-    "Instructions in user space, counted by callgrind (`make callgrind`). Their number does not depend on how busy the "
-    "machine is."
+    "Instructions in user space on CPython {python}, counted by callgrind (`make callgrind`). Their number does not "
+    "depend on how busy the machine is."
 )
 COUNTED = {
     "echo": "echo of 1 KiB",
@@ -80,12 +80,13 @@ def charts(result: dict[str, Any]) -> dict[Path, str]:
 
 def instructions() -> str:
     """Return the section on instructions per operation."""
-    counted = json.loads(CALLGRIND.read_text(encoding="utf-8"))["instructions_per_operation"]
+    found = json.loads(CALLGRIND.read_text(encoding="utf-8"))
+    counted = found["instructions_per_operation"]
     loops = ["grapeshot", "uvloop", "asyncio"]
     lines = [
         "## Instructions",
         "",
-        INSTRUCTIONS,
+        INSTRUCTIONS.format(python=found["machine"]["python"]),
         "",
         f"| per operation | {' | '.join(loops)} |",
         "|---|---:|---:|---:|",

@@ -1,5 +1,5 @@
-"""The harness that compares coros: its programs run in every installed style, and its tables name the
-other libraries.
+"""The harness that compares coros: its programs run in every installed style, and its tables name the other
+libraries.
 """
 
 from __future__ import annotations

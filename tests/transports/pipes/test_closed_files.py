@@ -1,5 +1,5 @@
-"""Pipes whose file object is closed while the transport uses it. asyncio keeps using the descriptor number. If
-another file gets that number, grapeshot neither reads from it nor writes to it.
+"""Pipes whose file object is closed while the transport uses it. asyncio keeps using the descriptor number. If another
+file gets that number, grapeshot neither reads from it nor writes to it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Ownership of pipes: after a call that fails, the caller still owns the pipe; a transport closes its pipe exactly
-once. Also the transport's extra info.
+once. The extra info and the reprs of transports are tested here, too.
 """
 
 from __future__ import annotations

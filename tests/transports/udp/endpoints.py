@@ -87,7 +87,7 @@ async def finish(*protocols: Datagrams) -> None:
 
 @contextlib.contextmanager
 def raw_socket(family: int = socket.AF_INET, address: Any = ANY) -> Iterator[socket.socket]:
-    """A nonblocking datagram socket that the loop does not drive. It is bound unless `address` is None."""
+    """A non-blocking datagram socket that the loop does not drive. It is bound unless `address` is None."""
     with socket.socket(family, socket.SOCK_DGRAM) as sock:
         sock.setblocking(False)
         if address is not None:

@@ -80,7 +80,7 @@ async def test_refusals_inside_a_batch(loop):
     await finish(protocol)
 
 
-# ---------------------------------------------------------------- the protocol's
+# ---------------------------------------------------------------- the protocol's errors
 
 
 async def test_an_error_in_datagram_received_is_only_reported(loop, reported):

@@ -71,7 +71,7 @@ async def test_a_name_that_does_not_resolve(loop):
 
 
 async def test_an_address_that_cannot_be_reached(loop):
-    """Broadcasting without permission."""
+    """The socket has no permission to broadcast."""
     transport, protocol, _ = await endpoint(loop, family=socket.AF_INET)
     transport.sendto(b"everybody", ("255.255.255.255", 9))
     assert [error.errno for error in protocol.errors] == [errno.EACCES]
@@ -329,7 +329,7 @@ async def test_faults_of_flow_control_are_reported(loop, reported, tmp_path, mon
 
 @no_unix
 async def test_a_socket_that_is_full_and_has_no_peer(loop, tmp_path, monkeypatch):
-    """Buffered datagrams keep their addresses, also addresses that only the socket module understands."""
+    """Pending datagrams keep their addresses, also addresses that only the socket module understands."""
     monkeypatch.chdir(tmp_path)
     with raw_socket(socket.AF_UNIX, "peer") as peer:
         transport, protocol, _ = await endpoint(loop, local_addr="own", family=socket.AF_UNIX)

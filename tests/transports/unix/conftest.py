@@ -1,4 +1,6 @@
-"""Addresses that are short enough for Unix sockets (at most 107 bytes), and servers that are closed after the test."""
+"""Addresses that are short enough for Unix sockets (on Linux, at most 107 bytes), and servers that are closed after the
+test.
+"""
 
 from __future__ import annotations
 

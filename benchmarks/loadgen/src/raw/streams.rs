@@ -104,11 +104,11 @@ impl Server {
             return Ok(false);
         }
         let sent = send(fd, &self.buffer[..received])?;
-        if sent < received {
-            if let Some(connection) = self.connections.get_mut(&fd) {
-                connection.unsent.extend_from_slice(&self.buffer[sent..received]);
-                self.epoll.choose(fd, true)?;
-            }
+        if sent < received
+            && let Some(connection) = self.connections.get_mut(&fd)
+        {
+            connection.unsent.extend_from_slice(&self.buffer[sent..received]);
+            self.epoll.choose(fd, true)?;
         }
         Ok(true)
     }

@@ -1,5 +1,5 @@
-//! Makes a self-signed certificate (ECDSA, P-256) for the servers under load. Each process of the harness has a new one
-//! made, which all of its servers use.
+//! Makes a self-signed certificate (ECDSA, P-256) for the servers under load. Each process of the harness makes a new
+//! one, which all of its servers use.
 
 use std::ffi::CString;
 use std::fs;

@@ -1,4 +1,5 @@
-//! Reads and opens that do not block. [`super`] makes them before it asks the kernel or a thread.
+//! Reads and opens that do not block. A program tries them first, and starts the call in a [`Queue`](super::Queue) only
+//! if they return `None`.
 //!
 //! Source: `preadv2(2)`, `openat2(2)`, `open(2)`.
 
@@ -14,9 +15,9 @@ mod system {
     use crate::sys::pipe::{FileKind, file_kind};
     use crate::sys::socket::{retried, retried_int};
 
-    /// Reads up to `len` bytes at `offset` if the kernel has them in memory. An offset of -1 means the file's own position,
-    /// which the call moves. Returns `None` if the call would wait for a
-    /// disk, or if the system or the file system cannot tell.
+    /// Reads up to `len` bytes at `offset` if the kernel has them in memory. An offset of -1 means the file's own
+    /// position, which the call moves. Returns `None` if the call would wait for a disk, or if the system or the file
+    /// system cannot tell.
     ///
     /// # Errors
     /// An errno of `preadv2(2)`.
@@ -28,9 +29,9 @@ mod system {
             iov_base: buffer.cast(),
             iov_len: len.min(MAX_LEN),
         };
-        // The offset in two halves. A 64-bit kernel uses only the first one. An offset of -1 has -1 in both halves, which both
-        // kinds of kernel take for -1. The system call is made by its number, because
-        // old C libraries have no function for it.
+        // The offset in two halves. A 64-bit kernel uses only the first one. An offset of -1 has -1 in both halves, so
+        // 32-bit and 64-bit kernels both take it for -1. The system call is made by its number, because old C libraries
+        // have no function for it.
         let (low, high) = (offset as libc::c_long, (offset >> 32) as libc::c_long);
         // SAFETY: the call gets one live vector, whose buffer the caller guarantees.
         let outcome = retried(|| unsafe {
@@ -53,14 +54,14 @@ mod system {
         }
     }
 
-    /// Opens an existing regular file if the kernel has all parts of its path in memory. Returns `None` if the call would
-    /// wait for a disk or for another process that has a lease on the file, if this is another kind of file (opening a FIFO
-    /// waits for its other end), or if the system cannot tell.
+    /// Opens an existing file, directory or block device if the kernel has all parts of its path in memory. Returns
+    /// `None` if the call would wait for a disk or for another process that has a lease on the file, if this is another
+    /// kind of file (opening a FIFO waits for its other end), or if the system cannot tell.
     ///
     /// # Errors
     /// An errno of `openat2(2)` or `open(2)`.
     pub fn open_now(path: &CStr, flags: c_int) -> io::Result<Option<RawFd>> {
-        // With these flags the call may wait. With O_NOFOLLOW, the link in /proc could not be opened.
+        // With the first three flags the call may wait. With O_NOFOLLOW, the link in /proc could not be opened.
         if flags & (libc::O_CREAT | libc::O_TRUNC | libc::O_TMPFILE | libc::O_NOFOLLOW) != 0 {
             return Ok(None);
         }

@@ -1,4 +1,4 @@
-//! The calls, as a thread makes them.
+//! The calls on files, and how a thread makes them.
 
 use std::ffi::{c_char, c_int};
 use std::io;

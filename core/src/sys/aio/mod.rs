@@ -6,17 +6,17 @@
 //!                              calls                                              (outcome, memory)
 //! ```
 //!
-//! The buffer of a read and the data of a write belong to the call until it has ended: [`Queue`] keeps the owner of that
-//! memory, even if the call was cancelled, because the kernel or the thread goes on using the memory. If a queue is
-//! dropped while the kernel or a thread makes its calls, their memory is never freed.
+//! The buffer of a read and the data of a write belong to the call until it has ended: [`Queue`] keeps the owner of
+//! that memory, even if the call was cancelled, because the kernel or the thread goes on using the memory. If a queue
+//! is dropped while the kernel or a thread makes its calls, their memory is never freed.
 //!
 //! A limited number of calls is under way at a time; the others wait in the queue. A call that was cancelled before it
-//! began is never made, also if it was waiting for a thread of the pool: the queue and the thread both try to claim it
-//! (see [`Claim`]), and only one of them succeeds. The calls of a queue are made in any order, also if they use the same
-//! file.
+//! began is never made, even if it was waiting for a thread of the pool: the queue and the thread both try to claim it
+//! (see [`Claim`]), and only one of them succeeds. The calls of a queue are made in any order, even if they use the
+//! same file.
 //!
-//! In a forked child, the parent's queues do nothing, because the ring and the descriptor are shared with the parent. The
-//! child must call [`after_fork`].
+//! In a forked child, the parent's queues do nothing, because the ring and the descriptor are shared with the parent.
+//! The child must call [`after_fork`].
 //!
 //! Source: `io_uring(7)`, `io_uring_enter(2)`, `pread(2)`, `open(2)`.
 
@@ -54,9 +54,10 @@ use ring::Ring;
 
 /// The maximum number of calls that threads make for one queue at a time.
 const MAX_IN_THREADS: usize = SharedPool::MAX_THREADS;
-/// How often a call that was interrupted begins again. After that, the error is reported.
+/// The maximum number of times that an interrupted call begins again. After that, the error is reported.
 const MAX_REPETITIONS: u8 = 16;
-/// How many tickets of cancelled calls may be among the waiting ones, in addition to one for each call.
+/// A list of waiting tickets is cleared of the tickets of cancelled calls when it is more than twice as long as the
+/// number of calls, plus this.
 const MAX_STALE: usize = 64;
 
 static THREADS: SharedPool = SharedPool::new("files");
@@ -75,9 +76,9 @@ pub fn after_fork() {
 pub struct Ended<T> {
     /// The number that [`Queue::start`] returned.
     pub ticket: u64,
-    /// What the system call returned: a number of bytes, a new descriptor, or 0. If the call was cancelled after it had
-    /// begun, this is its real outcome nevertheless, with two exceptions: an `open` that succeeded is closed, and a call
-    /// that the cancellation has interrupted has done nothing. Both are reported as `ECANCELED`.
+    /// What the system call returned: a number of bytes, a new descriptor, or 0. This is the real outcome even if the
+    /// call was cancelled after it had begun, with two exceptions: the descriptor of an `open` that succeeded is
+    /// closed, and a call that the cancellation has interrupted has done nothing. Both are reported as `ECANCELED`.
     pub outcome: io::Result<usize>,
     /// What the caller gave to [`Queue::start`].
     pub memory: T,
@@ -94,8 +95,8 @@ pub struct Queue<T> {
     /// Calls that the ring cannot make. They do not hold back the others.
     waiting_for_threads: VecDeque<u64>,
     in_ring: usize,
-    /// The jobs in the pool, also if their calls were cancelled before they began: thus the pool's queue cannot grow
-    /// without limit.
+    /// How many jobs are in the pool. Jobs whose calls were cancelled before they began count too, so that the pool's
+    /// queue cannot grow without limit.
     in_threads: usize,
     last_ticket: u64,
     process: u32,
@@ -105,7 +106,7 @@ struct Entry<T> {
     call: Call,
     memory: T,
     state: State,
-    /// How often the call has begun again after an interruption.
+    /// How many times the call has begun again after an interruption.
     repetitions: u8,
 }
 
@@ -130,7 +131,7 @@ impl Claim {
 }
 
 impl<T> Entry<T> {
-    /// Whether the call will not be made from now on. A `close` is not cancelled.
+    /// Tries to cancel the call before it begins, and returns whether that succeeded. A `close` is never cancelled.
     fn is_cancelled_before_it_begins(&self) -> bool {
         match (&self.call, &self.state) {
             (Call::Close { .. }, _) | (_, State::InRing | State::Cancelled) => false,
@@ -185,7 +186,7 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Whether another process has made this queue. It does nothing in this one.
+    /// Whether another process has made this queue. In this process, the queue then does nothing.
     #[must_use]
     pub fn is_foreign(&self) -> bool {
         self.process != std::process::id()
@@ -206,8 +207,8 @@ impl<T> Queue<T> {
     /// Starts a call, or lets it wait until fewer calls are under way. Returns its ticket.
     ///
     /// # Errors
-    /// The process can use neither io_uring nor threads, or (`EBADF`) another process has made this queue. The memory is
-    /// returned.
+    /// The process can use neither io_uring nor threads, or (`EBADF`) another process has made this queue. The memory
+    /// is returned.
     ///
     /// # Safety
     /// The memory to which the call's pointers refer is valid until `memory` is dropped, wherever `memory` is moved to.
@@ -263,8 +264,8 @@ impl<T> Queue<T> {
         let (call, mailbox, claim_of_job) = (SendCall(call), Arc::clone(&self.mailbox), Arc::clone(&claim));
         THREADS.get().push(Box::new(move || {
             let outcome = if claim_of_job.claim() {
-                // SAFETY: after the job has claimed the call, the queue keeps the memory until it has taken the outcome; if
-                // the queue is dropped before that, it never frees the memory.
+                // SAFETY: after the job has claimed the call, the queue keeps the memory until it has taken the
+                // outcome; if the queue is dropped before that, it never frees the memory.
                 unsafe { call.make() }
             } else {
                 // This tells the queue only that the job is no longer in the pool.
@@ -276,8 +277,9 @@ impl<T> Queue<T> {
         Ok(State::InThread(claim))
     }
 
-    /// Cancels a call. If it has not begun, returns its memory, and the call is never made and never ends. Otherwise the
-    /// call ends at some time, and [`Ended::outcome`] tells what it has done. A `close` cannot be cancelled.
+    /// Cancels a call. If it has not begun, returns its memory: the call is never made, and [`Self::take`] does not
+    /// return it. Otherwise `take` returns the call once it has ended, and [`Ended::outcome`] tells what it has done. A
+    /// `close` cannot be cancelled.
     ///
     /// Does nothing if another process has made this queue.
     pub fn cancel(&mut self, ticket: u64) -> Option<T> {
@@ -300,8 +302,8 @@ impl<T> Queue<T> {
         None
     }
 
-    /// Removes the tickets of cancelled calls if they are the larger part of a queue. A search for each of them would
-    /// take too long.
+    /// Removes the tickets of cancelled calls from a list of waiting tickets if they are more than half of it.
+    /// Searching for one ticket at each cancellation would take too long.
     fn remove_stale(&mut self) {
         for waiting in [&mut self.waiting_for_ring, &mut self.waiting_for_threads] {
             if waiting.len() > 2 * self.calls.len() + MAX_STALE {
@@ -310,8 +312,8 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Removes and returns the calls that have ended, and begins calls that wait. Returns nothing if another process has
-    /// made this queue.
+    /// Removes and returns the calls that have ended, and begins calls that wait. Returns nothing if another process
+    /// has made this queue.
     #[must_use]
     pub fn take(&mut self) -> Vec<Ended<T>> {
         let mut ended = Vec::new();
@@ -391,9 +393,9 @@ impl<T> Queue<T> {
     }
 
     /// Cancels all calls and waits until they have ended, but not longer than `limit`. Returns the memory of the calls
-    /// that have not begun or have ended. Call this before the queue is dropped, also several times with short limits:
-    /// each call goes on where the one before has ended. After that, [`Self::len`] is the number of calls that the kernel
-    /// or threads still make, and of each `close` that waits for them.
+    /// that have not begun or have ended. Use this before the queue is dropped. It may be used several times with short
+    /// limits, and each time goes on where it stopped before. Afterwards, [`Self::len`] is the number of calls that the
+    /// kernel or threads are still making, including each `close` that still waits to begin.
     #[must_use]
     pub fn stop(&mut self, limit: Duration) -> Vec<T> {
         if self.is_foreign() {

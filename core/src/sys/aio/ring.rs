@@ -15,15 +15,15 @@ use super::calls::{Call, MAX_LEN};
 
 /// Marks the end of a cancellation, in the place of a ticket.
 const CANCELLATION: u64 = u64::MAX;
-/// How often a call is handed over when the kernel has no memory for it at the moment.
+/// The maximum number of attempts to hand over a call while the kernel cannot accept it at the moment.
 const ATTEMPTS: usize = 3;
 
 /// A ring of one loop.
 pub(super) struct Ring {
     uring: IoUring,
     can_truncate: bool,
-    /// False after the kernel did not accept a call. That call may be in the queue of submissions, which must never be
-    /// handed over again then.
+    /// False after the kernel did not accept a call. That call may still be in the queue of submissions, so the queue
+    /// must never be handed over again.
     accepts: bool,
 }
 
@@ -31,8 +31,8 @@ impl Ring {
     /// The maximum number of calls under way.
     pub(super) const MAX_CALLS: usize = 128;
 
-    /// A ring that signals the ends of calls on `eventfd`. None if the kernel has no io_uring or an old one, or does
-    /// not allow it to this process.
+    /// A ring that signals the ends of calls on `eventfd`. None if the kernel has no io_uring or too old a version of
+    /// it, or does not allow this process to use it.
     pub(super) fn new(eventfd: RawFd) -> Option<Self> {
         let uring = IoUring::builder()
             .setup_clamp()
@@ -118,7 +118,7 @@ impl Ring {
         self.hand_over(&entry.user_data(ticket))
     }
 
-    /// Asks the kernel to interrupt a call. If the call is not interrupted, it ends as if it had not been asked.
+    /// Asks the kernel to interrupt a call. A call that the kernel does not interrupt ends as usual.
     pub(super) fn cancel(&mut self, ticket: u64) {
         if self.accepts {
             self.hand_over(&opcode::AsyncCancel::new(ticket).build().user_data(CANCELLATION));
@@ -129,7 +129,7 @@ impl Ring {
         // SAFETY: the contract of `Queue::start` keeps the memory to which the entry refers valid until the call has
         // ended. If the entry is pushed and not accepted, it is never handed over later.
         if unsafe { self.uring.submission().push(entry) }.is_err() {
-            // The queue is empty between two calls, so it has room.
+            // This does not happen: the queue is empty between two calls, so it has room.
             self.accepts = false;
             return false;
         }
@@ -160,8 +160,8 @@ impl Ring {
 /// The error of a call that has failed.
 fn error_of(result: i32) -> io::Error {
     match result.wrapping_neg() {
-        // The kernel's own numbers for an interrupted call, which no system call returns. But io_uring returns them from an
-        // `open` that was interrupted. Source: `include/linux/errno.h` of Linux.
+        // The kernel's own numbers for an interrupted call. System calls do not return them to programs, but io_uring
+        // returns them from an `open` that was interrupted. Source: `include/linux/errno.h` of Linux.
         512..=514 | 516 => io::Error::from_raw_os_error(libc::EINTR),
         errno => io::Error::from_raw_os_error(errno),
     }

@@ -1,4 +1,5 @@
-//! Each test runs with io_uring (where the kernel has it) and with threads.
+//! Tests of queues and of calls that do not block. Most tests of queues run with io_uring (where the kernel has it) and
+//! with threads.
 
 use std::ffi::{CString, c_int};
 use std::io;

@@ -122,8 +122,8 @@ impl Drop for ExitWatch {
     }
 }
 
-/// The device and inode number of a descriptor's file, or `None` if the descriptor is not open. On older kernels all
-/// pidfds have the same inode number, but no other file has it.
+/// The device and inode number of a descriptor's file, or `None` if the descriptor is not open. On kernels before 6.9,
+/// all pidfds have the same inode number, which they share with epoll and eventfd descriptors.
 fn file_of(fd: RawFd) -> Option<(u64, u64)> {
     // SAFETY: the `File` is only used to query its metadata and is never closed here. If the descriptor is not open,
     // the query fails.

@@ -1,4 +1,4 @@
-//! Tests of the poller's contract. They run with every way of waiting that this system has.
+//! Tests of the poller's contract. Most run with every way of waiting that this system has.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsRawFd;
@@ -13,7 +13,7 @@ use crate::sys::clock::now_ns;
 /// Far longer than any wait on a loaded machine. After a lost event the test fails instead of hanging.
 const CAP_NS: Option<u64> = Some(60_000_000_000);
 
-/// The pollers to test; each test runs with all of them.
+/// A poller for each way of waiting, with its name.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn pollers() -> [(&'static str, Poller); 2] {
     [

@@ -64,7 +64,7 @@ pub struct AddressInfo {
     pub protocol: c_int,
     /// The official name of the host, if it was asked for.
     pub canonical_name: Option<CString>,
-    /// The flow label of an IPv6 address is in host byte order.
+    /// The address and the port. The flow label of an IPv6 address is in host byte order.
     pub address: SocketAddr,
 }
 
@@ -234,8 +234,8 @@ fn names(question: &NameQuestion) -> Outcome {
     // NI_MAXHOST and NI_MAXSERV of every system.
     let mut host = [0_u8; 1025];
     let mut service = [0_u8; 32];
-    // SAFETY: the address is part of the list or a copy, and the lengths belong to the address and the buffers. On success, both buffers hold
-    // texts that end with a null byte.
+    // SAFETY: the address is part of the list or a copy, and the lengths belong to the address and the buffers. On
+    // success, both buffers hold texts that end with a null byte.
     let code = unsafe {
         libc::getnameinfo(
             address,

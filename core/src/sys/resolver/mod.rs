@@ -135,7 +135,7 @@ pub fn before_fork() {
     THREADS.end_idle();
 }
 
-/// Call this in the child of a fork: the parent's threads do not exist here, and its locks may be locked for ever.
+/// Call this in the child of a fork: the parent's threads do not exist here, and its locks may stay locked forever.
 pub fn after_fork() {
     THREADS.after_fork();
     LOOKUPS.store(ptr::null_mut(), Ordering::Release);
@@ -248,7 +248,7 @@ impl State {
         None
     }
 
-    /// Returns who has asked.
+    /// Ends the lookup of this question and returns the askers. Remembers an answer if an asker wants that.
     fn finish(&mut self, question: &Arc<Question>, outcome: &Arc<Outcome>) -> Askers {
         let Some(lookup) = self.asked.remove(question) else {
             return Askers::new();

@@ -1,4 +1,5 @@
-//! The pool with lookups that the test controls, and the C library's own on names that need no server.
+//! Tests of the resolver with lookups that the test controls, and of the C library's lookups of names that need no
+//! server.
 
 use std::ffi::CString;
 use std::net::SocketAddr;

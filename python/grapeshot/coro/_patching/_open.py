@@ -1,6 +1,6 @@
-"""``open`` of :func:`grapeshot.coro.patch`, for descriptors of pipes, sockets and terminals.
+"""The part ``open`` of :func:`grapeshot.coro.patch`: ``open`` for descriptors of pipes, sockets and terminals.
 
-It passes everything else on to the original ``open``.
+Everything else is passed on to the original ``open``.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
 _open = io.open
 _fstat = os.fstat
-# mode -> direction, and whether it is binary. Modes with "+" are left to the original: they need a seekable file, so
-# the original raises an error.
+# mode -> direction, and whether it is binary. Modes with "+" are left to the original, which with a buffer accepts only
+# seekable files.
 _MODES = {mode: (way, "b" in kind) for way in "rwax" for kind in ("", "t", "b") for mode in (way + kind, kind + way)}
 
-# A buffer has the size of one block of its file; from Python 3.14 on, at most this size.
+# A buffer has the size of one block of its file. From Python 3.14 on, it has at least the default size and at most
+# this size.
 _LARGEST = 8192 * 1024
 
 
@@ -111,5 +112,6 @@ def patch() -> None:
     new = _Open()
     for module_name in ("builtins", "io"):
         _originals.replace(module_name, "open", new)
-    # pickle looks up `open` in this module.
+    # pickle looks up `open` in the module that is named here. From Python 3.12 on, the original names `_io`, which is
+    # not patched.
     new.__module__ = "io"

@@ -1,6 +1,7 @@
 """The part ``os`` of :func:`grapeshot.coro.patch`: I/O on pipes, sockets and terminals, and waits for children.
 
-Calls for descriptors in nonblocking mode and for regular files are passed to the original functions.
+Calls for descriptors in nonblocking mode and for regular files are passed to the original functions. (The descriptor of
+a patched socket without a timeout counts as blocking, although it is nonblocking.)
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The part ``subprocess`` of :func:`grapeshot.coro.patch`.
 
 ``Popen`` waits with ``os.waitpid``, ``selectors``, ``os.read`` and ``time.sleep``, which other parts patch. This part
-patches its pipes, which are file objects that read and write in C code.
+patches its pipes, which are file objects that read and write in C code. It also puts patched sockets that a child
+inherits into blocking mode (``_socket_numbers.lend``).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def _passed(*args: Any, **kwargs: Any) -> list[Any]:
 
 
 def patch() -> None:
-    """Make Popen open its pipes with the patched classes."""
+    """Make Popen open its pipes with the patched classes, and put inherited sockets into blocking mode."""
     names = types.ModuleType("io", io.__doc__)
     vars(names).update(vars(io), open=_open.open_file, TextIOWrapper=Text)
     subprocess.io = names  # type: ignore[attr-defined]

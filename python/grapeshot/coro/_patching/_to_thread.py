@@ -1,9 +1,9 @@
 """The part ``to_thread`` of :func:`grapeshot.coro.patch`: async code's calls of blocking functions run in coros.
 
-It patches ``asyncio.to_thread``, anyio's ``to_thread.run_sync`` (and with it Starlette's and FastAPI's endpoints,
-dependencies and background tasks that are no coroutines) and asgiref's ``sync_to_async`` (and with it Django's views,
+It patches ``asyncio.to_thread``, anyio's ``to_thread.run_sync`` (and with it the endpoints, dependencies and background
+tasks of Starlette and FastAPI that are plain functions) and asgiref's ``sync_to_async`` (and with it Django's views,
 middleware and ORM under ASGI). Functions that need a real thread (``_executor.needs_thread``) still get one, and so do
-all functions on other loops.
+all functions on loops other than grapeshot's.
 
 This part is patched only if it is named.
 """
@@ -65,7 +65,8 @@ def _patch_anyio(module: Any) -> None:
     run_in_thread = backend.run_sync_in_worker_thread
     module.WorkerThread._grapeshot_is_real = True
     if type(module.threadlocals) is _real_local:
-        # anyio was imported before patch(). Its worker threads have not begun, or end with their loop.
+        # anyio was imported before patch(), so coros would share the attributes of its thread-local object: replace it.
+        # Its worker threads have not begun, or end with their loop.
         old, new = module.threadlocals, threading.local()
         for name, holder in list(sys.modules.items()):
             if name.startswith("anyio.") and vars(holder).get("threadlocals") is old:
@@ -78,7 +79,7 @@ def _patch_anyio(module: Any) -> None:
         if not isinstance(loop, BaseLoop) or needs_thread(func, args):
             return await run_in_thread(func, args, abandon_on_cancel=abandon_on_cancel, limiter=limiter)
         await cls.checkpoint()
-        # Without a limiter of the caller there is no limit. The default limiter is there because threads are expensive.
+        # If the caller passes no limiter, there is no limit: anyio has a default limiter because threads are expensive.
         async with limiter or contextlib.nullcontext():
             with module.CancelScope(shield=not abandon_on_cancel) as scope:
                 context = contextvars.copy_context()

@@ -141,8 +141,8 @@ def serve(
         max_target_size: the greatest length of a request's target in bytes; a longer one gets 414.
         max_headers: how many header fields a request may have; with more it gets 431.
         max_header_size: the greatest length of one header field in bytes; a longer one gets 431.
-        max_head_size: the greatest length of all header fields together, and also of the trailers of a body, in bytes;
-            longer ones get 431.
+        max_head_size: the greatest length in bytes of all header fields of a request together, including the trailers
+            of its body; longer ones get 431.
         max_body: the greatest length of a request's body in bytes (None: no limit); a longer one gets 413.
         access_log: this logger gets a line for each response, in the combined format followed by the duration in
             seconds.
@@ -151,7 +151,9 @@ def serve(
 
     Raises:
         OSError: an address cannot be bound.
+        LimitError: the loop has reached its limit of descriptors or coros (:meth:`Loop.set_limits`).
         socket.gaierror: a host does not resolve.
+        OverflowError: the port is not between 0 and 65535.
         ValueError, TypeError: arguments contradict each other, or have a wrong type.
     """
     settings = Settings(

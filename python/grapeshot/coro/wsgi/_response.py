@@ -1,6 +1,7 @@
 """Responses: ``start_response``, ``write``, and the rules of PEP 3333 for lengths and errors.
 
-The head is sent together with the first part of the body, in one system call, unless this part is large.
+The head is sent together with the first part of the body, in one system call, unless this part is large or the body is
+a file.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def date() -> bytes:
 class FileWrapper:
     """``wsgi.file_wrapper``: iterates over a file in blocks.
 
-    If an application returns this object itself, the file is sent with the system call sendfile.
+    If an application returns this object itself and the file is regular, it is sent with the system call sendfile.
     """
 
     def __init__(self, filelike: Any, blksize: int = 65536) -> None:
