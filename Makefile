@@ -173,9 +173,10 @@ $(VENV)/pyvenv.cfg:
 	@$(PYTHON) -c 'import ensurepip, venv' || { echo "this Python cannot make virtual environments (Debian: apt-get install python3-venv)" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# The packages that a target needs, with the versions and hashes of its lock file.
+# The packages that a target needs, with the versions and hashes of its lock file. Python compiles a module when it is
+# first imported. Compiling all of them here would take three times as long as the rest of the installation.
 $(VENV)/.%: requirements/%.txt | $(VENV)/pyvenv.cfg
-	$(BIN)/python -m pip install --quiet $(if $(NEWEST),--upgrade --requirement requirements/$*.in,--require-hashes --requirement $<)
+	$(BIN)/python -m pip install --quiet --no-compile $(if $(NEWEST),--upgrade --requirement requirements/$*.in,--require-hashes --requirement $<)
 	@touch $@
 
 # Only one build can be installed, so the stamp of the other profile is removed.
