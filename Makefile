@@ -33,7 +33,7 @@ RUST_FUZZ    := core/fuzz/Cargo.toml
 # The fuzzers are only checked here, so libFuzzer itself need not be compiled.
 FUZZ_ENV     := CUSTOM_LIBFUZZER_PATH=/none/libfuzzer.a CARGO_TARGET_DIR=target/fuzz/check
 # These comparisons are not in docs/speed.md, so each has its own table.
-TABLED       := $(addprefix benchmarks/results/,comparison-3.13.json two-loops.json rpc.json files.json lookups.json pgo.json)
+TABLED       := $(addprefix benchmarks/results/,comparison-3.13.json two-loops.json rpc.json files.json lookups.json programs.json pgo.json)
 # A newer Rust has new lints, and an older one lacks some. So warnings of clippy and rustdoc are errors only with the
 # version that builds the releases.
 PINNED_RUST  := $(shell cat .ci/rust-version)

@@ -25,6 +25,8 @@ from benchmarks._machine import ROOT, child_environment, cores, on_core
 BLOCKING = ("blocking", "patched")
 # Kinds of HTTP servers, in `benchmarks.blocking.web`.
 WEB = ("wsgi", "gunicorn")
+# Kinds of servers in `benchmarks.programs.servers`, which also have styles.
+PROGRAMS = ("gevent-echo", "gevent-pywsgi", "fastapi")
 CRATE = ROOT / "benchmarks" / "loadgen"
 
 
@@ -183,6 +185,8 @@ def server_command(kind: str, loop: str, serving: dict[str, object] | None = Non
     if kind in (*BLOCKING, *WEB):
         program = "web" if kind in WEB else "servers"
         command = [sys.executable, "-m", f"benchmarks.blocking.{program}", kind, "--style", loop]
+    elif kind in PROGRAMS:
+        command = [sys.executable, "-m", "benchmarks.programs.servers", kind, "--style", loop]
     else:
         command = [sys.executable, "-m", "benchmarks.servers", kind, "--loop", loop]
     command += flags(serving or {})

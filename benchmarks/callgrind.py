@@ -34,7 +34,6 @@ from benchmarks._load import MeasurementError, Server, run_load
 from benchmarks._loops import LOOPS, RAW, available, versions
 from benchmarks._machine import ROOT, child_environment, describe
 
-# One connection with one message in flight, so that each echo is one iteration of the loop.
 ECHO_SIZE = 1024
 BOUNDS = Path(__file__).with_name("instructions.toml")
 READY_WITHIN_S = 300.0
@@ -62,7 +61,10 @@ def instructions(out: Path | None) -> int:
 def echo_instructions(
     loop: str, count: int, out: Path | None, *, kind: str = "echo", connections: int = 1
 ) -> tuple[int, int]:
-    """Run a server that answers `count` messages. Return its total instructions, and the count."""
+    """Run a server that answers `count` messages. Return its total instructions, and the count.
+
+    By default there is one connection with one message in flight, so that each echo is one iteration of the loop.
+    """
     with Server(kind, loop, under=valgrind(out), ready_within_s=READY_WITHIN_S) as server:
         run_load("echo", server.address, connections=connections, size=ECHO_SIZE, requests=count, stall=READY_WITHIN_S)
     return instructions(out), count
@@ -164,8 +166,9 @@ def fewest(count: Count, bound: float) -> float:
 
 
 def check_bounds(file: Path = BOUNDS) -> int:
-    """Count the cases of `file` for this interpreter. Return 1 if one is above its bound or cannot be counted,
-    else 0.
+    """Count the cases of `file` for this interpreter. Return 1 if one is above its bound, else 0.
+
+    Raises MeasurementError if one cannot be counted.
     """
     known = tomllib.loads(file.read_text(encoding="utf-8"))
     bounds = known["interpreter"].get(interpreter())

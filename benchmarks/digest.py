@@ -91,7 +91,7 @@ def digest(result: dict[str, Any], *, has_curves: bool = False) -> dict[str, Any
 
 
 def text(short: dict[str, Any]) -> str:
-    """JSON with a line for each row and each loop, so that a difference between two files can be read."""
+    """JSON with a line for each field and each loop of a row, so that a difference between two files can be read."""
 
     def lines(value: Any, depth: int) -> Iterator[str]:
         pad = " " * depth

@@ -19,6 +19,7 @@ NAVIGATION = {
         "docs/frameworks",
         "docs/scaling",
         "docs/coro",
+        "docs/celery",
         "docs/gevent",
         "docs/files",
         "docs/rpc",

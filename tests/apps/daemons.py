@@ -313,3 +313,40 @@ class Memcached(Daemon):
 
     def is_ready(self, log: str) -> bool:
         return "server listening" in log
+
+
+class RabbitMQ(Daemon):
+    """RabbitMQ, without plugins. It also starts a port mapper of Erlang's, which ends with it."""
+
+    def __init__(self, certificates: Certificates) -> None:
+        self.program = program(
+            "rabbitmq-server", "Debian: rabbitmq-server", "/usr/lib/rabbitmq/bin", variable="REQUIRE_RABBITMQ"
+        )
+        super().__init__(certificates)
+
+    def prepare(self) -> None:
+        self.write("enabled_plugins", "[].")
+
+    def command(self) -> list[str]:
+        self.port = free_port()
+        folder = self.folder
+        settings = {
+            "HOME": folder,  # of Erlang's cookie
+            "RABBITMQ_BASE": folder,
+            "RABBITMQ_MNESIA_BASE": folder / "mnesia",
+            "RABBITMQ_LOG_BASE": folder,
+            "RABBITMQ_LOGS": "-",
+            "RABBITMQ_CONF_ENV_FILE": "/dev/null",
+            "RABBITMQ_CONFIG_FILE": folder / "none",
+            "RABBITMQ_ENABLED_PLUGINS_FILE": folder / "enabled_plugins",
+            "RABBITMQ_PID_FILE": folder / "pid",
+            "RABBITMQ_NODENAME": f"tests-{self.port}@localhost",
+            "RABBITMQ_NODE_IP_ADDRESS": HOST,
+            "RABBITMQ_NODE_PORT": self.port,
+            "RABBITMQ_DIST_PORT": free_port(),
+            "ERL_EPMD_PORT": free_port(),
+        }
+        return ["env", *(f"{name}={value}" for name, value in settings.items()), self.program]
+
+    def is_ready(self, log: str) -> bool:
+        return "Server startup complete" in log

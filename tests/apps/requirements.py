@@ -2,8 +2,8 @@
 
 A skipped test gives the reason, and the summary of the run repeats it (see conftest.py). Environment variables turn
 skips into failures: `REQUIRE_SERVERS=1`, set in the project's CI, for a missing program or a missing package of the
-extra `dev`; `REQUIRE_FRAMEWORKS=1`, set by .ci/matrix, for a missing package of the extra `frameworks`; and
-`REQUIRE_NODE=1` for Node.js (see pages.py).
+extra `dev`; `REQUIRE_FRAMEWORKS=1` and `REQUIRE_RABBITMQ=1`, set by .ci/matrix, for a missing package of the extra
+`frameworks` and for RabbitMQ; and `REQUIRE_NODE=1` for Node.js (see pages.py).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def package(module: str) -> None:
         absent(module, "pip install grapeshot[dev]")
 
 
-def program(name: str, where_from: str, *beside: str) -> str:
+def program(name: str, where_from: str, *beside: str, variable: str = REQUIRE) -> str:
     """Return the path of a program on the search path, or in a directory that one of the patterns `beside` matches."""
     found = shutil.which(name)
     if found is not None:
@@ -50,4 +50,4 @@ def program(name: str, where_from: str, *beside: str) -> str:
         for folder in sorted(glob.glob(pattern), reverse=True):
             if found := shutil.which(name, path=folder):
                 return found
-    absent(name, where_from)
+    absent(name, where_from, variable)

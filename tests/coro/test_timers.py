@@ -105,10 +105,10 @@ def test_sleepers_wake_in_the_order_of_their_deadlines():
         order.append(due)
 
     def main():
+        # Late enough that all coros sleep before the first deadline. A coro that begins later would wake late.
         began = coro.now() + 0.02
         dues = [began + generator.random() / 20 for _ in range(2000)]
         threads = [coro.spawn(sleeper, due) for due in dues]
-        # No coro may wake before all of them sleep: coros that begin late wake late.
         for thread in threads:
             thread.join()
         return dues

@@ -49,6 +49,6 @@ def _find_peer_function() -> Callable[[socket.socket], int] | None:
     return _xucred if system.startswith(("darwin", "freebsd", "dragonfly")) else None
 
 
-# A function that returns the effective uid of the process at the other end. None on systems where there is no way to
-# ask.
+# A function that returns the effective uid of the process at the other end. None on all other
+# systems.
 peer_uid = _find_peer_function()

@@ -45,7 +45,8 @@ async def sock_sendfile(
     Raises:
         asyncio.SendfileNotAvailableError: the system call does not work here, and ``fallback`` is false.
         OSError: the connection failed. ``file.tell()`` is the position behind the last byte sent.
-        TypeError, ValueError: an argument has a wrong type or value, or ``sock`` is not a non-blocking stream socket.
+        TypeError, ValueError: an argument has a wrong type or value, ``sock`` is not a plain stream socket, or, in
+            debug mode, it is blocking.
     """
     if loop.get_debug() and sock.gettimeout() != 0:
         raise ValueError("the socket must be non-blocking")
@@ -78,7 +79,8 @@ async def sendfile(
             fallback while ``fallback`` is false.
         asyncio.SendfileNotAvailableError: the system call does not work here, and ``fallback`` is false.
         ConnectionError: the connection was lost. ``file.tell()`` is the position behind the last byte sent.
-        TypeError, ValueError: like :func:`sock_sendfile`.
+        TypeError, ValueError: like :func:`sock_sendfile`, if the system call is used. The fallback does not check the
+            arguments.
     """
     if transport.is_closing():
         raise RuntimeError("Transport is closing")

@@ -93,8 +93,8 @@ def set_exit(code: Any = 0) -> None:
     """Make :func:`event_loop` return ``code``.
 
     Call it from a coro, a callback or a task of the loop, or before the loop runs. A second call before the loop has
-    ended replaces the code. A thread that has no coros may call it, too, as long as only one :func:`event_loop` is
-    running in the process: the call then ends that one.
+    ended replaces the code. A thread whose coros no :func:`event_loop` runs may call it, too, as long as only one
+    :func:`event_loop` is running in the process: the call then ends that one.
 
     Raises:
         RuntimeError: no :func:`event_loop` is running, or several are running, all of them in other threads.
@@ -106,7 +106,7 @@ def set_exit(code: Any = 0) -> None:
     running = list(_running)
     if len(running) != 1:
         raise RuntimeError(
-            "set_exit() in a thread without coros needs exactly one running coro.event_loop(), but there are"
-            f" {len(running) or 'none'}"
+            "set_exit() in a thread that has no event_loop() of its own needs exactly one running coro.event_loop(),"
+            f" but there are {len(running) or 'none'}"
         )
     running[0].loop.call_soon_threadsafe(running[0].end, code)

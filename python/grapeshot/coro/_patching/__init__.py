@@ -1,9 +1,10 @@
 """``coro.patch()``: patches the standard library, so that unmodified blocking code can run in coros.
 
-Each part has a module with a function ``patch()``, which replaces names through ``_originals.replace``. A replacement
-works everywhere: called in a coro, it waits as coros do; elsewhere, it does what the original does. asyncio, the
-executors of concurrent.futures, the import system and grapeshot itself keep the originals (``_originals``). Only two
-parts, which have to be named, change them: ``futures`` and ``to_thread``.
+Each part has a module with a function ``patch()``. Most of them replace names through ``_originals.replace``; some
+change a class or an object. A replacement works everywhere: called in a coro, it waits as coros do; elsewhere, it does
+what the original does. asyncio, the executors of concurrent.futures, the import system and grapeshot itself keep the
+originals (``_originals``). The parts ``futures`` and ``to_thread``, which have to be named, change executors and
+asyncio.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def _choose(parts: tuple[str, ...], switches: dict[str, bool]) -> list[str]:
 
 
 def _load(part: str) -> Any:
-    """Return the module of a part. Modules are imported only when their part is patched."""
+    """Return the module of a part. Most modules are imported only when they are needed."""
     return importlib.import_module(f"{__name__}.{_MODULES.get(part, f'_{part}')}")
 
 

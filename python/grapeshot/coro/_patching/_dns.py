@@ -1,8 +1,9 @@
 """The part ``dns`` of :func:`grapeshot.coro.patch`: native threads look up host names while the coro waits.
 
-Some calls go to CPython's function instead, in a thread of the loop's executor. These are calls with wrong arguments,
-and calls of ``gethostbyname``, ``gethostbyname_ex`` and ``gethostbyaddr`` if the system has no form of these functions
-that is safe in several threads. If a program has replaced a function, its replacement is called in such a thread.
+Some calls go to CPython's function instead, in a thread of the loop's executor. These are calls with arguments that
+are wrong or unusual (a host name as bytes), and calls of ``gethostbyname``, ``gethostbyname_ex`` and ``gethostbyaddr``
+if the system has no form of these functions that is safe in several threads. If a program has replaced a function, its
+replacement is called in such a thread.
 """
 
 from __future__ import annotations
@@ -39,7 +40,10 @@ def getaddrinfo(host: Any, port: Any, family: int = 0, type: int = 0, proto: int
 
 
 def _needs_no_lookup(name: Any) -> bool:
-    """Whether CPython's ``gethostbyname`` does not ask the C library. A subclass of ``str`` may have another text."""
+    """Whether CPython's ``gethostbyname`` answers without a lookup.
+
+    False for an object of a subclass of ``str``, from which CPython may get another text.
+    """
     return type(name) is str and (dns.is_special(name) or dns.is_answered_at_once(name, None, socket.AF_INET))
 
 

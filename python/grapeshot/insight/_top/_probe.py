@@ -28,7 +28,7 @@ class Probe:
         """Return the result of ``Sampler.collect(*parts)`` in the process. Waits as long as the process takes.
 
         Raises:
-            LostError: the connection has ended, or the other end is not a back door.
+            LostError: the connection has ended, the other end is not a back door, or its answer is not a sample.
         """
         if not self._has_begun:
             self._asker.ask(_BEGIN.format(slow_s=self._slow_s))

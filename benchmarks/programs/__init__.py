@@ -1,0 +1,1 @@
+"""Compare programs that were written for gevent, FastAPI and Celery, as they are and on grapeshot."""

@@ -1,0 +1,33 @@
+"""The ways to run these programs. Each name is a column of the table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from benchmarks import _loops
+
+OURS = "grapeshot"
+# gevent on its own loops
+LIBEV, LIBUV = "gevent+libev", "gevent+libuv"
+GEVENT_LOOPS = {OURS: "grapeshot.gevent.Loop", LIBEV: "libev-cext", LIBUV: "libuv-cffi"}
+# FastAPI on uvloop: with the 40 threads that anyio has, and with a thread for each request
+THREADS, MANY_THREADS = "40 threads", "1,000 threads"
+# Celery's pools beside ours
+GEVENT_POOL, THREAD_POOL = "pool gevent", "pool threads"
+POOLS = {OURS: "custom", GEVENT_POOL: "gevent", THREAD_POOL: "threads"}
+
+ALL = (OURS, LIBEV, LIBUV, THREADS, MANY_THREADS, GEVENT_POOL, THREAD_POOL)
+_NEEDED = {
+    OURS: "grapeshot.coro",
+    LIBEV: "gevent.libev.corecext",
+    LIBUV: "gevent.libuv.loop",
+    THREADS: "uvloop, fastapi",
+    MANY_THREADS: "uvloop, fastapi",
+    GEVENT_POOL: "gevent, celery",
+    THREAD_POOL: "celery",
+}
+
+
+def available(names: Iterable[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the names that can take part, and the reasons for the others, which are also printed."""
+    return _loops.available(names, lambda name: _loops.why_it_fails(f"import {_NEEDED[name]}"))

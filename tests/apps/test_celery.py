@@ -1,0 +1,333 @@
+"""Celery's worker with the pool of `grapeshot.coro.celery`: the worker and its client run in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support import HOST, PROCESS_CAP_S, coro_is_available
+
+from tests.apps.certificates import Certificates
+from tests.apps.daemons import RabbitMQ, RedisAddress
+from tests.apps.processes import Process
+from tests.apps.requirements import package
+
+pytestmark = [
+    pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter"),
+    pytest.mark.slow,
+]
+
+POOL = "grapeshot.coro.celery:TaskPool"
+TASKS = """
+import asyncio, os, sys, threading, time
+import redis
+from celery import Celery, exceptions
+
+app = Celery("tasks", broker=os.environ["BROKER"], backend=os.environ["RESULTS"])
+app.conf.update(
+    broker_connection_retry_on_startup=True,
+    broker_transport_options=eval(os.environ.get("OPTIONS", "{}")),
+    task_acks_late="LATE" in os.environ,
+    worker_soft_shutdown_timeout=float(os.environ.get("SOFT", "0")),
+    worker_prefetch_multiplier=2,
+)
+store = redis.Redis.from_url(os.environ["RESULTS"], socket_timeout=None)
+
+
+def meet(name, count):
+    "Wait until this function was called `count` times."
+    store.incr(name)
+    while int(store.get(name)) < count:
+        time.sleep(0.01)
+
+
+@app.task
+def together(name, count):
+    "Wait for the others. Return the thread in which the task ran."
+    meet(name, count)
+    return threading.get_native_id()
+
+
+@app.task
+async def async_together(name, count):
+    await asyncio.to_thread(meet, name, count)
+    async with asyncio.timeout(60):
+        return asyncio.current_task() is not None
+
+
+@app.task
+def wait(name):
+    "Note that the task has begun, wait for ever, and note how this ended."
+    store.set(name, "begun")
+    try:
+        threading.Event().wait()
+    except BaseException as exc:
+        store.set(name, type(exc).__name__)
+        raise
+
+
+@app.task(soft_time_limit=0.2, time_limit=60)
+def soft():
+    try:
+        time.sleep(60)
+    except exceptions.SoftTimeLimitExceeded:
+        return "tidied up"
+
+
+@app.task(soft_time_limit=0.2)
+async def async_soft():
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(asyncio.sleep(60))
+    except exceptions.SoftTimeLimitExceeded:
+        return "tidied up"
+
+
+@app.task(soft_time_limit=0.2)
+async def async_soft_uncaught():
+    await asyncio.sleep(60)
+
+
+@app.task(time_limit=0.3)
+def hard():
+    time.sleep(60)
+
+
+@app.task(time_limit=0.2)
+def stubborn():
+    for _ in range(2):
+        try:
+            time.sleep(60)
+        except BaseException:
+            pass
+    return "twice"
+
+
+@app.task
+def exits():
+    sys.exit(3)
+
+
+@app.task(autoretry_for=(LookupError,), max_retries=2, retry_backoff=0, default_retry_delay=0)
+async def again(name):
+    await asyncio.sleep(0)
+    if store.incr(name) < 3:
+        raise LookupError(name)
+    return int(store.get(name))
+
+
+@app.task
+def nested():
+    return together.delay("nested", 1).get(timeout=60)
+
+
+@app.task
+async def calls_another():
+    return await plain_async(20) + 1
+
+
+@app.task
+async def plain_async(number):
+    await asyncio.sleep(0)
+    return 2 * number
+
+
+@app.task
+def identify():
+    return threading.current_thread().name
+
+
+@app.task
+def count(number):
+    while not store.get("gate"):
+        time.sleep(0.05)
+    store.sadd("done", number)
+"""
+CLIENT = """
+import time
+from tasks import *
+
+def outcome(result):
+    try:
+        return result.get(timeout=60)
+    except Exception as exc:
+        return f"{type(exc).__name__}({exc})"
+
+def wait_until(function):
+    end = time.monotonic() + 60
+    while not (value := function()):
+        assert time.monotonic() < end, "never came"
+        time.sleep(0.01)
+    return value
+
+def noted(name, *values):
+    return wait_until(lambda: (value := store.get(name)) and value.decode() in values and value.decode())
+
+def inspected(method):
+    return wait_until(lambda: getattr(app.control.inspect(timeout=5), method)()).popitem()[1]
+"""
+
+
+class Application:
+    """The tasks, in a directory of their own, and the environment of their worker and of their clients."""
+
+    def __init__(self, folder: Path, broker: str, results: str) -> None:
+        (folder / "tasks.py").write_text(TASKS, encoding="utf-8")
+        self.folder = folder
+        self.env = {"BROKER": broker, "RESULTS": results, "C_FORCE_ROOT": "1", "CELERY_CUSTOM_WORKER_POOL": POOL}
+
+    def worker(self, *options: str, **env: str) -> Process:
+        """Start a worker, and wait until it is ready."""
+        process = Process(
+            *("-W", "ignore", "-m", "celery", "-A", "tasks", "worker", "-P", "custom", "-l", "info"),
+            *("--without-mingle", "--without-gossip", *options),
+            env=self.env | env,
+            cwd=self.folder,
+        )
+        process.wait_line("ready.")
+        return process
+
+    def client(self, code: str) -> list[str]:
+        """Run a script that uses the tasks; return the lines that it prints."""
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", CLIENT + code],
+            cwd=self.folder,
+            env=os.environ | self.env,
+            capture_output=True,
+            text=True,
+            timeout=PROCESS_CAP_S,
+            check=False,
+        )
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        return done.stdout.splitlines()
+
+
+@pytest.fixture
+def application(redis_server: RedisAddress, tmp_path: Path) -> Application:
+    package("celery")
+    url = f"redis://{HOST}:{redis_server.port}"
+    application = Application(tmp_path, f"{url}/5", f"{url}/6")
+    application.client("app.control.purge(); store.flushdb()")
+    return application
+
+
+def test_tasks(application: Application) -> None:
+    """Blocking tasks and `async def` tasks run at the same time in one thread. Time limits, retries and results."""
+    with application.worker("-c", "40") as worker:
+        lines = application.client("""
+threads = {outcome(result) for result in [together.delay("together", 40) for _ in range(40)]}
+print(len(threads))
+print({outcome(result) for result in [async_together.delay("async", 40) for _ in range(40)]})
+for task in (soft, async_soft, async_soft_uncaught, hard, stubborn, exits, calls_another, nested):
+    print(outcome(task.delay()))
+print(outcome(again.delay("again")))
+print(outcome(identify.apply_async(countdown=0.1)).startswith("celery-"))
+""")
+        assert lines == [
+            "1",
+            "{True}",
+            "tidied up",
+            "tidied up",
+            "SoftTimeLimitExceeded(0.2,)",
+            "TimeLimitExceeded(0.3,)",
+            "twice",
+            "WorkerLostError(SystemExit(3))",
+            "41",
+            lines[8],
+            "3",
+            "True",
+        ]
+        assert int(lines[8]) == worker.process.pid
+        worker.process.send_signal(signal.SIGTERM)
+        assert worker.finish() == 0
+
+
+def test_remote_control(application: Application) -> None:
+    with application.worker("-c", "2", "--max-tasks-per-child", "3") as worker:
+        lines = application.client("""
+running = [wait.delay(f"running {number}") for number in range(2)]
+for number in range(2):
+    noted(f"running {number}", "begun")
+queued = wait.delay("queued")
+wait_until(lambda: any(task["id"] == queued.id for task in inspected("reserved")))
+print(len(inspected("active")), inspected("stats")["pool"]["coros"])
+queued.revoke()
+running[0].revoke(terminate=True)
+print(outcome(running[0]), outcome(queued), noted("running 0", "Interrupted"), store.get("queued"))
+running[1].revoke(terminate=True, signal="SIGUSR1")
+print(noted("running 1", "SoftTimeLimitExceeded"))
+print(app.control.pool_grow(3, reply=True)[0].popitem()[1], inspected("stats")["pool"]["max-concurrency"])
+print(outcome(together.delay("five", 1)) and len({outcome(r) for r in [together.delay("5", 5) for _ in range(5)]}))
+print(app.control.pool_shrink(4, reply=True)[0].popitem()[1], inspected("stats")["pool"]["max-concurrency"])
+print("error" in app.control.pool_shrink(2, reply=True)[0].popitem()[1])
+names = [outcome(identify.delay()) for _ in range(10)]
+print(max(names.count(name) for name in names))
+""")
+        assert lines == [
+            "2 2",
+            "TaskRevokedError(terminated) TaskRevokedError(revoked) Interrupted None",
+            "SoftTimeLimitExceeded",
+            "{'ok': 'pool will grow'} 5",
+            "1",
+            "{'ok': 'pool will shrink'} 1",
+            "True",
+            "3",
+        ]
+        worker.process.send_signal(signal.SIGTERM)
+        assert worker.finish() == 0
+
+
+def test_shutdown(application: Application) -> None:
+    """A warm shutdown waits for the tasks that run, a soft one for a while, a cold one not. Other tasks stay queued."""
+    begin = 'wait.delay("first"), wait.delay("second"); noted("first", "begun")'
+    with application.worker("-c", "1") as worker:
+        application.client(begin)
+        worker.process.send_signal(signal.SIGTERM)
+        worker.wait_line("Warm shutdown")
+        worker.process.send_signal(signal.SIGQUIT)
+        assert worker.finish() == 0
+    assert application.client('print(noted("first", "Interrupted"), store.get("second"))') == ["Interrupted None"]
+    with application.worker("-c", "2", SOFT="2") as worker:
+        application.client("""
+slow = together.delay("slow", 2)
+wait.delay("third")
+noted("third", "begun")
+wait_until(lambda: store.get("slow"))
+""")
+        worker.process.send_signal(signal.SIGQUIT)
+        worker.wait_line("Initiating Soft Shutdown")
+        application.client('store.incr("slow"); noted("third", "Interrupted")')
+        worker.wait_line("together", "succeeded")
+        assert worker.finish() == 0
+
+
+def lose_nothing(application: Application, **env: str) -> None:
+    """Kill a worker while it has tasks, and let another one do everything. The tasks are acknowledged at their end."""
+    application.env |= {"LATE": "1", **env}
+    application.client("""
+with app.producer_pool.acquire(block=True) as producer:
+    for number in range(1000):
+        count.apply_async((number,), producer=producer)
+""")
+    with application.worker("-c", "50") as worker:
+        worker.wait_line("received", count=100)  # it waits at the gate, so it asks the broker for nothing more
+        worker.process.send_signal(signal.SIGKILL)
+    application.client('store.set("gate", 1)')
+    with application.worker("-c", "50") as worker:
+        assert application.client('print(wait_until(lambda: store.scard("done") == 1000))') == ["True"]
+        worker.process.send_signal(signal.SIGTERM)
+        assert worker.finish() == 0
+
+
+def test_a_killed_worker_loses_nothing_in_redis(application: Application) -> None:
+    lose_nothing(application, OPTIONS="{'visibility_timeout': 3}")
+
+
+def test_a_killed_worker_loses_nothing_in_rabbitmq(application: Application, certificates: Certificates) -> None:
+    with RabbitMQ(certificates) as broker:
+        application.env["BROKER"] = f"amqp://guest:guest@{HOST}:{broker.port}//"
+        lose_nothing(application)
