@@ -322,6 +322,8 @@ class RabbitMQ(Daemon):
         self.program = program(
             "rabbitmq-server", "Debian: rabbitmq-server", "/usr/lib/rabbitmq/bin", variable="REQUIRE_RABBITMQ"
         )
+        if os.geteuid() == 0:
+            self.user = "rabbitmq"  # the package creates this account, and its script would change to it
         super().__init__(certificates)
 
     def prepare(self) -> None:

@@ -259,62 +259,6 @@ grapeshot.run(main())
     assert lines == ["refused"]
 
 
-def test_a_patched_handler_may_wait_while_all_coros_wait():
-    lines = run(
-        """
-import threading, time
-
-coro.patch()
-
-def handle(number, frame):
-    say("begins", number == signal.SIGUSR1, in_coro() is not None)
-    turns.acquire()
-    say("handled")
-    done.append(1)
-    turns.release()
-
-def fail(number, frame):
-    time.sleep(0.001)
-    raise LookupError("from the handler")
-
-def other():
-    while not done:
-        turns.acquire()
-        say("other ran")
-        turns.release()
-        time.sleep(0.001)
-
-def main():
-    global turns
-    turns = threading.Lock()
-    signal.signal(signal.SIGUSR1, handle)
-    signal.signal(signal.SIGUSR2, fail)
-    loop = asyncio.get_running_loop()
-    turns.acquire()
-    loop.call_later(0.001, signal.raise_signal, signal.SIGUSR1)
-    loop.call_later(0.1, turns.release)
-    thread = threading.Thread(target=other)
-    thread.start()
-    thread.join()
-    loop.call_later(0.001, signal.raise_signal, signal.SIGUSR2)
-    try:
-        time.sleep(60)
-    except LookupError as exc:
-        say(exc)
-    loop.call_later(0.001, signal.raise_signal, signal.SIGUSR1)
-    signal.pause()
-    say(len(done))
-
-done = []
-coro.run(main)
-"""
-    )
-    assert lines[0] == "begins True True"
-    assert "other ran" in lines
-    assert lines.index("handled") > 0
-    assert lines[-4:] == ["from the handler", "begins True True", "handled", "2"]
-
-
 def test_handlers_of_the_loop():
     lines = run(
         """

@@ -13,6 +13,7 @@ scenes.py and meetings.py hold the actions.
 from __future__ import annotations
 
 import argparse
+import contextvars
 import faulthandler
 import gc
 import itertools
@@ -63,10 +64,12 @@ class Soak:
         self.failures.append(text)
 
 
-def actor(world: World) -> None:
-    """Run a few scenes one after the other. The coro ends normally or with an injected exception."""
-    own = next(world.families)
-    FAMILY.set(own)
+def actor(world: World, own: int) -> None:
+    """Run a few scenes one after the other. The coro ends normally or with an injected exception.
+
+    ``own`` is the number of the coro's family. The coro's context has it from the start, because a finalizer may yield
+    before the first line of this function, and the coro may be killed there.
+    """
     world.begun += 1
     generator = world.generator
     mark = generator.randbytes(generator.randrange(20, 200))
@@ -178,7 +181,9 @@ def loop_main(world: World) -> None:
     while world.steps < limit and not world.soak.is_over():
         while len(world.actors) < POPULATION:
             stack = "own" if world.generator.random() < 0.05 else "shared"
-            co = coro.spawn(actor, world, stack=stack)
+            context, family = contextvars.copy_context(), next(world.families)
+            context.run(FAMILY.set, family)
+            co = coro.spawn(actor, world, family, stack=stack, context=context)
             world.actors.add(co)
             co.add_done_callback(lambda co: on_end(world, co))
         for _ in range(world.generator.randrange(1, 5)):

@@ -1,10 +1,9 @@
 """The part ``signal`` of :func:`grapeshot.coro.patch`.
 
-As always, signal handlers run in the main thread between two instructions, no matter which coro is running there. If
-no coro is running, because all wait, the handler runs in a coro of its own, so that it may wait as well.
-
-Plain programs expect an exception that a handler raises to interrupt whatever the program is waiting for. So the
-exception is raised in the coro that set the handler, where it waits.
+As always, signal handlers run in the main thread between two instructions, no matter which coro or part of the loop is
+running there. Plain programs expect an exception that a handler raises to interrupt whatever the program is waiting
+for. So if another coro or the loop is running, the exception is raised in the coro that set the handler, where it
+waits.
 
 ``sigwait`` and similar functions let other coros run. Python has no descriptor that reports blocked signals, so they
 poll for them.
@@ -15,9 +14,7 @@ from __future__ import annotations
 import signal as _module
 
 from grapeshot import _core
-from grapeshot.coro._bridge import find_running_loop
 from grapeshot.coro._countdown import Countdown
-from grapeshot.coro._hiding import spawn_hiding
 
 from . import _originals, _waits
 
@@ -43,24 +40,16 @@ def _deliver(number: int, frame: Any) -> None:
     handler, owner = _handlers.get(number, (None, None))
     if handler is None:
         return
-    if _current_or_none() is None and owner is not None and not owner.done() and find_running_loop() is owner._loop:
-        owner._loop.call_soon_threadsafe(spawn_hiding, _call, handler, owner, number, frame)
-    else:
-        _call(handler, owner, number, frame)
-
-
-def _call(handler: Any, owner: Any, number: int, frame: Any) -> None:
     pausing, _pausing[:] = _pausing[:], []
+    for lock in pausing:
+        lock.release()
     try:
         handler(number, frame)
     except BaseException as exc:
         if owner is None or owner.done() or owner is _current_or_none():
             raise
-        # Raised here, the exception would interrupt a coro that has nothing to do with the signal, or the loop.
+        # Raised here, the exception would end the loop, or interrupt a coro that has nothing to do with the signal.
         owner.raise_exception(exc)
-    finally:
-        for lock in pausing:
-            lock.release()
 
 
 def signal(signalnum: Any, handler: Any, /) -> Any:

@@ -1,0 +1,100 @@
+"""What tasks need in coros: a request of their own, and a wait for the result if they are ``async def``.
+
+Celery keeps the current task and its request in stacks, one per thread. It tells threads apart by their greenlet, if
+greenlet is installed, but coros run in the same greenlet. So here a context variable tells them apart. The asyncio
+tasks that an ``async def`` task starts inherit it, so that ``self.request`` and ``self.retry()`` work there, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+import sys
+import weakref
+
+from celery import _state  # type: ignore[import-untyped]
+from celery.exceptions import SoftTimeLimitExceeded  # type: ignore[import-untyped]
+from celery.utils import threads  # type: ignore[import-untyped]
+
+from grapeshot import coro
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+# The number of the coro that runs the task, 0 outside of tasks.
+_ident: contextvars.ContextVar[int] = contextvars.ContextVar("_ident", default=0)
+_prepared: weakref.WeakSet[Any] = weakref.WeakSet()
+# The patched function.
+_thread_ident: Callable[[], int] = sys.modules["threading"].get_ident
+
+
+def _get_ident() -> int:
+    return _ident.get() or _thread_ident()
+
+
+def begin(number: int) -> None:
+    """Note that the running coro, which has this number, runs a task."""
+    _ident.set(number)
+
+
+def prepare(app: Any) -> None:
+    """Prepare Celery, and all tasks of the application."""
+    threads.get_ident = _get_ident
+    _use_idents(_state._task_stack)
+    for task in list(app.tasks.values()) if app is not None else ():
+        prepare_task(task)
+
+
+def _use_idents(stack: Any) -> None:
+    if hasattr(stack, "__ident_func__"):  # with USE_FAST_LOCALS it is a thread-local, which patch() has replaced
+        stack.__ident_func__ = _get_ident
+
+
+def prepare_task(task: Any) -> None:
+    """Prepare a task. If it is an ``async def`` task, let the worker wait for its result.
+
+    Code that calls the task directly gets a coroutine, as before.
+    """
+    if task in _prepared:
+        return
+    _prepared.add(task)
+    _use_idents(task.request_stack)
+    name = "_orig_run" if hasattr(task, "_orig_run") else "run"  # with autoretry_for, `run` calls `_orig_run`
+    run = getattr(task, name)
+    if inspect.iscoroutinefunction(inspect.unwrap(run)):
+        setattr(task, name, _waiting(task, run))
+
+
+def _waiting(task: Any, run: Callable[..., Any]) -> Callable[..., Any]:
+    from ._job import AsyncSoftTimeLimitExceeded, running
+
+    @functools.wraps(run)
+    def run_in_coro(*args: Any, **kwargs: Any) -> Any:
+        result = run(*args, **kwargs)
+        request, job = task.request, running.get(_ident.get())
+        # The task itself may call its function again, with the same request.
+        if job is None or request.called_directly or hasattr(request, "_is_awaited") or not inspect.isawaitable(result):
+            return result
+        request._is_awaited = True
+        current, was_async = coro.current(), job.is_async
+        job.is_async = True
+        try:
+            return coro.await_(result)
+        except AsyncSoftTimeLimitExceeded as exc:
+            raise SoftTimeLimitExceeded(*exc.args).with_traceback(exc.__traceback__) from None
+        except asyncio.CancelledError as exc:
+            if isinstance(exc, coro.Interrupted):
+                raise
+            # The task has cancelled itself. Celery reports only what `except Exception` catches.
+            raise coro.CoroCancelled(*exc.args) from exc
+        finally:
+            job.is_async = was_async
+            # A cancellation that the task has requested ends with the task: the next one runs in the same coro.
+            current._cancel_count = 0
+            current._throw_later(None)
+
+    return run_in_coro

@@ -1,0 +1,98 @@
+"""Runs Celery's worker in a coro, and its signal handlers in coros of their own."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+
+from celery import platforms  # type: ignore[import-untyped]
+
+from grapeshot import _core, coro
+from grapeshot.coro import _bridge, _hiding
+from grapeshot.coro._patching import _thread
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+# If a handler has waited this long for a task that computes, the next signal ends the process.
+_PATIENCE_S = 1.0
+_monotonic = _core._coro_monotonic
+
+
+def prepare(controller: Any) -> None:
+    """Let this worker run in a coro, with blocking calls. Otherwise it would use kombu's own event loop."""
+    controller.use_eventloop = False
+    controller.start = functools.partial(_start, controller, controller.start)
+
+
+def _start(controller: Any, start: Callable[[], None]) -> None:
+    if _core._coro_current_or_none() is None:
+        coro.run(_run, controller, start, name="celery")
+    else:
+        _run_with_signals(controller, start)
+
+
+def _run(controller: Any, start: Callable[[], None]) -> None:
+    # These are the originals. In another thread, this coro does not stand for the program's main thread.
+    is_main = threading.get_ident() == threading.main_thread().ident
+    if is_main:
+        _thread.begin_main()
+    try:
+        coro.call_blocking(_run_with_signals, controller, start)
+    finally:
+        if is_main:
+            _thread.end_main()
+
+
+def _run_with_signals(controller: Any, start: Callable[[], None]) -> None:
+    before = platforms.signals
+    platforms.signals = _Signals(controller)
+    try:
+        start()
+    finally:
+        platforms.signals = before
+
+
+class _Signals(platforms.Signals):  # type: ignore[misc]
+    """Sets signal handlers that may wait: each call has a coro of its own.
+
+    Python calls a handler between any two instructions. A task may be running then, which must not be delayed, or no
+    coro, so that the handler could not wait. Celery's handler of a cold shutdown waits for the tasks that run, if there
+    is a soft shutdown, and then uses the connection to the broker.
+    """
+
+    def __init__(self, controller: Any) -> None:
+        super().__init__()
+        self._controller = controller
+        self._loop = _bridge.own_loop()
+        self._main = coro.current()
+        # When the oldest handler that has not begun was called.
+        self._waiting_since: float | None = None
+
+    def __setitem__(self, name: Any, handler: Any) -> None:
+        if callable(handler):
+            wrapper = functools.partial(self._deliver, handler)
+            super().__setitem__(name, wrapper)
+        else:
+            super().__setitem__(name, handler)
+
+    def _deliver(self, handler: Callable[..., Any], *args: Any) -> None:
+        since = self._waiting_since
+        if since is not None and _monotonic() - since > _PATIENCE_S:
+            os._exit(platforms.EX_FAILURE)  # a task computes, and does not let the handler run
+        if since is None:
+            self._waiting_since = _monotonic()
+        self._loop.call_soon_threadsafe(_hiding.spawn_hiding, self._call, handler, *args)
+
+    def _call(self, handler: Callable[..., Any], *args: Any) -> None:
+        self._waiting_since = None
+        pool = self._controller.pool
+        if getattr(handler, "__name__", "") == "worker_Cold" and pool is not None:
+            pool.hold()
+        try:
+            handler(*args)
+        except SystemExit as exc:  # the third signal raises WorkerTerminate, which must reach the worker
+            self._main.raise_exception(exc)

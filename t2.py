@@ -1,0 +1,2 @@
+from t import *
+app.conf.worker_pool = 'grapeshot.coro.celery:TaskPool'
