@@ -23,7 +23,7 @@ from benchmarks.programs.styles import POOLS
 CONCURRENCY = 200
 WITHIN_S = 120.0
 COMMAND = ("-m", "celery", "-A", "benchmarks.programs.tasks", "worker", "-c", str(CONCURRENCY), "-l", "error")
-QUIET = ("--without-mingle", "--without-gossip", "--without-heartbeat", "--quiet")
+QUIET = ("--without-mingle", "--without-gossip", "--without-heartbeat")
 
 
 def wait_until(condition: Callable[[], object], what: str, pause_s: float = 0.005) -> None:

@@ -328,16 +328,22 @@ class RabbitMQ(Daemon):
 
     def prepare(self) -> None:
         self.write("enabled_plugins", "[].")
+        self.own_log = self.folder / "rabbitmq.log"  # the server cannot open its output by name, which root has opened
+
+    def __exit__(self, *_error: object) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)  # the server is a child of a script
+        super().__exit__(*_error)
+        subprocess.run(["epmd", "-port", str(self.mapper_port), "-kill"], stdout=subprocess.DEVNULL, check=False)
 
     def command(self) -> list[str]:
-        self.port = free_port()
+        self.port, self.mapper_port = free_port(), free_port()
         folder = self.folder
         settings = {
             "HOME": folder,  # of Erlang's cookie
             "RABBITMQ_BASE": folder,
             "RABBITMQ_MNESIA_BASE": folder / "mnesia",
             "RABBITMQ_LOG_BASE": folder,
-            "RABBITMQ_LOGS": "-",
+            "RABBITMQ_LOGS": self.own_log,
             "RABBITMQ_CONF_ENV_FILE": "/dev/null",
             "RABBITMQ_CONFIG_FILE": folder / "none",
             "RABBITMQ_ENABLED_PLUGINS_FILE": folder / "enabled_plugins",
@@ -346,9 +352,9 @@ class RabbitMQ(Daemon):
             "RABBITMQ_NODE_IP_ADDRESS": HOST,
             "RABBITMQ_NODE_PORT": self.port,
             "RABBITMQ_DIST_PORT": free_port(),
-            "ERL_EPMD_PORT": free_port(),
+            "ERL_EPMD_PORT": self.mapper_port,
         }
         return ["env", *(f"{name}={value}" for name, value in settings.items()), self.program]
 
     def is_ready(self, log: str) -> bool:
-        return "Server startup complete" in log
+        return self.own_log.exists() and "Server startup complete" in self.own_log.read_text(encoding="utf-8")
