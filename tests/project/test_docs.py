@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import importlib.util
 import inspect
 import re
 import subprocess
@@ -64,6 +65,9 @@ def test_the_files_and_functions_that_a_page_names_exist(page):
 def find(path):
     """Return the object with that dotted name, whose first parts are modules."""
     parts = path.split(".")
+    if path.startswith("grapeshot.coro.celery"):  # importing it would patch the standard library
+        assert importlib.util.find_spec("grapeshot.coro.celery") is not None
+        return None
     found = grapeshot
     for count, part in enumerate(parts[1:], 2):
         if not hasattr(found, part):
