@@ -79,7 +79,7 @@ class TaskPool(BasePool):  # type: ignore[misc]
         self._jobs: collections.deque[Job] = collections.deque()
         self._has_jobs, self._has_ended = coro.condition_variable(), coro.condition_variable()
         self._is_held = False
-        # The number of workers, and of those that have a job.
+        # How many workers there are, and how many of them have a job.
         self._count = self._busy = 0
         self._acknowledging = coro.lock()
         self._numbers = itertools.count(1)
@@ -188,14 +188,12 @@ class TaskPool(BasePool):  # type: ignore[misc]
     def on_stop(self) -> None:
         """Wait for the tasks that have begun."""
         self.hold()
-        self._jobs.clear()
         while self._busy and _core._coro_can_wait():
             self._has_ended.wait()
 
     def on_terminate(self) -> None:
         """End the tasks that have begun, and give them a second to clean up."""
         self.hold()
-        self._jobs.clear()
         for job in list(running.values()):
             if job.pool is self:
                 job.end("the worker terminates")

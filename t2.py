@@ -1,2 +1,0 @@
-from t import *
-app.conf.worker_pool = 'grapeshot.coro.celery:TaskPool'
