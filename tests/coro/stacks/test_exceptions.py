@@ -447,6 +447,8 @@ def test_faulthandler_shows_the_running_coro():
             faulthandler.dump_traceback_later(0.001, file=file)
             while b"in stuck" not in os.pread(file.fileno(), 10000, 0):
                 pass
+            # The thread reads the frames without the GIL, so they must not end before it has.
+            faulthandler.cancel_dump_traceback_later()
 
         with tempfile.TemporaryFile("w+") as file, tempfile.TemporaryFile("w+") as late:
 
