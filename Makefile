@@ -32,7 +32,7 @@ BRIDGE_ENV   := PYO3_NO_PYTHON=1 PYO3_BUILD_EXTENSION_MODULE=1 CARGO_TARGET_DIR=
 RUST_FUZZ    := core/fuzz/Cargo.toml
 # The fuzzers are only checked here, so libFuzzer itself need not be compiled.
 FUZZ_ENV     := CUSTOM_LIBFUZZER_PATH=/none/libfuzzer.a CARGO_TARGET_DIR=target/fuzz/check
-# These comparisons are not in docs/speed.md, so each has its own table.
+# docs/speed.md does not have all rows of these comparisons, so each of them has a table of its own.
 TABLED       := $(addprefix benchmarks/results/,comparison-3.13.json two-loops.json rpc.json files.json lookups.json programs.json pgo.json)
 # A newer Rust has new lints, and an older one lacks some. So warnings of clippy and rustdoc are errors only with the
 # version that builds the releases.
@@ -141,7 +141,7 @@ tables: $(VENV)/.dev build ## write all tables (README, docs, benchmarks/results
 churn: $(VENV)/.dev build loadgen ## open and close connections under load; RSS and the number of fds must not grow
 	$(BIN)/python -m benchmarks.churn $(ARGS)
 
-callgrind: $(VENV)/.dev build ## instructions per echo and per call_soon (needs valgrind)
+callgrind: $(VENV)/.dev build ## count the instructions of an echo, call_soon and call_later (needs valgrind)
 	$(BIN)/python -m benchmarks.callgrind $(ARGS)
 
 # ---------------------------------------------------------------- publish

@@ -1,7 +1,7 @@
 //! Lets a C compiler compare our offsets in the interpreter's structures with the interpreter's headers.
 //!
 //! The tables of offsets in `src/coro/pystate` are modules of this script, too. Each row (`pystate/mod.rs` explains the
-//! notation) becomes static assertions about the offset and the type of a field, or about the size of a structure. If
+//! notation) becomes static assertions about the offset and the size of a field, or about the size of a structure. If
 //! there are no headers or no compiler, or if the build is for another machine, the build prints a warning, and the
 //! offsets are checked only at import (`pystate/check.rs`).
 //!

@@ -144,7 +144,7 @@ fn signatures(statements: Vec<Statement<'_>>) -> Result<Signatures, (usize, Stri
             | ["@", "final" | "disjoint_base"]
             | ["if", "sys", ".", "version_info", ..]
             | ["else", ":"] => {}
-            // An attribute, a docstring.
+            // An attribute, or a docstring.
             [name, ":" | "=", _, ..] if name.chars().all(is_of_word) => {}
             [text] if text.ends_with('"') => {}
             _ => return Err((line, "build_stub.rs does not know this kind of statement".into())),

@@ -1,1 +1,1 @@
-"""Comparisons of grapeshot with uvloop, asyncio and a raw epoll server: see README.md in this folder."""
+"""Comparisons of grapeshot with other event loops and similar libraries: see README.md in this folder."""

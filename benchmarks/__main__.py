@@ -1,4 +1,4 @@
-"""Compare everything: loops, coros and blocking-style servers: `python -m benchmarks [CASE ...]`. See README.md.
+"""Compare loops, coros and blocking-style servers: `python -m benchmarks [CASE ...]`. See README.md.
 
 Every run is a fresh process, and the peers take turns (A B C, then C B A, ...). Each of the three suites writes a
 JSON file and prints a table, and all of them together make one HTML page. A peer that is not installed is reported and

@@ -155,8 +155,8 @@ _socket_numbers = itertools.count()
 
 
 def raw_options(kind: str) -> list[str]:
-    """Return the raw server's arguments for this kind. The kinds that are not listed here have the same raw
-    counterpart, which echoes over TCP.
+    """Return the raw server's arguments for this kind. All kinds that are not listed here share one raw counterpart,
+    which echoes over TCP.
     """
     if kind == "tls":
         return ["--tls", certificate()]
@@ -194,8 +194,8 @@ def server_command(kind: str, loop: str, serving: dict[str, object] | None = Non
 
 
 class Server(Child):
-    """A server of benchmarks.servers or benchmarks.blocking, or the raw one. It runs on the server's core, or on the
-    load's core if it is not measured.
+    """A server of benchmarks.servers, benchmarks.blocking or benchmarks.programs, or the raw one. It runs on the
+    server's core, or on the load's core if it is not measured.
     """
 
     def __init__(

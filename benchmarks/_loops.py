@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from benchmarks._machine import ROOT
 
 LOOPS = ("grapeshot", "uvloop", "zuvloop", "rloop", "asyncio")
-# Not event loops: aiofastnet replaces the transports of the loop that is named after the `+`. These take part in the
+# Not event loops: aiofastnet replaces the transports of the loop whose name follows the `+`. These take part in the
 # cases in which the transports matter most.
 AIOFASTNET = ("aiofastnet+asyncio", "aiofastnet+uvloop", "aiofastnet+grapeshot")
 # Not an event loop: the epoll server of the load generator's crate. It takes part in the cases that it can serve.

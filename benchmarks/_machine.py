@@ -51,7 +51,7 @@ def _bytecode_folder() -> tempfile.TemporaryDirectory[str]:
 def child_environment() -> dict[str, str]:
     """Return the environment of measured Python processes, with a writable folder for bytecode.
 
-    Without it, a read-only installation (or PYTHONDONTWRITEBYTECODE) would compile every module at every start.
+    Without this folder, or with PYTHONDONTWRITEBYTECODE, Python might compile every module at every start.
     """
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return environment | {"PYTHONPYCACHEPREFIX": _bytecode_folder().name}

@@ -12,7 +12,7 @@ BACKLOG = 4096
 
 
 class Options(argparse.Namespace):
-    """The command line; main fills it in."""
+    """The command line of `benchmarks.servers`, whose `main` fills it in."""
 
     kind: str
     loop: str

@@ -18,7 +18,7 @@ def body() -> bytes:
 
 
 async def serve_aiohttp(stop: asyncio.Future[None]) -> None:
-    """An aiohttp application: `/users/{user_id}` answers with JSON, `/` and, after a computation, `/burn` say hello."""
+    """An aiohttp application: `/` says hello, `/burn` computes first, and `/users/{user_id}` answers with JSON."""
     from aiohttp import web
 
     text = body().decode()

@@ -7,8 +7,8 @@ the versions of everything. The garbage collector is enabled, and its work on a 
 
 `--bounds` counts our loop in the cases of benchmarks/instructions.toml, and fails if one needs more than its bound.
 CPython's cache of type attributes is indexed by the addresses of names and the version tags of types. If two lookups
-of a case share a slot there, each costs some 200 instructions more, and the length of a path is enough to cause that.
-A count above its bound is therefore repeated with other version tags.
+of a case share a slot there, each costs some 200 instructions more. A checkout whose path has another length is
+enough to cause that. A count above its bound is therefore repeated with other version tags.
 """
 
 from __future__ import annotations

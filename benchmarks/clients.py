@@ -1,7 +1,7 @@
 """Measure client libraries in this process: `python -m benchmarks.clients KIND --loop LOOP --address ADDRESS`.
 
 The server is the same for all loops, and runs on another core; only this process's CPU time counts. Prints
-`{"cpu_us": per operation, "rps": operations per second}`, or `{"unsupported": why}`.
+`{"cpu_us": per operation, "rps": operations per second, "requests": operations}`, or `{"unsupported": why}`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ async def aiohttp_client(address: str) -> AsyncIterator[Operation]:
 
 @asynccontextmanager
 async def redis_client(address: str) -> AsyncIterator[Operation]:
-    """SET and GET with redis-py; each operation takes a connection from the client's pool."""
+    """SET and GET with redis-py; each command takes a connection from the client's pool."""
     import redis.asyncio
 
     host, _, port = address.rpartition(":")

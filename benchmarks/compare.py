@@ -59,7 +59,7 @@ class Suite:
     page: dict[str, str]
     # The members of `loops` that are shown for reference and do not count as peers.
     references: tuple[str, ...] = ()
-    # Returns what else is recorded beside the versions, by name.
+    # Returns further facts to record beside the versions, by name.
     facts: Callable[[], dict[str, str]] = dict
 
 
@@ -157,7 +157,7 @@ def choose_cases(patterns: Sequence[str], cases: Sequence[Case] = CASES, without
         and not any(matches(case, pattern) for pattern in without)
     ]
     if not chosen:
-        raise SystemExit(f"no case is left without {' '.join(without)}")
+        raise SystemExit(f"--without {' '.join(without)} leaves no case")
     return chosen
 
 
@@ -207,7 +207,7 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
 
 
 def merge(before: dict[str, Any], after: dict[str, Any], cases: Sequence[Case] = CASES) -> dict[str, Any]:
-    """Return a comparison with the rows of both, in the order of the listed cases. If both have a row, the newer one is
+    """Return a comparison with the rows of both, in the order of `cases`. If both have a row, the newer one is
     taken. Rows of other cases, which no longer exist, are dropped.
 
     Raises SystemExit if they cannot be in one table.
@@ -233,7 +233,7 @@ def parse(suites: Sequence[Suite], description: str | None, arguments: Sequence[
     parser.add_argument(
         "cases", nargs="*", metavar="CASE", help="names or groups, * and ? allowed; all when none is given"
     )
-    parser.add_argument("--cases", nargs="+", dest="more_cases", default=[], metavar="CASE", help="more of them")
+    parser.add_argument("--cases", nargs="+", dest="more_cases", default=[], metavar="CASE", help="more cases")
     parser.add_argument("--without", nargs="+", default=[], metavar="CASE", help="leave these out")
     parser.add_argument(
         "--quick", action="store_true", help=f"{QUICK_RUNS} runs, for a first look: too few for a verdict"
@@ -248,7 +248,7 @@ def parse(suites: Sequence[Suite], description: str | None, arguments: Sequence[
     parser.add_argument(
         "--json", type=Path, help=f"where to write (default: {files} for a full comparison or --merge, else {where})"
     )
-    parser.add_argument("--merge", action="store_true", help="replace these rows in the JSON and keep its others")
+    parser.add_argument("--merge", action="store_true", help="replace these rows in the JSON and keep all others")
     parser.add_argument(
         "--against",
         type=Path,
@@ -308,7 +308,7 @@ def run_suite(suite: Suite, cases: Sequence[Case], args: argparse.Namespace) -> 
 
 
 def write_page(paths: Sequence[Path]) -> None:
-    """Write one HTML page about all suites that were measured now, from the files of their runs."""
+    """Write one HTML page about all suites that this run has measured, from the files of their runs."""
     from benchmarks import page
 
     where = paths[0].with_name("report.html")

@@ -75,7 +75,7 @@ def wall_name(name: str) -> str:
 
 
 def rows(outcome: dict[str, Any], *, has_curves: bool = False) -> list[dict[str, Any]]:
-    """The rows of a case in short: one, and another one for the wall time if the case has both."""
+    """The rows of a case in short: one row, and a second one if the case also has a wall time."""
     found = [row(outcome, has_curves=has_curves)]
     if wall := outcome.get("wall"):
         second = row(outcome | wall | {"name": wall_name(outcome["name"])})

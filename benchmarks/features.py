@@ -3,7 +3,7 @@
 Every probe (benchmarks/probes) runs several times on each of the loops, each time in a new process, and must succeed
 every time. The peers have to be installed (`pip install uvloop zuvloop rloop`); a file is only written if all of them
 took part. `--free-threaded` names a free-threaded interpreter, with the same packages, for the probe that needs one.
-feature_table.py makes the tables from the JSON (`make tables`).
+feature_table.py makes docs/features.md from the JSON (`make tables`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The rule that says whether grapeshot is ahead of a peer in a row, equal to it, or behind it.
+"""The rule that calls grapeshot, in one row of a table, ahead of a peer, equal to it, or behind it.
 
 The runs of the loops alternate. A pair consists of one run of grapeshot and one run of the peer, both from the same
 round. The row is `ahead` if the whole confidence interval of the median of the pairs' ratios lies below 1, and `behind`
-if it lies above 1. All other rows are `equal`. A row is also equal if the medians of the two loops disagree
-with the interval about which loop needs less, which can happen if a loop is sometimes fast and sometimes slow. The rule
-needs no further margin.
+if it lies above 1. All other rows are `equal`, or have `too few runs`. A row is also equal if the medians of the two
+loops disagree with the interval about which loop needs less, which can happen if a loop is sometimes fast and sometimes
+slow. The rule needs no further margin.
 
 The interval is the percentile interval of the bootstrap (Efron and Tibshirani, An Introduction to the Bootstrap, 1993,
 chapter 13): the middle 95 % of the medians of all samples that can be drawn from the ratios with replacement. The

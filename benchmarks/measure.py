@@ -35,7 +35,7 @@ class Settings:
     micro_s: float = 0.05
     idle_connections: int = 4000
     startup_pairs: int = 2
-    # The duration of a load at a constant rate. Tail latencies need more requests than means do.
+    # The duration of a load at a constant rate. A tail latency needs more requests than an average does.
     steady_s: float = 0.4
     # The number of connections and of pending timers in the cases about scale.
     many_connections: int = 8000

@@ -1,9 +1,11 @@
 """Measure what the loop's own calls cost, in this process: `python -m benchmarks.micro <kind> --loop <loop>`.
 
 Each kind does rounds of a fixed number of operations. After a warm-up, rounds are run until enough CPU time has been
-spent, and the median round counts. `--rounds N` runs exactly N rounds without a warm-up, for counting instructions.
-Prints `{"cpu_ns": per operation, "wall_ns": ..., "rounds": ...}`, or `{"unsupported": why}` if the loop has no such
-call. CPU time is that of this process with all its threads, without its children.
+spent, and the median round counts. Prints `{"cpu_ns": per operation, "wall_ns": ..., "rounds": ...}`, or
+`{"unsupported": why}` if the loop has no such call. `--rounds N` runs exactly N rounds without a warm-up, for counting
+instructions, and prints `{"rounds": N, "operations": ...}`.
+
+CPU time is that of this process with all its threads, without its children.
 """
 
 from __future__ import annotations
@@ -247,7 +249,7 @@ def _getaddrinfo(loop: Loop, kind: int) -> int:
 
 
 def watch_writer(loop: Loop) -> int:
-    """Wait until a socket can be written, while its reader stays, as transports on top of any loop do (aiofastnet)."""
+    """Wait until a socket is writable while it also has a reader, as aiofastnet's transports do on any loop."""
     left = BATCH // 10
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.setblocking(False)
@@ -275,7 +277,7 @@ def getaddrinfo_literal(loop: Loop) -> int:
 
 
 def getaddrinfo_typed(loop: Loop) -> int:
-    """Like getaddrinfo_literal, for one type of socket, which uvloop answers without using a thread."""
+    """Like getaddrinfo_literal, for one type of socket. uvloop answers such a call without using a thread."""
     return _getaddrinfo(loop, socket.SOCK_STREAM)
 
 

@@ -116,7 +116,7 @@ async def serve_protocol(
     server = await asyncio.get_running_loop().create_server(factory, sock=sock, backlog=BACKLOG, ssl=context)
     say(address=address)
     await stop
-    # Do not call wait_closed(): from 3.12 on it waits for clients, and some may still be connected.
+    # Do not call wait_closed(): from Python 3.12 on it waits for clients, and some may still be connected.
     server.close()
 
 

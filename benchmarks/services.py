@@ -31,7 +31,7 @@ from benchmarks.measure import (
     sample_of,
 )
 
-# These rows have no fixed bounds: they are compared with whichever peer is best.
+# These rows have no bounds: only their verdict, which takes all peers into account, counts.
 NO_BOUNDS: tuple[Bound, ...] = ()
 
 # ---------------------------------------------------------------- a constant rate

@@ -89,5 +89,5 @@ def verdict(outcome: Outcome, bound: dict[str, Any]) -> str:
 
 
 def count(outcomes: Sequence[Outcome]) -> Counter[str]:
-    """How many rows are ahead, equal, behind, and without enough runs to be called any of these."""
+    """How many rows are ahead, how many equal, how many behind, and how many have too few runs for a verdict."""
     return Counter(word for outcome in outcomes if (word := standing(outcome)) in (*STANDINGS, TOO_FEW))

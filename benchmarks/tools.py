@@ -116,5 +116,5 @@ def sample(name: str, kind: str, loop: str, seconds: float) -> Sample:
             raise MeasurementError(f"{name} ended with {load.returncode}: {output.strip()[-200:]}")
     found = tool.parse(output)
     if not found["requests"]:
-        raise MeasurementError(f"{name} saw not a single reply")
+        raise MeasurementError(f"{name} saw no reply")
     return found | {"rps": found["requests"] / found["seconds"], "cpu_us": spent_s / found["requests"] * 1e6}

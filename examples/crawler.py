@@ -3,8 +3,8 @@
     python examples/crawler.py https://example.org/     # crawl that site
     python examples/crawler.py --demo                   # crawl a small, slow site in this process
 
-Needs requests (`pip install requests`). After `coro.patch()`, other coros run while a socket waits. requests itself
-is unchanged, and `fetch` is ordinary blocking code.
+Needs requests (`pip install requests`). After `coro.patch()`, other coros run while one waits for a socket. requests
+itself is unchanged, and `fetch` is ordinary blocking code.
 """
 
 from __future__ import annotations

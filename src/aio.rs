@@ -28,7 +28,7 @@ use crate::binding::rows::{methods_slot, row};
 #[repr(C)]
 struct QueueObject {
     base: ffi::PyObject,
-    /// Borrowed only while no Python code runs: what leaves the queue is dropped later.
+    /// Borrowed only while no Python code runs: memory that leaves the queue is dropped after the borrow has ended.
     queue: RefCell<Queue<Memory>>,
     arrived: Arrived,
 }
@@ -64,8 +64,8 @@ fn path_of(path: &Bound<'_, PyAny>) -> PyResult<CString> {
 
 /// Starts a call and returns its ticket.
 fn start(this: Aio<'_>, call: Call, memory: Memory) -> ObjectResult<'_> {
-    // SAFETY: each caller passes the owner of the memory to which the call's pointers refer. Moving it does not move
-    // the memory: this is a text, a `bytes` object or an exported buffer on the heap.
+    // SAFETY: each caller passes the owner of the memory to which the call's pointers refer. Moving the owner does not
+    // move the memory, which is a text, a `bytes` object or an exported buffer on the heap.
     let started = unsafe { this.queue.borrow_mut().start(call, memory) };
     match started {
         Ok(ticket) => Ok(ticket.into_pyobject(this.py())?.into_any()),
@@ -156,7 +156,7 @@ fn take<'py>(this: Aio<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(none(py))
 }
 
-/// What the call returns to Python. Err is the exception to raise.
+/// The result of a call that has ended, as a Python object. Err is the exception to raise.
 fn result(py: Python<'_>, ended: Ended<Memory>) -> ObjectResult<'_> {
     match (ended.outcome, ended.memory) {
         (Ok(len), Memory::Buffer(bytes)) => {
@@ -241,7 +241,7 @@ fn open_now<'py>(path: &Bound<'py, PyAny>, flags: c_int) -> ObjectResult<'py> {
     }
 }
 
-/// `_aio_before_fork()`: ends the threads that wait for a call. CPython warns if a process with several threads forks.
+/// `_aio_before_fork()`: ends the idle threads. CPython warns if a process with several threads forks.
 #[pyfunction(name = "_aio_before_fork")]
 fn before_fork() {
     aio::before_fork();
@@ -280,13 +280,13 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             method,
             cancel,
             _AioQueue.cancel,
-            "Cancel a call; return whether it had not begun, so that it is never made."
+            "Cancel a call; return True if it had not begun, and so is never made."
         ),
         row!(
             method,
             take,
             _AioQueue.take,
-            "Move the calls that have ended into a list."
+            "Append (ticket, result) to a list for each call that has ended."
         ),
         row!(method, wake, _AioQueue.wake, "Make the descriptor readable."),
         row!(

@@ -6,6 +6,7 @@ mod binding;
 mod coro;
 mod dns;
 mod event_loop;
+mod gevent;
 mod process;
 mod rpc;
 mod sock;
@@ -34,6 +35,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     dns::register(module)?;
     aio::register(module)?;
     process::register(module)?;
+    gevent::register(module)?;
     rpc::register(module)?;
     coro::register(module)?;
     streams::register(module)?;

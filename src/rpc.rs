@@ -16,9 +16,13 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 /// `_decode_msgpack(decode, packet)`: calls `decode(packet)`. `decode` must be a msgpack decoder that runs no Python
 /// code.
 ///
-/// Raises `ValueError` without calling `decode` if arrays used as map keys contain more than 3,000 values, if more than
-/// 20,000 floats or dates are used as map keys, if integers used as map keys collide so often that a dict would take
-/// very long, or if values are nested too deeply.
+/// Raises `ValueError` without calling `decode` if
+///
+/// - arrays and maps that are map keys, and the values inside them, are more than 3,000 in total;
+/// - more than 20,000 floats or dates are map keys;
+/// - integers that are map keys collide so often that a dict would take very long;
+/// - a map has more than 1,000 integers and also more than 1,000 other values as keys; or
+/// - arrays and maps are nested more than 1,024 deep.
 ///
 /// Decoding creates no garbage, but it creates enough objects to trigger garbage collections, and each collection
 /// traverses everything that has been decoded so far: 1 MiB of empty lists takes 80 ms to decode without collections

@@ -1,4 +1,4 @@
-"""Keeps calls on files from beginning, so that a test can look at a call under way."""
+"""Keeps the threads that make calls on files busy, so that a test can look at a call that is still pending."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class BusyFileThreads:
     """Keeps all threads that make calls on files busy, until :meth:`release`: calls on files begin only after that.
 
-    The threads open a FIFO, which waits until its other end is opened, too. Queues that use io_uring are not affected.
+    Each thread opens a FIFO, and this call waits until the other end is opened, too. Queues that use io_uring are not
+    affected.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -40,7 +41,7 @@ class BusyFileThreads:
         self.release()
 
     def release(self) -> None:
-        """Let the threads go on, and wait until they have."""
+        """Open the other end of the FIFO, and wait until all calls that open the FIFO have ended."""
         if not self._left:
             return
         writer = os.open(self._path, os.O_RDWR | os.O_NONBLOCK)

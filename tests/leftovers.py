@@ -66,7 +66,7 @@ CACHES = "/site-packages/matplotlib/"
 FOLLOWERS = "hypothesis."
 PLAIN = (int, float, str, bytes, tuple)
 _ABSENT = object()
-# The class has the second name up to 3.13.
+# The class is DefaultEventLoopPolicy up to CPython 3.13, and _DefaultEventLoopPolicy from 3.14 on.
 _DEFAULT_POLICIES = {vars(asyncio.unix_events).get(f"{prefix}DefaultEventLoopPolicy") for prefix in ("_", "")}
 
 
@@ -113,7 +113,7 @@ def _policy() -> Any:
 
 
 def _wakeup_fd() -> int:
-    """Return the descriptor that signals are written to, or -1. It can only be read by setting another one."""
+    """Return the descriptor that gets the numbers of signals, or -1. It can only be read by setting another one."""
     fd = signal.set_wakeup_fd(-1)
     try:
         signal.set_wakeup_fd(fd)

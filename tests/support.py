@@ -109,7 +109,7 @@ _SCRIPT_HEAD = {
 
 def run_script(kind: str | None, code: str, *, flags: tuple[str, ...] = ("-W", "error")) -> str:
     """Run `code` in a new interpreter and return its output. Fails if the script fails. If `kind` is given, the script
-    can use `new_event_loop` of that kind of loop, which is imported first.
+    can use `new_event_loop`, which makes a loop of that kind and is imported before the script runs.
     """
     head = _SCRIPT_HEAD[kind] if kind is not None else ""
     done = subprocess.run(
@@ -181,8 +181,8 @@ import asyncio, faulthandler, random, signal, socket
 
 def rounds(count, run):
     for number in range(count):
-        # faulthandler's thread blocks signals only after it has started. If it got the signal before, CPython 3.11's
-        # main thread would not notice it. A thread inherits the mask, so block the signal here.
+        # faulthandler's thread blocks signals only after it has started. CPython 3.11's main thread would not notice a
+        # signal that this thread gets before that. A thread inherits the signal mask, so block the signal here.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         faulthandler.dump_traceback_later({cap_s}, exit=True)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
@@ -233,7 +233,7 @@ _default_cap_s = CAP_S
 
 
 def expect_failure(expected: bool) -> None:
-    """Shorten the waits of `until` while the test is expected to fail, because such waits often time out."""
+    """Shorten the waits of `until` while the test is expected to fail, because waits of such tests often time out."""
     global _default_cap_s
     _default_cap_s = min(1.0, CAP_S) if expected else CAP_S
 

@@ -1,4 +1,5 @@
-"""Compare blocking-style servers and clients with similar libraries: `python -m benchmarks.blocking [CASE ...]`.
+"""Compare coros with similar libraries, in blocking-style servers and clients: `python -m benchmarks.blocking [CASE
+...]`.
 
 Every run is a fresh process, and the libraries take turns (A B C, then C B A, ...).
 """

@@ -1,4 +1,4 @@
-"""The cases of blocking-style servers and clients, with the bounds that they must keep."""
+"""The cases of blocking-style servers and clients, with their bounds."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def main() -> None:
     if importlib.util.find_spec(args.library) is None:
         print(json.dumps({"unsupported": f"no module {args.library}"}))
         return
-    run = STYLES[args.style]()  # patch before importing anything else
+    run = STYLES[args.style]()  # patch before the library is imported
     from benchmarks._load import Child
     from benchmarks._machine import cores, on_core
 

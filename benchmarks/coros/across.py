@@ -78,7 +78,7 @@ def _tasks_yield(loop: asyncio.AbstractEventLoop) -> Taken:
     return loop.run_until_complete(program())
 
 
-# ---------------------------------------------------------------- across the border
+# ---------------------------------------------------------------- between blocking-style code and asyncio
 
 
 async def _nothing() -> None:

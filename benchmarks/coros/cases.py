@@ -1,4 +1,4 @@
-"""The cases of coros, with the bounds that they must keep."""
+"""The cases of coros, with their bounds."""
 
 from __future__ import annotations
 

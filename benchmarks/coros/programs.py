@@ -266,7 +266,7 @@ SLEEPING = {"due_together": 1, "sleepers": 2}
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=[*KINDS, *across.KINDS, *memory.KINDS])
-    parser.add_argument("--style", required=True, help="one that has this kind; ImportError when it is not installed")
+    parser.add_argument("--style", required=True, help="a style that has this kind and is installed")
     parser.add_argument("--seconds", type=float, default=0.4, help="CPU seconds to measure (0.4)")
     parser.add_argument(
         "--threads", type=int, default=100_000, help="suspended threads if KIND is about memory (100,000)"

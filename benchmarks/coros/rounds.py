@@ -38,8 +38,9 @@ def summary(took: list[Taken]) -> dict[str, float]:
 
 
 def measure(take: Callable[[], Taken], cpu_s: float, rounds: int | None = None) -> dict[str, float]:
-    """Run rounds until `cpu_s` are spent, after a warm-up that spends a quarter of that. Each of the two takes at least
-    three rounds. If `rounds` is given, run exactly that many rounds instead, without a warm-up.
+    """Run rounds until `cpu_s` are spent, after a warm-up that spends a quarter of that. The warm-up and the
+    measurement take at least three rounds each. If `rounds` is given, run exactly that many rounds instead, without a
+    warm-up.
     """
     took: list[Taken] = []
 

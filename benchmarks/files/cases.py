@@ -1,4 +1,4 @@
-"""The cases of files, with the bounds that they must keep."""
+"""The cases of files, with their bounds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.files.libraries import ALL
 from benchmarks.files.programs import KINDS
 from benchmarks.measure import Bound, Case, Sample, Wall, own_sample
 
-# File systems in memory. The benchmark refuses them, because it measures files that are on a disk, too.
+# File systems in memory. The benchmark refuses them, because its files must be on a disk.
 IN_MEMORY = ("tmpfs", "ramfs")
 FOLDER = "GRAPESHOT_BENCH_FOLDER"
 PEERS = ("aiofiles+asyncio", "aiofiles+uvloop", "aiofiles+grapeshot")

@@ -34,7 +34,7 @@ LINE = "grapeshot" * 8 + " naïve\n"
 class Place:
     """Where the files are, and how much one round does."""
 
-    # Files to read are made by the first process that needs them. Its user removes the folder.
+    # Files to read are made by the first process that needs them. Whoever has made the folder removes it.
     folder: Path
     files: int = 1000
     mib: int = 1024
@@ -51,7 +51,7 @@ class Round:
     operations: int
     # Checks what the round did, and removes large files.
     end: Callable[[], None]
-    # How many rounds a process does at least.
+    # The smallest number of rounds that a process does.
     least: int = 1
 
 
@@ -83,8 +83,8 @@ InTurn = Callable[[Callable[[Path], Awaitable[None]], list[Path]], Awaitable[Non
 
 
 def _write(place: Place, in_turn: InTurn) -> Round:
-    """Write new files. They are not removed afterwards: ext4 does not use an inode again for one to six minutes, and
-    looks at all of these inodes for each new file.
+    """Write new files. They are not removed afterwards: ext4 does not use the inode of a removed file again for
+    one to six minutes, and until then looks at all such inodes for each new file.
     """
     folder = _new_path(place, "written")
     folder.mkdir()
@@ -260,7 +260,7 @@ KINDS: dict[str, Callable[[Place], Round]] = {
 
 
 def measure(kind: str, library: str, place: Place, cpu_s: float) -> dict[str, float]:
-    """Run rounds until `cpu_s` are spent, and as many as the kind needs at least."""
+    """Run rounds until `cpu_s` of CPU time is spent, but no fewer than `Round.least`."""
     loop, open_file = choose(library)
     cpu_us: list[float] = []
     wall_us: list[float] = []
@@ -300,7 +300,7 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=1024, help="MiB of the large file (1024)")
     parser.add_argument("--lines", type=int, default=10_000, help="lines of the text file (10000)")
     parser.add_argument(
-        "--folder", type=Path, help="where to put the files (default: a new folder here, which is removed)"
+        "--folder", type=Path, help="where to put the files (default: a new folder in this one, removed at the end)"
     )
     args = parser.parse_args()
     raise_descriptor_limit()

@@ -1,4 +1,4 @@
-"""The cases of name lookups. They have no fixed bounds: they are compared with whichever peer is best."""
+"""The cases of name lookups. They have no bounds: only their verdict, which takes all peers into account, counts."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 It asks the C library's DNS server, which must be the one of `server.py`. After a warm-up of one round, rounds of 1,000
 lookups are run until enough CPU time is spent, and the median round counts. Prints a sample: CPU time (of the process
-with all its threads) and wall time per lookup, and how many queries the server was sent in a round.
+with all its threads) and wall time per lookup, and how many queries reached the server in a round.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ KINDS: dict[str, Round] = {kind.__name__: kind for kind in (ten_names, different
 
 
 def measure(kind: str, style: Style, cpu_s: float, lookups: int = LOOKUPS) -> dict[str, float]:
-    """Run rounds until `cpu_s` are spent, and at least one."""
+    """Run rounds until `cpu_s` of CPU time is spent, but at least one."""
     run_round = KINDS[kind]
     expected = [(address, PORT) for address in sorted(server.ADDRESSES)]
     cpu_us: list[float] = []

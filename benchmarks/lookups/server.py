@@ -1,4 +1,4 @@
-"""A DNS server of its own for lookups, which the C library of this process and its children asks.
+"""The DNS server for the benchmark of lookups. The C library asks it in this process and in its children.
 
 dnsmasq listens on 127.0.0.1:53 in a network namespace of its own, which has only the loopback interface, so nothing
 leaves the machine. A mount namespace puts files in the place of /etc/resolv.conf and /etc/nsswitch.conf.
@@ -38,7 +38,10 @@ def program() -> str | None:
 
 
 def _unshare() -> list[str]:
-    """Return the command that runs another one in new namespaces. A user who is not root also needs one of users."""
+    """Return the command that runs another command in new namespaces.
+
+    A user other than root also needs a user namespace.
+    """
     return ["unshare", "--mount", "--net", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"])]
 
 
@@ -119,8 +122,9 @@ def _answers() -> bool:
 
 
 def count_queries() -> int:
-    """Return how many queries the server had answered before this one, which asks for a TXT record of the class CHAOS
-    (dnsmasq(8), "hits.bind") and counts from then on.
+    """Return how many queries the server had answered before the query that this function sends.
+
+    That query asks for a TXT record of the class CHAOS (dnsmasq(8), "hits.bind"). The next call counts it, too.
     """
     name = b"".join(bytes([len(part)]) + part for part in (b"hits", b"bind")) + b"\0"
     query = struct.pack("!6H", 1, 0x100, 1, 0, 0, 0) + name + struct.pack("!2H", 16, 3)

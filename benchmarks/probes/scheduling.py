@@ -102,7 +102,7 @@ def call_graph(factory: Any) -> None:
 
 @sync_probe
 def fork(factory: Any) -> None:
-    """A child process can create a loop of its own, while the parent's loop goes on."""
+    """A child process can create a loop of its own, and the parent's loop still works afterwards."""
     loop = factory()
     loop.run_until_complete(asyncio.sleep(0))
     with warnings.catch_warnings():

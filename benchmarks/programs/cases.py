@@ -1,4 +1,4 @@
-"""The cases of programs for gevent, FastAPI and Celery, with the bounds that they must keep."""
+"""The cases of programs for gevent, FastAPI and Celery, with their bounds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AT_ONCE = 1000
 class Settings(LoadSettings):
     """How much one run does."""
 
-    # A load of requests that take 100 ms needs longer than others, and first opens its connections to Redis.
+    # A load whose requests take 100 ms needs more time than others. The server first opens its connections to Redis.
     slow_s: float = 4.0  # with 40 threads, a request waits for 2.5 seconds
     slow_warm_up_s: float = 2.0
     tasks: int = 1000

@@ -12,7 +12,7 @@ LIBEV, LIBUV = "gevent+libev", "gevent+libuv"
 GEVENT_LOOPS = {OURS: "grapeshot.gevent.Loop", LIBEV: "libev-cext", LIBUV: "libuv-cffi"}
 # FastAPI on uvloop: with the 40 threads that anyio has, and with a thread for each request
 THREADS, MANY_THREADS = "40 threads", "1,000 threads"
-# Celery's pools beside ours
+# Celery's own pools. POOLS also has ours; its values are those of Celery's option --pool
 GEVENT_POOL, THREAD_POOL = "pool gevent", "pool threads"
 POOLS = {OURS: "custom", GEVENT_POOL: "gevent", THREAD_POOL: "threads"}
 

@@ -30,7 +30,7 @@ def wait_until(condition: Callable[[], object], what: str, pause_s: float = 0.00
     end = time.monotonic() + WITHIN_S
     while not condition():
         if time.monotonic() > end:
-            raise MeasurementError(f"{what} did not come within {WITHIN_S:g} s")
+            raise MeasurementError(f"{what} did not end within {WITHIN_S:g} s")
         time.sleep(pause_s)
 
 
@@ -54,7 +54,7 @@ def measure(pool: str, count: int) -> dict[str, Any]:
             worker = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
         try:
             with on_core(other):
-                for _ in range(CONCURRENCY):  # so that the pool and its connections are there
+                for _ in range(CONCURRENCY):  # these tasks start the pool and open its connections
                     wait.delay()
                 wait_until(lambda: int(store.get("done") or 0) == CONCURRENCY, "the first tasks")
                 app.control.cancel_consumer("celery", reply=True, timeout=WITHIN_S, limit=1)

@@ -1,4 +1,4 @@
-"""The cases of calls between processes, with the bounds that they must keep."""
+"""The cases of calls between processes, with their bounds."""
 
 from __future__ import annotations
 

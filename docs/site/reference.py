@@ -63,7 +63,7 @@ def find(obj: Any, name: str) -> tuple[Definition, str] | None:
 
 
 def replace_docstring(_app: Sphinx, what: str, name: str, obj: Any, _options: Any, lines: list[str]) -> None:
-    """Use the docstring of the stub."""
+    """Use the docstring of the stub for a native object."""
     if (found := find(obj, name)) is not None and found[1]:
         lines[:] = found[1].splitlines()
     if what in {"attribute", "property"}:
@@ -73,7 +73,9 @@ def replace_docstring(_app: Sphinx, what: str, name: str, obj: Any, _options: An
 def replace_signature(
     _app: Sphinx, what: str, name: str, obj: Any, _options: Any, signature: str | None, returned: str | None
 ) -> tuple[str | None, str | None] | None:
-    """Use the signature of the stub. Add the module to what Python functions return: several have a class `Server`."""
+    """Use the signature of the stub. If a Python function returns a class, show the class with its module, because
+    several modules have a class `Server`.
+    """
     found = find(obj, name)
     if found is None:
         named = getattr(obj, "__globals__", {}).get(returned)

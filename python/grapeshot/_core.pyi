@@ -2,9 +2,9 @@
 
 Programs use it through :class:`grapeshot.Loop` and :mod:`grapeshot.coro`.
 
-Only the thread that runs the loop may call these methods. The exceptions are ``call_soon_threadsafe``, ``time``,
-``is_running``, ``is_closed``, and ``Handle.cancel`` of a handle that ``call_soon_threadsafe`` returned. Times are in
-seconds of ``time.monotonic()``.
+Only the thread that runs the loop may call the methods of the loop and of its objects. The exceptions are
+``call_soon_threadsafe``, ``time``, ``is_running``, ``is_closed``, ``Handle.cancel`` of a handle that
+``call_soon_threadsafe`` returned, and the methods that say so. Times are in seconds of ``time.monotonic()``.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from typing_extensions import disjoint_base
 
 __all__ = [
     "_HAS_HOST_LOOKUPS",
+    "_HUB_EVENTS",
     "Coro",
     "DatagramTransport",
     "Handle",
@@ -31,6 +32,8 @@ __all__ = [
     "TimerHandle",
     "WritePipeTransport",
     "_AioQueue",
+    "_HubIo",
+    "_HubLoop",
     "_Resolver",
     "_StreamReader",
     "_StreamReaderProtocol",
@@ -102,6 +105,7 @@ __all__ = [
     "_coro_yield_slice",
     "_coroutine_method",
     "_decode_msgpack",
+    "_exchange_running_loops",
     "_file_len",
     "_keep_forever",
     "_path_status",
@@ -188,8 +192,8 @@ class TimerHandle(Handle, asyncio.TimerHandle):  # type: ignore[misc]  # asyncio
 class Loop:
     """The native part of an event loop. It is not usable alone: :class:`grapeshot.Loop` adds the rest.
 
-    It calls Python code only through public methods: ``call_exception_handler(context)`` on itself, the methods of
-    futures, protocols and task factories, and ``_attach``/``_detach`` on a server.
+    On itself, it calls these methods of the Python half: ``call_exception_handler``, ``_resolve``, ``_on_slow`` and
+    ``_signals_arrived``. On a server it calls ``_attach``, ``_detach`` and ``_accepting``.
     """
 
     slow_callback_duration: float
@@ -291,7 +295,10 @@ class Loop:
         """Call ``observer(task)`` for each new task and each coro that starts. None removes the observer."""
 
     def _set_step_observer(self, observer: Callable[[Any, int, int], object] | None, /) -> None:
-        """Call ``observer(what, wall_ns, cpu_ns)`` after each step of a callback, coro or transport; None: nothing."""
+        """Call ``observer(what, wall_ns, cpu_ns)`` after each step of a callback, coro or transport.
+
+        None removes the observer.
+        """
 
     def _log_events(self, io: bool, tls: bool) -> None:
         """Switch the logging of connection events (``io``) and of TLS events (``tls``) on or off."""
@@ -409,11 +416,12 @@ class Loop:
         """Return what :func:`socket.getaddrinfo` returns, without blocking the loop.
 
         Native code answers for IP addresses with a numeric port. Everything else goes to ``_resolve``, which takes the
-        same arguments; so does every call in debug mode, or when ``socket.getaddrinfo`` was replaced.
+        same arguments; so does every call in debug mode, and every call while ``socket.getaddrinfo`` is replaced.
 
         Raises:
             socket.gaierror: the name does not resolve.
-            RuntimeError: the default executor was shut down, or the loop is closed.
+            RuntimeError: the process cannot start a thread, the loop is closed, or a replaced ``socket.getaddrinfo``
+                needs the default executor, which was shut down.
         """
 
     # --- for the Python half of the loop
@@ -440,7 +448,7 @@ class Loop:
     def _set_measured(self, is_on: bool, slow_ns: int | None) -> None:
         """Measure how long steps take and wait, and call ``_on_slow`` after each step that takes at least ``slow_ns``.
 
-        None instead of ``slow_ns``: do not call it.
+        If ``slow_ns`` is None, ``_on_slow`` is not called.
         """
 
     def _running_since_ns(self) -> int | None:
@@ -573,8 +581,9 @@ class Loop:
 class StreamTransport(asyncio.Transport):
     """A connection over a stream socket. Only the loop makes one. It owns the socket and closes it.
 
-    Data written outside the protocol's callbacks is sent at once. Data written inside a callback is collected and sent
-    together when the callback returns.
+    Data written inside a callback of the protocol is collected and sent together when the callback returns, or as soon
+    as it is more than 64 KiB. A small write by other code that the loop runs may be held until all steps that are ready
+    have run. All other data is sent at once.
     """
 
     _start_tls_compatible: bool
@@ -924,8 +933,8 @@ class DatagramTransport(asyncio.Transport, asyncio.DatagramTransport):
 class _Resolver:
     """Looks up names in threads that do not use Python. Each loop that looks up names has one.
 
-    A method that asks returns a ticket at once, and :meth:`take` returns the answer with this ticket. An answer that is
-    at most ``max_age`` seconds old may be used again. Equal questions that are under way are asked only once.
+    A method that asks returns a ticket at once, and :meth:`take` delivers the answer with this ticket. An answer that
+    is at most ``max_age`` seconds old may be used again. Equal questions that are under way are asked only once.
     """
 
     def fileno(self) -> int:
@@ -941,7 +950,7 @@ class _Resolver:
         max_age: float,
         /,
     ) -> int:
-        """Ask ``getaddrinfo(3)``. Raises: OSError if no thread can be started."""
+        """Ask ``getaddrinfo(3)``. Raises: RuntimeError if no thread can be started."""
     def getnameinfo(self, host: bytes, port: bytes, flowinfo: int, scope_id: int, flags: int, max_age: float, /) -> int:
         """Ask ``getnameinfo(3)`` for the name of a numeric host and port."""
     def gethostbyname(self, host: bytes, max_age: float, /) -> int:
@@ -949,7 +958,7 @@ class _Resolver:
     def gethostbyaddr(self, host: bytes, max_age: float, /) -> int:
         """Ask ``gethostbyaddr(3)``. Only if ``_HAS_HOST_LOOKUPS``."""
     def forget(self, ticket: int, /) -> None:
-        """Drop interest in an answer. If nobody else wants it and it was not begun, it is not looked up."""
+        """Withdraw a question. If nobody else has asked it and the lookup has not begun, the lookup is not made."""
     def take(self, into: list[tuple[int, Any]], /) -> None:
         """Append the tickets of what has arrived to a list, each with the answer or with the exception to raise.
 
@@ -961,7 +970,7 @@ class _Resolver:
 
 @final
 class _AioQueue:
-    """Makes calls on files while the loop goes on: with io_uring, or in threads where the system has none.
+    """Makes calls on files without blocking the loop: with io_uring, or in threads on systems without it.
 
     Each loop that uses files has one. All methods that start a call return its ticket, or raise OSError if the process
     cannot start a thread. Offset -1 means the file's own position. With the environment variable
@@ -981,7 +990,7 @@ class _AioQueue:
     def truncate(self, fd: int, length: int, /) -> int:
         """``ftruncate(2)``."""
     def cancel(self, ticket: int, /) -> bool:
-        """Cancel a call. Return True if it had not begun; otherwise it will end, with ECANCELED."""
+        """Cancel a call. Return True if it had not begun; otherwise :meth:`take` still returns it when it has ended."""
     def take(self, into: list[tuple[int, Any]], /) -> None:
         """Append the tickets of the calls that have ended to a list, each with its result or the exception to raise.
 
@@ -1055,6 +1064,92 @@ class _StreamReaderProtocol:
     def data_received(self, data: bytes) -> None:
         """Feed the reader."""
 
+@disjoint_base
+class _HubLoop:
+    """The native part of :class:`grapeshot.gevent.Loop`."""
+
+    asyncio_loop: Loop
+    # How many objects keep ``run()`` from returning: active watchers with a reference, callbacks, calls of ``ref()``.
+    _references: int
+    # Whether ``run()`` returns after the next watcher or callback.
+    _is_once: bool
+    _is_destroyed: bool
+
+    def _set_loop(self, loop: Loop) -> None:
+        """Set ``asyncio_loop``, once, before anything else.
+
+        Raises:
+            TypeError: it is not a grapeshot loop.
+            RuntimeError: it was set before.
+        """
+
+    def _take_io(self, fd: int) -> list[_HubIo]:
+        """Stop watching a descriptor that is about to be closed. Return its watchers, which stay active."""
+
+    def _take_all_io(self, is_forked: bool) -> list[_HubIo]:
+        """Stop watching all descriptors. Return their watchers, which stay active.
+
+        In the child of a fork, this does not touch the poller, which is still the parent's.
+        """
+
+@disjoint_base
+class _HubIo:
+    """The native part of gevent's io watchers. ``_callback`` and ``_args`` are None while there is no callback."""
+
+    loop: Any
+    _callback: Callable[..., Any] | None
+    _args: tuple[Any, ...] | None
+    @property
+    def _fd(self) -> int: ...
+    @property
+    def _events(self) -> int: ...
+    _ref: bool
+    _is_active: bool
+    # None if the watcher was taken off its descriptor
+    @property
+    def _descriptor(self) -> object: ...
+    def _set(self, loop: _HubLoop, fd: int, events: int) -> None:
+        """Set what the watcher will watch.
+
+        Raises:
+            TypeError: ``loop`` is not a loop of gevent's hub.
+            ValueError: the watcher is active, or ``fd`` is negative.
+        """
+
+    def start(self, callback: Callable[..., Any], *args: Any, pass_events: bool = False) -> None:
+        """Call ``callback(*args)`` in the hub whenever the descriptor is ready.
+
+        With ``pass_events``, the callback gets the events that happened as its first argument: 1 (can be read), 2 (can
+        be written), 3 (both), or -1 if the descriptor is closed. A watcher that is active gets a new callback.
+
+        Raises:
+            TypeError: ``callback`` is not callable.
+            ValueError: the loop is destroyed.
+            RuntimeError: a transport, a task or a callback of asyncio uses the descriptor.
+            OSError: the system has no memory to watch it.
+        """
+
+    def stop(self) -> None:
+        """Stop, and forget the callback."""
+
+    def close(self) -> None:
+        """Stop. The watcher is not used again, and its descriptor may be closed next."""
+
+    def _begin(self) -> None:
+        """Watch again, in the child of a fork."""
+
+    def _fire(self, events: int = 0) -> None:
+        """Call the callback now."""
+
+# As the first argument of a callback, this stands for the events that happened.
+_HUB_EVENTS: object
+
+def _exchange_running_loops(event: str, greenlets: tuple[Any, Any]) -> None:
+    """Exchange the running loops and current tasks of two greenlets, the one that ran and the one that runs next.
+
+    :func:`greenlet.settrace` calls it at each switch.
+    """
+
 def _set_stream_types(
     reader: type[asyncio.StreamReader],
     writer: type[asyncio.StreamWriter],
@@ -1096,7 +1191,7 @@ def _before_fork() -> None:
     """Before a fork: send the data that the current step of this thread's loop has written but not sent yet."""
 
 def _after_fork() -> None:
-    """In the child of a fork: from now on, send the data that the current step writes at once."""
+    """In the child of a fork: from now on, send data at once when the current step writes it, without holding it."""
 
 # Whether _Resolver.gethostbyname and gethostbyaddr work on this system.
 _HAS_HOST_LOOKUPS: bool
@@ -1108,7 +1203,7 @@ def _keep_forever(value: object) -> None:
     """Never free this object. It belongs to the parent of this forked process."""
 
 def _resolver_before_fork() -> None:
-    """End the threads that wait for a lookup."""
+    """End the idle threads, which wait for the next lookup."""
 
 def _resolver_after_fork() -> None:
     """In the child of a fork: make new threads for lookups when they are needed."""
@@ -1120,7 +1215,7 @@ def _aio_open_now(path: bytes, flags: int) -> int | None:
     """Open an existing file if its path is in memory. Return None if the call would wait."""
 
 def _aio_before_fork() -> None:
-    """End the threads that wait for a call on a file."""
+    """End the idle threads, which wait for the next call on a file."""
 
 def _aio_after_fork() -> None:
     """In the child of a fork: make new threads for files when they are needed."""
@@ -1128,9 +1223,11 @@ def _aio_after_fork() -> None:
 def _decode_msgpack(decode: Callable[[bytes], Any], packet: bytes) -> Any:
     """Call ``decode(packet)``, a msgpack decoder that runs no Python code, with garbage collection paused.
 
+    Without a GIL, garbage collection is not paused.
+
     Raises:
-        ValueError: lists used as keys have more than 3,000 values, or values are nested too deeply. ``decode`` was not
-            called.
+        ValueError: lists used as keys have more than 3,000 values, too many numbers or dates are used as keys or they
+            collide too often, or values are nested too deeply. ``decode`` was not called.
     """
 
 def _bind_methods(kind: type[Loop]) -> None:
@@ -1161,7 +1258,7 @@ class Coro(Generic[_T_co]):
         """The function that the coro runs, or None once it has ended."""
     @property
     def _callbacks(self) -> list[tuple[Callable[[Any], object], Context]] | None:
-        """The callbacks, each with its context, or None. anyio looks for run_until_complete()'s in ``all_tasks()``."""
+        """The callbacks, each with its context, or None. anyio reads this attribute of every task."""
     @property
     def _must_cancel(self) -> bool:
         """Whether ``cancel()`` was called and the next wait is to raise its ``CancelledError``."""
@@ -1398,7 +1495,7 @@ class thread_queue(Generic[_T]):  # noqa: N801
     def get_nowait(self) -> _T:
         """Like ``get``, but without waiting."""
     def qsize(self) -> int:
-        """The number of items that are not yet assigned to a waiter that was woken for them."""
+        """The number of items in the queue, without those that are reserved for waiters which have been woken."""
     def empty(self) -> bool:
         """Whether ``qsize`` is 0."""
     def __class_getitem__(cls, item: Any, /) -> GenericAlias: ...
@@ -1725,7 +1822,10 @@ def _coro_set_latency_limit(seconds: float | None, /) -> float:
     """
 
 def _coro_set_default_latency_limit(seconds: float | None, /) -> None:
-    """Set that limit for this thread and for threads that begin later. They are watched once they have coros."""
+    """Set the limit of ``_coro_set_latency_limit`` for this thread and for threads that begin later.
+
+    These threads are watched once they have coros.
+    """
 
 def _coro_report_always(flag: bool, /) -> None:
     """Set, for the process, whether late runs are reported even if nothing was waiting for them to end."""
@@ -1827,7 +1927,7 @@ def _coro_bind_socket_methods(kind: type[socket], /) -> None:
     """
 
 def _coro_is_on_loop() -> bool:
-    """Whether a coro is running here that can wait on its loop. It cannot in the child of a coro that has forked."""
+    """Whether a coro is running here that can wait on its loop. A coro that has forked cannot do so in the child."""
 
 def _coro_end_closed_wait(sock: Any, is_write: bool, coro: Coro[Any], /) -> None:
     """End the wait of a coro of this thread on a socket that another thread closes."""

@@ -98,7 +98,7 @@ impl<'a, 'py> Args<'a, 'py> {
         Some(unsafe { Bound::from_borrowed_ptr(self.py, object) })
     }
 
-    /// The positional arguments of a call with exactly `N`, as new references. Raises TypeError for another number.
+    /// The positional arguments as new references. Raises TypeError unless there are exactly `N`.
     pub(crate) fn exactly<const N: usize>(&self) -> PyResult<[Bound<'py, PyAny>; N]> {
         let values: Vec<_> = (0..self.positional).filter_map(|index| self.get(index)).collect();
         values
@@ -111,9 +111,9 @@ impl<'a, 'py> Args<'a, 'py> {
         self.signature.name()
     }
 
-    /// True if the call gives all required parameters by position, nothing else if the signature has no other
-    /// parameters, and no keywords if the signature accepts none. Functions with other parameters check those
-    /// themselves (for example with `bind`).
+    /// True if the call gives all required parameters by position. If the signature has no other parameters, the call
+    /// must give nothing else; if the signature accepts no keywords, the call must give none. Functions with other
+    /// parameters check those themselves (for example with `bind`).
     #[inline(always)]
     fn fits_signature(&self) -> bool {
         if self.signature.is_fixed() {

@@ -1,4 +1,5 @@
-//! Answers on the way from native code to Python code, which gets them in a list, each with its ticket.
+//! The answers to name lookups and calls on files, on their way from native code to Python code. Python code gets them
+//! in a list, each with the ticket that it got when it asked.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,12 +11,12 @@ use pyo3::types::PyList;
 use super::errors;
 use super::object_result::ObjectResult;
 
-/// A ticket, and the answer or the exception to raise. None if there was no memory for that: then the exception is a
-/// MemoryError, which is made later.
+/// A ticket, and the answer or the exception to raise. None if there was no memory for either: the exception is then a
+/// MemoryError, which `append` makes.
 type Ticket = (u64, Option<Py<PyAny>>);
 
-/// Answers that Python code has not got yet. It is empty, except after a call that ran out of memory. (The collector
-/// need not see the answers: none of them refers to the object that holds them.)
+/// Answers that Python code has not got yet. There are some only after a call of `append` that ran out of memory. (The
+/// collector need not see the answers, because no answer refers to the object that holds it.)
 #[derive(Default)]
 pub(crate) struct Arrived(Mutex<VecDeque<Ticket>>);
 

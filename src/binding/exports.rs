@@ -3,7 +3,7 @@
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-/// An exported buffer. Methods begin and end attached, so the buffer is also exported and released while attached.
+/// An exported buffer. It is made and dropped only on attached threads.
 pub(crate) struct View(ffi::Py_buffer);
 
 impl View {
@@ -14,7 +14,8 @@ impl View {
         Ok(view)
     }
 
-    /// Like `new`, in a box, for a view that exists while a coro waits: its address must not change.
+    /// Like `new`, in a box, for a view that is kept while a coro or a call on a file waits: when the box moves, the
+    /// view's address does not change.
     pub(crate) fn boxed(object: &Bound<'_, PyAny>, flags: i32) -> PyResult<Box<Self>> {
         let mut view = Box::new(Self(ffi::Py_buffer::new()));
         view.fill(object, flags)?;

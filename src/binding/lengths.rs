@@ -22,3 +22,22 @@ pub(crate) unsafe fn ordinary_len(number: *mut ffi::PyObject) -> Option<usize> {
         usize::try_from(len).ok().filter(|len| *len > 0)
     }
 }
+
+/// Whether `number` is the int 0 (not of a subclass).
+///
+/// # Safety
+/// `number` is a live object.
+#[inline]
+pub(crate) unsafe fn is_zero(number: *mut ffi::PyObject) -> bool {
+    // SAFETY: the object is alive (contract). The conversion of an exact int fails only if it is out of range.
+    unsafe {
+        if ffi::PyLong_CheckExact(number) == 0 {
+            return false;
+        }
+        let value = ffi::PyLong_AsSsize_t(number);
+        if value == -1 {
+            ffi::PyErr_Clear();
+        }
+        value == 0
+    }
+}

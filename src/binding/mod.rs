@@ -47,7 +47,7 @@ pub(crate) fn current_thread() -> u64 {
 }
 
 /// Raises `ImportError` outside the main interpreter, because the process has only one table of names and types. From
-/// 3.12 on, CPython itself refuses the import before this check runs.
+/// 3.12 on, CPython itself refuses the import in subinterpreters with a GIL of their own, before this check runs.
 pub(crate) fn refuse_subinterpreter(_: Python<'_>) -> PyResult<()> {
     // SAFETY: attached, so there is a current interpreter.
     let is_main = unsafe { ffi::PyInterpreterState_Get() == ffi::PyInterpreterState_Main() };

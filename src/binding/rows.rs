@@ -5,7 +5,7 @@ use std::ptr;
 
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyType;
+use pyo3::types::{PyString, PyType};
 
 use super::args::Args;
 use super::errors;
@@ -296,7 +296,7 @@ pub(crate) fn bind_methods(
 ) -> PyResult<()> {
     let mut missing = Vec::with_capacity(methods.len());
     for method in methods {
-        // SAFETY: method tables consist of C string literals.
+        // SAFETY: the names in method tables are C strings that live forever.
         let name = unsafe { CStr::from_ptr(method.ml_name) }.to_string_lossy();
         if kind.getattr(name.as_ref())?.is(&base.getattr(name.as_ref())?) {
             missing.push(method);
@@ -320,4 +320,23 @@ pub(crate) fn extend_type(kind: &Bound<'_, PyAny>, methods: Vec<ffi::PyMethodDef
         kind.setattr(name.to_string_lossy().as_ref(), descriptor)?;
     }
     Ok(())
+}
+
+/// Adds a function to the module, under the name of its row with a prefix. `owner` is the function's `__module__`.
+pub(crate) fn add_function(
+    module: &Bound<'_, PyModule>,
+    definition: ffi::PyMethodDef,
+    prefix: &str,
+    owner: &CStr,
+) -> PyResult<()> {
+    let py = module.py();
+    let owner = PyString::new(py, &owner.to_string_lossy());
+    let definition = Box::leak(Box::new(definition));
+    // SAFETY: the definition is leaked, its name a C string literal.
+    let (name, made) = unsafe {
+        let name = CStr::from_ptr(definition.ml_name);
+        let made = ffi::PyCFunction_NewEx(definition, ptr::null_mut(), owner.as_ptr());
+        (name, Bound::from_owned_ptr_or_err(py, made)?)
+    };
+    module.add(format!("{prefix}{}", name.to_string_lossy()).as_str(), made)
 }

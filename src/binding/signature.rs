@@ -17,7 +17,8 @@ pub(crate) struct Signature {
     required: usize,
     /// True if there are no other parameters: no defaults, no keyword-only parameters, no `*args`.
     is_fixed: bool,
-    /// True if a call can give a parameter by name that `required` does not count, or if there is a `**kwargs`.
+    /// True if `required` leaves out a parameter that a call can give by name, or if there is a `**kwargs`. (Also true
+    /// for positional-only parameters with defaults: the function itself refuses their names.)
     accepts_keywords: bool,
     /// The number of parameters that can be given by position.
     by_position: usize,

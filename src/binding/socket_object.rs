@@ -241,7 +241,7 @@ pub(crate) fn native_address(family: i32, object: &Bound<'_, PyAny>) -> Option<A
     }
 }
 
-/// The socket module allows 20 bits for the flow label and traffic class.
+/// The largest `flowinfo` that the socket module accepts: 20 bits.
 const MAX_FLOWINFO: u32 = 0xf_ffff;
 
 fn host<T: FromStr>(address: &Bound<'_, PyTuple>) -> Option<T> {

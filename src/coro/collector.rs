@@ -1,4 +1,4 @@
-//! Keeps a stack from being evicted while the cyclic garbage collector runs on it.
+//! Keeps a stack from being evicted (copied out of its place) while the cyclic garbage collector runs on it.
 //!
 //! While the collector runs, the heads of its object lists are on the C stack, and objects point to them. So the stack
 //! must stay in place during a collection. A coro that tries to wait in a finalizer or weak reference callback that the
@@ -22,14 +22,18 @@ pub(super) fn note(py: Python<'_>, phase: &Bound<'_, PyAny>) -> PyResult<()> {
         let current = runtime.current.get();
         if !is_start {
             // A coro with a stack of its own may have waited during the collection, so other coros may have run. None
-            // of them can have started a collection, because the collector does not nest. So `collecting` does not
-            // belong to another collection.
-            runtime.collecting.set(ptr::null_mut());
+            // of them can have started a collection, because the collector does not nest.
+            if runtime.is_collecting.replace(false) {
+                runtime
+                    .collecting
+                    .set(runtime.collecting_before.replace(ptr::null_mut()));
+            }
         } else if !current.is_null() {
             // SAFETY: the runtime's table keeps the running coro alive.
             let coro = unsafe { Bound::from_borrowed_ptr(py, current) };
             if !coro_of(&coro).has_own_stack.get() {
-                runtime.collecting.set(current);
+                runtime.is_collecting.set(true);
+                runtime.collecting_before.set(runtime.collecting.replace(current));
             }
         }
     });

@@ -8,9 +8,9 @@
 //!                                                                       [ waiting ]
 //! ```
 //!
-//! Only the thread of the coro's loop runs the coro. Other threads may read its state and, when they release a lock
-//! that it waits for, make it ready (`scheduler::make_ready_anywhere`); the GIL orders these accesses. All fields are
-//! cells, because any code that runs during a method may call other methods of the same object.
+//! Only the thread of the coro's loop runs the coro. Other threads may read its state. If the coro waits for a lock or
+//! a queue of `threads`, they may also make it ready (`scheduler::make_ready_anywhere`). The GIL orders these accesses.
+//! All fields are cells, because any code that runs during a method may call other methods of the same object.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int};

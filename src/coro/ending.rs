@@ -1,4 +1,5 @@
-//! Ends coros whose loop no longer runs, because the loop is closed, its thread ends, or the interpreter exits.
+//! Ends coros whose loop cannot run any more: it is closed while another loop runs, its thread ends, or the interpreter
+//! exits. (If a loop that is closed can still run, the package ends its coros, in `grapeshot/coro/_ending.py`.)
 //!
 //! Each coro is resumed with `Shutdown` so that its `finally` blocks run. Like the loop, this module resumes the coro
 //! from the thread's own stack. In the `finally` blocks the coro may yield, but a wait is interrupted again. A coro
@@ -14,8 +15,8 @@ use super::function::store;
 use super::runtime::{current, with_runtime};
 use super::{interruption, scheduler};
 
-/// The first round raises `Shutdown` in each coro. Until this many rounds are over, coros may then yield during their
-/// cleanup. In later rounds, a yield is interrupted too.
+/// The first round raises `Shutdown` in each coro. From the second round until this many rounds are over, a coro that
+/// has yielded during its cleanup just continues. In later rounds, `Shutdown` is raised in such a coro, too.
 const GENTLE_ROUNDS: usize = 100;
 /// The number of rounds after which daemons are abandoned.
 const DAEMON_ROUNDS: usize = 10;
@@ -84,8 +85,8 @@ pub(super) fn forget_others(py: Python<'_>) {
     }
 }
 
-/// Resumes a coro that waits or has yielded. Raises `Shutdown` in it, unless it has merely yielded and `may_yield` is
-/// true.
+/// Resumes a coro that waits or is ready. Raises `Shutdown` in it, unless it is ready (it has yielded, for example) and
+/// `may_yield` is true.
 fn end(coro: Coro<'_>, may_yield: bool) -> PyResult<()> {
     match coro.status.get() {
         Status::Ready if may_yield => return scheduler::resume(coro),

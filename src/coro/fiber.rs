@@ -70,8 +70,8 @@ impl SharedSlot {
     }
 }
 
-/// Writes the name of the coro whose stack has overflowed. Runs in a signal handler, so it may only read memory. The
-/// fault occurred in this thread, so the coro in the slot is the running one.
+/// Writes the name of the coro whose stack has overflowed. Runs in a signal handler, so it neither allocates nor calls
+/// Python. The fault occurred in this thread, so the coro in the slot is the running one.
 pub(super) unsafe fn describe_overflow(owner: *const c_void, message: &mut FaultMessage) {
     // SAFETY: the owner is a slot that lives as long as its stack is in use; its occupant is the fiber of a live coro.
     unsafe {
@@ -127,8 +127,8 @@ pub(super) fn frame(coro: Coro<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
     if !matches!(coro.status.get(), Status::Ready | Status::Waiting) {
         return Ok(None);
     }
-    // SAFETY: the coro is suspended, so its fiber has no other user. The frame chain of an evicted stack skips the
-    // frames that are not in memory, and its innermost frame is on the heap.
+    // SAFETY: the coro is suspended, so its fiber has no other user. The frame chain of an evicted stack does not lead
+    // through the slot that the stack has left, and its innermost frame is on the heap.
     unsafe {
         let Some(fiber) = coro.fiber.get().as_ref() else {
             return Ok(None);

@@ -72,7 +72,7 @@ fn end(coro: Coro<'static>, result: *mut ffi::PyObject) {
         let py = coro.py();
         // SAFETY: a new reference, or null with an exception set.
         let result = unsafe { Bound::from_owned_ptr_or_err(py, result) };
-        // Dropped here: their finalizers may still use the coro's stack.
+        // These are dropped here, on the coro's stack, so that their finalizers may still wait.
         drop((coro.function.take(py), coro.args.take(py), coro.kwargs.take(py)));
         leave_context(coro, result).map(Some)
     });
@@ -84,7 +84,7 @@ fn leave_context<'py>(coro: Coro<'py>, outcome: Outcome<'py>) -> Outcome<'py> {
     if !coro.context.is_set() {
         return Err(PyRuntimeError::new_err("the coro has lost its context"));
     }
-    // SAFETY: entered in `begin` on this stack. No exception is set now, because an outcome that failed holds it.
+    // SAFETY: entered in `begin` on this stack. No exception is set now: if there was one, `outcome` holds it.
     if unsafe { ffi::PyContext_Exit(coro.context.as_ptr()) } != 0 {
         return Err(PyErr::fetch(coro.py()));
     }
@@ -108,8 +108,8 @@ where
     false
 }
 
-/// Stores the outcome in the coro. No value with a destructor may be left on the stack after this call, because the
-/// stack is abandoned.
+/// Stores the outcome in the coro. If this is called on the coro's stack, no value with a destructor may be left there
+/// afterwards, because the coro never continues on that stack.
 pub(super) fn store(coro: Coro<'_>, outcome: PyResult<Bound<'_, PyAny>>) {
     match outcome {
         Ok(value) => coro.result.set(value),
@@ -125,8 +125,8 @@ pub(super) fn store(coro: Coro<'_>, outcome: PyResult<Bound<'_, PyAny>>) {
     }
 }
 
-/// Cleans up after a coro that has ended, on the thread's own stack. Its callbacks are scheduled like those of a
-/// Future.
+/// Cleans up after a coro that has ended, on the thread's own stack. Schedules the coro's callbacks, as a Future does
+/// when it is done. Returns Err only for an exception that must leave the loop.
 pub(super) fn finish(runtime: &Runtime, coro: Coro<'_>) -> PyResult<()> {
     let py = coro.py();
     runtime.dismantle(coro);

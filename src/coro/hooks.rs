@@ -1,5 +1,5 @@
-//! Functions of the Python package that native code calls, and one code object that it looks for on the stack. The
-//! package passes them in once, at import.
+//! Functions of the Python package that native code calls, and one code object that native code looks for on the
+//! stack. The package passes them in once, at import.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -20,7 +20,7 @@ static WATCH_THREAD: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 static WAIT_FOR: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 /// The code of the function that runs the loop.
 static RUN_FOREVER: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
-/// Logs a late run, with its place in the code.
+/// Logs a late run (one that blocks the loop for too long), with its place in the code.
 static REPORT_LATE: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 /// Called in the child process when the coro that forked has ended.
 static END_CHILD: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());

@@ -7,8 +7,8 @@
 //! instead (`report_always`).
 //!
 //! ```text
-//!   loop's thread   begin ............ computes .............. end: "ran for 0.731 s, at 0.200 it was at ..."
-//!   watchdog               sleeps until begin + limit, `report`: "has run for 0.200 s, and is at ...", its stack
+//!   loop's thread   begin ............ computes ........ end: "ran for 0.731 seconds; after 0.200 it was at ..."
+//!   watchdog               sleeps until begin + limit, `report`: "has run for 0.200 seconds, and is at ..."
 //! ```
 //!
 //! Runs are timed with a cheap clock that ticks every few milliseconds. Still, every reported run has taken longer than
@@ -41,7 +41,7 @@ use crate::event_loop::source::Deferred;
 use grapeshot_core::sys::clock;
 
 /// The end of each log record.
-pub(super) const HINT: &str = " (coro.set_latency_warning(s) or GRAPESHOT_LATENCY_WARNING=s sets the limit; 0 switches the warning off, s,stack adds the stack)";
+pub(super) const HINT: &str = " (coro.set_latency_warning(s) or GRAPESHOT_LATENCY_WARNING=s sets the limit to s seconds, and 0 switches the warning off; GRAPESHOT_LATENCY_WARNING=s,stack adds the stack)";
 
 /// Whether to report long runs even if no other work waits for their end.
 static REPORTS_ALWAYS: AtomicBool = AtomicBool::new(false);
@@ -281,7 +281,8 @@ fn report(py: Python<'_>, pulse: &Pulse, since_ns: u64) -> PyResult<()> {
     hooks::report_late(py, (name.kind, name.name, seconds, PyList::new(py, places)?))
 }
 
-/// Logs a warning about a run that took `took_ns`. Returns Err only for an exception that must leave the loop.
+/// Logs a warning about a run that took `took_ns`, if the run held up other work. Returns Err only for an exception
+/// that must leave the loop.
 #[cold]
 pub(super) fn warn(
     runtime: &Runtime,
@@ -305,7 +306,7 @@ pub(super) fn warn(
     }
 }
 
-/// Whether a run that has just ended was late by the rule of `Pulse::holding_up_since` and something waits now.
+/// Whether a run that has just ended was late by the rule of `Pulse::holding_up_since`, and other work waits now.
 fn held_up_work(runtime: &Runtime, object: &Bound<'_, PyAny>, subject: Subject) -> bool {
     let pulse = &runtime.pulse;
     let began_ns = pulse.last_change() & !HAS_ENDED;

@@ -2,7 +2,7 @@
 //!
 //! | modules | what they contain |
 //! |---|---|
-//! | `arch` and `stack` of grapeshot-core | the switch of registers, the memory that coros run on |
+//! | `arch` and `stack` of grapeshot-core | the switch between two stacks, the memory of the stacks |
 //! | `pystate` | the part of the interpreter's thread state that belongs to a coro, per minor version |
 //! | `fiber` | the stack and the interpreter state of one coro |
 //! | `coroutine`, `function` | the `Coro` object; its function and the function's outcome |
@@ -12,13 +12,16 @@
 //! | `io` | waits on descriptors; sockets |
 //! | `threads` | locks and queues that coros share with real threads |
 //! | `tasks`, `visibility` | asyncio's running loop and current task while a coro runs; coros that hide the loop |
-//! | `ending`, `notifier` | ends coros whose loop no longer runs; the exception notifier |
+//! | `ending`, `notifier` | ends coros whose loop cannot run any more; the exception notifier |
 //! | `pulse`, `latency`, `watchdog`, `report` | find and report code that blocks a loop |
 //! | `reprs` | the containers whose `repr` is in progress, per coro |
 //! | `stamps` | the times of switches, for the package's profiler |
 //! | `collector`, `profiling`, `thread_locals` | other code that uses the C stack: the collector, profilers, libraries |
 //! | `errors`, `hooks` | classes and functions of the Python package that native code needs |
 //! | `methods` | the methods and functions that Python calls |
+//!
+//! A *slot* is the memory in which a coro's stack lies while the coro runs. If another coro needs the slot, the stack
+//! is *evicted*: copied out of the slot until its coro runs again.
 //!
 //! Unless a module says otherwise, its functions are called only by the thread that runs the loop. The scheduler
 //! resumes coros only from the thread's own stack, never from the stack of a coro. It does not know why a coro waits,

@@ -1,6 +1,6 @@
 //! The exception notifier (`coro.set_exception_notifier`): one function for the process, called with each exception
 //! that ends a coro, except for cancellations and exceptions that leave the loop. It is called in the coro, while the
-//! coro's stack and context still exist.
+//! coro's stack and context still exist. So it is not called for a coro that gets no stack and ends with `MemoryError`.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -44,7 +44,7 @@ pub(super) fn tell(coro: Coro<'_>, error: PyErr) -> PyErr {
         return error;
     }
     coro.is_notified.set(true);
-    // Inside the notifier, `sys.exception()` and `compact_traceback()` return this exception.
+    // Inside the notifier, `sys.exception()` returns this exception, and `compact_traceback()` describes it.
     // SAFETY: attached; the setter takes its own reference. No other exception was being handled: the coro has no code
     // left on its stack.
     let told = unsafe {

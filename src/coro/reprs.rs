@@ -73,7 +73,7 @@ impl ReprList {
 #[cold]
 #[inline(never)]
 unsafe fn exchange_contents(list: *mut ffi::PyListObject, place: &mut Option<Box<Contents>>) {
-    // SAFETY: by the contract; each reference stays in exactly one place, and an empty list has no memory.
+    // SAFETY: by the contract; each reference stays in exactly one place, and an empty list needs no memory for items.
     unsafe {
         let next = match place.take() {
             Some(contents) => *contents,

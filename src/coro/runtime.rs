@@ -1,5 +1,8 @@
 //! The coro state of a thread: the stacks, which stack occupies which slot, and the live coros.
 //!
+//! A coro's stack must lie in the coro's slot while the coro runs. If the coros of a slot take turns, the stack that
+//! lies there is evicted: copied out of the slot until its coro runs again.
+//!
 //! Each thread has its own `Runtime`. Only code on the thread's own stack puts stacks into slots and evicts them. No
 //! borrow is held across a call into Python or a stack switch.
 
@@ -37,8 +40,8 @@ pub(super) const STACK_LEN: usize = 8 * 1024 * 1024;
 pub(super) struct Runtime {
     /// `threading.get_ident()` of the thread.
     pub(super) thread: u64,
-    /// The thread has coros, or has set a limit for the watchdog. From then on the Python package is notified when the
-    /// thread ends, and the thread's loops are observed.
+    /// The thread has started a coro, or has set a limit for the watchdog. From then on the Python package is notified
+    /// when the thread ends, and the thread's loops are observed (`latency`).
     pub(super) is_watched: Cell<bool>,
     /// The thread is ending: no coro may start any more.
     pub(super) is_ending: Cell<bool>,
@@ -49,6 +52,10 @@ pub(super) struct Runtime {
     /// The coro that must not wait now, null if there is none: a garbage collection is running on its stack, which may
     /// be evicted (`collector`), or a native profile function is being told of its frames (`profiling`).
     pub(super) collecting: Cell<*mut ffi::PyObject>,
+    /// Whether a collection runs on the stack of `collecting`, and what `collecting` was when it began: a profile
+    /// function that must not wait may have started it.
+    pub(super) is_collecting: Cell<bool>,
+    pub(super) collecting_before: Cell<*mut ffi::PyObject>,
     /// The stack pointer of the thread's own stack while a coro runs.
     pub(super) main_sp: Cell<usize>,
     pub(super) thread_locals: Search,
@@ -178,6 +185,8 @@ impl Runtime {
             is_forked: Cell::new(false),
             current: Cell::new(ptr::null_mut()),
             collecting: Cell::new(ptr::null_mut()),
+            is_collecting: Cell::new(false),
+            collecting_before: Cell::new(ptr::null_mut()),
             main_sp: Cell::new(0),
             thread_locals: Search::new(),
             reprs: ReprList::new(),

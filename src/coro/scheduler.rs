@@ -35,11 +35,11 @@ use crate::event_loop::reactor::Reactor;
 
 /// The function that the loop calls for a coro's entry in its ready queue.
 pub(super) unsafe fn resume_entry(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
-    // SAFETY: queued by `make_ready` with a coro, whose reference the queue holds.
+    // SAFETY: only coros are queued with this function, and the queue holds a reference to the coro.
     resume(unsafe { This::new(py, object) })
 }
 
-/// Runs the coro until it waits or ends. Returns Err only for an exception that must leave the loop.
+/// Runs the coro until it waits, yields or ends. Returns Err only for an exception that must leave the loop.
 #[inline]
 pub(super) fn resume(coro: Coro<'_>) -> PyResult<()> {
     if coro.status.get() != Status::Ready {
@@ -185,7 +185,7 @@ fn run(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) {
 /// Removes the pointers into the coro's stack from the thread's variables, after the coro has left the stack.
 ///
 /// # Safety
-/// The fiber belongs to the coro, which is not running.
+/// The fiber belongs to the coro. The thread has just switched away from the coro's stack, which is still in place.
 #[cold]
 #[inline(never)]
 unsafe fn take_thread_locals(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) {

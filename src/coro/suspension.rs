@@ -288,9 +288,9 @@ fn is_held(runtime: &Runtime, coro: Coro<'_>) -> bool {
     runtime.collecting.get() == coro.as_ptr() || runtime.is_forked.get()
 }
 
-/// Whether a greenlet runs on this coro's stack. A greenlet has Python frames of its own. If the coro left the stack
-/// and the loop or another coro continued, the greenlet package would mistake the thread's own stack for the rest of
-/// the greenlet's stack.
+/// Whether a greenlet runs on this coro's stack. A greenlet has chunks of its own for its Python frames, so the root
+/// chunk in use is then not the coro's. If the coro left the stack and the loop or another coro continued, the greenlet
+/// package would mistake the thread's own stack for the rest of the greenlet's stack.
 #[inline]
 fn is_in_greenlet(coro: Coro<'_>) -> bool {
     // SAFETY: attached; if the root chunk is not one of ours, `tail` reads only its length.
@@ -314,7 +314,7 @@ fn not_suspendable(py: Python<'_>, is_coro: bool) -> PyErr {
         return coro_errors::new(
             py,
             ErrorClass::YieldFromMain,
-            "this process was forked by a coro, and its loop runs in the parent",
+            "this process was forked by a coro, which cannot wait here: its loop runs only in the parent process",
         );
     }
     PyRuntimeError::new_err(if std::thread::panicking() {
@@ -323,8 +323,8 @@ fn not_suspendable(py: Python<'_>, is_coro: bool) -> PyErr {
         "a coro cannot wait inside a greenlet that it has started (to use gevent and asyncio in one thread, see \
          grapeshot.gevent)"
     } else {
-        "a coro cannot wait in a native profile function; and in code that the garbage collector calls only with \
-         stack='own'"
+        "a coro cannot wait in a native profile function; in code that the garbage collector calls, it can wait only \
+         if it was started with stack='own'"
     })
 }
 
@@ -350,7 +350,8 @@ pub(super) fn begin_yield(coro: Coro<'_>) -> PyResult<Progress<Bound<'_, PyAny>>
     Ok(Progress::MustWait(()))
 }
 
-/// Whether the coro that yields would be the next thing to run anyway, so that it can go on without leaving its stack.
+/// Whether the coro that yields can go on without leaving its stack: the loop would run it next anyway, and nothing has
+/// to be reported about its run (`latency::renew`).
 #[inline]
 fn runs_next(coro: Coro<'_>) -> bool {
     let py = coro.py();
@@ -491,8 +492,8 @@ pub(super) fn end_sleep<'py>(coro: Coro<'py>, handle: HandleRef, outcome: Outcom
     outcome
 }
 
-/// Cancels the timer of a wait that has ended before the timer ran, so that the timer does not end a later wait. A
-/// timer that is already due has moved from the loop's timers to the ready queue.
+/// Cancels the timer of a wait that has ended before the timer ran, so that the timer does not end a later wait. If the
+/// timer is already due, it is in the ready queue, and the loop's timers need not be told.
 pub(super) fn end_timer(coro: Coro<'_>, timer: HandleRef) {
     let py = coro.py();
     let handle = timer.this(py);

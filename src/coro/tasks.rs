@@ -141,7 +141,7 @@ pub(super) fn enter(fiber: *mut Fiber, coro: Coro<'_>) {
     unsafe { set_current(coro, *(*fiber).state.task()) };
 }
 
-/// Sets the current task of the coro's loop, before 3.14. A failure leaves the coro without a current task.
+/// Sets the current task of the coro's loop, up to 3.13. If this fails, the coro has no current task.
 ///
 /// # Safety
 /// Attached; `task` is a live object.
@@ -159,7 +159,7 @@ unsafe fn set_current(coro: Coro<'_>, task: *mut ffi::PyObject) {
     }
 }
 
-/// Takes the current task of the coro's loop out of the dict, before 3.14. Returns a new reference, or null.
+/// Takes the current task of the coro's loop out of the dict, up to 3.13. Returns a new reference, or null.
 ///
 /// # Safety
 /// Attached.
@@ -176,8 +176,8 @@ unsafe fn take_current(coro: Coro<'_>) -> *mut ffi::PyObject {
     }
 }
 
-/// Installs the running loop as a hiding coro sees it. Returns false if there is no memory for that; the coro then sees
-/// the loop from now on.
+/// Sets the thread's running loop to the one that the coro sees while it hides its own loop (usually none). Returns
+/// false if there is no memory for that; the coro then sees its own loop from now on.
 ///
 /// # Safety
 /// Attached, on the thread's own stack; the fiber is the coro's.
@@ -198,7 +198,7 @@ unsafe fn enter_hiding(fiber: *mut Fiber, coro: Coro<'_>) -> bool {
     false
 }
 
-/// Restores the thread's running loop after a hiding coro.
+/// Restores the thread's running loop after a coro that hides its loop has run.
 ///
 /// # Safety
 /// As for `enter_hiding`.
@@ -316,7 +316,7 @@ pub(super) fn leave(fiber: *mut Fiber, coro: Coro<'_>) {
     }
 }
 
-/// Drops the references of a fiber that has ended.
+/// Drops the references of a fiber whose coro has ended.
 pub(super) fn end(fiber: &mut Fiber, _: Python<'_>) {
     let task = std::mem::replace(fiber.state.task(), ptr::null_mut());
     let running_loop = std::mem::replace(&mut fiber.running_loop, ptr::null_mut());

@@ -5,9 +5,9 @@
 //! the process. So the head is saved and restored with the coro:
 //!
 //! ```text
-//!   coro waits:  variable --> call on its stack --> outer call ... --> what the thread had before   kept: the pointer
-//!                variable --> what the thread had before
-//!   coro runs:   variable --> call on its stack
+//!   the coro runs:     variable --> call on its stack --> outer call on its stack --> value of the thread itself
+//!   it waits:          variable --> value of the thread itself                        the pointer to the call is saved
+//!   it runs again:     variable --> call on its stack --> ...
 //! ```
 //!
 //! Which variable holds the head depends on the version of pybind11: up to 3.0.1 it is a key in pybind11's own
@@ -34,8 +34,8 @@ pub(super) const MIN_DEPTH: usize = 768;
 const MAX_ITEMS: usize = 10_000;
 /// How far above the thread's own stack pointer a list item on that stack may be.
 const OWN_STACK_LEN: usize = 1 << 30;
-/// The keys of pybind11's structure in the interpreter's dict or in `builtins` begin with this. The version number of
-/// its layout follows.
+/// The key of pybind11's structure in the interpreter's dict or in `builtins` begins with this. The version number of
+/// the structure's layout follows.
 const INTERNALS: &str = "__pybind11_internals_v";
 /// Up to this layout version the head may be a value of `pthread_getspecific`.
 const LAST_WITH_KEY: u32 = 11;
@@ -52,7 +52,7 @@ struct Word {
 
 /// The state of the search for pybind11's variables in this thread.
 pub(super) struct Search {
-    /// The lengths of the two dicts when they were last searched.
+    /// The lengths of the two `DICTS` when they were last searched.
     dict_lens: Cell<(ffi::Py_ssize_t, ffi::Py_ssize_t)>,
     is_needed: Cell<bool>,
     with_keys: Cell<bool>,
@@ -69,7 +69,7 @@ impl Search {
         }
     }
 
-    /// Whether an extension built with pybind11 is loaded, judging by the entries in the two dicts.
+    /// Whether an extension built with pybind11 is loaded, judging by the keys of the two `DICTS`.
     #[inline]
     pub(super) fn is_needed(&self, py: Python<'_>) -> bool {
         let dicts = known_dicts(py);

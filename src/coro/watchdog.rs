@@ -10,13 +10,14 @@
 //! ```
 //!
 //! There is one watchdog for all threads. It starts with the first run of a thread that has a limit: the run of a coro,
-//! or of something that an observed loop calls. It sleeps while nothing runs. It ends when no thread is left to watch:
-//! the limits are off, the loops are closed, the threads have ended, or the process forks or exits.
+//! or of a task, callback or protocol method in a loop that is observed (`latency::observe_running_loop`). It sleeps
+//! while nothing runs. It ends when no thread is left to watch: the limits are off, the loops are closed, the threads
+//! have ended, or the process forks or exits.
 //!
 //! The watchdog is a Rust thread that does not show in `threading.enumerate()`. It reads the pulses without the GIL and
 //! attaches only when a run is late. It starts a short-lived `threading` thread to make the log record, since log
-//! handlers may block, and since logging from a thread unknown to `threading` would leave an entry behind there. Up to
-//! Python 3.13, CPython ends a thread that asks for the GIL of an exiting interpreter, inside that call;
+//! handlers may block, and since logging in a thread that `threading` has not started would leave a `Thread` object
+//! behind. Up to Python 3.13, CPython ends a thread that asks for the GIL of an exiting interpreter, inside that call;
 //! `sys/unwinding` handles this for the watchdog too.
 //!
 //! Callers of `watch`, `unwatch` and `stop` hold the GIL. While the watchdog uses Python (`is_reporting`), no thread
@@ -233,8 +234,8 @@ impl Watchdog {
             }
             match state.check_pulses() {
                 Finding::Late(pulse, since_ns) => {
-                    // The run may have begun after the pulses were flagged to wake the watchdog, and has then cleared
-                    // its own flag. So the count starts again.
+                    // The run may have begun after the pulses were flagged to wake the watchdog. It has then cleared
+                    // the flag of its pulse, so all pulses must be flagged again before a sleep without a time limit.
                     quiet_checks = 0;
                     state.is_reporting = true;
                     drop(state);

@@ -5,7 +5,7 @@
 //! flags. Its answer lists the kinds of sockets in order. With its numbers converted to enum members of the `socket`
 //! module, this list becomes the pattern for all other literals of that IP version. Unusual requests (with a zone, a
 //! service name, or flags that could change the answer) are resolved like host names. So are all requests in debug
-//! mode, and while a program has replaced `socket.getaddrinfo` or the function of `_socket` that it calls.
+//! mode, and all requests while a program has replaced `socket.getaddrinfo` or `_socket.getaddrinfo`, which it calls.
 
 use std::ffi::c_int;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -53,7 +53,8 @@ unsafe impl Send for Pattern {}
 
 static PATTERNS: Mutex<Vec<(Question, Pattern)>> = Mutex::new(Vec::new());
 
-/// `socket.getaddrinfo` and `_socket.getaddrinfo`, if they are CPython's own; otherwise objects that are neither.
+/// CPython's own `socket.getaddrinfo` and `_socket.getaddrinfo`. If a program replaced one of them before the import,
+/// this has an object that is equal to nothing in the place of that function.
 static ORIGINALS: PyOnceLock<[Kept; 2]> = PyOnceLock::new();
 
 #[derive(Clone, Copy)]
@@ -114,8 +115,8 @@ fn port_number(port: &Bound<'_, PyAny>) -> Option<u16> {
     port.extract().ok()
 }
 
-/// Family, type, protocol and flags from the call's keywords; None if there is any other keyword, or a value that is
-/// not a non-negative C int.
+/// Family, type, protocol and flags from the call's keywords; None if there is any other keyword, or if a value is
+/// negative, does not fit into a C int or is not an int.
 #[inline]
 fn keywords(args: &Args<'_, '_>) -> Option<[c_int; 4]> {
     let known = names(args.py());
@@ -154,7 +155,7 @@ fn pattern(py: Python<'_>, question: Question) -> PyResult<Option<Bound<'_, PyTu
     learn(py, question)
 }
 
-/// Asks the C library itself: a call of `socket.getaddrinfo` would also raise an audit event.
+/// Asks the C library directly, because a call of `socket.getaddrinfo` would also raise an audit event.
 #[cold]
 fn learn(py: Python<'_>, question: Question) -> PyResult<Option<Bound<'_, PyTuple>>> {
     let example = if question.is_v6 { c"::1" } else { c"127.0.0.1" };
@@ -217,14 +218,15 @@ fn is_original(py: Python<'_>) -> PyResult<bool> {
     Ok(true)
 }
 
-/// `_set_resolver(function, native)`: what `socket.getaddrinfo` and `_socket.getaddrinfo` are as long as no program has
-/// replaced them.
+/// `_set_resolver(function, native)`: stores `ORIGINALS`, with which `socket.getaddrinfo` and `_socket.getaddrinfo` are
+/// compared.
 #[pyfunction(name = "_set_resolver")]
 fn set_resolver(function: &Bound<'_, PyAny>, native: &Bound<'_, PyAny>) {
     ORIGINALS.get_or_init(function.py(), || [Kept::new(function), Kept::new(native)]);
 }
 
-/// A coroutine that returns the answer, or None if the request must be resolved the ordinary way.
+/// A coroutine that returns the answer, or raises the exception of an audit hook. None if the request must be resolved
+/// the ordinary way.
 #[inline]
 fn answer<'py>(this: This<'py, LoopObject>, args: &Args<'_, 'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = this.py();

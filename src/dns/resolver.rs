@@ -1,5 +1,5 @@
-//! `grapeshot._core._Resolver`: asks the threads of `core/src/sys/resolver`, and turns their outcomes into what the
-//! functions of CPython's `_socket` return and raise. Each loop that looks up names has one.
+//! `grapeshot._core._Resolver`: asks the threads of `core/src/sys/resolver`, and turns their outcomes into the results
+//! and exceptions of CPython's `_socket`. Each loop that looks up names has one resolver.
 //!
 //! Source: CPython `Modules/socketmodule.c`.
 
@@ -57,10 +57,11 @@ fn optional_text(value: &Bound<'_, PyAny>) -> PyResult<Option<CString>> {
     text(value).map(Some)
 }
 
-/// Asks, and returns the ticket. `max_age` is in seconds.
+/// Asks `question`, and returns the ticket with which the answer will arrive. An answer that is at most `max_age`
+/// seconds old may be used again.
 fn ask<'py>(this: Resolver<'py>, question: Question, max_age: &Bound<'py, PyAny>) -> ObjectResult<'py> {
     let max_age = Duration::try_from_secs_f64(max_age.extract()?).unwrap_or(Duration::MAX);
-    // The exception that Python's `threading` raises in this case.
+    // If no thread can be started, this raises the same exception as Python's `threading`.
     let ticket = this
         .resolver
         .ask(question, max_age)
@@ -126,7 +127,7 @@ fn fileno<'py>(this: Resolver<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(this.resolver.fd().into_pyobject(this.py())?.into_any())
 }
 
-/// The answer. Err is the exception to raise.
+/// The answer as a Python object. Err is the exception to raise.
 fn value<'py>(py: Python<'py>, outcome: &Outcome) -> ObjectResult<'py> {
     match outcome {
         Ok(Answer::Addresses(infos)) => {
@@ -184,7 +185,7 @@ fn entry<'py>(py: Python<'py>, info: &AddressInfo) -> ObjectResult<'py> {
         .into_any())
 }
 
-/// All texts of the C library are UTF-8 for CPython, whatever the encoding of the file system is. Raises
+/// Decodes a text of the C library as UTF-8, as CPython does, whatever the encoding of the file system is. Raises
 /// `UnicodeDecodeError`.
 fn decoded<'py>(py: Python<'py>, text: &CStr) -> ObjectResult<'py> {
     // SAFETY: attached; the text ends with a null byte. The call returns a new reference, or null with an exception
@@ -222,8 +223,7 @@ unsafe extern "C" fn new(
     }
 }
 
-/// `_resolver_before_fork()`: ends the threads that wait for a lookup. CPython warns if a process with several threads
-/// forks.
+/// `_resolver_before_fork()`: ends the idle threads. CPython warns if a process with several threads forks.
 #[pyfunction(name = "_resolver_before_fork")]
 fn before_fork() {
     resolver::before_fork();
@@ -262,13 +262,13 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             "Ask for an address's entry; return a ticket."
         ),
         row!(method, forget, _Resolver.forget, "Drop interest in an outcome."),
-        row!(method, take, _Resolver.take, "Move what has arrived into a list."),
+        row!(method, take, _Resolver.take, "Append the answers to a list."),
         row!(method, wake, _Resolver.wake, "Make the descriptor readable."),
         row!(
             method,
             fileno,
             _Resolver.fileno,
-            "The descriptor that is readable when something has arrived."
+            "The descriptor that is readable when an answer may have arrived."
         ),
     ];
     let slots = [slot(ffi::Py_tp_new, new as *mut c_void), methods_slot(methods)];

@@ -245,8 +245,8 @@ fn call_later<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectRe
     if !this.clock().is_native(this.py()) {
         return call_later_by_clock(this, &args);
     }
-    // This multiplies, while time() divides. The results differ by less than the nanoseconds by which deadlines are
-    // rounded up.
+    // This multiplies, while time() divides. The results differ by less than the margin that is added to deadlines
+    // (`timers::deadline_key`).
     schedule_timer(
         this,
         &args,

@@ -3,8 +3,8 @@
 //! `inspect.iscoroutinefunction` looks for a flag in a code object. It treats any callable with a function's attributes
 //! as a function. So such a method of `grapeshot.Loop` or of a stream is an object that has the attributes of a stub:
 //! an `async def` with the method's signature and docstring, whose body never runs. Calling the object calls the native
-//! method. Reading it from an instance gives an ordinary bound method. A call like `loop.sock_recv(...)` creates no
-//! bound method (`Py_TPFLAGS_METHOD_DESCRIPTOR`), as with CPython's own method descriptors.
+//! method. Reading the attribute from an instance gives an ordinary bound method. A call like `loop.sock_recv(...)`
+//! creates no bound method (`Py_TPFLAGS_METHOD_DESCRIPTOR`), as with CPython's own method descriptors.
 
 use std::ffi::{CStr, c_void};
 use std::mem::offset_of;

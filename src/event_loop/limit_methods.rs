@@ -21,7 +21,7 @@ const RETRY_DELAY_S: f64 = 1.0;
 
 impl LoopObject {
     /// Remembers `listener`, which the caller has taken out of the poller because of the limit `reached`. Its
-    /// `_resume()` is called when a connection ends, when the limits change, or after `RETRY_DELAY_S`.
+    /// `_resume()` is called when a connection ends, when the limits change, or at the latest after `RETRY_DELAY_S`.
     #[cold]
     pub(crate) fn pause_listener(&self, listener: &Bound<'_, PyAny>, reached: Reached) -> PyResult<()> {
         let py = listener.py();
@@ -99,7 +99,7 @@ fn shown(py: Python<'_>, limit: usize) -> ObjectResult<'_> {
     }
 }
 
-/// `_set_limits(connections, descriptors, coros)`: a number or None each.
+/// `_set_limits(connections, descriptors, coros)`: each limit is a number or None.
 fn set_limits<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let [connections, descriptors, coros] = args.bind()?;
     let connections = limit(connections.as_ref(), "connections")?;

@@ -36,7 +36,7 @@ pub(crate) enum Reached {
 }
 
 impl Reached {
-    /// `(errno, text)`.
+    /// The errno and the text of the `LimitError`.
     pub(super) fn describe(self) -> (i32, String) {
         let (errno, text) = match self {
             Self::Connections(count) => (libc::EMFILE, format!("{count} connections of this loop are open")),

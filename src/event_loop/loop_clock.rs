@@ -127,7 +127,8 @@ impl<'a> LoopClock<'a> {
 pub(super) fn remember(methods: &[ffi::PyMethodDef]) {
     for (name, native) in [c"time", c"call_at"].into_iter().zip(&NATIVE) {
         for method in methods {
-            // SAFETY: method tables consist of C string literals, and their functions are pointers.
+            // SAFETY: the names in method tables are C strings that live forever. All functions in this table have the
+            // type that is read here.
             unsafe {
                 if std::ffi::CStr::from_ptr(method.ml_name) == name {
                     native.store(

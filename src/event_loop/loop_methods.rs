@@ -2,8 +2,8 @@
 //!
 //! The methods that run once per callback, per descriptor and per task are in `call_methods`, `watching` and `tasks`.
 //! The methods of the limits and of the probe are in `limit_methods` and `probe::methods`. This module has the other
-//! methods of this room, and makes one table of all of them, to which the rooms above add their own. Code that runs
-//! only once per loop or per connection is Python, in the package.
+//! methods of this room, and makes one table of all of them. The rooms above add their own methods to the finished
+//! type. Code that runs only once per loop or per connection is Python, in the package.
 
 use std::ffi::{c_int, c_void};
 

@@ -27,8 +27,8 @@ pub(crate) trait Source: Sized {
     fn has_descriptor(this: This<'_, Self>) -> bool;
 
     /// Called after other code has closed the descriptor, and this registration was removed or replaced. The number may
-    /// belong to another file now, so the source must not touch it again. It queues its further work and calls nothing
-    /// itself.
+    /// belong to another file now, so the source must not touch it again. This function only queues further work, and
+    /// calls no code of the program.
     fn on_displaced(this: This<'_, Self>);
 }
 

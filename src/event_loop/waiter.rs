@@ -69,7 +69,7 @@ pub(crate) type Waiter<'py> = This<'py, WaiterObject>;
 static WAITER_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
 static FREE: Freelist = Freelist::new();
 
-/// A pending waiter without a descriptor, which code ends with `set_done`. `event_loop` must be a
+/// A pending waiter without a descriptor. Native code ends its wait with `set_done`. `event_loop` must be a
 /// `grapeshot._core.Loop`.
 pub(crate) fn new_signal<'py>(event_loop: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     new_waiter(event_loop, NO_FD, Direction::Read)
@@ -108,7 +108,8 @@ pub(crate) fn is_waiter(object: &Bound<'_, PyAny>) -> bool {
 /// The native side of a waiter. The caller knows that the object is one.
 pub(crate) fn waiter_of<'py>(object: &Bound<'py, PyAny>) -> Waiter<'py> {
     debug_assert!(is_waiter(object));
-    // SAFETY: by the caller's contract (checked above in debug builds); its Bound keeps the object alive for that long.
+    // SAFETY: the object is a waiter (checked above in debug builds), and the caller keeps it alive while it uses the
+    // result.
     unsafe { This::new(object.py(), object.as_ptr()) }
 }
 
@@ -234,15 +235,19 @@ fn remove_done_callback<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> ObjectRe
     let Some(unwanted) = args.get(0) else {
         return Ok(none(py));
     };
-    // A comparison may raise, add callbacks, or complete the future. So nothing is taken out before the last comparison.
+    // A comparison may raise, add callbacks, or end the wait. So the list is replaced only after all of its entries
+    // were compared, also those that were added by then, and the first callback is taken out only after its own
+    // comparison.
     if let Some(more) = this.more.get(py) {
-        let kept = PyList::empty(py);
-        for entry in more.cast_into::<PyList>()? {
+        let (more, kept, mut index) = (more.cast_into::<PyList>()?, PyList::empty(py), 0);
+        while index < more.len() {
+            let entry = more.get_item(index)?;
             if entry.cast::<PyTuple>()?.get_item(0)?.eq(&unwanted)? {
                 removed += 1;
             } else {
                 kept.append(entry)?;
             }
+            index += 1;
         }
         if this.is_pending() {
             this.more.set(kept.into_any());

@@ -4,10 +4,10 @@
 //! - `attempts`: the attempts of which an operation consists
 //! - `plain_socket`: the sockets that native code may use without calling their methods
 //!
-//! Each operation first makes the system call, and waits only if the call would block. It waits by an entry in the
-//! loop's fd table (`event_loop::reactor::descriptors::waiting`). The event only wakes the coroutine, which repeats the
-//! call itself. So a task that is cancelled while it waits has taken no data from the socket, and the next operation
-//! finds all of it.
+//! Each operation (except `_wait_writable`) first makes the system call, and waits only if the call would block. While
+//! it waits, it has an entry in the loop's fd table (`event_loop::reactor::descriptors::waiting`). The event only wakes
+//! the coroutine, which repeats the call itself. So a task that is cancelled while it waits has taken no data from the
+//! socket, and the next operation finds all of it.
 
 mod attempts;
 mod operation;

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 
 use crate::binding::{base_socket, new_objects};
 
-/// The methods that native code replaces or relies on.
+/// The methods whose system calls native code makes itself, and the methods on whose usual behaviour it relies.
 const METHODS: [&str; 7] = [
     "recv",
     "recv_into",
@@ -26,7 +26,7 @@ static ACCEPT: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 /// The version of the type that `is_unpatched` has last approved; 0 for none. CPython gives a type a new version when
 /// the type or one of its bases changes.
 static VERSION: AtomicU32 = AtomicU32::new(0);
-/// True if native code may replace the methods of the socket.
+/// True if native code may use the socket's descriptor instead of calling its methods.
 #[inline]
 pub(super) fn is_plain(socket: &Bound<'_, PyAny>) -> bool {
     let expected = SOCKET_TYPE.load(Ordering::Relaxed);
@@ -35,7 +35,7 @@ pub(super) fn is_plain(socket: &Bound<'_, PyAny>) -> bool {
         let kind = ffi::Py_TYPE(socket.as_ptr());
         (kind, (*kind).tp_version_tag)
     };
-    // `expected` is null before `register`, and if `register` has found a socket type with an unknown layout.
+    // `expected` is null before `register`, and also after it if `base_socket` does not know the socket type.
     kind == expected
         && ((version != 0 && version == VERSION.load(Ordering::Relaxed))
             || is_unpatched(socket).unwrap_or(false))

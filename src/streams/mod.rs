@@ -10,7 +10,7 @@
 //! of our transports, and a drain with nothing to wait for. In almost all other cases (the end of the stream,
 //! exceptions, limits, flow control, other loops) asyncio's own functions work on the same objects, so the behaviour is
 //! always that of the running version of Python. For an object of a subclass, and for one with methods that a program
-//! has replaced, asyncio's functions do everything.
+//! has replaced, asyncio's functions do everything. (Only `write()` stays native, since it just calls the transport.)
 //!
 //! The objects are used on their loop's thread only.
 
@@ -37,8 +37,8 @@ use crate::binding::object_result::ObjectResult;
 use crate::binding::rows::bind_methods;
 use crate::event_loop::pyloop::LoopObject;
 
-/// asyncio's functions as they were when `grapeshot.streams` was imported: the functions of the coroutines, in the
-/// order of `operation::Kind`, and `StreamReader.feed_data`.
+/// asyncio's functions as they were when `grapeshot.streams` was imported: the coroutine functions, in the order of
+/// `operation::Kind`, and `StreamReader.feed_data`.
 struct Stock {
     coroutines: Vec<Kept>,
     feed_data: Kept,
@@ -87,7 +87,8 @@ fn with_access<T, R>(
     }
 }
 
-/// A native base type and the Python class that is built on it. Native code recognizes objects by them.
+/// A native base type and the Python class that is built on it. Native code compares an object's type with these two to
+/// find out whether the object has the native layout.
 struct StreamType {
     base: AtomicPtr<ffi::PyTypeObject>,
     class: AtomicPtr<ffi::PyTypeObject>,

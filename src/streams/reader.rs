@@ -49,13 +49,14 @@ pub(super) struct ReaderObject {
     limit_object: ObjectCell,
     /// The number of bytes of the chunk that have been taken. At least one byte is left.
     consumed: Cell<usize>,
-    /// The limit in bytes. 0 if the limit object is not an ordinary number, which only asyncio's code can handle.
+    /// The limit in bytes. 0 if the limit object is not a positive integer of ordinary size; then asyncio's code does
+    /// all the work.
     limit: Cell<usize>,
     /// The native waiter is woken only when at least this many bytes are held.
     pub(super) wanted: Cell<usize>,
     pub(super) is_eof: Cell<bool>,
     pub(super) is_paused: Cell<bool>,
-    /// A program has replaced a method of this object, or has replaced its buffer by an object that is not a bytearray.
+    /// A program has replaced a method of this object, or has set its buffer to an object that is not a bytearray.
     is_customized: Cell<bool>,
 }
 
@@ -82,7 +83,7 @@ pub(super) fn has_own_methods(this: Reader<'_>) -> bool {
 }
 
 impl ReaderObject {
-    /// The limit in bytes, 0 if it is not an ordinary number.
+    /// The limit in bytes; 0 if it is not a positive integer of ordinary size.
     pub(super) fn limit(&self) -> usize {
         self.limit.get()
     }

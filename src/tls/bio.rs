@@ -1,4 +1,4 @@
-//! A BIO of our own, through which OpenSSL reads ciphertext from and writes it to our buffers.
+//! A BIO of our own, through which OpenSSL reads ciphertext from our buffers and writes ciphertext to them.
 //!
 //! ```text
 //!   kept ciphertext, then the lent --> read()  [ SSL ]  write() --> the window, then `outgoing`
@@ -7,9 +7,9 @@
 //! Ciphertext that has just been received is lent for the time of one call, and only what OpenSSL did not read is
 //! copied. Ciphertext that OpenSSL writes goes to the *window*, a `bytes` object that is passed on without a copy.
 //!
-//! OpenSSL and the `Direct` each hold a reference to the BIO. So when the transport has gone, what is left in the
-//! buffers can still be read through the `ssl.SSLObject`. A lock protects the buffers, because a program may use that
-//! object in another thread.
+//! OpenSSL and the `Direct` each hold a reference to the BIO. So after the transport was freed, the `ssl.SSLObject` can
+//! still read the rest of the buffers. A lock protects the buffers, because a program may use that object in another
+//! thread.
 
 use std::ffi::{c_char, c_int, c_long, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -85,7 +85,8 @@ impl Buffers {
     }
 
     fn append(&mut self, data: &[u8]) -> bool {
-        // Remove what was read when it is at least half, so that each byte is moved at most once on average.
+        // If OpenSSL has read at least half of the buffer, remove that part. So each byte is moved at most once on
+        // average.
         if self.incoming_start > 0 && self.incoming_start * 2 >= self.incoming.len() {
             self.incoming.drain(..self.incoming_start);
             self.incoming_start = 0;
@@ -197,7 +198,7 @@ impl Buffers {
 
 // OpenSSL calls the functions below only for BIOs of `Direct::new`, so the table of its functions is loaded.
 
-/// The buffers behind a lock. Nothing runs Python code or panics while it is held.
+/// Locks the buffers. No code runs Python code or panics while it holds the lock.
 pub(super) fn locked(buffers: &Mutex<Buffers>) -> MutexGuard<'_, Buffers> {
     buffers.lock().unwrap_or_else(PoisonError::into_inner)
 }

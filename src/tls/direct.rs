@@ -160,7 +160,7 @@ impl Direct {
     }
 
     /// # Safety
-    /// `count` must be what the last call has returned, and the `SSL` must be live.
+    /// `count` must be the result of the last call, and the `SSL` must be live.
     unsafe fn outcome(&self, count: c_int) -> PyResult<Outcome> {
         match usize::try_from(count) {
             Ok(count) if count > 0 => Ok(Outcome::Done(count)),

@@ -29,7 +29,7 @@ use crate::binding::names::Kept;
 use crate::binding::new_bytes::{self, NewBytes};
 use crate::binding::object_cell::ObjectCell;
 
-/// The maximum length of a record's plaintext.
+/// Data is discarded in pieces of up to this many bytes, which is the maximum length of a record's plaintext.
 const DISCARD_LEN: usize = 16 * 1024;
 
 /// The result of a read.
@@ -92,13 +92,14 @@ impl Engine {
         Ok(engine)
     }
 
-    /// The direct way to OpenSSL with the `_SSLSocket` that owns the `SSL`, if it is used.
+    /// If OpenSSL is called directly: the `Direct` that does it, and the `_SSLSocket` that owns the `SSL`.
     #[inline]
     fn direct<'py>(&self, py: Python<'py>) -> Option<(&Direct, Bound<'py, PyAny>)> {
         Some((self.direct.as_ref()?, self.ssl_socket.get(py)?))
     }
 
-    /// Removes errors that other code has left in OpenSSL's queue, which would end this connection.
+    /// Removes errors that other code has left in OpenSSL's error queue. The next call would take them for errors of
+    /// this connection.
     fn clear_errors(&self) {
         if let Some(direct) = &self.direct {
             direct.clear_errors();
@@ -138,7 +139,8 @@ impl Engine {
         }
     }
 
-    /// The same as `feed`, if possible without a copy of what OpenSSL reads before the result is dropped.
+    /// The same as `feed`. But if OpenSSL is called directly, it reads `data` in place until the result is dropped, and
+    /// only the bytes that it has not read by then are copied.
     #[inline]
     pub(super) fn lend<'a>(&'a self, py: Python<'_>, data: &'a [u8]) -> PyResult<Option<Lent<'a>>> {
         match &self.direct {
@@ -404,7 +406,7 @@ fn may_be_direct(object: &Bound<'_, PyAny>, bios: [&Bound<'_, PyAny>; 2]) -> PyR
             return Ok(false);
         }
     }
-    // Only methods of `_SSLSocket` raise the exceptions of these callbacks.
+    // If one of these callbacks raises, only a method of `_SSLSocket` passes the exception on.
     let context = object.getattr(intern!(py, "context"))?;
     for name in [intern!(py, "_msg_callback"), intern!(py, "keylog_filename")] {
         if context

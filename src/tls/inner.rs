@@ -82,7 +82,8 @@ impl Inner {
         }
     }
 
-    /// Ends the connection now, with `exception` for `connection_lost`.
+    /// Ends the connection now. `connection_lost` gets `exception`, unless the transport is a foreign one without
+    /// `_force_close()`.
     pub(super) fn abort_with(&self, py: Python<'_>, exception: Option<Bound<'_, PyAny>>) -> PyResult<()> {
         let Some(transport) = self.get(py) else {
             return Ok(());

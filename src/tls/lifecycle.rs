@@ -1,7 +1,7 @@
 //! A TLS connection from its handshake to `connection_lost`, and everything that ends it.
 //!
 //! ```text
-//!              connection_made                SSLObject is done            close(), close_notify, or inner EOF
+//!              connection_made                handshake is done            close(), close_notify, or inner EOF
 //!   [ Initial ] ------------> [ Handshake ] ------------> [ Open ] ------------> [ Flushing ]
 //!                                  |                         |                        | the backlog is encrypted
 //!                       a fault,   |               a fault,  |                        v
@@ -153,7 +153,8 @@ fn finish_handshake(this: Tls<'_>) -> PyResult<()> {
     }
 }
 
-/// Stores what is known once the handshake is complete: the facts for `get_extra_info`, and the overhead of records.
+/// Stores the facts that are known once the handshake is complete: those for `get_extra_info`, and the overhead of
+/// records.
 fn note_facts(this: Tls<'_>) -> PyResult<()> {
     let py = this.py();
     let Some(object) = this.engine.object(py) else {

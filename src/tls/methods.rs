@@ -250,7 +250,7 @@ fn rows() -> Vec<ffi::PyMethodDef> {
 fn getters() -> Vec<ffi::PyGetSetDef> {
     vec![
         shown(c"_loop", object::get_loop::<TlsBody>, c"The loop."),
-        shown(c"_closed", is_closed, c"True after close() or abort()."),
+        shown(c"_closed", is_closed, c"True once the connection is ending."),
         shown(c"_ssl_protocol", ssl_protocol, c"The protocol of the inner transport."),
         shown(c"_transport", inner_transport, c"The inner transport."),
         shown(c"_app_transport", ssl_protocol, c"The transport of the application."),

@@ -1,7 +1,7 @@
 //! `SSLTransport`: TLS above any stream transport, with the user's own `ssl.SSLContext`.
 //!
-//! - `engine`: the `SSLObject`; `direct`, `bio`, `openssl`: its data through OpenSSL's C functions; `buffer_view`:
-//!   access to native memory for Python's C functions, where OpenSSL cannot be called directly
+//! - `engine`: the `SSLObject`; `direct`, `bio`, `openssl`: how its data goes directly through OpenSSL's C functions;
+//!   `buffer_view`: where that is not possible, how the C functions of Python's `ssl` module use native memory
 //! - `lifecycle`: the handshake, and everything that ends a connection; `shutdown`: the orderly end
 //! - `reading`, `writing`: the two directions; `inner`: the inner transport
 //! - `methods`, `protocol_methods`: the Python interface, as a transport and as a protocol
@@ -74,7 +74,7 @@ bitflags::bitflags! {
         const ENCRYPTING = 1 << 6;
         /// An accepted connection: no caller waits for the handshake, so debug mode reports its failure.
         const ACCEPTED = 1 << 7;
-        /// The read limits are not the default ones.
+        /// `set_read_buffer_limits()` was called.
         const READ_LIMITED = 1 << 8;
         /// The length of a record does not tell how much plaintext it has (compression), or the plaintext may come in
         /// several reads (an `SSLObject` with methods of its own). So reads continue until there is no more data.
@@ -167,8 +167,8 @@ fn is_tls(transport: &Bound<'_, PyAny>) -> bool {
     transport.get_type_ptr() == TLS_TYPE.load(Ordering::Relaxed)
 }
 
-/// Whether native code may write to the transport and end it without calling its Python methods, because no method has
-/// been replaced. Requires that `is_tls` has returned true for the object.
+/// Whether native code may write to the transport and end it without calling its Python methods, because `write` and
+/// `_force_close` have not been replaced. Requires that `is_tls` has returned true for the object.
 #[inline]
 fn has_own_methods(transport: &Bound<'_, PyAny>) -> bool {
     OWN_METHODS.are_in_force(transport, &tls_of(transport).dict)

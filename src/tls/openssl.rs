@@ -70,8 +70,8 @@ pub(super) struct OpenSsl {
     pub(super) bio_method: *const BioMethod,
 }
 
-// SAFETY: function pointers, and a BIO_METHOD that nothing changes after `load`. What the functions require of their
-// arguments is checked where they are called.
+// SAFETY: the fields are function pointers, and a BIO_METHOD that nothing changes after `load`. The callers of the
+// functions guarantee that the arguments are valid.
 unsafe impl Send for OpenSsl {}
 // SAFETY: as above.
 unsafe impl Sync for OpenSsl {}
@@ -139,7 +139,7 @@ impl OpenSsl {
         } else {
             Library::of_ssl_module(module)
         };
-        // SAFETY: each type is that of the function in OpenSSL's headers (ssl.h, bio.h, crypto.h, err.h).
+        // SAFETY: each function has the type that OpenSSL's headers declare (ssl.h, bio.h, crypto.h, err.h).
         LOADED.get_or_init(|| library.and_then(|library| unsafe { Self::find_all(&library) }));
     }
 

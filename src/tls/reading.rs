@@ -1,8 +1,8 @@
 //! The read side: ciphertext from the inner transport is decrypted and delivered to the application at once.
 //!
-//! All the plaintext from one call of the inner transport is delivered in one `data_received`, or decrypted directly
-//! into the buffers of a BufferedProtocol. `SSL_read` is called once for each whole record that has arrived
-//! (`queue/records`).
+//! When the inner transport passes ciphertext, all of its plaintext is delivered in one `data_received`, or decrypted
+//! directly into the buffers of a BufferedProtocol. Usually `SSL_read` is called exactly once for each whole record
+//! that has arrived, because `queue/records` counts the records.
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -214,7 +214,7 @@ fn read_all<'py>(this: Tls<'py>, data: &[u8]) -> PyResult<(Option<Bound<'py, PyA
         }
         match pieces.next() {
             Some(piece) if !is_closed => {
-                // The rest of the previous piece is kept first.
+                // End the loan of the previous piece first. This copies what OpenSSL has not read of it.
                 drop(lent.take());
                 count(this, piece);
                 lent = this.engine.lend(py, piece)?;

@@ -11,7 +11,7 @@ use super::openssl::OpenSsl;
 use crate::binding::names::Kept;
 
 pub(super) struct SslModule {
-    /// `ssl.SSLObject`. The C object inside an object is called directly only if the object is of exactly this type.
+    /// `ssl.SSLObject`. The C object inside an `SSLObject` is called directly only if its type is exactly this one.
     pub(super) ssl_object_type: Kept,
     pub(super) memory_bio_type: Kept,
     pub(super) certificate_error: Kept,

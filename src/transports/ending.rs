@@ -81,7 +81,7 @@ pub(super) fn closed_error() -> PyErr {
 }
 
 /// Ends the transport after a fault: `connection_lost` gets `error`. The error is also reported, unless it is ordinary.
-/// Err is only for exceptions that must leave the loop. If `error` itself is such an exception, the transport goes on.
+/// Err is only for exceptions that must leave the loop. If `error` itself is one of these, the transport stays open.
 #[cold]
 pub(super) fn fatal_error<B: Ending>(
     this: This<'_, TransportObject<B>>,

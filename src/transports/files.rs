@@ -1,8 +1,8 @@
 //! System calls on files, for the Python modules that implement `sendfile` and Unix sockets.
 //!
-//! These calls may wait for a disk, so they release the GIL while they run. They are native because tools that look for
-//! blocking calls in the loop's thread make an exception for calls from asyncio's own modules, but not for calls from
-//! grapeshot's.
+//! These calls may wait for a disk, so they release the GIL while they run. They are native because tools that report
+//! blocking calls in the loop's thread (blockbuster) replace Python's functions for these calls. The replacements allow
+//! calls from asyncio's own functions, but not calls from grapeshot's.
 
 use std::ffi::OsStr;
 use std::io;
@@ -31,8 +31,8 @@ fn set_position(py: Python<'_>, fd: RawFd, offset: u64) -> PyResult<()> {
         .map_err(|error| errors::os_error(&error))
 }
 
-/// `_send_file(socket_fd, file_fd, offset, count)`: like `os.sendfile`. If a signal interrupts the call, its handler
-/// runs and the call is repeated.
+/// `_send_file(socket_fd, file_fd, offset, count)`: like `os.sendfile`. If a signal interrupts the call, the signal's
+/// Python handler runs and the call is repeated.
 #[pyfunction(name = "_send_file")]
 fn send_file(py: Python<'_>, socket_fd: RawFd, file_fd: RawFd, offset: i64, count: usize) -> PyResult<usize> {
     loop {

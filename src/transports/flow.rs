@@ -106,7 +106,7 @@ pub(crate) fn buffer_limits(
 pub(crate) const SEND_FAILED: &str = "socket.send() raised exception.";
 
 /// asyncio's `LOG_THRESHOLD_FOR_CONNLOST_WRITES`: once the count of lost writes has reached this value, each further
-/// one logs a warning. Some transports count the loss itself as one.
+/// write logs a warning. Some transports count the loss of the connection as the first lost write.
 const QUIET_LOST_WRITES: u8 = 5;
 
 /// Counts a write after the loss of the connection. Logs `warning` if the count was already at least
@@ -154,8 +154,8 @@ pub(crate) fn resume(
     )
 }
 
-/// Calls a method of the protocol and reports what it raises. The method runs in the context that is current, as in
-/// asyncio: `pause_writing` in that of the code that writes.
+/// Calls a method of the protocol and reports what it raises. As in asyncio, the method runs in the current context:
+/// `pause_writing` runs in the context of the code that writes.
 fn tell(
     event_loop: &ObjectCell,
     calls: &ProtocolCalls,

@@ -101,9 +101,9 @@ fn accept(this: This<'_, ListenerObject>) -> PyResult<()> {
 }
 
 impl Source for ListenerObject {
-    /// Once `loop.stop()` was called, no connection is accepted until the next run. asyncio has the same effect,
-    /// because it makes the protocol and the transport in a task, which would start in the next run. A program that
-    /// stops the loop and then cancels all tasks would otherwise miss the tasks of the new connections.
+    /// Once `loop.stop()` was called, no connection is accepted until the next run. asyncio behaves in the same way: it
+    /// makes the protocol and the transport in a task, which would start in the next run. A program that stops the loop
+    /// and then cancels all tasks would otherwise miss the tasks of the new connections.
     fn on_ready(this: This<'_, Self>, _: Readiness) -> PyResult<()> {
         let Some(event_loop) = this.event_loop.get(this.py()) else {
             return Ok(());
@@ -262,8 +262,8 @@ fn listen<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult
         return Err(errors::os_error(&io::Error::from_raw_os_error(libc::EBADF)));
     }
     let batch = backlog.extract::<i64>()?.clamp(1, 1024) as u32;
-    // Accepted connections inherit this option, which saves a system call for each. The call fails for sockets that are
-    // not TCP.
+    // Accepted connections inherit TCP_NODELAY from the listening socket, which saves a system call for each of them.
+    // The call fails for sockets that are not TCP.
     let _ = socket::set_nodelay(fd);
     // SAFETY: `register` made the type for this layout; the allocation comes zeroed, which is a valid state.
     let listener = unsafe {

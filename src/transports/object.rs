@@ -54,7 +54,7 @@ pub(crate) trait Body: Sized {
     /// The protocol and its callbacks.
     fn calls(&self) -> &ProtocolCalls;
 
-    /// The cells with the other references of the body, except the references that `traverse_rest` reports.
+    /// The cells with the references of the body, except those in `calls` and those that `traverse_rest` reports.
     fn cells(&self) -> impl IntoIterator<Item = &ObjectCell>;
 
     /// The same as `NativeType::traverse_rest`, for the body.

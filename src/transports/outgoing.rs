@@ -114,13 +114,13 @@ impl Outgoing {
         }
     }
 
-    /// True if the protocol must be told to pause. The caller must then do so.
+    /// True if the protocol must be told to pause. The caller must then call `flow::pause`.
     #[inline]
     pub(crate) fn must_pause(&self) -> bool {
         self.watermarks.must_pause(self.len_bytes())
     }
 
-    /// True if the protocol must be told to resume. The caller must then do so.
+    /// True if the protocol must be told to resume. The caller must then call `flow::resume`.
     #[inline]
     pub(crate) fn must_resume(&self) -> bool {
         self.watermarks.must_resume(self.len_bytes())

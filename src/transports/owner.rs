@@ -52,7 +52,7 @@ impl Owner {
         self.object.set(object);
     }
 
-    /// Whether the descriptor is still `fd`.
+    /// Whether the owner's descriptor is still `fd`. True if there is no owner.
     #[inline]
     pub(super) fn has(&self, py: Python<'_>, fd: RawFd) -> bool {
         if !self.object.is_set() {

@@ -366,9 +366,9 @@ impl ProtocolCalls {
 
     /// Runs `body` in the transport's context.
     ///
-    /// A callback may cause further callbacks before it returns: with TLS, for example, `close()` in `data_received`
-    /// does so if the peer has already ended its side. Such inner callbacks run in the context that the outer one has
-    /// entered, because a context cannot be entered twice.
+    /// A callback may cause further callbacks before it returns. With TLS, for example, `close()` in `data_received`
+    /// calls `eof_received` at once if the peer's `close_notify` has already come. Such inner callbacks run in the
+    /// context that the outer one has entered, because a context cannot be entered twice.
     #[inline]
     pub(crate) fn in_context<R>(&self, py: Python<'_>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
         if self.is_inside.get() {

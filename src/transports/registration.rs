@@ -1,8 +1,7 @@
 //! The descriptor of a transport: its number, the object that may close it, and its entry in the loop's fd table and in
 //! the poller.
 //!
-//! Used on the loop's thread only. The transport derives the events it waits for from its state each time; it keeps no
-//! counts.
+//! Used on the loop's thread only. The events that a transport waits for are computed from its state each time.
 //!
 //! Any code that holds the socket object behind a transport can close it. The number is then unused, or belongs to
 //! another file: nothing may be read from it or written to it, and it must be neither closed nor changed in the poller.

@@ -1,8 +1,8 @@
 """The program that test_blocking_libraries.py runs: `blocking_program.py PLACE JOBS`.
 
-It is a blocking program with threads. PLACE says what the threads are: `threads` or `coros`. With coros, an asyncio
-task runs on the same loop. JOBS is a JSON list; its jobs are done one after the other. The program prints a JSON object
-that maps the name of each job to what the job saw.
+It is a blocking program with threads. PLACE chooses real threads (`threads`) or threads that `coro.patch()` has turned
+into coros (`coros`). With coros, an asyncio task runs on the same loop. JOBS is a JSON list; its jobs are done one
+after the other. The program prints a JSON object that maps the name of each job to what the job saw.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Server programs that the tests start: on free ports, in a temporary directory, stopped at the end.
 
-The tests never use a server that already runs on the machine. pytest starts each server once. The tests share it, so
-they choose names of their own in it.
+The tests never use a server that already runs on the machine. The fixtures start each server once, and the tests
+share it, so each test uses names of its own (for example, for its tables or keys). RabbitMQ is started by its test.
 """
 
 from __future__ import annotations
@@ -243,8 +243,8 @@ class MariaDBAddress:
 
 
 class MariaDB(Daemon):
-    """MariaDB: a password and TLS over TCP and on its unix socket; nothing is synced to disk. If root runs the tests,
-    it uses another account.
+    """MariaDB: it asks for a password and offers TLS, both over TCP and on its unix socket. Nothing is synced to disk.
+    If root runs the tests, it uses another account.
     """
 
     # Small files without syncing: the data is needed only as long as the tests run.
@@ -316,7 +316,7 @@ class Memcached(Daemon):
 
 
 class RabbitMQ(Daemon):
-    """RabbitMQ, without plugins. It also starts a port mapper of Erlang's, which ends with it."""
+    """RabbitMQ, without plugins. It also starts Erlang's port mapper (epmd), which `__exit__` ends."""
 
     def __init__(self, certificates: Certificates) -> None:
         self.program = program(
@@ -328,7 +328,9 @@ class RabbitMQ(Daemon):
 
     def prepare(self) -> None:
         self.write("enabled_plugins", "[].")
-        self.own_log = self.folder / "rabbitmq.log"  # the server cannot open its output by name, which root has opened
+        # A log beside the server's output: root has opened the file for the output, so the server's account could not
+        # open that file by its name.
+        self.own_log = self.folder / "rabbitmq.log"
 
     def __exit__(self, *_error: object) -> None:
         os.killpg(self.process.pid, signal.SIGKILL)  # the server is a child of a script
@@ -339,7 +341,7 @@ class RabbitMQ(Daemon):
         self.port, self.mapper_port = free_port(), free_port()
         folder = self.folder
         settings = {
-            "HOME": folder,  # of Erlang's cookie
+            "HOME": folder,  # where Erlang keeps its cookie
             "RABBITMQ_BASE": folder,
             "RABBITMQ_MNESIA_BASE": folder / "mnesia",
             "RABBITMQ_LOG_BASE": folder,

@@ -69,8 +69,8 @@ def test_50_blocking_calls_of_redis_at_once(options: dict[str, Any], tmp_path: P
             results[number] = client.blpop(f"blocking:{number}", timeout=30)[1]
 
         def blocking():
-            # Without a limit of the client's own (redis-py 8 has one of 5 s): on a busy machine, the first call waits
-            # longer than that until the last one has connected.
+            # socket_timeout=None, because redis-py 8 would give up after 5 s: the first call waits until the last one
+            # has connected, which may take longer on a busy machine.
             client = redis.Redis(**arguments, decode_responses=True, socket_timeout=None)
             threads = [threading.Thread(target=wait_for, args=(client, number)) for number in range(50)]
             for thread in threads:

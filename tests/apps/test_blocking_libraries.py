@@ -47,12 +47,12 @@ def overlap(library: str, way: str = "", **arguments: Any) -> Job:
 
 
 def check_overlap(place: str, jobs: list[Job]) -> None:
-    """Check that calls overlap. How many do depends on the machine's speed, but none does if each blocks the loop."""
+    """Check that calls overlap. The machine's speed decides how many; if each call blocked the loop, none would."""
     for name, seen in run(place, jobs).items():
         assert not seen["wrong"], f"{name}: {len(seen['wrong'])} of {COUNT} are wrong\n{seen['wrong'][0]}"
         assert seen["most"] > 1, name
         if place == "coros":
-            # A loop that every call blocks runs only a few iterations per call.
+            # If every call blocked the loop, the loop would run only a few iterations per call.
             assert seen["ticks"] > 20 * COUNT, name
 
 

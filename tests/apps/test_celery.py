@@ -63,7 +63,7 @@ async def async_together(name, count):
 
 @app.task
 def wait(name):
-    "Note that the task has begun, wait for ever, and note how this ended."
+    "Note that the task has begun, wait for ever, and note which exception ended the wait."
     store.set(name, "begun")
     try:
         threading.Event().wait()
@@ -291,7 +291,9 @@ print(max(names.count(name) for name in names))
 
 
 def test_shutdown(application: Application) -> None:
-    """A warm shutdown waits for the tasks that run, a soft one for a while, a cold one not. Other tasks stay queued."""
+    """A warm shutdown waits for the running tasks, a soft one waits for a limited time, and a cold one does not wait.
+    Other tasks stay queued.
+    """
     begin = 'wait.delay("first"), wait.delay("second"); noted("first", "begun")'
     with application.worker("-c", "1") as worker:
         application.client(begin)
@@ -321,8 +323,9 @@ with app.producer_pool.acquire(block=True) as producer:
         count.apply_async((number,), producer=producer)
 """)
     with application.worker("-c", "50") as worker:
-        worker.wait_line("received", count=100)  # it waits at the gate, so it asks the broker for nothing more
-        # If it was killed while it looks for old messages in Redis, nobody could do so for the next five minutes.
+        worker.wait_line("received", count=100)  # its tasks wait at the gate, so it asks the broker for nothing more
+        # Wait for an answer, which shows that the worker is not looking for old messages in Redis. A worker that is
+        # killed while it does that leaves a lock behind, so no worker could look for them in the next five minutes.
         application.client('inspected("stats")')
         worker.process.send_signal(signal.SIGKILL)
     application.client('store.set("gate", 1)')

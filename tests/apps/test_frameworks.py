@@ -120,7 +120,7 @@ manager.shutdown_kernel()
 """
 
 
-def test_every_section_has_a_program() -> None:
+def test_the_page_has_its_sections_and_programs() -> None:
     """Without this test, a broken parser of the page would go unnoticed: no program would run, and none would fail."""
     sections = re.findall(r"^## (.*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(sections) >= 17

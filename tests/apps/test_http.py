@@ -99,7 +99,7 @@ def test_streams_10_mb_to_a_slow_reader(app: App) -> None:
     with Wire(app.port, app.for_client) as wire, Wire(app.port, app.for_client) as other:
         wire.send(head("GET", "/payload"))
         wire.reply_head()
-        for _ in range(50):  # only the first client delays the server
+        for _ in range(50):  # the slow reader does not delay other clients
             assert other.get("/hello").text == "hello"
         parts = []
         while length := int(wire.line(), 16):
@@ -227,7 +227,8 @@ def test_graceful_shutdown_with_requests_in_flight(app: App) -> None:
     idle.close()
     app.join()
     if app.for_client is not None:
-        # If a loop is closed while a transport waits for the peer's close_notify, the collector destroys the transport.
+        # If a loop is closed while a transport waits for the peer's close_notify, the garbage collector frees the
+        # transport, which warns that it is unclosed.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
             gc.collect()

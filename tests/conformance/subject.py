@@ -107,8 +107,8 @@ class Substitution:
                     setattr(namespace, name, getattr(ours, name))
 
     def adapt(self, module: Any) -> None:
-        """Make the classes of a test module that build a bare `BaseEventLoop`, or use its private parts, work with the
-        subject's loop.
+        """Adapt the classes of a test module to the subject's loop, if they build a bare `BaseEventLoop` or use its
+        private parts.
         """
         is_runners = module.__name__.endswith(".test_runners")
         for test_class in list(vars(module).values()):

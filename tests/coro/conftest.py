@@ -1,5 +1,5 @@
-"""Run the tests of coros with one or both modes of eviction: a stack is evicted when another coro needs its slot
-(`lazy`), or each time its coro leaves it (`always`).
+"""Run the tests of coros with one or both modes of eviction. Eviction copies a suspended coro's stack out of its slot:
+only when another coro needs the slot (`lazy`), or each time the coro is suspended (`always`).
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def sleepers(count: int) -> dict[str, Any]:
     def outer(number: int) -> int:
         return middle(number, due)
 
-    # No coro may wake before all of them sleep, so all sleep for an hour. The interruptions below end them.
+    # No coro may wake before all of them sleep, so all sleep for an hour. The interruptions below end the sleeps.
     due = coro.now() + 3600.0
     threads = [coro.spawn(outer, number) for number in range(count)]
     while len(asleep) < count:
@@ -79,7 +79,9 @@ def sleepers(count: int) -> dict[str, Any]:
 
 
 def suspended(count: int) -> dict[str, Any]:
-    """All coros are suspended at the same time, 20 Python frames and a C function deep. Each must keep its number."""
+    """All coros are suspended at the same time in a function that C code calls, 22 Python frames deep. Each must keep
+    its number.
+    """
 
     def below_c(left: int, right: int) -> int:
         coro.wait()

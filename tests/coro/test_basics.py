@@ -1,4 +1,4 @@
-"""Tests of coros: running, scheduling, outcomes, waiting."""
+"""The basic functions of coros: running, scheduling, outcomes, waiting."""
 
 from __future__ import annotations
 

@@ -246,7 +246,7 @@ def test_the_loop_is_freed():
     assert dead(watched)
 
 
-def test_the_collector_sees_references_of_ended_coros():
+def test_the_collector_sees_references_of_unstarted_and_ended_coros():
     def work(thing):
         coro.yield_slice()
         return thing
@@ -264,7 +264,7 @@ def test_the_collector_sees_references_of_ended_coros():
 
 
 def test_frozen_objects():
-    """Runs in its own process, because `gc.unfreeze` would affect the objects of this one."""
+    """The script runs in its own process, because `gc.unfreeze` would affect the objects of pytest's process."""
     out = run_script(
         None,
         """

@@ -21,7 +21,7 @@ def run(way, *arguments, cwd=None):
 
 
 def run_both(*arguments, cwd=None):
-    """Run a program plain and patched, check that both outcomes are equal, and return the patched one."""
+    """Run a program without and with `-m grapeshot.coro`, check that the outcomes are equal, and return the second."""
     plain, patched = (run(way, *arguments, cwd=cwd) for way in WAYS)
     assert patched.returncode == plain.returncode, patched.stderr
     assert patched.stdout == plain.stdout

@@ -1,4 +1,4 @@
-"""`loop.set_limits(coros=)`: above the limit spawn raises, and servers wait before they start more coros."""
+"""`loop.set_limits(coros=)`: at the limit spawn raises, and servers wait before they start more coros."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def in_limits(function, **limits):
     return coro.run(main)
 
 
-def test_spawn_refuses_one_more_and_goes_on_when_one_has_ended():
+def test_spawn_raises_at_the_limit_and_works_again_when_a_coro_has_ended():
     def body():
         waiting = [coro.spawn(coro.wait) for _ in range(2)]
         with pytest.raises(grapeshot.LimitError, match="3 coros of this loop are alive, and set_limits") as caught:
@@ -82,7 +82,7 @@ def is_answered(client):
 
 
 class Clients:
-    """Plain sockets that are connected to a server, to which each has sent something."""
+    """Plain sockets that are connected to a server. Each has sent one byte."""
 
     def __init__(self, server, count):
         address = server.sockets[0].getsockname()
@@ -147,7 +147,7 @@ def test_a_server_of_coros_waits_for_a_place(limit, caplog):
 
 
 def test_the_child_of_a_fork_does_not_go_on_with_servers_that_waited():
-    """A client of the parent waits at the limit. The child has no connections, so its own server accepts one."""
+    """The parent has a connection, so a second client must wait. The child has none, so its server accepts a client."""
     said = run_script(
         None,
         """

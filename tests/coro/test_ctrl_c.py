@@ -32,7 +32,7 @@ def outcome(function, *args):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 def interrupt_soon(begun):
-    "One Ctrl-C, some time after `begun` is not empty."
+    "Send one Ctrl-C, shortly after `begun` is not empty any more."
     def wait():
         while not begun:
             time.sleep(0.001)
@@ -41,7 +41,7 @@ def interrupt_soon(begun):
     threading.Thread(target=wait, daemon=True).start()
 
 def compute(begun=None, seconds=CAP_S):
-    "Does not yield."
+    "Compute without a yield."
     if begun is not None:
         begun.append(1)
     end = time.monotonic() + seconds
@@ -202,7 +202,7 @@ outcome(coro.run, main)
 
 
 def test_a_coro_that_yields_in_time_is_cancelled_only():
-    """The coro's cleanup may take longer than a coro may otherwise run without a yield."""
+    """Ctrl-C cancels a coro that yields within 0.2 seconds. Its cleanup may then run for longer without a yield."""
     lines = run(
         """
 def main():
@@ -251,7 +251,7 @@ outcome(coro.run, lambda: "and again")
 
 
 @pytest.mark.parametrize("handler", ["lambda *_: got.append(1)", "signal.SIG_DFL"])
-def test_the_programs_own_handler_gets_no_other_signal(handler):
+def test_a_handler_that_is_set_after_ctrl_c_is_not_called_for_it(handler):
     lines = run(
         f"""
 got = []
@@ -310,13 +310,13 @@ coro.run(main)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate()
     assert out == "finally\n"
-    # The watchdog's record of the coro may come before, after or between these lines.
+    # The latency warning about this coro may come before, after or between these lines.
     assert "\nKeyboardInterrupt" in err
     assert "in compute\n" in err
     assert process.returncode == -signal.SIGINT
 
 
-def test_in_a_finalizer_it_is_not_lost():
+def test_ctrl_c_in_a_finalizer_is_not_lost():
     lines = run(
         """
 begun = []

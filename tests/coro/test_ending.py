@@ -150,7 +150,7 @@ def test_a_coro_that_refuses_to_end_is_given_up_with_a_warning(no_grace):
     assert stubborn.result() is None
 
 
-def test_close_raises_exits_of_the_cleanup_and_closes_the_loop(loop):
+def test_close_raises_an_exit_from_the_cleanup_and_still_closes_the_loop(loop):
     log = []
 
     def stay(kind):
@@ -169,7 +169,7 @@ def test_close_raises_exits_of_the_cleanup_and_closes_the_loop(loop):
     assert coro.get_live_coros() == []
 
 
-def test_errors_in_the_cleanup_go_to_the_exception_handler(loop):
+def test_an_error_in_the_cleanup_is_reported_at_most_once(loop):
     reported: list = []
     loop.set_exception_handler(lambda _loop, context: reported.append(str(context["exception"])))
 
@@ -183,7 +183,7 @@ def test_errors_in_the_cleanup_go_to_the_exception_handler(loop):
     gc.collect()
     loop.close()
     gc.collect()
-    # The loop may report the exception, which no code could have retrieved, while it closes, but not afterwards.
+    # The exception is reported when the coro is freed, unless the loop is already closed by then.
     assert reported in (["in the cleanup"], [])
 
 
@@ -378,9 +378,10 @@ def test_a_coro_that_outlives_its_thread_stays_suspended(monkeypatch):
 
 
 def stack_length_kib():
-    """Return the length of the mappings that hold stacks of coros: mappings without huge pages.
+    """Return the total length, in KiB, of the mappings that hold stacks of coros.
 
-    The mappings for the stacks of threads have the same flag, and 8 MiB each. Those of coros are longer.
+    These mappings have the flag `nh` (no huge pages). The stacks of threads have it, too, but their mappings are 8 MiB
+    long; the mappings for coros are longer.
     """
     total = length = 0
     with open("/proc/self/smaps") as maps:
@@ -410,7 +411,7 @@ def test_threads_that_end_give_their_stacks_back():
     wait_until(lambda: stack_length_kib() <= before, "the mappings to go")
 
 
-def test_a_pending_loop_ends_with_its_thread():
+def test_a_loop_that_spawn_made_and_that_never_ran_ends_with_its_thread():
     log: list = []
 
     def program():
@@ -515,7 +516,7 @@ def test_coros_that_never_ran_and_coros_that_refuse_to_end_at_exit():
     "work", ["coro.yield_slice()", "pass", "coro.await_(asyncio.sleep(0))", "sorted([1, 2], key=key)"]
 )
 def test_daemon_threads_with_coros_at_the_exit(work):
-    """Daemon threads run coros until the interpreter stops them at some point."""
+    """A daemon thread runs coros until the interpreter stops the thread at some point."""
     status, out, err = run_to_exit(f"""
         ready = threading.Event()
         def key(number):
@@ -568,7 +569,7 @@ def test_ways_to_leave_from_a_coro(leave, status, unwound):
     assert ("end of another" in out) == unwound
 
 
-def test_an_exit_in_the_cleanup_at_the_exit():
+def test_a_cleanup_that_calls_sys_exit_while_the_interpreter_exits():
     status, out, err = run_to_exit("""
         loop = grapeshot.new_event_loop()
         loop.run_until_complete(spawn("first", sys.exit))
@@ -606,7 +607,7 @@ def test_suspended_coros_and_a_forced_exit_of_the_loop():
     loop.close()
 
 
-def test_a_dropped_loop_is_freed_when_its_coros_end():
+def test_coros_of_a_dropped_loop_end_with_the_thread():
     out = run_script(
         None,
         LEFT

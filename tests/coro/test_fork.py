@@ -25,7 +25,7 @@ def status(pid):
 atexit.register(lambda: say("atexit", where()))
 """
 
-# Coros and tasks in each state. Each notes its end in `gone`, and in the child also prints a line.
+# Coros in each state, a task and an async generator. Each notes its end in `gone`, and in the child prints a line, too.
 CROWD = """
 class Crowd:
     def __init__(self):
@@ -129,7 +129,7 @@ else:
     [("return", ["0"]), ("sys.exit(3)", ["atexit child", "3"]), ("raise LookupError('mine')", ["0"])],
 )
 def test_another_coro_ends_in_the_child(ending, expected):
-    """The child ends with this coro, as it would with a thread that has forked. SystemExit leaves the loop as usual."""
+    """The child ends when the coro that forked ends, as after a fork in a thread. SystemExit ends the loop as usual."""
     lines = run(
         CROWD
         + f"""
@@ -337,19 +337,19 @@ else:
     signal.alarm(20)
     if {pid!r} == "the same pid":
         os.getpid = lambda: PARENT
-    # The numbers of these calls are those of calls that the parent makes.
+    # Lookups and calls on files are numbered. The child's numbers are the same as some of the parent's.
     loop.run_until_complete(ask(5))
     loop.close()
     os._exit(7)
 """
-    # The thread that waits for the pipe exists during the fork.
+    # With the engine "threads", a thread waits for the pipe during the fork, and Python warns about it.
     lines = run(code, flags=("-W", "error", "-W", "ignore:This process:DeprecationWarning", "-X", "faulthandler"))
     assert lines == ["7", "b'x'", "atexit parent"]
 
 
 @pytest.mark.parametrize("engine", ["io_uring", "threads"])
 def test_a_child_closes_the_loop_of_a_program(engine):
-    """A fork outside of coros: the child may only close the loop. The parent's call goes on."""
+    """A fork outside of coros: the child may close the loop, but not use it. The parent's call goes on."""
     code = f"""
 import signal
 if {engine!r} == "threads":

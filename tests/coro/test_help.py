@@ -71,7 +71,7 @@ def find(path):
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_a_public_name_is_of_the_module(name):
+def test_a_public_name_belongs_to_the_module(name):
     value = getattr(coro, name)
     assert (value.__module__, value.__name__, value.__qualname__) == ("grapeshot.coro", name, name)
     assert pickle.loads(pickle.dumps(value)) is value
@@ -93,7 +93,7 @@ def test_every_member_has_help_and_a_signature(kind, name):
     value = inspect.getattr_static(owner, name)
     assert (value.__doc__ or "").strip(), f"{kind}.{name} has no help"
     if callable(value) and not isinstance(value, property):
-        # Shrapnel's second names (rw_lock.read_lock) show the first name.
+        # A method with two names shows grapeshot's name under Shrapnel's name (rw_lock.read_lock), too.
         assert inspect.getattr_static(owner, value.__name__) is value
         inspect.signature(value)
 

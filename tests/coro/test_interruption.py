@@ -14,7 +14,7 @@ if coro_is_available():
     from grapeshot import coro
 
 
-def test_shutdown_passes_except_exception():
+def test_except_exception_does_not_catch_a_shutdown():
     log = []
 
     def work():
@@ -297,7 +297,7 @@ def test_interrupted_is_a_cancellation_and_has_its_value():
 
 
 def catch_all(count, log):
-    """Wait `count` times. Log the value with which each wait was woken, or the exception that interrupted it."""
+    """Wait `count` times. Log the value that each wait returned, or the exception that interrupted it."""
     for _ in range(count):
         try:
             log.append(coro.wait())
@@ -326,7 +326,7 @@ def test_several_interruptions_come_one_after_the_other():
     coro.run(main)
 
 
-def test_the_same_interruption_twice_is_one():
+def test_a_repeated_interruption_is_raised_once():
     def main():
         log: list = []
         thread = coro.spawn(catch_all, 3, log)
@@ -482,7 +482,7 @@ def test_both_limits_due_at_once():
     coro.run(main)
 
 
-def test_an_outer_limit_passes_the_inner_handler():
+def test_the_inner_handler_does_not_catch_the_timeout_of_an_outer_limit():
     def main():
         log = []
         with pytest.raises(coro.TimeoutError) as caught, coro.timeout(0.001) as outer:

@@ -41,7 +41,7 @@ def test_the_error_says_how_to_wait(what):
     grapeshot.run(main())
 
 
-def test_a_callback_of_a_coro_reads_how_to_wait():
+def test_the_error_in_a_callback_of_a_coro_says_how_to_wait():
     def main():
         loop = asyncio.get_running_loop()
         contexts = coro.fifo()
@@ -98,7 +98,7 @@ def test_wrong_arguments(call, message):
         call()
 
 
-def test_pools_and_groups_show_their_members():
+def test_reprs_of_pools_and_groups():
     def main():
         pool = coro.Pool(3)
         assert repr(pool) == "<Pool 0 of 3 places taken>"

@@ -45,7 +45,7 @@ def test_join_returns_and_result_raises_an_error(way):
                     ask()
                 assert not isinstance(caught.value, asyncio.CancelledError)
                 assert isinstance(caught.value.__cause__, asyncio.CancelledError)
-                # The traceback of the cause ends where the coro waited.
+                # The cause is the coro's own exception, so its traceback ends where the coro waited.
                 assert caught.value.__cause__ is co._exception
 
     coro.run(main)
@@ -140,7 +140,7 @@ def test_a_pool_does_not_end_its_caller(call):
     assert coro.run(main) == "went on"
 
 
-def test_the_error_of_in_parallel_lists_all_errors():
+def test_the_error_of_in_parallel_lists_all_outcomes():
     def main():
         with pytest.raises(coro.InParallelError) as caught:
             coro.in_parallel([(lambda: coro.current().shutdown(), ()), (int, ())])

@@ -1,5 +1,5 @@
-"""Pools, and other functions that start several coros: which coros are awaited after an error, and which results are
-returned.
+"""`Pool` and `in_parallel`, which start several coros: for which coros they wait after an error, and which results they
+return.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def start_in_pool(work, numbers):
 
 @pytest.mark.parametrize("start", [start_in_parallel, start_in_pool])
 @pytest.mark.parametrize("way", ["the input raises", "an interruption"])
-def test_map_ends_every_coro_it_started(start, way):
-    """`map` waits for a free place, so it may be interrupted before it has started all coros."""
+def test_every_coro_that_was_started_ends_if_the_call_fails(start, way):
+    """`Pool.map` waits for a free place, so it may be interrupted before it has started all coros."""
     begun, ended = [], []
 
     def work(number):

@@ -14,9 +14,8 @@ pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on thi
 if coro_is_available():
     from grapeshot import coro
 
-COUNT = 5
 
-# The head of the scripts below, which run in a process of their own, without the threads of this one.
+# The head of the scripts below. They run in processes of their own, where pytest's threads do not exist.
 HEAD = """
 import asyncio, os, sys
 import grapeshot
@@ -77,7 +76,9 @@ coro.run(main)
 
 
 def test_a_fork_waits_for_a_record_of_the_latency_warning():
-    """A thread logs the record. From 3.12 on CPython warns about a fork beside another thread, which fails the test."""
+    """A thread logs the record. If the process forked beside that thread, CPython 3.12 and later would warn, and the
+    warning would be an error here.
+    """
     lines = run(
         """
 import logging, threading, time
@@ -281,7 +282,7 @@ coro.run(main)
 
 @pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 def test_multiprocessing(method):
-    """Processes start in a coro beside other coros, with a queue and in an executor; one more starts after the run."""
+    """A coro starts a process that uses a queue, and one in an executor. One more process starts after the run."""
     lines = run(
         f"""
 import concurrent.futures, math, multiprocessing
@@ -362,7 +363,7 @@ def test_subprocesses():
     assert coro.run(main) == [5, 0, 1, 2]
 
 
-def test_a_subprocess_with_a_function_before_its_program():
+def test_a_subprocess_with_a_preexec_fn():
     seen = []
 
     def before():

@@ -66,7 +66,7 @@ def work(chance, lock):
 
 def main(number, began):
     chance, lock = random.Random(SEED + number), coro.mutex()
-    for _ in range(chance.randrange(10)):  # without other coros, the loop only polls
+    for _ in range(chance.randrange(10)):  # without workers, the signal can find the loop waiting in the poller
         coro.spawn(work, chance, lock)
     coro.yield_slice()
     began()
@@ -82,7 +82,7 @@ def test_coros(way):
 
 
 def test_a_coro_that_computes():
-    """No coro yields, so KeyboardInterrupt is raised in the one that runs."""
+    """The running coro never yields, so KeyboardInterrupt is raised in it."""
     interrupt_at_random(
         "grapeshot",
         """

@@ -1,8 +1,8 @@
 """A hundred thousand coros in one process, and what they leave behind. scale.py runs in its own process.
 
 The environment variable CORO_SCALE scales the numbers. 1 (the default) means 100,000 sleeping coros, 40,000 coros that
-are suspended at once, deep in shared stacks, and 40,000 on stacks of their own. If each stack needed two mappings,
-these would exceed the kernel's limit of mappings.
+are suspended at once, deep in shared stacks, and 40,000 on stacks of their own. If each of the own stacks needed two
+mappings, they would exceed the kernel's limit of mappings.
 """
 
 from __future__ import annotations
@@ -78,5 +78,5 @@ def test_forty_thousand_have_stacks_of_their_own():
     count = int(40_000 * SHARE)
     report = run("own", count)
     assert report["waiting"] == report["right"] == count
-    # One mapping for 128 stacks, and some of the interpreter's own.
+    # One mapping holds 128 stacks, and the interpreter makes a few mappings for itself.
     assert report["mappings"] - report["mappings_before"] < count // 100 + 60

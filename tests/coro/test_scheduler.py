@@ -49,7 +49,7 @@ def test_spawn_then_event_loop():
     assert coro.get_live_coros() == []
 
 
-def test_each_event_loop_is_a_new_one():
+def test_each_call_of_event_loop_runs_a_new_loop():
     loops = []
     for code in (0, "text", None):
 
@@ -165,7 +165,7 @@ def test_suspended_coros_are_unwound_at_the_exit():
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
-def test_exits_leave_event_loop(kind):
+def test_SystemExit_and_KeyboardInterrupt_end_event_loop(kind):
     log = []
 
     def stay():
@@ -238,7 +238,7 @@ def test_loops_do_not_nest():
 
 
 def test_a_loop_that_is_made_to_run_inside_a_coro_does_not_touch_the_stacks():
-    """asyncio cannot refuse this, because the test hides the running loop. Coros of the inner loop do not run."""
+    """The test hides the running loop, so the inner loop does not refuse to run. But its coros do not run."""
     reported = []
 
     def main():

@@ -63,7 +63,7 @@ say(len(sys._current_frames()))
 
 
 def test_ctrl_c_works_as_for_a_task():
-    """The first Ctrl-C cancels the running coro at its next wait. A second one is raised at once."""
+    """The first Ctrl-C cancels the running coro at its next wait. A second Ctrl-C is raised at once."""
     lines = run(
         """
 def once(pause):
@@ -108,7 +108,7 @@ outcome(grapeshot.run, task())
     assert lines == [*once, "finally", "raised KeyboardInterrupt", "returned swallowed", *once]
 
 
-def test_ctrl_c_in_a_loop_that_never_yields():
+def test_ctrl_c_in_a_coro_that_never_yields():
     lines = run(
         """
 began = []
@@ -279,7 +279,7 @@ coro.run(main)
 
 @pytest.mark.parametrize("handler", ["counts", "yields"])
 def test_a_thousand_signals_a_second(handler):
-    """Signals arrive between any two instructions of switches, of Python code and of C functions that call Python."""
+    """Signals arrive at any moment: during switches, in Python code, and in C functions that call Python."""
     lines = run(
         f"""
 counts = [0, 0]

@@ -33,7 +33,7 @@ def test_run_also_runs_coros_spawned_before():
             return first.done()
 
         assert coro.run(main)
-        # The next call makes a new loop, as it always does.
+        # The next call of run() makes a new loop, because no coros were spawned before it.
         later = coro.run(coro.current)
         assert first.get_loop().is_closed()
         assert later.get_loop() is not first.get_loop()
@@ -205,7 +205,7 @@ def test_an_async_function_is_refused(kind):
         return pool.spawn(lambda: 5).join()
 
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # so that no coroutine is created without being awaited
+        warnings.simplefilter("error")  # the test fails if a coroutine is created and never awaited
         assert coro.run(main) == 5
         with pytest.raises(TypeError, match=r"^run\(\) needs an ordinary function"):
             coro.run(function)

@@ -22,7 +22,7 @@ COUNT = 5
 
 
 def in_threads(function, count):
-    """Run function(number) for each number below `count`, in as many threads at once. Return the results."""
+    """Run function(number) for each number below `count`, each in its own thread, all at once. Return the results."""
     results = [None] * count
 
     def run(number):
@@ -40,8 +40,8 @@ def in_threads(function, count):
 
 
 def test_each_thread_has_its_own_results_and_counts(eviction):
-    """Each thread has its own results and its own counts of switches and starts, while the interpreter switches between
-    threads.
+    """Each thread has its own results and its own counts of switches and starts, although the interpreter switches
+    between the threads very often.
     """
 
     def work(number):
@@ -116,7 +116,7 @@ def test_a_coro_of_another_thread_is_refused():
             return "refused"
 
         assert in_thread(coro.run, other) == "refused"
-        # Any thread may read a coro's state. For everything else it uses call_soon_threadsafe.
+        # Any thread may read a coro's state. For everything else it must use call_soon_threadsafe.
         assert not in_thread(waiting.done)
         assert in_thread(lambda: repr(waiting)) == repr(waiting)
         loop = asyncio.get_running_loop()
@@ -143,7 +143,7 @@ def test_awaiting_a_coro_of_another_loop_is_refused():
 
 
 def test_a_loop_that_goes_to_another_thread():
-    """Coros stay in the thread that made them. The loop reports this in the other thread and continues."""
+    """A coro runs only in the thread that made it. In another thread, the loop reports the coro and continues."""
     reported = []
 
     def work(log):
@@ -194,8 +194,8 @@ def test_one_loop_after_another_in_a_thread():
     assert in_threads(thread, 3) == [3 * (COUNT + 1)] * 3
 
 
-def test_real_threads_of_coros():
-    """Coros hand work to threads, which run loops with coros themselves."""
+def test_coros_use_threads_that_run_coros():
+    """Coros hand work to real threads. Each of these threads runs a loop with a coro of its own."""
 
     def work(number):
         return coro.threads.run(coro.run, lambda: (coro.yield_slice(), threading.get_ident(), number))
@@ -255,7 +255,7 @@ def test_each_coro_has_its_own_decimal_context():
 
 
 def test_warnings_in_coros():
-    """Filters belong to the process, or to the context if Python keeps them there (3.14, with the flag)."""
+    """Filters belong to the process or, from 3.14 on with `-X context_aware_warnings=1`, to the context."""
 
     def work(number):
         with warnings.catch_warnings(record=True) as caught:

@@ -118,8 +118,8 @@ def test_sleepers_wake_in_the_order_of_their_deadlines():
     assert order == sorted(order)
 
 
-def test_coros_tasks_and_callbacks_that_are_due_together_take_turns():
-    """Timers of the same kind that share a deadline run in the order in which they were set."""
+def test_coros_futures_and_callbacks_that_are_due_together_run_in_order():
+    """Callbacks run in the order in which their timers were set, and so do coros together with futures."""
     order = []
 
     async def main():
@@ -269,7 +269,7 @@ def test_limits_follow_a_clock_that_the_program_has_set(way, ahead_s):
 
 
 def test_a_wait_for_several_follows_a_clock_that_the_program_has_set():
-    """The loop's clock also measures the time that is left."""
+    """The time that is left for the wait is measured with the loop's clock, too."""
 
     async def main():
         loop = asyncio.get_running_loop()

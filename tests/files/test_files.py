@@ -23,7 +23,7 @@ pytestmark = pytest.mark.only_on("grapeshot")
 
 @pytest.fixture
 def _in_threads(monkeypatch):
-    """Threads make all calls except opens that need not wait, as if no data were in memory."""
+    """All calls go to the threads, as if no data were in memory. Only an open that need not wait is made at once."""
     monkeypatch.setenv("GRAPESHOT_FILE_THREADS", "1")
     monkeypatch.setattr(_core, "_aio_read_now", lambda *_: None)
 
@@ -33,8 +33,8 @@ def _in_threads(monkeypatch):
 
 @pytest.mark.only_on("asyncio", "uvloop", "grapeshot")
 @pytest.mark.leaks_on(
-    asyncio="the loop does not tell when it is closed; the queue is closed when it is collected",
-    uvloop="the loop does not tell when it is closed; the queue is closed when it is collected",
+    asyncio="the queue is not told that the loop is closed; it closes itself when it is collected",
+    uvloop="the queue is not told that the loop is closed; it closes itself when it is collected",
 )
 @pytest.mark.usefixtures("engine", "reads")
 async def test_as_in_the_documentation(loop, tmp_path):
@@ -267,7 +267,7 @@ async def test_a_cancelled_close_writes_the_buffer(loop, tmp_path):
 
 @pytest.mark.usefixtures("engine", "reads")
 async def test_cancelled_reads_of_a_pipe_lose_nothing(loop):
-    """The data and the cancellation come at the same time."""
+    """The data comes at most a few iterations before the cancellation."""
     read_end, write_end = os.pipe()
     received = b""
     async with grapeshot.files.open(read_end, "rb", buffering=0) as file:
@@ -288,7 +288,7 @@ async def test_cancelled_reads_of_a_pipe_lose_nothing(loop):
 
 @pytest.mark.usefixtures("engine")
 async def test_cancelled_opens_leave_no_descriptors(loop, tmp_path):
-    """The file is opened and the task is cancelled in the same iteration."""
+    """Each task is cancelled a few iterations after it was made: during the open, or after it."""
     for number in range(200):
         task = asyncio.ensure_future(grapeshot.files.open(tmp_path / "file", "wb").__aenter__())
         await iterations(number % 5)
@@ -442,13 +442,13 @@ async def test_errors_of_calls(loop, tmp_path):
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
             signal.signal(signal.SIGXFSZ, handler)
-        # What was not written stays in the buffer.
+        # Data that was not written stays in the buffer.
         await file.flush()
     assert (tmp_path / "file").stat().st_size == 300_000
 
 
 @pytest.mark.usefixtures("engine")
-async def test_no_descriptor_is_left(loop, tmp_path):
+async def test_an_open_when_no_descriptor_is_free(loop, tmp_path):
     path = tmp_path / "file"
     path.touch()
     async with grapeshot.files.open(path):

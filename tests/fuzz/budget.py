@@ -9,7 +9,7 @@ from hypothesis import HealthCheck
 
 
 class Budget:
-    """The seed of the examples, and settings with their number. Without a seed, the examples are always the same."""
+    """Holds the seed of the examples, and makes settings. Without a seed, the examples are always the same."""
 
     def __init__(self, seed: int | None = None) -> None:
         self.seed = seed

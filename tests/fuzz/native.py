@@ -4,7 +4,7 @@ process of its own, and answers with the failures.
     PYTHONPATH=tests python -m fuzz.native callback 'Loop.call_later(loop, nan, function)'
 
 runs one example by hand. These are failures: a crash, a panic, a SystemError, a call that no signal can end, and a
-descriptor, native object or reference that is left behind. Any other exception is a valid answer.
+descriptor, native object or reference that is left behind. Any other exception is a valid outcome.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ LEFT_OUT = {
 # After these functions, leftovers are not counted: the functions keep their arguments until the process ends, or start
 # a thread that looks up a name.
 KEEPING = ("_coro_set", "_set_stream_types", "_bind_", "_coro_socket_type", "_forget_parent", "getaddrinfo")
-# After these functions, open descriptors are not counted: like those of socket.socket, they give away or take over a
-# descriptor.
+# After these functions, open descriptors are not counted: like the methods of socket.socket with these names, they give
+# away or take over a descriptor.
 GIVING = ("_Socket.detach", "_Socket.__init__")
 BLOCKING_S = 0.02  # after this time a signal interrupts a call that blocks
 HANG_S = float(os.environ.get("FUZZ_HANG_S", "20"))

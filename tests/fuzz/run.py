@@ -1,4 +1,4 @@
-"""Run the fuzzers for some time, with new random numbers in each round: `make fuzz SECONDS=60`.
+"""Run the fuzzers for some time, with a new seed in each round: `make fuzz SECONDS=60`.
 
     python tests/fuzz/run.py --seconds 3600 arguments
     python tests/fuzz/run.py --seed 7 --rounds 1 arguments      repeat the round with seed 7

@@ -97,7 +97,7 @@ def events(model: TlsModel) -> list[Any]:
     seen = [entry for entry in model.log if entry[0] not in {"step", "state", "handshake", "data"}]
     if not model.has_spoiled:
         return seen
-    # A changed certificate may be no certificate, or one that is not trusted. The latter is a kind of SSLError.
+    # A changed certificate may be invalid, or valid but not trusted. The latter raises a subclass of SSLError.
     return [tuple(str(part).replace("SSLCertVerificationError", "SSLError") for part in entry[:2]) for entry in seen]
 
 

@@ -50,7 +50,7 @@ async def test_cpu_is_charged_to_the_task_that_used_it(loop):
     assert mine.name == "busy (worker)"
     assert mine.steps == 4
     assert 0.06 <= mine.cpu_s < 30
-    assert mine.ended == 0, "the task has ended, although the test still refers to it"
+    assert mine.ended == 0, "the task counts as gone, although the test still refers to it"
     assert account(loop, "task", "idle").cpu_s < 0.02
     assert grapeshot.insight.accounting(loop).cpu[0] == mine, "the largest first"
     assert "busy (worker)" in str(grapeshot.insight.accounting(loop)).splitlines()[1]

@@ -59,7 +59,7 @@ def program(path):
 
 
 def end(program):
-    """Check that the program runs on as if nothing had happened, and tell it to end."""
+    """Wait until the program ends, and check that it ended as if nothing had happened."""
     assert program.finish() == "ended\n"
 
 

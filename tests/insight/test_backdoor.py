@@ -97,7 +97,7 @@ async def test_a_command_that_raises_generator_exit(loop, path):
 
 
 @pytest.mark.parametrize("word", ["exit", "quit", " exit ", "exit()", "quit()", "raise SystemExit", "EOF"])
-async def test_each_way_to_leave_closes_that_client_alone(loop, path, word):
+async def test_each_way_to_leave_closes_only_that_client(loop, path, word):
     with backdoor.serve(path), await call(path) as stays, await call(path) as leaves:
         if word == "EOF":
             leaves.shutdown()

@@ -111,7 +111,7 @@ def test_a_path_that_is_taken(path, command):
         first.finish()
 
 
-def test_one_line_for_all_loops(path):
+def test_a_problem_is_reported_once_for_all_loops(path):
     path.write_text("precious")
     code = LISTING + "\n    asyncio.run(main())" * 3
     with Command("grapeshot", path, code, path.parent) as program:

@@ -168,8 +168,8 @@ async def test_threads(loop):
         await waiting
 
 
-async def test_another_threads_look(loop):
-    """A thread sees the tasks of a loop that it passes to tree(), and without a loop only the process's objects."""
+async def test_a_tree_from_another_thread(loop):
+    """A thread sees the tasks of the loop that it passes to tree(). If it passes none, it sees no tasks."""
     task = loop.create_task(asyncio.sleep(1000), name="seen")
     await asyncio.sleep(0)
     tree = await loop.run_in_executor(None, grapeshot.insight.tree, loop)

@@ -1,4 +1,4 @@
-"""Answers of native code, to lookups of names and to calls on files: what they keep alive, and what interrupts them."""
+"""Native code answers lookups of names and calls on files: what an answer keeps alive, and what may interrupt it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def ask(loop, what, number=0):
 
 
 WHAT = pytest.mark.parametrize("what", ["names", "files"])
-ONLY_COLLECTED = "the loop does not tell when it is closed; the queue is closed when it is collected"
+ONLY_COLLECTED = "the queue is not told that the loop is closed; it closes itself when it is collected"
 
 
 @pytest.mark.leaks_on(asyncio=ONLY_COLLECTED, uvloop=ONLY_COLLECTED)
@@ -62,7 +62,7 @@ def test_a_closed_loop_keeps_no_descriptors(new_loop, what):
     assert queue._native is not None
     task._log_destroy_pending = False
     loop.close()
-    # A thread that is about to deliver an answer has a reference, too.
+    # A native thread that is about to deliver an answer keeps the descriptors open until it has done so.
     for _ in range(10_000):
         if len(os.listdir("/dev/fd")) == len(before):
             break

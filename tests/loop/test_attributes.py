@@ -78,7 +78,7 @@ async def test_attributes_are_kept(loop, kind):
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in METHODS.items() for name in names])
-async def test_a_method_is_replaced_and_given_back(loop, kind, name):
+async def test_a_method_is_replaced_and_restored(loop, kind, name):
     async with opened(loop, kind) as transport:
         own = getattr(transport, name)
         with mock.patch.object(transport, name) as replaced:
@@ -309,7 +309,7 @@ async def test_sendfile_uses_the_replaced_methods(loop, tmp_path):
         await until(lambda: protocol.is_lost, "connection_lost")
 
 
-async def test_a_datagram_is_answered_by_the_replaced_method(loop):
+async def test_a_datagram_is_sent_through_the_replaced_method(loop):
     transport, protocol = await loop.create_datagram_endpoint(Datagrams, local_addr=(HOST, 0))
     own = transport.sendto
     transport.sendto = lambda data, addr: own(data.upper(), addr)

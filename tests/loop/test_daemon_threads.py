@@ -1,9 +1,9 @@
-"""The interpreter exits while a daemon thread is in a call from the loop into Python. The program ends without a
-message.
+"""The interpreter exits while a daemon thread is in a call from the loop into Python. The program must still end with
+status 0.
 
 Up to 3.13 the interpreter ends such a thread when the thread asks for the GIL again: it unwinds the thread's stack.
-When the unwinding reaches frames of grapeshot, the thread hangs instead (`sys/unwinding/mod.rs`). Each test brings the
-thread into one kind of call and keeps it there, so that the interpreter ends it at exactly that point.
+When the unwinding reaches frames of grapeshot, the thread hangs instead (`sys/unwinding/mod.rs`). Most tests bring the
+thread into one kind of call and keep it there, so that the interpreter ends the thread at exactly that point.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ print("exit", flush=True)
 
 
 def exits(kind, code):
-    """The main thread exits while the function `scene(loop)`, which `code` defines, is in `stay()`."""
+    """Check that the program ends with status 0 if its main thread exits while the daemon thread is in `stay()`. The
+    daemon thread runs the function `scene(loop)`, which `code` defines.
+    """
     assert run_script(kind, HEAD + code + TAIL) == "exit\n"
 
 

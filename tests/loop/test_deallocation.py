@@ -1,4 +1,4 @@
-"""Chains of objects that hold one another are freed on a stack of any size, however long the chain is."""
+"""A chain of objects, each of which refers to the one before, is freed on a stack of any size, however long it is."""
 
 from __future__ import annotations
 

@@ -258,7 +258,7 @@ def test_set_debug_while_running(loop):
     assert after == depth
 
 
-def test_a_task_created_in_debug_mode_knows_where(loop, reported):
+def test_a_future_made_in_debug_mode_knows_where_it_was_made(loop, reported):
     loop.set_debug(True)
 
     async def main():

@@ -1,4 +1,4 @@
-"""Debug mode writes to the `asyncio` logger and keeps data in handles. Objects that are not closed warn."""
+"""Debug mode writes to the `asyncio` logger and keeps data in handles. Objects that are left open cause warnings."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ def test_never_retrieved(loop, debug_log, what):
     assert "in main" in message
 
 
-# ---------------------------------------------------------------- slow
+# ---------------------------------------------------------------- slow callbacks
 
 
 def test_cancelled_callbacks_are_not_slow(loop, debug_log):

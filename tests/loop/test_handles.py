@@ -209,7 +209,7 @@ for is_debug in False, True:
     loop.set_exception_handler(handler)
     for count in 0, 3, 4, 5, 9:
         for schedule in loop.call_soon, loop.call_soon_threadsafe, lambda *args: loop.call_later(0, *args):
-            # Inside its own callback, after it, and from finalizers of its arguments.
+            # `_run()` is called in the handle's own callback, in finalizers of its arguments, and after it has run.
             calls = []
             handle = schedule(run, *(Runs() for _ in range(count)))
             iterate()
@@ -218,13 +218,13 @@ for is_debug in False, True:
             handle._run()
             handle.cancel()
             handle._run()
-            # From the exception handler, and cancelled there.
+            # The exception handler calls `_run()` and cancels the handle.
             calls = []
             handle = schedule(lambda *_: 1 / 0, *range(count))
             while not calls:
                 iterate()
             handle._run()
-            # Cleared by the collector.
+            # The handle is cancelled while it is in a list that only the collector can free.
             handle = schedule(print, *(Runs() for _ in range(count)))
             handles = [handle]
             handles.append(handles)

@@ -65,7 +65,7 @@ async def test_removal_restores_the_default(loop):
 
 
 @pytest.mark.xfail_on(uvloop="it has a wakeup fd only while it runs")
-def test_the_wakeup_fd_is_given_back(new_loop):
+def test_the_wakeup_fd_is_removed_with_the_last_handler(new_loop):
     loop = new_loop()
     loop.add_signal_handler(signal.SIGUSR1, print)
     loop.add_signal_handler(signal.SIGUSR2, print)
@@ -87,7 +87,7 @@ def test_close_removes_the_handlers(new_loop):
     assert previous == -1
 
 
-def test_the_wakeup_fd_survives_runs(new_loop):
+def test_no_wakeup_fd_is_left_after_a_run(new_loop):
     """A loop without signal handlers leaves no wakeup fd set after its run."""
     loop = new_loop()
     loop.run_until_complete(asyncio.sleep(0))

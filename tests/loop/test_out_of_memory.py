@@ -1,4 +1,5 @@
-"""Allocations that fail: a call raises MemoryError or the error that it raises anyway, or succeeds. The loop continues.
+"""Allocations that fail: the call raises MemoryError, raises the error that it would raise anyway, or succeeds. The
+loop continues.
 
 CPython's `_testcapi` can make the n-th allocation of a call fail, or all from the n-th on.
 """
@@ -177,7 +178,7 @@ def main():
             client.close()
     near.close()
     far.close()
-    # The failed call has left nothing behind that would prevent other callbacks from running.
+    # The failed calls have left nothing behind that would prevent other callbacks from running.
     print(coro.spawn(lambda: "runs").join())
 
 coro.run(main)

@@ -13,7 +13,7 @@ STEPS = 8
 
 
 class Chain:
-    """A chain of callbacks, each of which schedules the next, and a log of their numbers, with "io" for the event."""
+    """A chain of callbacks, each of which schedules the next. A log holds their numbers, and "io" for the event."""
 
     def __init__(self, loop):
         self.loop = loop

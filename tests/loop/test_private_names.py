@@ -172,7 +172,7 @@ def check_setting(owner, *names):
             setattr(owner, name, before)
 
 
-async def test_setting_them_on_a_stream(loop):
+async def test_attributes_can_be_set_on_a_stream(loop):
     transport, protocol, peer = await connected(loop)
     with peer:
         names = ["_sock", "_sock_fd", "_loop", "_protocol", "_server", "_closing", "_paused", "_eof", "_conn_lost"]
@@ -181,7 +181,7 @@ async def test_setting_them_on_a_stream(loop):
         await until(lambda: protocol.is_lost, "connection_lost")
 
 
-async def test_setting_them_on_an_endpoint(loop):
+async def test_attributes_can_be_set_on_an_endpoint(loop):
     transport, protocol = await loop.create_datagram_endpoint(Datagrams, local_addr=(HOST, 0))
     names = ["_sock", "_sock_fd", "_loop", "_protocol", "_address", "_closing", "_conn_lost"]
     check_setting(transport, *names, "_protocol_paused")
@@ -190,7 +190,7 @@ async def test_setting_them_on_an_endpoint(loop):
 
 
 @pytest.mark.parametrize("direction", ["read", "write"])
-async def test_setting_them_on_a_pipe(loop, direction):
+async def test_attributes_can_be_set_on_a_pipe(loop, direction):
     with pipe_ends("pipe", direction) as ends:
         connect = {"read": loop.connect_read_pipe, "write": loop.connect_write_pipe}[direction]
         transport, protocol = await connect(Recorder, ends.file)
@@ -200,7 +200,7 @@ async def test_setting_them_on_a_pipe(loop, direction):
         await until(lambda: protocol.is_lost, "connection_lost")
 
 
-async def test_setting_them_with_tls(loop):
+async def test_attributes_can_be_set_on_tls_objects(loop):
     transport, protocol, peer = await endpoints.connected(loop)
     check_setting(transport, "_loop", "_closed", "_ssl_protocol")
     below = transport._ssl_protocol
@@ -211,7 +211,7 @@ async def test_setting_them_with_tls(loop):
     peer.close()
 
 
-async def test_setting_them_on_a_server_and_a_subprocess(loop):
+async def test_attributes_can_be_set_on_a_server_and_a_subprocess(loop):
     server = await loop.create_server(Recorder, HOST, 0)
     check_setting(server, "_serving")
     server.close()

@@ -150,7 +150,7 @@ async def test_the_answer_for_a_literal_has_enum_types(loop):
 
 
 def literals(seed, count):
-    """IPv4 and IPv6 literals in all their spellings, and texts that almost are literals."""
+    """Yield random IPv4 and IPv6 literals in various spellings, and texts that almost are literals."""
     pattern = random.Random(seed)
 
     def group():

@@ -161,12 +161,13 @@ async def test_lookups_after_the_executor_was_shut_down(loop):
 # ---------------------------------------------------------------- lookups that take long
 
 
-# A library that replaces functions of the C library through LD_PRELOAD. Names with these ends are special:
+# A library that replaces functions of the C library through LD_PRELOAD. Its getaddrinfo() treats names with these
+# endings specially:
 #   .slow         It writes "began NAME" to the descriptor $BEGAN_FD, waits until it can read a byte from $GATE_FD, and
 #                 answers with 127.0.0.1.
-#   .errno        It fails with EAI_SYSTEM. The errno is the number before this end.
+#   .errno        It fails with EAI_SYSTEM. The errno is the number before this ending.
 #   .latin .utf   It answers with 127.0.0.1 and a canonical name that is not ASCII.
-# The addresses from 192.0.2.1 to 192.0.2.3 have names and services that are not ASCII.
+# For the addresses from 192.0.2.1 to 192.0.2.3, its getnameinfo() returns names and services that are not ASCII.
 INTERPOSED = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -223,7 +224,7 @@ int getaddrinfo(const char *host, const char *service, const struct addrinfo *hi
 
 
 def compiled(folder: Path, text: str) -> str:
-    """Return the path of a library for LD_PRELOAD."""
+    """Compile a C text to a library for LD_PRELOAD, and return the path of the library."""
     source, library = folder / "library.c", folder / "library.so"
     source.write_text(text)
     try:
@@ -318,8 +319,8 @@ loop.close()
 
 
 @linux_only
-def test_as_many_lookups_at_a_time_on_one_processor(slow_library):
-    """Lookups only wait, so a process that may use only a few processors makes as many as another."""
+def test_a_single_processor_does_not_limit_the_lookups(slow_library):
+    """Lookups only wait, so a process that may use only one processor makes as many at a time as any other process."""
     code = """
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
@@ -367,7 +368,7 @@ async def main():
         async with asyncio.timeout(0.01):
             await loop.getaddrinfo("a.slow", 80)
         raise AssertionError
-    assert begun() == []  # the second one has joined the first one
+    assert begun() == []  # the second lookup has joined the first
     last = asyncio.ensure_future(loop.getaddrinfo("a.slow", 80))
     await asyncio.sleep(0)
     let_go(1)
@@ -452,8 +453,8 @@ grapeshot.run(main())
     run_slow(slow_library, code)
 
 
-# After a lookup of a name that ends with `.slow`, each call of malloc in that thread takes 20 ms. At its beginning it
-# writes "began malloc" to $BEGAN_FD. So a process can fork while the thread holds a lock.
+# After a lookup of a name that ends with `.slow`, each call of malloc in the thread that made it takes 20 ms. The call
+# first writes "began malloc" to $BEGAN_FD, so that the process can fork while that thread holds a lock.
 SLOW_MALLOC = """
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -538,7 +539,7 @@ def test_a_forked_child_closes_the_loop(tmp_path, forker):
 @linux_only
 @pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 def test_a_literal_with_a_name_after_it(slow_library):
-    """inet_aton(3) ignores what follows an address and a space, but getaddrinfo(3) looks it up."""
+    """inet_aton(3) ignores what follows an address and a space, but getaddrinfo(3) looks up the whole text."""
     code = """
 def main():
     coro.patch()

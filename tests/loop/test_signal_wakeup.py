@@ -381,7 +381,7 @@ _ENDS_IN_A_THREAD = """
     def check(made):
         for read_end, write_end in made:
             with contextlib.suppress(BlockingIOError):
-                raise SystemExit(f"a signal's number arrived in a foreign's pipe: {os.read(read_end, 10)!r}")
+                raise SystemExit(f"a signal's number arrived in a pipe of other code: {os.read(read_end, 10)!r}")
             os.close(read_end)
             os.close(write_end)
 

@@ -31,9 +31,9 @@ ASYNCIO = {
 }
 OTHERWISE = {
     ("Loop", "create_task"): "asyncio's keywords depend on the version; grapeshot passes all keywords to the task",
-    ("Loop", "sock_recv"): "the second parameter has its name in asyncio's documentation, not its name in the code",
-    ("Loop", "_add_reader"): "a private method; it has a context from 3.15 on",
-    ("Loop", "_add_writer"): "a private method; it has a context from 3.15 on",
+    ("Loop", "sock_recv"): "the second parameter is named as in asyncio's documentation, not as in its code",
+    ("Loop", "_add_reader"): "a private method; asyncio's has a parameter `context` from 3.15 on",
+    ("Loop", "_add_writer"): "a private method; asyncio's has a parameter `context` from 3.15 on",
 }
 
 
@@ -59,7 +59,7 @@ def test_the_parameters_are_the_same_as_asyncios(kind, name):
     assert parameters(getattr(TYPES[kind], name)) == parameters(theirs)
 
 
-def test_the_list_of_types_is_complete():
+def test_the_tables_name_only_native_types_and_methods():
     assert {name for name, _ in NATIVE} >= ASYNCIO.keys()
     assert {*OTHERWISE} <= {*NATIVE}
 

@@ -1,6 +1,6 @@
-"""Storms on the functions of a loop that any thread may call, while loops run, end and close.
+"""Storms: many threads call the functions of a loop that any thread may call, while loops run, end and close.
 
-They matter most without the GIL, where the threads run at the same time. Each storm is a program: if it crashes, only
+Storms matter most without the GIL, where the threads run at the same time. Each storm is a program: if it crashes, only
 its test fails, and if it does not end, it prints the stacks of its threads. `STORM_SCALE=20 TEST_CAP_S=100` makes the
 storms 20 times as long.
 """
@@ -42,7 +42,7 @@ def in_thread(function, *args):
     return thread
 
 def ask(loop):
-    "The other functions that any thread may call."
+    "Call the functions that any thread may call, except those that schedule calls or stop the loop."
     states = (loop.is_running(), loop.is_closed(), loop.get_debug(), loop.time() > 0, bool(repr(loop)))
     assert all(type(each) is bool for each in states) and states[3:] == (True, True), states
 
@@ -52,8 +52,8 @@ def is_closed(error):
 
 
 def test_one_loop_that_is_stopped_and_closed(loop_kind):
-    """Threads schedule calls and coroutines, ask, and stop the loop, which is run again and again. When all have done
-    their work, the loop is closed while they call it.
+    """Threads schedule calls and coroutines, read the loop's state, and stop the loop, which the main thread runs again
+    and again. When all threads have done their work, the main thread closes the loop while they still call it.
     """
     code = """
 THREADS, CALLS = 6, 300
@@ -119,8 +119,8 @@ print(wrong)
 
 
 def test_loops_that_come_and_go(loop_kind):
-    """Each of several threads makes a loop, runs it and closes it, many times. While their loops run, they call each
-    other's, which may end at any time. Another thread only asks the loops.
+    """Each of several threads makes a loop, runs it and closes it, many times. While its loop runs, the thread also
+    calls the loops of the other threads, which may end at any time. One more thread only reads the loops' states.
     """
     code = """
 THREADS, LOOPS = 4, 10 * ROUNDS
@@ -166,7 +166,7 @@ for thread in [in_thread(work, number) for number in range(THREADS)]:
 over.set()
 watcher.join()
 for coroutine in given:
-    coroutine.close()  # a loop may have ended before it began this one
+    coroutine.close()  # a loop may have ended before it began this coroutine
 print(wrong)
 """
     assert run_script(loop_kind, HEAD + code) == "[]\n"

@@ -496,7 +496,7 @@ async def test_reprs_in_other_threads(loop):
 
 @pytest.mark.xfail_on(uvloop="no _thread_id")
 async def test_calls_that_other_threads_may_make(loop):
-    """In debug mode, `getaddrinfo()` reads the loop's clock in the executor's thread."""
+    """In debug mode, asyncio's `getaddrinfo()` reads the loop's clock in a thread of the executor."""
     loop.set_debug(True)
     own = threading.get_ident()
 

@@ -62,7 +62,7 @@ def test_equal_deadlines_of_call_at_all_run(loop):
     assert sorted(seen) == list(range(200))
 
 
-@pytest.mark.skip_on(asyncio="its heap is not stable for equal deadlines", uvloop="its clock may advance meanwhile")
+@pytest.mark.skip_on(asyncio="its heap is not stable for equal deadlines", uvloop="its clock advances between calls")
 def test_equal_deadlines_keep_their_order(loop):
     seen = []
     when = loop.time() + 0.005

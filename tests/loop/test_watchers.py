@@ -237,8 +237,8 @@ async def test_a_closed_object_that_was_never_added(loop, method):
 
 
 async def test_a_closed_object_that_is_added_again(loop):
-    """The reader of a closed object may be replaced, but no writer may be added: the object can have no events, and
-    the kernel may have given its number to another file.
+    """The reader of a closed object may be replaced, but no writer may be added, because the kernel may have given the
+    object's number to another file.
     """
     ours, theirs = socket.socketpair()
     loop.add_reader(ours, print)
@@ -306,7 +306,7 @@ async def test_a_registered_object_is_kept(loop):
 @pytest.mark.parametrize("taker", ["reader", "writer", "transport", "operation"])
 async def test_a_removal_that_comes_after_the_number_was_reused(loop, taker):
     """anyio closes its socket first, and removes the callback in the next iteration."""
-    await iterations(1)  # the first sleep makes the loop's own descriptors, so that they take no number later
+    await iterations(1)  # the first sleep opens the loop's own descriptors, so that they do not take the closed number
     ours, theirs = socket.socketpair()
     loop.add_reader(ours, print, "stale")
     loop.add_writer(ours, print, "stale")
@@ -348,7 +348,7 @@ async def test_a_removal_that_comes_after_the_number_was_reused(loop, taker):
 )
 async def test_closed_while_registered_then_reused(loop):
     """The kernel forgets a closed descriptor. The same number may come back and must work like a new one."""
-    await iterations(1)  # the first sleep makes the loop's own descriptors, so that they take no number later
+    await iterations(1)  # the first sleep opens the loop's own descriptors, so that they do not take the closed number
     seen = []
     for round_number in range(20):
         ours, theirs = socket.socketpair()

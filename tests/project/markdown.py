@@ -67,7 +67,7 @@ def blocks(page: Path) -> Iterator[Block]:
             yield Block(page, start, match["language"], text, words)
             index, words = end, {}
         elif lines[index].strip():
-            assert not words, f"{page}:{index + 1}: a test comment is followed by a code block"
+            assert not words, f"{page}:{index + 1}: a test comment must be followed by a code block"
         index += 1
 
 

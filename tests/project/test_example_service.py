@@ -1,7 +1,7 @@
 """examples/service.py under attack: slow, silent, broken and too many clients, and other users at the back door. After
 each attack the service has the same descriptors as before.
 
-Other tests see how the service shuts down.
+Other tests in this file check its answers, its profiles, and how it shuts down.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ USES = {
         "transports": ["event_loop"],
         "sock": ["event_loop"],
         "process": ["event_loop"],
+        "gevent": ["event_loop"],
         "coro": ["event_loop"],
         "tls": ["transports"],
         "streams": ["transports"],

@@ -159,7 +159,7 @@ def linked_files(page):
 
 
 @pytest.mark.slow
-def test_the_sdist_has_the_files_that_its_pages_link(tmp_path):
+def test_the_sdist_has_the_files_that_its_pages_link_to(tmp_path):
     maturin = Path(sys.executable).with_name("maturin")
     if not maturin.exists():
         pytest.skip("maturin is not installed beside this interpreter")
@@ -171,6 +171,6 @@ def test_the_sdist_has_the_files_that_its_pages_link(tmp_path):
         assert page in names
         for target in linked_files(page):
             inside = str(target.relative_to(ROOT))
-            assert inside in names or any(name.startswith(inside + "/") for name in names), f"{page} links {inside}"
+            assert inside in names or any(name.startswith(inside + "/") for name in names), f"{page} links to {inside}"
     assert "benchmarks/loadgen/Cargo.toml" in names
     assert not [name for name in names if name.endswith((".so", ".pyc")) or "/target/" in f"/{name}"]

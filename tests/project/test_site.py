@@ -34,7 +34,7 @@ LOADED = {
 
 
 class Page(HTMLParser):
-    """The names in a page that can be linked to, its links, and what it loads."""
+    """The ids in a page, which links can name, its links, and the files that it loads."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

@@ -203,7 +203,7 @@ class Taking(rpc.PacketStream):
 
 
 @pytest.mark.parametrize("turns_are_short", [False, True])
-def test_a_packet_stream_cuts_any_bytes_in_any_pieces(new_loop, monkeypatch, turns_are_short):
+def test_a_packet_stream_splits_bytes_that_come_in_any_pieces(new_loop, monkeypatch, turns_are_short):
     loop = new_loop()
     if turns_are_short:  # only a few packets are handled in one iteration of the loop
         monkeypatch.setattr("grapeshot.rpc._packet_stream._TURN_S", 0.0)

@@ -116,7 +116,7 @@ async def test_credit_that_adds_up_to_too_much_is_refused(loop):
         raw.say_hello()
         raw.send_message(1, 1, "hold", [1])
         raw.send_message(2, 2, "numbers", [1], {}, None, MAX_CREDIT)
-        raw.send_message(4, 2, 1)  # allowed: the server has sent one item
+        raw.send_message(4, 2, 1)  # ignored from Python 3.12 on, where the stream with its one item has already ended
         raw.send_message(4, 1, MAX_CREDIT)  # allowed: call 1 is not a stream, so it has had no credit
         raw.send_message(4, 1, 1)
         await raw.packet()

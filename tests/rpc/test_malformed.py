@@ -291,7 +291,7 @@ async def test_a_connection_that_ends_within_a_packet(loop):
         await until(lambda: both.server.connections == 0 and both.methods.cancelled == [1])
 
 
-# ---------------------------------------------------------------- a server of another protocol
+# ---------------------------------------------------------------- servers that send wrong answers
 
 
 ANSWERS = {

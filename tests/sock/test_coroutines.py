@@ -283,6 +283,44 @@ def test_a_comparison_that_raises_removes_no_callback(loop, pair):
     loop.run_until_complete(main())
 
 
+@pytest.mark.xfail_on(uvloop="waits for its own kind of future, which has fewer methods")
+def test_a_callback_added_by_a_comparison_is_called(loop, pair):
+    ours, theirs = pair
+    calls = []
+
+    class Callback:
+        def __call__(self, future):
+            calls.append("compared")
+
+        def __eq__(self, other):
+            if "added" not in known:
+                known.append("added")
+                future.add_done_callback(lambda _: calls.append("added"))
+            return False
+
+        __hash__ = None
+
+    known = []
+    coroutine = loop.sock_recv(ours, 10)
+
+    async def main():
+        nonlocal future
+        future = coroutine.send(None)
+        future.add_done_callback(lambda _: calls.append("first"))
+        future.add_done_callback(Callback())
+        assert future.remove_done_callback(print) == 0
+        theirs.send(b"x")
+        while not future.done():
+            await asyncio.sleep(0)
+        await iterations(2)
+        assert calls == ["first", "compared", "added"]
+        with pytest.raises(StopIteration):
+            coroutine.send(None)
+
+    future = None
+    loop.run_until_complete(main())
+
+
 @pytest.mark.xfail_on(asyncio="takes it for the result of the future", uvloop="raises the StopIteration")
 def test_a_thrown_stop_iteration_is_not_a_result(loop, pair):
     """A StopIteration that leaves a coroutine would count as a result, so RuntimeError is raised instead (PEP 479)."""

@@ -168,12 +168,12 @@ def test_a_mock_of_the_class(loop):
         made.sock_recv()
 
 
-def test_only_for_native_methods(loop_kind):
+def test_coroutine_method_takes_only_native_methods(loop_kind):
     if loop_kind != "grapeshot":
         pytest.skip("tests a private function of grapeshot")
     from grapeshot import _core
 
-    for function in (test_only_for_native_methods, len, print):
+    for function in (test_coroutine_method_takes_only_native_methods, len, print):
         with pytest.raises(AttributeError):
             _core._coroutine_method(function)
 

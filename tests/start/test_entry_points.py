@@ -43,7 +43,7 @@ def test_import_patches_nothing():
         after = snapshot()
         changed = {
             key for key in before.keys() | after.keys() if before.get(key) != after.get(key)
-            # caches that are filled when they are read, and submodules that get imported
+            # caches that are filled when they are first used
             and key[-1] not in ("__warningregistry__", "_abc_impl", "__abstractmethods__", "__annotations_cache__")
         }
         print(sorted(changed))
@@ -67,7 +67,7 @@ def test_import_sets_no_policy_and_no_signal_handlers():
     assert out == "asyncio"
 
 
-def test_import_of_few_modules():
+def test_import_loads_only_the_standard_library():
     out = script(
         """
         import sys, asyncio

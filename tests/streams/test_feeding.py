@@ -21,7 +21,7 @@ IS_NOT_FATAL = "reports the error and keeps the connection open"
 
 def check_frames(calls, loop_kind, deliveries=1):
     """Check which of asyncio's functions were called for this number of deliveries of data. grapeshot's loop calls none
-    of them. With grapeshot.streams on another loop, any calls are right.
+    of them. With grapeshot.streams on another loop, the calls are not checked.
     """
     if loop_kind == "grapeshot":
         assert calls.names == []
@@ -32,7 +32,7 @@ def check_frames(calls, loop_kind, deliveries=1):
 # ---------------------------------------------------------------- fed natively
 
 
-async def test_no_python_between(loop, loop_kind):
+async def test_no_python_code_runs(loop, loop_kind):
     stream = await open_stream(loop)
     with PythonCalls() as calls:
         await stream.send(b"x")

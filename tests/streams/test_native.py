@@ -122,8 +122,6 @@ async def test_reprs(api, loop):
 async def test_a_cancelled_read_takes_nothing(api, loop, read):
     stream = await open_stream(loop)
     for held in range(len(LINE)):
-        if read is WHOLE_LINE["readuntil-default"] and held == len(LINE):
-            continue
         await stream.send(LINE[:held])
         task = await waiting(loop, read(stream.reader))
         task.cancel("why")
@@ -410,7 +408,7 @@ async def test_paused_and_resumed(api, loop):
     assert await task == b"x" * 10 + b"y" * 20 + b"z" * 10
 
 
-async def test_no_python_between(loop, loop_kind):
+async def test_no_python_code_runs(loop, loop_kind):
     """Neither a read that waits, nor a write, nor a drain runs Python code of asyncio."""
     if loop_kind != "grapeshot":
         pytest.skip("on other loops, asyncio's code does the work")

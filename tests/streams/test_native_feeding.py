@@ -22,7 +22,7 @@ from streams.test_feeding import (  # noqa: F401
     test_end_of_stream_when_a_large_read_is_due,
     test_from_a_pipe,
     test_large_reads_after_buffered_data,
-    test_no_python_between,
+    test_no_python_code_runs,
     test_over_tls,
     test_paused_beyond_twice_the_limit,
     test_reading_that_the_user_has_paused,

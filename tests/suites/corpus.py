@@ -89,7 +89,7 @@ def exchange(address: Any, data: bytes, step: int) -> list[str]:
 
 
 def judge_good(wanted: Any, seen: list[dict[str, Any]], statuses: list[str]) -> str | None:
-    """Return in which way a good request was not served as it should be, or None if it was served correctly."""
+    """Return how the server failed to serve a good request, or None if it served the request correctly."""
     wanted = wanted if isinstance(wanted, list) else [wanted]
     if statuses != ["200"] * len(wanted) or len(seen) != len(wanted):
         return f"answered with {statuses}"

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import contextlib
 import dataclasses
 import importlib.util
 import json
@@ -29,6 +30,7 @@ import sys
 import tarfile
 import tempfile
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,7 @@ def prepare(name: str, suite: dict[str, Any]) -> tuple[Path, Path]:
     place = PLACE / version() / name
     place.mkdir(parents=True, exist_ok=True)
     python, work, stamp = place / "venv" / "bin" / "python", place / "work", place / "stamp"
+    project = suite.get("project", name)
     needs = [suite.get(key) for key in ("version", "unpack", "requirements", "conftest")]
     wanted = json.dumps([needs, CONSTRAINTS.read_text(), sys.version])
     if stamp.exists() and stamp.read_text() == wanted:
@@ -85,8 +88,8 @@ def prepare(name: str, suite: dict[str, Any]) -> tuple[Path, Path]:
     subprocess.run([*pip, "install", "--quiet", "-c", str(CONSTRAINTS), *suite["requirements"]], check=True)
     with tempfile.TemporaryDirectory(prefix="sdist-") as folder:
         pin = Path(folder) / "requirements.txt"
-        pin.write_text(f"{name}=={suite['version']} --hash=sha256:{suite['sha256']}\n")
-        download = ["download", "--quiet", "--no-deps", "--require-hashes", "--no-binary", name, "-d", folder]
+        pin.write_text(f"{project}=={suite['version']} --hash=sha256:{suite['sha256']}\n")
+        download = ["download", "--quiet", "--no-deps", "--require-hashes", "--no-binary", project, "-d", folder]
         subprocess.run([*pip, *download, "-r", str(pin)], check=True)
         unpack(next(Path(folder).glob("*.tar.gz")), work, suite["unpack"])
     (work / "conftest.py").write_text(suite.get("conftest", ""))
@@ -123,6 +126,7 @@ def run_once(suite: dict[str, Any], python: Path, work: Path, subject: str, test
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COV_"))}
         environment |= {"SUITE_LOOP": subject, "SUITE_LINES": str(lines), "HOME": str(home), "TMPDIR": folder}
         environment |= {"PYTHONPATH": os.pathsep.join(map(str, (HERE / "site", HERE, package()))), "PYTHONUTF8": "1"}
+        environment |= suite.get("environment", {})
         if tests:
             chosen.write_text(json.dumps(tests))
             environment["SUITE_ONLY"] = str(chosen)
@@ -292,7 +296,27 @@ def main() -> int:
     return 1 if corpus_code or any(report.problems for report in reports) else 0
 
 
+@contextlib.contextmanager
+def with_server(suite: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Start the suite's server, if it needs one. Yield the suite, with the server's address in its arguments."""
+    if "server" not in suite:
+        yield suite
+        return
+    sys.path += [str(HERE.parents[1]), str(HERE.parent)]  # this file runs as a program
+    from tests.apps.certificates import Certificates
+    from tests.apps.daemons import Postgres
+
+    with tempfile.TemporaryDirectory() as folder, Postgres(Certificates(Path(folder))) as server:
+        arguments = [argument.format(server=server.address.folder) for argument in suite["arguments"]]
+        yield suite | {"arguments": arguments}
+
+
 def run_and_judge(name: str, suite: dict[str, Any], subject: str, keep_baseline: bool) -> Report:
+    with with_server(suite) as served:
+        return run_on_both(name, served, subject, keep_baseline)
+
+
+def run_on_both(name: str, suite: dict[str, Any], subject: str, keep_baseline: bool) -> Report:
     python, work = prepare(name, suite)
     kept = work.parent / "baseline.json"
     before = suite.get("baseline", "asyncio")

@@ -1,5 +1,6 @@
-"""Exceptions in a protocol's callbacks over TLS are reported, even if they are not an `Exception`; only a
-CancelledError in eof_received is not. Except in the callbacks of flow control, they also close the connection.
+"""An exception in a protocol's callback over TLS is reported, even if it is no instance of `Exception`. The only one
+that is not reported is a CancelledError in eof_received. Exceptions also close the connection, except those in the
+callbacks of flow control.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ grapeshot.run(main())
 
 
 def ways(code: str, **variables: str) -> list[str]:
-    """Run the program. Return what each of its TLS connections calls, by the debug log: OpenSSL or MemoryBIO."""
+    """Run the program. Return the way that the debug log names for each TLS connection: OpenSSL or MemoryBIO."""
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=os.environ | {"GRAPESHOT_DEBUG": "tls"} | variables,
@@ -146,7 +146,7 @@ LEAK = "_ssl keeps the exception, whose frames lead to the task of the test"
 
 @pytest.mark.leaks_on(grapeshot=LEAK, asyncio=LEAK)
 async def test_a_message_callback_that_raises_ends_the_connection(loop):
-    """The exception leaves the call that reads, as in asyncio."""
+    """The call that reads from OpenSSL raises the exception, as in asyncio."""
     raising, reported = [], []
     loop.set_exception_handler(lambda _loop, context: reported.append(context["exception"]))
 

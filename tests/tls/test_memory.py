@@ -146,7 +146,7 @@ def test_flat_with_many_connections(files):
         loop.close()
     """
     grown = int(run_script("grapeshot", textwrap.dedent(code)))
-    # A connection takes about 50 KiB while it is open: 600 of them leaked would be 30 MB.
+    # A connection takes about 50 KiB while it is open, so 600 leaked connections would take 30 MB.
     assert grown < 2_000_000
 
 

@@ -59,7 +59,7 @@ async def test_private_names_that_programs_look_at(loop):
 
 
 async def test_ssl_object_comes_with_the_handshake(loop):
-    """During connection_made all values are known."""
+    """The transport has its SSLObject, with the negotiated version, during connection_made."""
     seen = []
 
     class Looks(Recorder):
@@ -253,7 +253,7 @@ async def test_records_that_hold_more_than_their_length(loop, kind, count):
 
 
 async def test_default_context(loop):
-    """ssl=True is asyncio's default context, which does not trust the test authority."""
+    """ssl=True stands for asyncio's default context, which does not trust the test authority."""
     connecting, peer = begin(loop, ours=True)
     handshake = asyncio.ensure_future(peer.handshake())
     await fails(connecting, ssl.SSLCertVerificationError)

@@ -117,7 +117,7 @@ async def test_data_written_before_close_arrives(loop, size, where):
     peer.close()
 
 
-async def test_eof_then_answer_is_lost(loop):
+async def test_eof_received_cannot_keep_the_connection_open(loop):
     """TLS transports have no half-closed state: the peer's close_notify ends the connection, whatever eof_received
     returns.
     """
@@ -184,7 +184,7 @@ async def test_peer_continues_to_send_after_close(loop):
     """close() ends the download. The connection does not wait until the peer has sent all its data."""
     transport, protocol, peer = await connected(loop, small=True)
     await peer.write(b"begin")
-    await until(lambda: protocol.data == b"begin", "the begin")
+    await until(lambda: protocol.data == b"begin", "the first data")
     transport.close()
     with pytest.raises((ConnectionResetError, BrokenPipeError, AssertionError)):
         for _ in range(2000):

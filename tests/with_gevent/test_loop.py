@@ -445,6 +445,193 @@ def test_asyncio_libraries_in_greenlets():
     assert out == "[b'1\\n', b'2\\n']\n"
 
 
+def test_watchers_of_a_descriptor():
+    """Several watchers of one descriptor, of both directions; watchers that others stop or move."""
+    check(
+        """
+        loop = gevent.get_hub().loop
+        def until(condition):
+            while not condition():
+                gevent.sleep(0.001)
+        near, far = socket.socketpair()
+        fired = []
+        reader, writer = loop.io(near.fileno(), 1), loop.io(near.fileno(), 2)
+        both = loop.io(near.fileno(), 3)
+        both.start(lambda events: (fired.append(("both", events)), both.stop()), pass_events=True)
+        until(lambda: fired)
+        print(fired)
+        fired.clear()
+        writer.start(lambda: (fired.append("writer"), writer.stop()))
+        reader.start(lambda: (fired.append("reader"), reader.stop()))
+        until(lambda: fired)
+        print(fired, reader.active, writer.active)
+        far.send(b"x")
+        until(lambda: not reader.active)
+        print(fired)
+        # Data comes while nobody watches, and the watchers start again.
+        near.recv(1)
+        far.send(b"y")
+        gevent.sleep(0.01)
+        for _ in range(3):
+            fired.clear()
+            reader.start(lambda: (fired.append("again"), reader.stop()))
+            until(lambda: fired)
+            print(fired)
+            gevent.sleep(0.001)
+        # A callback stops the other watcher of the same event.
+        other = loop.io(near.fileno(), 1)
+        for mine, its in ((reader, other), (other, reader)):
+            mine.start(lambda mine=mine, its=its: (fired.append("one of two"), its.stop(), mine.stop()))
+        fired.clear()
+        until(lambda: fired)
+        gevent.sleep(0.01)
+        print(fired)
+        # A callback moves its watcher to another descriptor.
+        second, third = socket.socketpair()
+        def move():
+            fired.append("moved")
+            reader.stop()
+            reader.fd = second.fileno()
+            reader.start(lambda: (fired.append("there"), reader.stop()))
+        fired.clear()
+        reader.start(move)
+        until(lambda: fired)
+        gevent.sleep(0.01)
+        third.send(b"z")
+        until(lambda: not reader.active)
+        print(fired)
+        for watcher in (reader, writer, both, other):
+            watcher.close()
+        for sock in (far, second, third):
+            sock.close()
+        for bad in (lambda: reader.start(None), lambda: loop.io(-1, 1), lambda: loop.io(near.fileno(), 8)):
+            try:
+                bad()
+            except (TypeError, ValueError) as exc:
+                print(type(exc).__name__)
+        near.close()
+        """
+    )
+
+
+def test_the_number_of_a_closed_descriptor_is_used_again():
+    check(
+        """
+        near, far = socket.socketpair()
+        number = near.fileno()
+        waiting = gevent.spawn(gevent.socket.wait_read, number)
+        gevent.sleep(0.01)
+        os.close(near.detach())  # without gevent's knowledge
+        near, other = socket.socketpair()
+        print(near.fileno() == number)
+        reader = gevent.spawn(near.recv, 1)
+        gevent.sleep(0.01)
+        other.send(b"x")
+        print(reader.get(timeout=5))
+        waiting.kill()
+        for sock in (far, near, other):
+            sock.close()
+        """
+    )
+
+
+def test_files_that_are_always_ready():
+    check(
+        """
+        import tempfile
+        loop = gevent.get_hub().loop
+        with tempfile.TemporaryFile() as file:
+            fired = []
+            watcher = loop.io(file.fileno(), 1)
+            watcher.start(fired.append, 1)
+            while len(fired) < 3:
+                gevent.sleep(0)
+            pid = os.fork()
+            if pid == 0:
+                fired.clear()
+                with gevent.Timeout(5, False):
+                    while not fired:
+                        gevent.sleep(0.001)
+                os._exit(7 if fired else 8)
+            print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            watcher.stop()
+            fired.clear()
+            gevent.sleep(0.01)
+            print(fired)
+            watcher.start(fired.append, 2)
+            while not fired:
+                gevent.sleep(0)
+            watcher.close()
+            print(set(fired))
+        """
+    )
+
+
+def test_a_wait_for_what_asyncio_waits_for_is_refused():
+    out = run(
+        """
+        from grapeshot.gevent import await_
+        loop = gevent.get_hub().loop.asyncio_loop
+        near, far = socket.socketpair()
+        async def start():
+            loop.add_reader(near.fileno(), print, "asyncio")
+        await_(start())
+        for _ in range(2):
+            try:
+                near.recv(1)
+            except RuntimeError as exc:
+                print(str(exc).replace(str(near.fileno()), "N"))
+        async def stop():
+            loop.remove_reader(near.fileno())
+        await_(stop())
+        far.send(b"x")
+        print(near.recv(1))
+        # The registration of an idle watcher gives way.
+        await_(start())
+        far.send(b"y")
+        gevent.sleep(0.01)
+        await_(stop())
+        print(near.recv(1))
+        waiting = gevent.spawn(near.recv, 1)
+        gevent.sleep(0)
+        try:
+            await_(start())
+        except RuntimeError as exc:
+            print("is used by" in str(exc))
+        far.send(b"z")
+        print(waiting.get())
+        near.close()
+        far.close()
+        """
+    )
+    refused = "asyncio waits for file descriptor N, so a greenlet cannot wait for it"
+    first, *rest = out.splitlines()
+    assert [first, *rest[:2]] == [refused, refused, "b'x'"]
+    assert set(rest[2:-3]) == {"asyncio"}
+    assert rest[-3:] == ["b'y'", "True", "b'z'"]
+
+
+def test_a_switch_to_an_ended_greenlet_keeps_the_running_loop():
+    out = run(
+        """
+        import greenlet
+        from grapeshot.gevent import await_
+        hub = gevent.get_hub()
+        ended = greenlet.greenlet(lambda: None, parent=hub)
+        hub.loop.run_callback(ended.switch)
+        gevent.sleep(0.01)
+        hub.loop.run_callback(ended.switch)
+        async def main():
+            await asyncio.sleep(0.01)
+            return asyncio.get_running_loop() is hub.loop.asyncio_loop and asyncio.current_task() is not None
+        for _ in range(3):
+            hub.loop.run_callback(ended.switch)
+            print(await_(main()))
+        """
+    )
+    assert out == "True\n" * 3
+
+
 def test_another_loop_is_refused():
     out = run(
         """

@@ -11,7 +11,7 @@ pub(crate) struct Arrivals {
     count: u64,
     /// The due times of requests that wait for a connection.
     waiting: VecDeque<u64>,
-    /// The free places, each for one request: the index of the connection, which has up to `depth` places.
+    /// The free places, as indices of their connections. A connection has `depth` places, each for one request.
     free: VecDeque<usize>,
 }
 

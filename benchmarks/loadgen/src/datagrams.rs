@@ -53,7 +53,7 @@ fn judge(echo: &Echo, index: usize, sequence: u64, verify_every: u64, reply: &[u
     let answered = u64::from_le_bytes(number);
     if reply[..HEADER_LEN] != header(index as u64, answered) || answered > sequence {
         return Err(format!(
-            "socket {index} was sent a reply that belongs to another one"
+            "socket {index} received a reply to a message that it has not sent"
         ));
     }
     if answered < sequence {
@@ -199,7 +199,7 @@ pub(crate) fn run(window: &Window, shape: Shape) -> anyhow::Result<Report> {
             break;
         }
         if load.meter.has_stalled() {
-            load.meter.fail(&"no reply arrived any more");
+            load.meter.fail(&"no more replies arrived");
         }
         if load.meter.has_stalled() || load.meter.has_too_many_errors() {
             break;

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_of_another_connection_message_or_place_are_refused() {
+    fn replies_for_another_connection_or_message_and_damaged_replies_are_refused() {
         let mut echo = Echo::new(100, 1, 1, None);
         let bytes = echo.requests(3, 0, 1).to_vec();
         assert!(echo.replies(&mut Position::default(), 4, &bytes).is_err());
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn one_of_so_many_messages_begins_with_another_byte() {
+    fn every_fifth_message_begins_with_another_byte() {
         let other = Other {
             first_byte: b'b',
             every: 5,

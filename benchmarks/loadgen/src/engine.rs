@@ -35,7 +35,8 @@ pub(crate) trait Exchange {
 
     fn request_len(&self) -> usize;
 
-    /// The bytes of the requests `first .. first + count` of a connection, where `count` is at most the depth.
+    /// The bytes of up to `count` requests of a connection, from number `first` on; at least one. `count` is at most the
+    /// depth.
     fn requests(&mut self, connection: usize, first: u64, count: usize) -> &[u8];
 
     /// Consumes the bytes that arrived and returns how many replies are now complete.
@@ -273,7 +274,7 @@ fn run_over<E: Exchange, W: Wire>(
             break;
         }
         if meter.has_stalled() {
-            meter.fail(&"no reply arrived any more");
+            meter.fail(&"no more replies arrived");
             break;
         }
         let mut timeout_ns = left_ns.min(100_000_000);

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn the_other_path_is_asked_for_once_in_so_many_requests() {
+    fn one_request_in_several_asks_for_the_other_path() {
         let address = "127.0.0.1:80".parse().expect("an address");
         let mut http = Http::new(&address, "/", Some(("/other", 5)), 1, EXPECTED);
         let length = http.request_len();

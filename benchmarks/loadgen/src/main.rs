@@ -63,7 +63,7 @@ enum Command {
         /// Where to put them
         folder: PathBuf,
     },
-    /// A level-triggered epoll echo server without Python: the physical limit
+    /// A level-triggered epoll echo server without Python, which shows what the machine can do at best
     #[cfg(target_os = "linux")]
     RawServer(RawServerArgs),
 }
@@ -98,8 +98,8 @@ pub(crate) struct Window {
     /// Poll without sleeping, so that the server never pays for waking the load's core
     #[arg(long)]
     spin: bool,
-    /// Requests per second at a constant rate, whatever the server does (echo, reply, http, websocket); a latency begins
-    /// when its request is due. Without it each reply issues the next request
+    /// Requests per second at a constant rate, whatever the server does (echo, reply, http, websocket). A latency
+    /// begins when its request is due. Without this option, each reply issues the next request
     #[arg(long, value_parser = parse_rate, conflicts_with = "requests")]
     rate: Option<f64>,
     /// Give up when no reply arrives for this many seconds
@@ -131,10 +131,11 @@ struct EchoArgs {
     /// Compare the content of every n-th reply (1: of all)
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..))]
     verify_every: u64,
-    /// Let one in --every messages of a connection begin with this byte; its latency does not count (below 16 bytes)
+    /// Let one in --every messages of a connection begin with this byte; the latency of these messages does not count
+    /// (only with a --size below 16)
     #[arg(long, requires = "every")]
     other_byte: Option<u8>,
-    /// Send one message of the other kind in this many
+    /// Begin one message in this many with --other-byte
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..), requires = "other_byte")]
     every: Option<u64>,
 }
@@ -159,8 +160,8 @@ struct HttpArgs {
     /// Length that every body must have
     #[arg(long)]
     expect_length: Option<usize>,
-    /// Another path for one in --every requests of a connection; its reply must be as long, its latency does not
-    /// count
+    /// Another path for one in --every requests of a connection; its reply is checked in the same way, but its latency
+    /// does not count
     #[arg(long, requires = "every")]
     other_path: Option<String>,
     /// Ask for the other path once in this many requests

@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_parsed_is_shown_again() {
+    fn a_target_is_shown_as_it_was_written() {
         for text in ["127.0.0.1:80", "[::1]:80", "unix:/tmp/a b.sock"] {
             assert_eq!(Target::from_str(text).expect("a target").to_string(), text);
         }

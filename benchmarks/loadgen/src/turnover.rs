@@ -122,7 +122,7 @@ pub(crate) fn run<K: Lives>(mode: &'static str, window: &Window, mut lives: K) -
             break;
         }
         if meter.has_stalled() {
-            meter.fail(&"no reply arrived any more");
+            meter.fail(&"no more replies arrived");
         }
         if meter.has_stalled() || meter.has_too_many_errors() {
             break;

@@ -43,7 +43,8 @@ pub(crate) fn tcp(address: SocketAddr, ordinal: u64, upgrade: Option<&[u8]>) -> 
     Ok(TcpStream::from_std(stream))
 }
 
-/// Sends the request and reads the head of its answer byte by byte, because what follows belongs to the new protocol.
+/// Sends the request and reads the head of its answer byte by byte, because the bytes after the head belong to the new
+/// protocol.
 fn switch_protocols(stream: &mut BlockingTcp, request: &[u8]) -> anyhow::Result<()> {
     stream.set_read_timeout(Some(HANDSHAKE_WITHIN))?;
     stream.write_all(request)?;

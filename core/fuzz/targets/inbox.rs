@@ -1,5 +1,5 @@
-//! Compares the inbox with a deque and a flag: exactly one push wakes a sleeping consumer, and the consumer never
-//! sleeps while there is an item. All steps run in one thread; the unit tests use several.
+//! Compares the inbox with a deque and a flag: exactly one push or claim wakes a sleeping consumer, and `begin_sleep`
+//! refuses to sleep while there is an item. All steps run in one thread; the unit tests use several.
 #![no_main]
 
 use std::collections::VecDeque;

@@ -13,7 +13,8 @@ use libfuzzer_sys::fuzz_target;
 enum Step {
     Push(Vec<u8>),
     PushMany(u8, u8),
-    /// Left out if the front chunk is partly written, because `push_front` must not be called then.
+    /// Skipped if the front chunk is partly written or `sent` is not less than the new chunk's length, because
+    /// `push_front` must not be called then.
     PushFront(Vec<u8>, u8),
     Advance(u16),
     AdvanceAll,

@@ -3,7 +3,7 @@
 //! The project's machines are x86-64, so this file is tested in an emulator of AArch64 Linux:
 //! - `tests/project/test_arch.py` runs the instructions of `switch` and `start` on stacks with the layout that
 //!   `prepare` gives them. The instructions are in separate files to make that possible.
-//! - `.ci/aarch64` runs the tests of coros on a whole CPython.
+//! - `.ci/aarch64` runs some of the Python tests, including tests of coros, on a whole CPython.
 //!
 //! A test also has clang assemble the instructions for Apple systems. They were **never run** there, nor on FreeBSD.
 //!

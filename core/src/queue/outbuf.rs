@@ -2,17 +2,17 @@
 //!
 //! An `OutBuf` holds the data that a transport could not send at once, or that it holds back to send it with later
 //! data, and offers it to `writev`. It keeps the chunks that it was given and does not copy bytes. The first chunk is
-//! stored inline, so the usual single write does not allocate. Without data an `OutBuf` takes three words and the size
-//! of one chunk.
+//! stored inline, so the usual single write does not allocate. An `OutBuf` itself takes three words and the size of one
+//! optional chunk.
 //!
 //! ```text
 //!   front [ sent | to be sent ]   then   rest [ chunk ] [ chunk ] ...
 //!         '-----' sent_bytes             boxed, allocated for the second chunk
 //! ```
 //!
-//! It belongs to the loop's thread. Dropping a chunk may run foreign code, such as a Python destructor, so the buffer
-//! does not drop chunks while it is borrowed. It passes written chunks to the caller, who drops them at a point where
-//! foreign code may run.
+//! An `OutBuf` belongs to the loop's thread. Dropping a chunk may run foreign code, such as a Python destructor, so the
+//! buffer does not drop chunks while it is borrowed. It passes written chunks to the caller, who drops them at a point
+//! where foreign code may run.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -134,8 +134,8 @@ impl<C: AsRef<[u8]>> OutBuf<C> {
     }
 
     /// Records that the first `n_bytes` bytes are written, at most [`Self::len_bytes`]. Passes each chunk that is
-    /// completely written to `dropped`. `dropped` must store the chunk and not drop it, because this buffer is borrowed
-    /// during the call.
+    /// completely written to `dropped`, during a borrow of this buffer. So `dropped` may drop the chunk only if that
+    /// cannot run foreign code; otherwise it must store the chunk.
     #[inline]
     pub fn advance(&mut self, n_bytes: usize, dropped: &mut impl FnMut(C)) {
         debug_assert!(n_bytes <= self.len_bytes, "more was written than there is");
@@ -265,8 +265,8 @@ mod tests {
 
     #[test]
     fn is_small() {
-        // A `Vec` has the size of the chunks that transports use (a Python object with a range): three words, and a
-        // spare value for `None`.
+        // A `Vec` has three words, and a spare value for `None`. The chunks that transports use (a pointer to a Python
+        // object) take less, even though they have no such spare value.
         assert!(size_of::<OutBuf<Box<[u8]>>>() <= 48);
         assert!(size_of::<OutBuf<Vec<u8>>>() <= 48);
     }

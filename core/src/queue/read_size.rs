@@ -3,9 +3,10 @@
 //! A small or irregular read goes into a scratch buffer, and is then copied into an object of exactly its size. Reads
 //! of 8 to 256 KiB that always have about the same size go directly into an object of that size, which saves the copy.
 //! That begins only after several reads in a row for which the same size of object is suitable. If a single unusual
-//! read could choose the size, the next message could get an object that is too small, and arrive in pieces.
+//! read could choose the size, the next message could get an object that is too small, and arrive in pieces. A caller
+//! that names the size of the object itself may read directly after a single such read ([`ReadSize::suits`]).
 //!
-//! It belongs to the loop's thread.
+//! A [`ReadSize`] belongs to the loop's thread.
 
 use std::cell::Cell;
 

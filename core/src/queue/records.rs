@@ -2,7 +2,8 @@
 //! length is in the header (RFC 8446, section 5.1).
 //!
 //! When `SSL_read` has less than a whole record, Python raises `SSLWantReadError`, and that costs more than decrypting
-//! a small record. So the TLS engine of the extension calls `SSL_read` exactly once for each whole record.
+//! a small record. So the TLS code of the extension counts the whole records, and usually calls `SSL_read` exactly once
+//! for each.
 //!
 //! ```text
 //!   type  version   length        body

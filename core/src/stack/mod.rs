@@ -22,7 +22,7 @@
 //! | `mappings` | the reserve of mappings that is left to the rest of the process |
 //! | `saved` | the copies, and a pool of buffers for them |
 //!
-//! All of these types belong to one thread.
+//! All of these types belong to one thread, except the budget in `mappings`, which all threads share.
 
 mod arena;
 mod mappings;
@@ -37,7 +37,7 @@ pub use saved::{Pool, Saved};
 
 use crate::sys::pages;
 
-/// A trim keeps this much memory below the top of a stack, and gives back what is further down.
+/// A trim keeps this much memory below the top of a stack, and gives back the memory further down.
 const RESIDENT_LEN: usize = 256 * 1024;
 /// How many evictions there are between two trims.
 const EVICTIONS_PER_TRIM: u32 = 1024;
@@ -133,7 +133,8 @@ impl StackSlot {
     }
 
     /// Gives memory back to the system: all pages that are more than `RESIDENT_LEN` below the top and that the stack at
-    /// `sp` does not use. Does nothing, and returns false, if there are no such pages or the uppermost has no memory.
+    /// `sp` does not use. Does nothing, and returns false, if there are no such pages or the uppermost of them has no
+    /// memory.
     pub fn trim(&self, sp: usize) -> bool {
         let page = pages::page_len();
         let end =

@@ -86,7 +86,7 @@ impl Pool {
         self.kept_len == 0
     }
 
-    /// Gives all buffers back to the system.
+    /// Frees all buffers that the pool keeps.
     #[cold]
     pub fn clear(&mut self) {
         self.kept_len = 0;

@@ -60,8 +60,8 @@ pub fn coarse_resolution_ns() -> u64 {
 }
 
 /// A count that rises at a steady rate, read with one instruction if the processor has one for it. Its unit is unknown,
-/// one processor may be a little behind another, and it may restart while the machine sleeps. So use it only to compare
-/// the parts of a long time with each other.
+/// one processor may be a little behind another, and the count may restart while the machine sleeps. So use it only to
+/// find out which share of a longer period each of its parts has taken.
 ///
 /// Source: Intel SDM, volume 3, "Time-stamp counter"; Arm ARM, `CNTVCT_EL0`.
 #[cfg(target_arch = "x86_64")]

@@ -346,8 +346,8 @@ unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_voi
 
 // ---- the stack that handlers run on ----------------------------------------------------------------------------
 
-/// A stack for the signal handlers of one thread, which is used as long as this lives. It must be dropped on the same
-/// thread.
+/// A stack for the signal handlers of one thread. The handlers run on it until this value is dropped, which must happen
+/// on the same thread.
 pub struct AlternateStack {
     mapping: *mut c_void,
 }

@@ -1,8 +1,8 @@
 //! Files: their length and position, sending them on a socket within the kernel, checking or removing a path, and the
 //! lowest free descriptor number.
 //!
-//! The paths belong to the files of Unix sockets. The calls may block on a disk, but not on a nonblocking socket. Any
-//! thread may make them; they keep no state.
+//! The functions that take a path are for the files of Unix sockets. All calls may block on a disk, but not on a
+//! nonblocking socket. Any thread may make them; they keep no state.
 //!
 //! Source: `fstat(2)`, `lseek(2)`, `sendfile(2)`, `stat(2)`, `unlink(2)`.
 

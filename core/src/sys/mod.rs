@@ -7,14 +7,14 @@
 //!
 //! | module | contract | Linux, Android | macOS, BSD |
 //! |---|---|---|---|
-//! | [`aio`] | calls on files, made while the loop goes on | io_uring; threads | threads |
+//! | [`aio`] | calls on files, made while the loop runs | io_uring; threads | threads |
 //! | [`at_once`] | calls that never block, for files in blocking mode | `RWF_NOWAIT`, `/proc/self/fd` | only sockets |
 //! | [`child`] | an fd that is readable once a child has ended | pidfd; a thread before 5.3 | kqueue, `EVFILT_PROC` |
 //! | [`clock`] | the clock of `time.monotonic()` | `CLOCK_MONOTONIC` | `CLOCK_UPTIME_RAW` (Apple), `CLOCK_MONOTONIC` |
 //! | [`faults`] | a message when a stack overflows into its guard | POSIX | POSIX |
 //! | [`mod@file`] | length and position of files, and sending them | `sendfile` | `sendfile`; none (NetBSD, OpenBSD) |
 //! | [`heap`] | keeps freed large buffers in the process | glibc's thresholds | nothing to do |
-//! | [`pages`] | memory mappings and guards in them | `MADV_NOHUGEPAGE`, `MADV_GUARD_INSTALL` | only `mmap` |
+//! | [`pages`] | memory mappings and guards in them | `MADV_NOHUGEPAGE`, `MADV_GUARD_INSTALL` | guards by `mprotect` |
 //! | [`pipe`] | pipes and terminals, and whether they report a lost reader | POSIX | POSIX; not named FIFOs (Apple) |
 //! | [`poller`] | level-triggered readiness of fds with a `u64` token each, waits in nanoseconds | epoll | kqueue |
 //! | [`pool`] | threads for calls that block | POSIX | POSIX |

@@ -10,9 +10,9 @@
 //!
 //! Threads start when all others are busy, up to a fixed number, and end after some idle seconds.
 //!
-//! A forked child has none of these threads, and the parent's lock may be locked in it: [`SharedPool::after_fork`]
-//! gives it a new pool. [`SharedPool::end_idle`] ends the idle threads before a fork, so that tools that count a
-//! process's threads, CPython among them, do not warn about threads that do nothing.
+//! A forked child has none of these threads, and its copy of the pool's lock may stay locked forever. So
+//! [`SharedPool::after_fork`] gives it a new pool. [`SharedPool::end_idle`] ends the idle threads before a fork, so
+//! that tools that count a process's threads, CPython among them, do not warn about threads that do nothing.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -25,14 +25,15 @@ use std::time::Duration;
 use super::thread::{self, HelperThread};
 use super::waker::Waker;
 
-/// Modules of the C library's name service run on this stack. Memory is used only for the part that they touch.
+/// The length of a thread's stack. Modules of the C library's name service run on it. Memory is used only for the part
+/// of the stack that they touch.
 const STACK_LEN: usize = 1024 * 1024;
 /// How long a thread waits for another job before it ends.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// What a thread runs. It must not panic. It returns how to deliver the outcome, which must be quick.
+/// The function that a thread runs. It must not panic. It returns the function that delivers its outcome.
 pub type Job = Box<dyn FnOnce() -> Delivery + Send>;
-/// Delivers the outcome of a job, in the same thread. It must not panic.
+/// Delivers the outcome of a job, in the same thread. It must not panic, and must be quick.
 pub type Delivery = Box<dyn FnOnce()>;
 
 /// A queue of jobs, and the threads that run them.
@@ -49,7 +50,7 @@ pub struct Pool {
 #[derive(Default)]
 struct State {
     queue: VecDeque<Job>,
-    /// By number.
+    /// The threads by their numbers.
     threads: HashMap<u64, HelperThread>,
     last_number: u64,
     idle: usize,
@@ -57,7 +58,7 @@ struct State {
     busy: usize,
     /// How many callers of [`Pool::end_idle`] wait. While there are any, no thread becomes idle.
     enders: usize,
-    /// The threads that have ended for them.
+    /// The threads that have ended because of such a caller. The caller joins them.
     ended: Vec<HelperThread>,
 }
 
@@ -106,8 +107,8 @@ impl Pool {
         (state.threads.len(), state.idle)
     }
 
-    /// Ends the threads that wait for a job, and returns when the system no longer counts them. A thread whose outcome
-    /// has been taken already is among them.
+    /// Ends the threads that wait for a job, and returns when the system no longer counts them. This includes every
+    /// thread whose last outcome was already taken from the mailbox, even if the thread is not waiting yet.
     pub fn end_idle(&self) {
         let mut state = self.lock();
         state.enders += 1;

@@ -77,7 +77,7 @@ impl SignalPipe {
     }
 }
 
-/// Sends the signal to this process, like Ctrl-C does. A system call in which the main thread waits ends with `EINTR`.
+/// Sends the signal to this process, as Ctrl-C does. A system call in which the main thread waits ends with `EINTR`.
 ///
 /// # Errors
 /// `EINVAL` if the number is not a signal's.

@@ -20,7 +20,7 @@ const FAULTS: [libc::c_int; 5] = [
     libc::SIGABRT,
 ];
 
-/// A thread that `spawn` has started. If this is dropped, the thread goes on by itself.
+/// A thread that `spawn` has started. If this value is dropped, the thread continues to run.
 pub struct HelperThread {
     handle: JoinHandle<()>,
     /// The system's number of the thread; 0 before it runs.

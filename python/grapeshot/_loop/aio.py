@@ -1,4 +1,4 @@
-"""Calls on files that let the loop go on: with io_uring, or in native threads where the system has none.
+"""Calls on files that do not block the loop: made with io_uring, or in native threads on systems without it.
 
 A call that need not wait for a disk is made at once, in the loop's thread: the kernel can be asked to read or open a
 file only if it has the data in memory (``RWF_NOWAIT``, ``RESOLVE_CACHED``). All other calls go to the loop's queue
@@ -30,8 +30,8 @@ OWN_POSITION = -1
 _MAX_AT_ONCE = 1024 * 1024
 # The most that one sendfile call sends. If this part of the file is not in memory, it is read first (`Prefetch`).
 PART_LEN = 1024 * 1024
-# After a loop's tasks have read this many bytes at once, the reading task lets others run. A read counts as at least
-# the second number.
+# After a loop's tasks have read this many bytes without waiting, the reading task lets others run. A read counts as at
+# least the second number.
 _TURN, _MIN_COST = 4 * 1024 * 1024, 16 * 1024
 # How long the close of a loop waits for calls that have begun (their memory cannot be freed before they end), and how
 # long it holds the GIL each time.
@@ -75,7 +75,7 @@ class AioQueue(Answers):
         return self._future_of(ticket, on_end, can_be_withdrawn=name != "write")
 
     def is_turn_over(self, length: int) -> bool:
-        """Note that a task has read ``length`` bytes at once. Return True if it must let others run now."""
+        """Note that a task has read ``length`` bytes without waiting. Return True if it must let others run now."""
         self._read_at_once += max(length, _MIN_COST)
         if self._read_at_once < _TURN:
             return False

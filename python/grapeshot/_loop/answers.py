@@ -3,8 +3,8 @@
 The native object (``_core._Resolver``, ``_core._AioQueue``) returns a ticket for each question. Its descriptor is
 readable when answers may have arrived, and its method ``take`` appends them to a list, each with its ticket.
 
-A forked child never uses the native object of its parent, and never frees it. A thread that the child does not have may
-have held a lock of this object at the time of the fork, or may have changed only a part of it.
+A forked child never uses the native object of its parent, and never frees it. At the time of the fork, a thread of the
+parent, which does not exist in the child, may have held a lock of the object or may have been changing it.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ class Answers:
                 raise RuntimeError("Event loop is closed")
             native = self._kind()
             if isinstance(self._loop, _core.Loop):
-                # The method of the class: CPython's tests replace the loop's own attribute by a mock.
+                # Take the method from the class, because CPython's tests replace the loop's own attribute with a mock.
                 add_reader = partial(_core.Loop._add_reader, self._loop)
             else:
                 add_reader = self._loop.add_reader
-            # In an empty context. That of the first caller would stay alive as long as the loop, with all its values.
+            # In an empty context: the first caller's context, with all its values, would live as long as the loop.
             contextvars.Context().run(add_reader, native.fileno(), self._deliver)
             self._native = native
         return native
@@ -94,7 +94,8 @@ class Answers:
     ) -> asyncio.Future[Any]:
         """Return a future of the answer with this ticket.
 
-        ``on_end`` is called with the answer, even if nobody waits for it any longer, or with None if it was withdrawn.
+        ``on_end`` is called with the answer, even if nobody waits for it any longer, or with None if the question was
+        withdrawn.
         """
         future: asyncio.Future[Any] = self._loop.create_future()
         self._waiting[ticket] = future, on_end
@@ -117,8 +118,8 @@ class Answers:
     def _deliver(self) -> None:
         """Give the answers that have arrived to their futures.
 
-        If an exception interrupts this, such as KeyboardInterrupt, it begins again with the same answer in the loop's
-        next iteration.
+        If an exception such as KeyboardInterrupt interrupts this method, the loop calls it again in its next iteration,
+        and it begins with the same answer.
         """
         native = self._own()
         if native is None:
@@ -134,7 +135,7 @@ class Answers:
             raise
         finally:
             if has_more or self._arrived:
-                native.wake()  # the loop then calls this again; this takes no memory
+                native.wake()  # makes the loop call this method again; wake() allocates no memory
 
     def _end(self, ticket: int, answer: Any) -> None:
         future, on_end = self._waiting.get(ticket, (None, None))

@@ -282,7 +282,9 @@ async def _staggered(
 
 
 def _first_socket(done: Iterable[asyncio.Task[socket.socket]]) -> socket.socket | None:
-    """Return the socket of one finished attempt and close the others. Raise an error that is not an OSError.
+    """Return the socket of one finished attempt, if any, and close the sockets of the others.
+
+    If no attempt has connected, but one has raised an error that is not an OSError, raise that error.
 
     The function reads ``task.exception()`` instead of awaiting the task: an exception raised in this frame would have a
     traceback that keeps its own task alive.

@@ -60,7 +60,7 @@ def _own(function: Any, module: types.ModuleType) -> Any:
     return function if is_own(function, module) else object()
 
 
-# CPython's own functions, for which a lookup in a native thread can stand.
+# CPython's own functions, which a lookup in a native thread can replace.
 _NATIVE = {name: _own(_NATIVE_SOCKET.get(name), _socket) for name in ("getaddrinfo", "getnameinfo")}
 _ORIGINAL = {"getaddrinfo": _own(socket.getaddrinfo, socket), "getnameinfo": _NATIVE["getnameinfo"]}
 # The functions that grapeshot.coro.patch() puts into the socket module. They ask the native threads, too.
@@ -68,7 +68,8 @@ _patched: list[Callable[..., Any]] = []
 _core._set_resolver(_ORIGINAL["getaddrinfo"], _NATIVE["getaddrinfo"])
 _FAMILIES = {int(family): family for family in socket.AddressFamily}
 _KINDS = {int(kind): kind for kind in socket.SocketKind}
-# In the place of a question: the C library answers without a server and without files, so ask it in this thread.
+# Returned instead of a question that the C library answers without a server and without files, so that the caller can
+# ask it in its own thread.
 AT_ONCE: Question = ("", ())
 
 os.register_at_fork(before=_core._resolver_before_fork, after_in_child=_core._resolver_after_fork)
@@ -168,10 +169,10 @@ def ask(loop: BaseLoop, question: Question) -> asyncio.Future[Any]:
 def set_dns_cache(loop: BaseLoop, ttl: float) -> None:
     """Reuse the answers of this loop's name lookups for ``ttl`` seconds. 0, the default, switches this off.
 
-    It concerns :meth:`getaddrinfo`, :meth:`getnameinfo`, connections to host names, and the lookups of coros, unless a
-    program has replaced :func:`socket.getaddrinfo`. Errors are not remembered. The C library does not tell how long an
-    answer is valid, so choose a time after which your servers may have moved. All loops of the process share the
-    answers, at most 1,024 of them.
+    This applies to :meth:`getaddrinfo`, :meth:`getnameinfo`, connections to host names, and the lookups of coros,
+    unless a program has replaced :func:`socket.getaddrinfo`. Errors are not remembered. The C library does not tell how
+    long an answer is valid, so choose how long your program may go on using the old address of a server that has moved.
+    All loops of the process share the remembered answers, at most 1,024.
 
     Raises:
         ValueError: ``ttl`` is negative or not a number.
@@ -189,12 +190,12 @@ def uses(function: Callable[..., Any]) -> None:
 def current(name: str) -> Callable[..., Any]:
     """Return what the program has in the socket module under this name: maybe a replacement.
 
-    It is read at each call, because programs and tests replace it.
+    The name is looked up at each call, because programs and tests replace the function.
     """
     function = _SOCKET[name]
-    # coro.patch() gives this module a view of the socket module, which has the function that patch() has replaced.
+    # coro.patch() replaces `socket` in this module with a view that still has the original functions.
     is_patched = any(function is patched for patched in _patched)
-    # CPython's tests give this module a mock.
+    # CPython's tests replace `socket` in this module with a mock.
     is_mock = not issubclass(type(socket), types.ModuleType)
     return getattr(socket, name) if is_patched or is_mock else function  # type: ignore[no-any-return]
 
@@ -205,9 +206,10 @@ def is_original(name: str) -> bool:
 
 
 def question_of_addresses(host: Any, port: Any, family: int, type_: int, proto: int, flags: int) -> Question | None:
-    """Return the question, or AT_ONCE if the function may be called in this thread.
+    """Return the question, or AT_ONCE if ``socket.getaddrinfo`` may be called in this thread.
 
-    Return None if the function must be called in a thread: it was replaced, or it will refuse the arguments.
+    Return None if ``socket.getaddrinfo`` must be called in a thread, because a program has replaced it, or because it
+    will refuse the arguments.
 
     Raises:
         UnicodeError: the host is not a valid internationalised domain name.
@@ -219,7 +221,7 @@ def question_of_addresses(host: Any, port: Any, family: int, type_: int, proto: 
     numbers = (family, type_, proto, flags)
     if not all(_is_int(number) for number in numbers):
         return None
-    # The methods of the exact types, like the C functions that CPython calls: a subclass may have methods of its own.
+    # Call the methods of `str` itself, as CPython's C code does: a subclass may have methods of its own.
     name = str.encode(host, "idna") if isinstance(host, str) else host
     service = port
     if type(port) is int and -(2**63) <= port < 2**63:

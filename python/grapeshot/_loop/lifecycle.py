@@ -155,7 +155,8 @@ def _close_now(loop: BaseLoop) -> None:
             executor.shutdown(wait=False)
 
 
-# What forget_parent() has taken from loops. It is kept until the process ends, so that none of its code runs.
+# Objects that forget_parent() has taken from loops. They are kept until the process ends, so that none of their
+# cleanup code runs.
 _forgotten: list[object] = []
 
 
@@ -336,7 +337,7 @@ def _shut_down(
     try:
         if executor is not None:
             executor.shutdown(wait=True)
-        # These may be used again on another loop. But their coros end with this one.
+        # These executors may be used again on another loop, but the coros that are their workers end with this loop.
         for other in with_coros:
             other._wait_for_jobs()
     except Exception as exc:
@@ -380,7 +381,7 @@ def default_exception_handler(loop: BaseLoop, context: dict[str, Any]) -> None:
     """Log ``context`` as one ERROR record of the ``asyncio`` logger: the message, then its other keys, sorted.
 
     The record includes the exception's traceback. In debug mode it says where the failing object was created. For that
-    purpose, the function may add the key ``handle_traceback`` to ``context``.
+    purpose, the function may add the keys ``source_traceback``, ``in_coro`` and ``handle_traceback`` to ``context``.
     """
     exception = context.get("exception")
     exc_info: Any = False
@@ -411,10 +412,10 @@ def _describe(key: str, value: Any) -> str:
 def call_exception_handler(loop: BaseLoop, context: dict[str, Any]) -> None:
     """Call the current exception handler with an error that no caller receives.
 
-    ``context`` has ``message`` and, where they apply, ``exception``, ``future``, ``task``, ``handle``, ``protocol``,
-    ``transport``, ``socket``, ``asyncgen``, ``source_traceback``. A custom handler runs in the context of the task,
-    future or handle. This method raises nothing but KeyboardInterrupt and SystemExit: if a custom handler fails, the
-    default handler reports that, and if the default handler fails, that is logged.
+    ``context`` has ``message`` and, where they apply, ``exception``, ``future``, ``task``, ``coro``, ``handle``,
+    ``protocol``, ``transport``, ``socket``, ``asyncgen``, ``source_traceback``. A custom handler runs in the context of
+    the task, future or handle. This method raises nothing but KeyboardInterrupt and SystemExit: if a custom handler
+    fails, the default handler reports that, and if the default handler fails, that is logged.
     """
     handler = loop._exception_handler
     if handler is None:

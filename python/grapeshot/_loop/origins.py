@@ -48,7 +48,10 @@ def site(frame: FrameType | None) -> str | None:
 
 
 def place(frame: FrameType) -> str | None:
-    """Return a frame's place as ``file:line in function``, or None for a frame of this package or of asyncio."""
+    """Return a frame's place as ``file:line in function``.
+
+    Return None for a frame of this package, of asyncio, of threading or of a frozen module.
+    """
     code = frame.f_code
     if code.co_filename.startswith(_NOT_OF_THE_PROGRAM):
         return None

@@ -49,6 +49,5 @@ def _find_peer_function() -> Callable[[socket.socket], int] | None:
     return _xucred if system.startswith(("darwin", "freebsd", "dragonfly")) else None
 
 
-# A function that returns the effective uid of the process at the other end. None on all other
-# systems.
+# A function that returns the effective uid of the process at the other end, or None on a system that cannot tell it.
 peer_uid = _find_peer_function()

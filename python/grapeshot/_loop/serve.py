@@ -131,7 +131,8 @@ class Server(asyncio.Server):
     def close(self) -> None:
         """Stop accepting and close the listening sockets. Idempotent.
 
-        Open connections stay open, unless :meth:`serve_forever` is running, which then closes them.
+        Open connections stay open, unless :meth:`serve_forever` is running, which then closes them (on Python 3.12 and
+        later).
         """
         sockets = self._sockets
         if sockets is None:

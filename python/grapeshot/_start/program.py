@@ -117,7 +117,7 @@ def _run_stdin(names: dict[str, Any]) -> None:
 
 
 def _set_first_path(path: str) -> None:
-    """Replace ``sys.path[0]``, which the interpreter has set for ``-m grapeshot``. In safe-path mode it sets none."""
+    """Replace ``sys.path[0]``, which the interpreter sets for ``-m grapeshot``, except in safe-path mode."""
     if not sys.flags.safe_path:
         sys.path[:1] = [path]
 

@@ -7,7 +7,8 @@
     >>> coro.run(pause, 0.01)
     'rested'
 
-A coro lets others run whenever it waits. It needs neither ``async`` nor ``await``, and there is no second scheduler.
+A coro lets others run whenever it waits. Its code needs neither ``async`` nor ``await``, and the loop schedules coros
+and tasks alike.
 Most names come from Shrapnel, IronPort's library of cooperative threads.
 
 This module is not available on free-threaded builds of Python, nor on Python versions and processors that it does not
@@ -156,7 +157,7 @@ def __dir__() -> list[str]:
 
 
 def _name_as_public() -> None:
-    """Set the ``__module__`` of the public objects to this package: tracebacks, ``help`` and pickles show it."""
+    """Set the ``__module__`` of the public objects to this package, because tracebacks, ``help`` and pickles use it."""
     for name in __all__:
         value = globals()[name]
         if getattr(value, "__module__", "").startswith(f"{__name__}."):

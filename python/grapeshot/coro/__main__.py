@@ -1,4 +1,4 @@
-"""``python -m grapeshot.coro script.py``: run an ordinary program in a coro, with everything patched.
+"""``python -m grapeshot.coro script.py``: run an ordinary program in a coro, after ``coro.patch()``.
 
 The program runs as ``__main__`` in the first coro. Arguments, exit status, tracebacks and Ctrl-C behave as with
 ``python script.py``. At the end, the command waits for all threads that are not daemons.

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 def aio_read(fd: int, nbytes: int, offset: int, /) -> bytes:
     """Return up to ``nbytes`` bytes of a file from ``offset`` on, b"" at its end. The file's position does not move.
 
-    If the coro is interrupted, the call may go on for a moment: close the descriptor only after that. A
-    :class:`file_sock` takes care of this.
+    If the coro is interrupted, the system may still use the descriptor for a moment, and the program must not close it
+    during that time. A :class:`file_sock` takes care of this.
 
     Raises:
         OSError: as :func:`os.pread`.
@@ -38,8 +38,8 @@ def aio_read(fd: int, nbytes: int, offset: int, /) -> bytes:
 def aio_write(fd: int, data: ReadableBuffer, offset: int, /) -> int:
     """Write data to a file at ``offset``; return the number of bytes written. The file's position does not move.
 
-    If the coro is interrupted, it is not known how much was written, and the call may go on for a moment: close the
-    descriptor only after that. A :class:`file_sock` takes care of this.
+    If the coro is interrupted, it is not known how much was written. The system may still use the descriptor for a
+    moment, and the program must not close it during that time. A :class:`file_sock` takes care of this.
 
     Raises:
         OSError: as :func:`os.pwrite`.
@@ -77,7 +77,7 @@ def read(fd: int, size: int, offset: int, on_end: Callable[[Any], object] = _not
 
 
 def write(fd: int, data: bytes, offset: int, on_end: Callable[[Any], object] = _nothing) -> int:
-    """Like :func:`aio_write`, but an offset of -1 means the file's own position. ``on_end`` as for :func:`read`."""
+    """Like :func:`aio_write`, but an offset of -1 means the file's own position. ``on_end``: see :func:`read`."""
     if _core._coro_is_on_loop():
         return _wait_for("write", fd, data, offset, on_end=on_end)  # type: ignore[no-any-return]
     try:

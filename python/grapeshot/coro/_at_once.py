@@ -1,9 +1,9 @@
 """Reads and writes on descriptors that must stay in blocking mode, because other processes may share them.
 
 A read can block even though the descriptor was ready a moment ago: another process may have taken the data. So each
-call here tells the system not to block in this one call, and is repeated after a wait. For a few kinds of files the
-system has no such call. Once such a file is ready, a real thread reads or writes it for a coro. (Where no coro can
-wait, the calling thread reads or writes it. :func:`write_now` always writes in the calling thread.)
+call here tells the system not to block in this one call, and is repeated after a wait. No system has such calls for all
+kinds of files. Once a file without them is ready, a real thread reads or writes it for a coro. (Where no coro can wait,
+the calling thread reads or writes it. :func:`write_now` always writes in the calling thread.)
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _mark(fd: int) -> Any:
     """Return an epoll object with ``fd`` registered, if ``fd`` is a character device and epoll accepts it; else None.
 
     ``fstat`` returns the same identity for the masters of all pseudo-terminals. An epoll object tells them apart,
-    because it refers to the open file itself, and does not keep it open.
+    because it refers to the open file itself. It does not keep the file open.
     """
     if _Epoll is None or not stat.S_ISCHR(_fstat(fd).st_mode):
         return None

@@ -1,7 +1,7 @@
 """``BorrowedLoop``: the loop that asyncio code gets when it makes one in a coro that hides the loop.
 
-A loop is already running such a coro, so a second one could not run there. Instead the coro borrows the loop that runs
-it, the host:
+A loop is already running such a coro, and a second loop would block the thread. Instead the coro borrows the loop that
+runs it, the host:
 
     coro (hides the loop)                      the host
     asyncio.run(main())
@@ -11,7 +11,7 @@ it, the host:
       cancels the tasks of this run that are left
       loop.close()                     ------> ends the run; the host runs on
 
-The methods that run, stop and close a loop affect only this run. So do the exception handler, and the methods that
+The methods that run, stop and close a loop affect only this run. So do the methods that set the exception handler, or
 shut down asynchronous generators and the default executor. Debug mode affects the host, but only until the run ends.
 All other methods call the host's. A BorrowedLoop belongs to the host's thread.
 """
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class _Turn:
-    """One ``run_...`` call of a borrowed loop. It ends with a future or with ``stop()``.
+    """One ``run_...`` call of a borrowed loop. It ends when its future is done, or when ``stop()`` is called.
 
     It has the methods of a future that ``wait_for_future`` uses, so that a coro can wait for it.
     """
@@ -206,7 +206,7 @@ class BorrowedLoop(asyncio.AbstractEventLoop):
     def stop(self) -> None:
         """Make the current call of :meth:`run_forever` or :meth:`run_until_complete` return.
 
-        If there is none, the next call returns in the next iteration of the host.
+        If no such call is in progress, the next one returns in the next iteration of the host.
         """
         if self._turn is not None:
             self._turn.stop()
@@ -220,7 +220,7 @@ class BorrowedLoop(asyncio.AbstractEventLoop):
     # ------------------------------------------------------------------ the end
 
     def close(self) -> None:
-        """End this run: cancel its tasks that are left, and wait for them if this is called in a coro of the host.
+        """End this run: cancel its tasks that are left. A coro that hides the host waits for them here.
 
         Raises:
             RuntimeError: the loop is running.
@@ -272,7 +272,7 @@ class BorrowedLoop(asyncio.AbstractEventLoop):
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         """Wait until the jobs that this run submitted to the default executor have ended. The executor itself goes on.
 
-        ``timeout`` is in seconds; None means no limit. If jobs are left after it, a RuntimeWarning says so.
+        ``timeout`` is in seconds; None means no limit. If jobs are left when it is over, a RuntimeWarning says so.
         """
         jobs = [asyncio.wrap_future(job, loop=self._host) for job in list(self._run.jobs)]
         if not jobs:
@@ -324,7 +324,7 @@ class BorrowedLoop(asyncio.AbstractEventLoop):
     def set_debug(self, enabled: bool) -> None:
         """Switch debug mode on until this run ends, or off again.
 
-        After False, the host's debug mode stays on as long as other runs want it.
+        After False, the host stays in debug mode as long as other runs want it, or if it was in debug mode before.
         """
         self._own_debug = bool(enabled)
         self._run.set_debug(self._host, self._own_debug)

@@ -1,8 +1,9 @@
 """Keeps track of which tasks, asynchronous generators and executor jobs belong to which run of a borrowed loop.
 
-A run is asyncio code in a coro that hides the loop; it borrows the loop that runs the coro (``_borrowed_loop``). Tasks
-that the run's code starts belong to the run as well, and are cancelled at its end. A context variable tells to which
-run a piece of code belongs. Only the loop's thread may use this module.
+A coro that hides the loop can run asyncio code on a loop that borrows the loop of the coro (``_borrowed_loop``). The
+code that runs on one borrowed loop is called a run here. Tasks that it starts belong to the run as well, and are
+cancelled at its end. A context variable tells to which run a piece of code belongs. Only the loop's thread may use this
+module.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Run:
     """The tasks, generators and jobs of one borrowed loop, from its creation until it is closed."""
 
     def __init__(self, host: Loop, stop: Callable[[], None], leave: Callable[[BaseException], bool]) -> None:
-        # None once the run is over. The run itself may live longer, because contexts refer to it.
+        # None once the run is over. This object may live longer, because contexts refer to it.
         self.host: Loop | None = host
         self._stop = weakref.WeakMethod(stop)
         self._leave = weakref.WeakMethod(leave)
@@ -102,7 +103,7 @@ class Ledger:
         self._runs: set[Run] = set()
         # finds the run of a task whose context is not marked
         self.run_of_task: weakref.WeakKeyDictionary[Any, Run] = weakref.WeakKeyDictionary()
-        # the loop's debug mode before a run switched it on; None if no run has
+        # the loop's debug mode before a run switched it on; None if no run has switched it on
         self._debug_before: bool | None = None
 
     def add(self, run: Run) -> None:
@@ -140,7 +141,7 @@ class Ledger:
             self._debug_before = None
 
     def current(self) -> Run | None:
-        """Return the run to which the running code belongs; None if it belongs to the program of the loop itself."""
+        """Return the run to which the running code belongs; None if the code does not belong to a run."""
         host = self._host()
         run = _run_of_context.get()
         if (run is None or run.host is not host) and host is not None:

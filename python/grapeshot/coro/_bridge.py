@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class ThreadCall(functools.partial):  # type: ignore[type-arg]
-    """A call that must be made in a real thread, also if the executor runs other functions in coros."""
+    """A call that must be made in a real thread, even if the executor runs other functions in coros."""
 
 
 class _WrappedInterrupt(Interrupted):
@@ -304,9 +304,10 @@ def run_in_thread(  # type: ignore[misc]  # correct: an `fn` with an argument `e
 ) -> Any:
     """Run ``fn(*args, **kwargs)`` in a real thread while this coro waits; return its result or raise its exception.
 
-    The thread comes from ``executor``, by default from the loop's default executor, which asyncio uses as well. This
-    executor has ``min(32, CPUs + 4)`` threads; further calls wait for a free one. The function runs in a copy of the
-    coro's context, unless the executor runs functions in other processes or other interpreters.
+    The thread comes from ``executor``, by default from the loop's default executor, which asyncio uses as well. Unless
+    the program has set another one, it has ``min(32, CPUs + 4)`` threads; further calls wait for a free thread. If the
+    executor is a ThreadPoolExecutor (but not an InterpreterPoolExecutor), the function runs in a copy of the coro's
+    context.
 
     An interruption of the coro does not stop the thread: a call that is running goes on, and its result is dropped. A
     call that has not begun is cancelled. Source: asyncio.to_thread.
@@ -326,7 +327,7 @@ def run_in_thread(  # type: ignore[misc]  # correct: an `fn` with an argument `e
 
 
 def _runs_threads(executor: concurrent.futures.Executor) -> bool:
-    """Whether the executor's threads belong to this interpreter, so that they can use a context."""
+    """Whether the executor is known to run functions in threads of this interpreter, which can use a context."""
     if not isinstance(executor, concurrent.futures.ThreadPoolExecutor):
         return False
     # Each thread of this executor, which Python has from 3.14 on, runs an interpreter of its own.

@@ -1,8 +1,8 @@
 """``Coro``: a function that runs on a stack of its own. To asyncio it is a task.
 
-Stacks, switches and waits are native code (``grapeshot._core``). This module has the parts that run at most once per
-coro or per interruption: Shrapnel's methods that interrupt a coro, and the interface of :class:`asyncio.Task`, which a
-coro needs because asyncio sees a running coro as the current task.
+Stacks, switches and waits are native code (``grapeshot._core``). This module has the parts that need not be fast:
+Shrapnel's methods that interrupt a coro, and the interface of :class:`asyncio.Task`, which a coro needs because asyncio
+sees a running coro as the current task.
 
 An interruption is raised where the coro waits. If the coro was already woken but has not run yet, it gets the
 interruption instead of the value that it was woken with, and the primitives in :mod:`grapeshot.coro` take back the lock

@@ -49,8 +49,8 @@ def look_up(question: dns.Question) -> Any:
 def numeric_address(family: int, address: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return an Internet address in which a host name is replaced by the first numeric address it resolves to.
 
-    An address without a name is returned unchanged. ``connect`` calls this, and so does the native code of ``bind``,
-    ``sendto`` and ``sendmsg``.
+    An address without a name is returned unchanged, and so is any address where no coro runs. ``connect`` calls this,
+    and so does the native code of ``bind``, ``sendto`` and ``sendmsg``.
 
     Raises:
         socket.gaierror: the name does not resolve.

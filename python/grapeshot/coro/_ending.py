@@ -62,7 +62,7 @@ def _warn_of_late(loop: Loop) -> None:
 
 
 def before_close(loop: Loop) -> None:
-    """End the coros of a loop that is about to be closed, and the watchdog of this thread."""
+    """End the coros of a loop that is about to be closed, and let the latency watchdog ignore this thread."""
     try:
         unwind(loop)
     finally:
@@ -187,7 +187,7 @@ def _warn_of_never_run() -> None:
     never_run = [co for co in _core._coro_live() if co._status == "ready" and co.get_frame() is None]
     if never_run:
         warnings.warn(
-            f"coros never ran: {never_run}; coro.run() or coro.event_loop() runs what was spawned before",
+            f"coros never ran: {never_run}; coro.run() or coro.event_loop() runs coros that were spawned before it",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -206,7 +206,10 @@ _local = threading.local()
 
 
 def watch_thread() -> None:
-    """Make the coros of this thread end when the thread ends. Called before its first coro starts."""
+    """Make the coros of this thread end when the thread ends.
+
+    Called once in each thread: before its first coro starts, or when it first sets a latency limit.
+    """
     _local.end = _ThreadEnd()
 
 

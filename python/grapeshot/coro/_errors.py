@@ -21,7 +21,9 @@ LimitOverrunError = asyncio.LimitOverrunError
 class Interrupted(asyncio.CancelledError):
     """Raised in a coro that was interrupted while it waited. ``value`` is the argument of :meth:`Coro.interrupt`.
 
-    It is a subclass of :class:`asyncio.CancelledError`, so ``except Exception`` does not catch it.
+    If a :class:`timeout` or a :class:`Group` has interrupted its own block, ``value`` is that object.
+
+    This is a subclass of :class:`asyncio.CancelledError`, so ``except Exception`` does not catch it.
     """
 
     def __init__(self, value: Any = None) -> None:
@@ -30,7 +32,7 @@ class Interrupted(asyncio.CancelledError):
 
 
 class Shutdown(Interrupted):
-    """Raised in a coro that must end: :meth:`Coro.shutdown` was called, or its loop is being closed."""
+    """Raised in a coro that must end: :meth:`Coro.shutdown` was called, or its loop or its thread is ending."""
 
 
 class CoroCancelled(Exception):  # noqa: N818  # named after the state that it reports
@@ -54,7 +56,7 @@ class Full(queue.Full, TimeoutError):  # noqa: N818
 
 
 class ScheduleError(Exception):
-    """A coro cannot be scheduled: it is in the wrong state, or belongs to another thread."""
+    """A coro cannot be scheduled in its present state, or a coro, lock or queue of another thread was used."""
 
 
 class DeadCoroutine(ScheduleError):  # noqa: N818  # Shrapnel's name
@@ -66,7 +68,7 @@ class NotStartedError(ScheduleError):
 
 
 class SimultaneousError(Exception):
-    """A second coro tried to wait for the same event (to read, or to write) on the same descriptor."""
+    """A second coro tried to wait for the same event (to read or to write) on a descriptor, or to use a file_sock."""
 
 
 class ClosedError(OSError):
@@ -87,7 +89,7 @@ class YieldFromMain(RuntimeError):  # noqa: N818  # Shrapnel's name
 
 
 class LockError(RuntimeError):
-    """A coro released a lock that it does not hold, or tried to wait for a lock that only it could release."""
+    """A lock was released by code that does not hold it, or a coro would wait for a lock that only it could release."""
 
 
 class InParallelError(Exception):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class _Program:
-    """A loop that :func:`event_loop` runs or will run. Other threads may only make the loop call :meth:`end`."""
+    """A loop that :func:`event_loop` runs or will run. Other threads must let the loop's thread call :meth:`end`."""
 
     def __init__(self) -> None:
         self.loop = new_event_loop()
@@ -92,12 +92,12 @@ def event_loop() -> Any:
 def set_exit(code: Any = 0) -> None:
     """Make :func:`event_loop` return ``code``.
 
-    Call it from a coro, a callback or a task of the loop, or before the loop runs. A second call before the loop has
-    ended replaces the code. A thread whose coros no :func:`event_loop` runs may call it, too, as long as only one
-    :func:`event_loop` is running in the process: the call then ends that one.
+    Call it from a coro, a callback or a task of the loop, or before the loop runs (once a coro was made for it). A
+    second call before the loop has ended replaces the code. A thread that has no :func:`event_loop` of its own may call
+    it, too, if exactly one :func:`event_loop` is running in the process. The call then ends that one.
 
     Raises:
-        RuntimeError: no :func:`event_loop` is running, or several are running, all of them in other threads.
+        RuntimeError: this thread has no :func:`event_loop` of its own, and not exactly one is running in other threads.
     """
     program = _own.program
     if program is not None:

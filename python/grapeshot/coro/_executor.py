@@ -34,18 +34,18 @@ _IDLE_S = 10.0
 # `in_thread` sets this attribute of a function.
 _MARK = "_grapeshot_in_thread"
 
-# The prefixes of the modules whose functions keep real threads.
+# The names of the modules and packages whose functions need real threads.
 _modules: list[str] = []
 
 
-# ---------------------------------------------------------------- functions that keep real threads
+# ---------------------------------------------------------------- functions that need real threads
 
 
 def in_thread(fn: Callable[_P, _T]) -> Callable[_P, _T]:
     """Mark a function that computes, or that waits in C code. :class:`CoroPoolExecutor` runs it in a real thread.
 
-    Use it as a decorator. Where such functions are in a library, use :func:`modules_in_thread`. A direct call of the
-    function is not affected.
+    Use it as a decorator. For the functions of a library, use :func:`modules_in_thread`. A direct call of the function
+    is not affected.
     """
     setattr(fn.__func__ if isinstance(fn, classmethod | staticmethod) else fn, _MARK, True)
     return fn
@@ -59,8 +59,8 @@ def modules_in_thread(*names: str) -> None:
 def needs_thread(fn: Any, args: Iterable[Any] = ()) -> bool:
     """Whether a function must be called in a real thread.
 
-    This is so if it is marked, or calls a marked function that is one of its arguments (frameworks wrap functions in
-    this way), or is written in C and not patched by grapeshot.
+    This is so if it is marked, or if one of its arguments is a marked function, which it will probably call (frameworks
+    wrap functions in this way), or if it is written in C and not patched by grapeshot.
     """
     args = list(args)
     while True:
@@ -94,7 +94,7 @@ def _is_marked(fn: Any) -> bool:
         if getattr(fn, _MARK, False) is True or getattr(type(fn).__call__, _MARK, False) is True:
             return True
         return bool(_modules) and _is_module_marked(getattr(fn, "__module__", None) or type(fn).__module__)
-    except Exception:  # an object that computes its attributes
+    except Exception:  # an object that computes its attributes may raise any exception
         return False
 
 
@@ -123,12 +123,12 @@ def _is_in_c(fn: Any) -> bool:
 def _owner(fn: Any) -> Any:
     try:
         return fn.__self__
-    except Exception:  # there is none, or an object computes its attributes
+    except Exception:  # there is no such attribute, or an object that computes its attributes has raised
         return None
 
 
 def _lookup(kind: type, name: str) -> Any:
-    """Return the attribute of a class as it stands in the class that defines it."""
+    """Return an attribute of a class without binding it. For a staticmethod, return the function inside it."""
     found = next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
     return found.__func__ if isinstance(found, staticmethod) else found
 
@@ -174,7 +174,7 @@ class _Worker:
 class _Pool:
     """The workers that an executor has on one loop.
 
-    Workers refer to this object and not to the executor, so the executor can be dropped, which ends them.
+    Workers refer to this object and not to the executor. So a program can drop the executor, and the workers then end.
     """
 
     def __init__(self, loop: BaseLoop, limit: int | None, prefix: str) -> None:
@@ -205,7 +205,7 @@ class _Pool:
 
     def _wake_worker(self, job: _Job) -> bool:
         while self._idle:
-            worker = self._idle.pop()  # the one that has been idle for the shortest time, so that others end
+            worker = self._idle.pop()  # the last one that became idle, so that the others can end
             worker.job = job
             if worker.wakeup.wake_one():
                 return True
@@ -240,7 +240,7 @@ class _Pool:
         finally:
             self._count -= 1
             self.coros.discard(_core._coro_current_or_none())
-            if self._jobs and self.is_open():  # after Ctrl-C
+            if self._jobs and self.is_open():  # Ctrl-C has ended this worker
                 self._start_worker(self._jobs.popleft())
 
     def _wait_for_job(self, worker: _Worker) -> bool:
@@ -274,21 +274,21 @@ class _Pool:
 
 
 class CoroPoolExecutor(concurrent.futures.ThreadPoolExecutor):
-    """An executor for blocking-style functions, whose workers are coros of the loop that submits to it.
+    """An executor for blocking-style functions. Its workers are coros of the loop on which it is used.
 
     ::
 
         loop.set_default_executor(coro.CoroPoolExecutor())
 
     ``run_in_executor(None, fn)`` and ``asyncio.to_thread(fn)`` then call ``fn`` in a coro. So other code runs while the
-    function waits in patched calls (see ``coro.patch``), and as many functions as you like wait at the same time. As in
-    a thread, asyncio's functions see no running loop in them.
+    function waits in patched calls (see ``coro.patch``), and as many functions as you like wait at the same time. In
+    these functions, as in a thread, asyncio sees no running loop.
 
     Functions that compute, or wait in C code, would block the loop, so they need real threads. The executor has real
     threads for functions that ``coro.threads.in_thread`` or ``coro.threads.modules_in_thread`` names, and for functions
-    in C (such as ``zlib.compress``), unless grapeshot has patched them. The latency warning names others. All functions
-    run in real threads if they are submitted where no grapeshot loop is running, or while the executor has workers on
-    another loop.
+    in C (such as ``zlib.compress``), unless grapeshot has patched them. The latency warning names other functions that
+    block the loop. All functions run in real threads if they are submitted where no grapeshot loop is running, or if
+    the executor has already called functions in coros of another loop that is not closed yet.
 
     Workers end with their loop. ``asyncio.run`` and ``grapeshot.run`` wait for the jobs first; ``loop.close()`` alone
     does not: then a running function gets Shutdown where it waits, and jobs that have not begun are cancelled.

@@ -83,8 +83,7 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
 
     With ``closefd`` the object owns the descriptor: it makes it nonblocking, and :meth:`close` closes it. Otherwise it
     does not change the descriptor's mode, because other processes may share it (standard input, for instance). Each
-    call is then nonblocking on its own. For the few kinds of files that have no such calls, a real thread makes the
-    call.
+    call is then nonblocking on its own. For the kinds of files that have no such calls, a real thread makes the call.
 
     A ``recv`` that is interrupted loses no data. After an interrupted ``sendall`` it is not known how much was written.
     In a thread without coros, the calls block the thread.
@@ -380,7 +379,7 @@ class file_sock(fd_sock):  # noqa: N801
             raise OSError(errno.ESPIPE, os.strerror(errno.ESPIPE))
 
     def _use(self, call: Callable[[int, Callable[[Any], object]], _T]) -> _T:
-        """Make a call with the descriptor, which stays open until the call has ended, also after an interruption."""
+        """Make a call with the descriptor, which stays open until the call has ended, even after an interruption."""
         if self._is_in_use:
             raise _errors.SimultaneousError("another coro is using this file: one coro at a time may use it")
         self._is_in_use = True
@@ -399,7 +398,7 @@ class file_sock(fd_sock):  # noqa: N801
             self._is_in_use = False
 
     def _wait_for_interrupted(self) -> None:
-        """Wait until the call of an interrupted coro has ended. Otherwise its write could come after the next one."""
+        """Wait until the call of an interrupted coro has ended. Otherwise its write could follow a later write."""
         if self._under_way is not None:
             self._under_way.acquire()
             self._under_way = None

@@ -68,9 +68,9 @@ def _forget_parent(loop: Loop, kept: object) -> None:
 
 
 def _task_of_run(co: Any) -> Any:
-    """Return what the loop awaits if it runs only until ``co`` ends, else None.
+    """If the loop runs only until ``co`` ends, return the coro or task for whose end the loop waits, else None.
 
-    The loop then awaits ``co``, or the task in which ``coro.run()`` awaits ``co``.
+    That is ``co`` itself, or the task in which ``coro.run()`` awaits ``co``.
     """
     awaited = co._loop._awaited
     if awaited is co:
@@ -82,7 +82,7 @@ def _task_of_run(co: Any) -> Any:
 
 
 def end_child(co: Any, leaves_loop: bool) -> bool:
-    """Called in the child when the coro that forked has ended: unless this ends the loop's run, end the process.
+    """Called in the child when the coro that forked has ended: end the process, unless the loop's run now ends.
 
     Return True if the loop runs only until this coro ends, as with ``coro.run()``. (No other code in the child can wait
     for the coro.)

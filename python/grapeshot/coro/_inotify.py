@@ -1,12 +1,12 @@
 """``watch_file`` on Linux, with inotify. To watch a single file, it uses two watches that report different events:
 
     the watch of its directory  the name was created, deleted or moved
-    the watch of the file       the contents were modified; made again when the name refers to another file
+    the watch of the file       the contents were modified. When the name refers to another file, this watch is replaced
 
 So a file is still watched after an editor has replaced it (by renaming a new file to the old name). If the name is a
 symbolic link, the contents of its target are watched; once the link is replaced, the new target's contents are.
 
-To watch the entries of a directory, one watch of the directory reports all of these events.
+For the entries of a directory, a single watch of that directory reports all of these events.
 
 Source: ``inotify(7)``.
 """

@@ -44,7 +44,7 @@ def set_latency_warning(seconds: float | None, /, *, always: bool | None = None,
 
     Args:
         always: also log code that delays nothing else. By default nothing is logged if no other coro or task is ready,
-            no timer is due, and no descriptor is ready on which a coro, task or callback waits.
+            no timer is due, and no descriptor is ready on which a coro, task, callback or transport waits.
         stack: add the stack to the first record.
 
     ``always`` and ``stack`` apply to all threads. None leaves them as they are.
@@ -66,7 +66,7 @@ def _set_options(always: bool | None, stack: bool | None) -> None:
 
 
 def set_default(text: str) -> None:
-    """Set the limit and the options for the process from ``SECONDS[,stack][,always]``.
+    """Set the limit of this thread and of threads that start later, and the options, from ``SECONDS[,stack][,always]``.
 
     This is the format of the environment variable and of the option of ``python -m grapeshot.coro``.
 

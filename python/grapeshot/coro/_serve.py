@@ -201,7 +201,7 @@ class Server:
                     if self._is_closed.is_set():
                         return
                     if exc.errno in _OUT_OF_RESOURCES:
-                        # Pause, because the listening socket stays readable: the loop would spin.
+                        # The listening socket stays readable, so without a pause this coro would retry all the time.
                         self._report("socket.accept() out of system resource", exc, listener)
                         _core._coro_sleep_relative(_RETRY_DELAY_S)
                     elif exc.errno not in _OF_CONNECTION:
@@ -297,14 +297,14 @@ class Server:
 
 
 def _send_close_notify(secure: Any) -> None:
-    """Send TLS's close_notify to the peer, without waiting for its answer."""
+    """Send TLS's close_notify to the peer, without waiting for the peer's own close_notify."""
     if secure.fileno() < 0:
         return
     try:
         secure.settimeout(0)
         secure.unwrap()
     except (OSError, ValueError):
-        pass  # OSError: unwrap() would wait for the answer, or the peer is gone; ValueError: the handler has ended TLS
+        pass  # OSError: unwrap() would wait for the peer, or the peer is gone; ValueError: the handler has ended TLS
 
 
 def serve(

@@ -126,7 +126,7 @@ class sock(CoroSocket):  # noqa: N801  # Shrapnel's name
 
 
 # Put the native methods on this class itself. CPython calls them faster than inherited methods, and the calls take less
-# of the stack of a coro that waits.
+# room on the stack of a coro that waits.
 _core._coro_bind_socket_methods(sock)
 
 

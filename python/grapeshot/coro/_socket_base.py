@@ -89,7 +89,7 @@ class CoroSocket(_Native):
         while code in _UNDER_WAY and self.getblocking():
             self._wait(CONNECT, time_left_s())
             if _CONNECT_TELLS:
-                # After a failed attempt, this also resets the socket, so that it can be used for another one.
+                # After a failed attempt, this also resets the socket, so that it can be used for another attempt.
                 code = _START_CONNECT(self, address)
             else:
                 code = self.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)

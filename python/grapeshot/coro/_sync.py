@@ -15,9 +15,9 @@ but only a coro can hold a lock, a mutex or an ``rw_lock``.
 An object belongs to one thread. If a loop is running in the thread that makes it, it belongs to this thread. Otherwise
 it belongs to the first thread that uses it while a loop runs there. In other threads its methods raise ScheduleError.
 
-Methods that wait take the arguments ``block`` and ``timeout``. With ``block=False``, or a timeout of 0 seconds or
-below, they do not wait. When the timeout is over, a method that returns a bool returns False; others raise
-:class:`TimeoutError`, or its subclass Empty (``pop``) or Full (``push``).
+Most methods that wait take the arguments ``block`` and ``timeout``. With ``block=False``, or a timeout of 0 seconds or
+below, they do not wait. When the timeout is over, a method that returns a bool returns False, and ``pop_all`` returns
+an empty list; others raise :class:`TimeoutError`, or its subclass Empty (``pop``) or Full (``push``).
 """
 
 from __future__ import annotations

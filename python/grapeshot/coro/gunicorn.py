@@ -52,7 +52,7 @@ _JOIN_LEN = 64 * 1024
 
 
 class _Listener:
-    """Stands for a listening socket. It knows the address, which gunicorn asks for even after the socket is closed."""
+    """Replaces a listening socket. It keeps the address, which gunicorn asks for even after the socket is closed."""
 
     def __init__(self, address: Any) -> None:
         self._address = address

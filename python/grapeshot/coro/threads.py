@@ -1,8 +1,8 @@
 """Real threads, for code that blocks without yielding.
 
-:func:`run` calls a function in one, and ``Thread`` makes one even after ``coro.patch()``. :func:`in_thread` and
-:func:`modules_in_thread` name functions that async code keeps calling in real threads (see
-:class:`grapeshot.coro.CoroPoolExecutor`).
+:func:`run` calls a function in a real thread, and ``Thread`` is a real thread even after ``coro.patch()``.
+:func:`in_thread` and :func:`modules_in_thread` mark functions that a :class:`grapeshot.coro.CoroPoolExecutor` must call
+in real threads, not in coros.
 """
 
 from __future__ import annotations

@@ -233,10 +233,10 @@ class BinaryFile(RawFile):
         return self._logical_position()
 
     async def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """Write the buffer, move the position and return it. ``whence`` is any of the system's.
+        """Write the buffer, move the position and return it. ``whence`` is any value that the system supports.
 
         Raises:
-            OSError: the file has no positions, or not this one.
+            OSError: the file has no positions, or this position is not possible.
             ValueError: the file is closed, or ``whence`` is unknown.
         """
         offset = operator.index(offset)
@@ -257,7 +257,7 @@ class BinaryFile(RawFile):
             return found
 
     async def truncate(self, size: int | None = None, /) -> int:
-        """Write the buffer, and change the length of the file to ``size``, by default to the position; return it.
+        """Write the buffer, change the file's length to ``size`` (by default the position), and return that length.
 
         Raises:
             OSError: the call failed.

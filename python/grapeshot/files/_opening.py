@@ -101,10 +101,11 @@ def open(  # noqa: A001
     closefd: bool = True,
     opener: Opener | None = None,
 ) -> Opening[Any]:
-    """Open a file; return an object to ``await``, or to use in ``async with``. The arguments are those of :func:`open`.
+    """Open a file; return an object to ``await``, or to use in ``async with``.
 
-    A text file is a :class:`TextFile`, a binary one a :class:`BinaryFile`, or with ``buffering=0`` a :class:`RawFile`.
-    ``opener`` is called in the loop's default executor.
+    The arguments are those of the built-in ``open``. A text file is a :class:`TextFile`, a binary one a
+    :class:`BinaryFile`, or with ``buffering=0`` a :class:`RawFile`. ``opener`` is called in the loop's default
+    executor.
 
     Raises:
         OSError: the file cannot be opened (when the result is awaited).
@@ -167,7 +168,7 @@ async def _open(
         status = os.fstat(fd)
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), file)
-        # As io.FileIO names the modes.
+        # The mode that io.FileIO would show.
         shown = "rb+" if raw_mode == "wb+" and sys.version_info < (3, 15) else raw_mode
         arguments: Any = (queue, fd, file, shown)
         keywords: Any = {"closefd": closefd, "appends": kind == "a", "status": status}

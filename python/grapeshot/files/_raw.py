@@ -304,7 +304,7 @@ class RawFile(AsyncFile):
         return self._closefd
 
     def fileno(self) -> int:
-        """Return the descriptor. Its own position may be another one than that of this file."""
+        """Return the descriptor. The descriptor's own position may differ from the position of this file."""
         self._check_open()
         return self._fd
 
@@ -426,10 +426,10 @@ class RawFile(AsyncFile):
         return self._raw_position()
 
     async def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """Move the position, and return it. ``whence`` is any of the system's.
+        """Move the position, and return it. ``whence`` is any value that the system supports.
 
         Raises:
-            OSError: the file has no positions, or not this one.
+            OSError: the file has no positions, or this position is not possible.
             ValueError: the file is closed.
         """
         offset = operator.index(offset)
@@ -439,7 +439,7 @@ class RawFile(AsyncFile):
             return self._move_to(offset, whence)
 
     async def truncate(self, size: int | None = None, /) -> int:
-        """Change the length of the file to ``size``, by default to the position; return it. The position stays.
+        """Change the file's length to ``size`` (by default the position), and return that length. The position stays.
 
         Raises:
             OSError: the call failed.
@@ -491,7 +491,7 @@ class RawFile(AsyncFile):
         await self._start_closing()
 
     def _start_closing(self) -> asyncio.Future[None]:
-        """Close the file, after the last call has ended; return a future of that. Cancelling it changes nothing."""
+        """Close the file once the last call has ended; return a future of that. Cancelling the future has no effect."""
         fd, self._fd = self._fd, -1
         closed: asyncio.Future[None] = self._queue.loop.create_future()
 

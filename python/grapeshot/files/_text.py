@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 # How much is decoded at once, in bytes: as much as io.TextIOWrapper decodes.
 _CHUNK_SIZE = 8192
-# The fields of a position in a text file, as io.TextIOWrapper packs them into a number.
+# io.TextIOWrapper packs a position in a text file into one number. Its first field is the position in bytes. These are
+# the bit offsets of the other fields, and the mask of a field.
 _FLAGS, _FEED, _SKIP, _EOF = 64, 128, 192, 256
 _FIELD = (1 << 64) - 1
 
@@ -97,7 +98,7 @@ class TextFile(AsyncFile):
 
     @property
     def line_buffering(self) -> bool:
-        """Whether the end of a line that is written flushes the file."""
+        """Whether writing the end of a line flushes the file."""
         return self._options.line_buffering
 
     @property
@@ -106,7 +107,7 @@ class TextFile(AsyncFile):
         return getattr(self._decoder, "newlines", None)
 
     def fileno(self) -> int:
-        """Return the descriptor. Its own position is not that of this file."""
+        """Return the descriptor. The descriptor's own position is not the position of this file."""
         return self.buffer.fileno()
 
     def readable(self) -> bool:
@@ -126,7 +127,7 @@ class TextFile(AsyncFile):
         return await self.buffer.isatty()
 
     def detach(self) -> BinaryFile:
-        """Return the binary file; this object cannot be used any longer. Flush it before."""
+        """Return the binary file; this object cannot be used any longer. Call :meth:`flush` first."""
         buffer = self.buffer
         self._binary = None
         return buffer
@@ -168,7 +169,7 @@ class TextFile(AsyncFile):
     async def _collect(self, is_enough: Callable[[str], bool]) -> str:
         """Return the decoded text that was not taken, and decode more until it is enough or the file ends.
 
-        ``_decoded`` is the last part of it. If the task is cancelled or a call fails, nothing is lost.
+        ``_decoded`` is the last part of the result. If the task is cancelled or a call fails, nothing is lost.
         """
         text = self._decoded[self._used :]
         if is_enough(text):
@@ -180,7 +181,7 @@ class TextFile(AsyncFile):
                 if is_enough(text):
                     return text
         except (OSError, asyncio.CancelledError):
-            self._used = len(self._decoded)  # it is a part of the text
+            self._used = len(self._decoded)  # all of it is a part of `text`
             self._rewind(mark, [text])
             raise
         if not self._decoded:
@@ -254,7 +255,7 @@ class TextFile(AsyncFile):
         """Encode the text and write it to the buffer; return its length in characters.
 
         Raises:
-            UnicodeEncodeError: the encoding does not have all characters.
+            UnicodeEncodeError: the encoding cannot represent a character of the text.
             OSError: a call failed.
             io.UnsupportedOperation: the file is not open for writing.
             ValueError: the file is closed.
@@ -306,7 +307,7 @@ class TextFile(AsyncFile):
     # --- position ---
 
     async def tell(self) -> int:
-        """Return the position: a number for :meth:`seek`, which is often, but not always, that of the byte.
+        """Return the position: a number for :meth:`seek`, which is often, but not always, the position in bytes.
 
         Raises:
             OSError: the file has no positions.
@@ -332,7 +333,7 @@ class TextFile(AsyncFile):
         # Usually the text is encoded as the bytes that it was decoded from.
         try:
             encoded = self._decoded[: self._used].encode(self.encoding, self.errors)
-            taken = min(len(encoded), len(data))  # it may have a byte order mark more
+            taken = min(len(encoded), len(data))  # `encoded` may begin with a byte order mark that `data` does not have
         except UnicodeError:
             taken = 0
         decoder.setstate((b"", flags))
@@ -340,7 +341,7 @@ class TextFile(AsyncFile):
             kept, after = decoder.getstate()
             if not kept:
                 return self._cookie(start + taken, after)
-        # Otherwise decode byte by byte, up to the last place before the position where the decoder keeps no bytes.
+        # Otherwise decode byte by byte, to find the last place up to the position where the decoder keeps no bytes.
         decoder.setstate((b"", flags))
         characters = 0
         safe = (0, flags, 0)

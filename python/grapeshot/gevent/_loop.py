@@ -16,7 +16,6 @@ there is none, unless they call ``asyncio.run()``. ``_watch_switches`` exchanges
 
 from __future__ import annotations
 
-import asyncio
 import collections
 import contextvars
 import sys
@@ -28,16 +27,17 @@ import greenlet  # type: ignore[import-untyped]
 import zope.interface  # type: ignore[import-untyped]
 
 import grapeshot
+from grapeshot import _core
 from grapeshot._loop import lifecycle
 
 from . import _watchers
 from ._children import Children
-from ._descriptors import Descriptors
 from ._executor import HubExecutor
 from ._watchers import EVENTS, READ, WRITE, Callback, Watcher
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable
     from types import TracebackType
     from typing import Any
@@ -45,42 +45,26 @@ if TYPE_CHECKING:
 # gevent.core copies these names from this module.
 __all__ = ["EVENTS", "READ", "WRITE", "Loop", "get_header_version", "get_version", "loop", "supported_backends"]
 
-_get_running_loop, _set_running_loop = asyncio._get_running_loop, asyncio._set_running_loop
-# From Python 3.14 on, the current task belongs to the thread, and before that to its loop.
-_HAS_TASK_OF_THREAD = sys.version_info >= (3, 14)
-_swap_current_task: Any = getattr(asyncio.tasks, "_swap_current_task", None)
-# A greenlet that does not run has its running loop, if it has one, and the loop's current task in this attribute.
-_ATTRIBUTE = "_grapeshot_running"
-
 
 def _watch_switches() -> None:
     """Exchange the running loops of greenlets at each switch of this thread."""
     previous: Any = greenlet.gettrace()
-    if getattr(previous, "exchanges_loops", False):
+    if previous is _core._exchange_running_loops or getattr(previous, "exchanges_loops", False):
+        return
+    if previous is None:
+        greenlet.settrace(_core._exchange_running_loops)
         return
 
     def trace(event: str, args: Any) -> None:
-        origin, target = args
-        loop = _get_running_loop()
-        if loop is not None:
-            task = _swap_current_task(loop, None) if _HAS_TASK_OF_THREAD else None
-            origin.__dict__[_ATTRIBUTE] = loop, task
-        found = target.__dict__.pop(_ATTRIBUTE, None)
-        if found is not None:
-            _set_running_loop(found[0])
-            if found[1] is not None:
-                _swap_current_task(*found)
-        elif loop is not None:
-            _set_running_loop(None)
-        if previous is not None:
-            previous(event, args)
+        _core._exchange_running_loops(event, args)
+        previous(event, args)
 
     trace.exchanges_loops = True  # type: ignore[attr-defined]
     greenlet.settrace(trace)
 
 
 @zope.interface.implementer(gevent._interfaces.ILoop)
-class Loop:
+class Loop(_core._HubLoop):
     """A loop for gevent's hub: set ``GEVENT_LOOP=grapeshot.gevent.Loop`` or ``gevent.config.loop``.
 
     ``asyncio_loop`` is the grapeshot loop. asyncio's tasks, transports and servers run on it in the hub.
@@ -97,24 +81,23 @@ class Loop:
     backend_int = 0
     # The hub, while it runs the loop.
     error_handler: Any = None
+    asyncio_loop: grapeshot.Loop
 
     def __init__(self, flags: object = None, default: bool | None = None) -> None:
         # None: the hub of the main thread asks for its loop.
         self._default = default is None or bool(default)
-        self.asyncio_loop: grapeshot.Loop = grapeshot.new_event_loop()
-        self.asyncio_loop._default_executor = HubExecutor()
+        loop = grapeshot.new_event_loop()
+        loop._default_executor = HubExecutor()
+        self._set_loop(loop)
         _watch_switches()
-        self._is_destroyed = False
-        # What keeps run() from returning: active watchers with a reference, callbacks, and calls of ref().
-        self._references = 0
         # Callbacks of other threads, which are not counted yet.
         self._from_threads: collections.deque[Callback] = collections.deque()
+        # Active watchers, except for io watchers, which the loop finds by their descriptors.
         self._watchers: set[Watcher] = set()
         self._callbacks: collections.deque[Callback] = collections.deque()
         self._is_calling_set = False
-        # Whether run() shall return after the next watcher or callback, and whether it shall return now.
-        self._is_once = self._is_broken = False
-        self._descriptors = Descriptors(self)
+        # Whether run() shall return now.
+        self._is_broken = False
         self._children = Children(self)
         # signal number -> its active watchers
         self._signals: dict[int, list[Watcher]] = {}
@@ -138,7 +121,7 @@ class Loop:
         """
         self._check_open()
         loop = self.asyncio_loop
-        self._is_once, self._is_broken = once and not nowait, False
+        self._is_once, self._is_broken = bool(once) and not nowait, False
         is_single = nowait or once
         while (self._is_used() or is_single) and not self._is_broken:
             if nowait or (is_single and not self._is_used()):
@@ -161,7 +144,10 @@ class Loop:
     def _count(self, change: int) -> None:
         self._references += change
         if self._references <= 0 and not self._is_destroyed:
-            self._soon(self._stop_if_unused)
+            self._stop_soon_if_unused()
+
+    def _stop_soon_if_unused(self) -> None:
+        self._soon(self._stop_if_unused)
 
     def _stop_if_unused(self) -> None:
         if not self._is_used():
@@ -184,11 +170,14 @@ class Loop:
         try:
             callback(*args)
         except BaseException:
-            if isinstance(context, _watchers.io):
-                context.stop()  # the descriptor is still ready, so the callback would fail again at once
             self.handle_error(context, *sys.exc_info())
         if self._is_once:
             self.break_()
+
+    def _failed(self, watcher: _core._HubIo, exc: BaseException) -> None:
+        """The callback of an io watcher has raised an exception."""
+        watcher.stop()  # the descriptor is still ready, so the callback would fail again at once
+        self.handle_error(watcher, type(exc), exc, exc.__traceback__)
 
     def handle_error(
         self,
@@ -221,6 +210,8 @@ class Loop:
             return None
         for watcher in list(self._watchers):
             watcher.stop()
+        for each in self._take_all_io(False):
+            each.stop()
         self._is_destroyed = True
         self._callbacks.clear()
         if not self.asyncio_loop.is_running():
@@ -232,13 +223,15 @@ class Loop:
 
         The child does not continue asyncio's tasks and transports, which are the parent's.
         """
+        descriptors = self._take_all_io(True)
         lifecycle.forget_parent(self.asyncio_loop)
         self.asyncio_loop._default_executor = HubExecutor()
-        self._descriptors.forget()
         self._children.forget()
         self._signals.clear()
         self._is_calling_set = False
         watchers = list(self._watchers)
+        for each in descriptors:
+            each._begin()
         for watcher in watchers:
             watcher._forked()
         if self._callbacks:
@@ -345,13 +338,27 @@ class Loop:
 
     # ---------------------------------------------------------------- watchers
 
-    def io(self, fd: int, events: int, ref: bool = True, priority: int | None = None) -> Watcher:
+    def io(self, fd: int, events: int, ref: bool = True, priority: int | None = None) -> _watchers.io:
         """Watch a descriptor for reading (1), writing (2) or both (3)."""
         return _watchers.io(self, fd, events, ref, priority)
 
     def closing_fd(self, fd: int) -> bool:
         """Wake the watchers of a descriptor that is about to be closed; return whether there are any."""
-        return self._descriptors.closing(fd)
+        watchers = self._take_io(fd)
+        for watcher in watchers:
+            self._wake_soon(watcher, watcher._events)
+        return bool(watchers)
+
+    def _wake_soon(self, watcher: _core._HubIo, events: int) -> None:
+        """Fire a watcher whose descriptor is closed. gevent's ``select`` makes POLLNVAL of the events -1."""
+        self.run_callback(self._wake, watcher, events)
+
+    @staticmethod
+    def _wake(watcher: _core._HubIo, events: int) -> None:
+        if watcher._is_active:
+            watcher._fire(events)
+            if watcher._descriptor is None:
+                watcher.stop()  # nothing else could fire it
 
     def timer(self, after: float, repeat: float = 0.0, ref: bool = True, priority: int | None = None) -> Watcher:
         return _watchers.timer(self, after, repeat, ref, priority)

@@ -15,6 +15,8 @@ import signal
 import gevent._interfaces  # type: ignore[import-untyped]
 import zope.interface  # type: ignore[import-untyped]  # gevent needs it
 
+from grapeshot import _core
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 READ, WRITE = 1, 2
 # As the first argument of a callback, this stands for the events that happened (``gevent.core.GEVENT_CORE_EVENTS``).
-EVENTS = object()
+EVENTS = _core._HUB_EVENTS
 
 
 class Watcher:
@@ -174,7 +176,7 @@ class Watcher:
         self._begin()
 
 
-class io(Watcher):  # noqa: N801  # gevent's name
+class io(_core._HubIo, Watcher):  # noqa: N801  # gevent's name
     """Fires while a descriptor is ready for reading (1) or writing (2)."""
 
     def __init__(self, loop: Loop, fd: int, events: int, ref: bool = True, priority: int | None = None) -> None:
@@ -184,11 +186,8 @@ class io(Watcher):  # noqa: N801  # gevent's name
             raise ValueError(f"fd must be non-negative: {fd!r}")
         _check_events(events)
         fcntl.fcntl(fd, fcntl.F_GETFD)  # raises OSError (EBADF) if the descriptor is not open
-        super().__init__(loop, ref, priority)
-        self._fd, self._events = fd, events
-        # Whether the descriptor was registered since this watcher was made. If not, the number may now belong to
-        # another file, so an earlier registration does not count.
-        self._is_known = False
+        self._set(loop, fd, events)
+        self._ref, self._priority = bool(ref), priority
 
     @property
     def fd(self) -> int:
@@ -197,7 +196,7 @@ class io(Watcher):  # noqa: N801  # gevent's name
     @fd.setter
     def fd(self, fd: int) -> None:
         self._check_stopped("fd")
-        self._fd, self._is_known = fd, False
+        self._set(self.loop, fd, self._events)
 
     @property
     def events(self) -> int:
@@ -207,37 +206,10 @@ class io(Watcher):  # noqa: N801  # gevent's name
     def events(self, events: int) -> None:
         self._check_stopped("events")
         _check_events(events)
-        self._events, self._is_known = events, False
+        self._set(self.loop, self._fd, events)
 
     def _format(self) -> str:
         return f" fd={self._fd} events={self._events}"
-
-    # Each wait of a socket starts a watcher, so this is written for speed.
-
-    def start(self, callback: Callable[..., Any], *args: Any, pass_events: bool = False) -> None:
-        if pass_events:
-            args = (EVENTS, *args)
-        loop = self.loop
-        # A descriptor that is registered already needs only an entry in the list.
-        known = loop._descriptors.of(self._events).get(self._fd) if self._is_known else None
-        if known is None or self._is_active or loop._is_destroyed or not callable(callback):
-            super().start(callback, *args)
-            return
-        known.append(self)
-        self._callback, self._args = callback, args
-        self._activate()
-
-    def close(self) -> None:
-        """Stop. The watcher is not used again, and its descriptor may be closed next, so deregister the descriptor."""
-        super().close()
-        self.loop._descriptors.release(self._fd)
-
-    def _begin(self) -> None:
-        self.loop._descriptors.watch(self, is_known=self._is_known)
-        self._is_known = True
-
-    def _end(self) -> None:
-        self.loop._descriptors.unwatch(self)
 
 
 def _check_events(events: int) -> None:

@@ -47,9 +47,9 @@ class SlowCallback:
     """When it began, in seconds of ``time.monotonic()`` and ``loop.time()``."""
     duration_s: float
     stack: tuple[str, ...]
-    """Its stack, as the lines of a traceback. The stack is taken when the callback has run for at least half of
-    ``seconds``, the smallest value of all listeners with ``stacks``. Empty if there is no such listener, or if C code
-    kept the GIL so that the watching thread could not run."""
+    """Its stack, as the lines of a traceback. The stack is taken when the callback has run for at least half of the
+    smallest ``seconds`` of all listeners with ``stacks``. Empty if there is no such listener, or if C code kept the GIL
+    so that the watching thread could not run."""
     subject: Subject | None = field(default=None, repr=False)
     """Its kind, name, function and place. Names that asyncio made, like ``Task-7``, are left out."""
 

@@ -75,9 +75,10 @@ class Statistics:
     wakeups: int
     """How often another thread has woken the loop while it was blocked."""
     writes: int
-    """System calls that have sent data: by transports, by ``sock_sendall`` and ``sock_sendto``, and by ``sendall``,
-    ``write``, and ``send`` of one ``bytes`` without flags on coros' sockets. Not counted: ``sendfile`` by the system;
-    on coros' sockets any other ``send``, ``sendto``, ``sendmsg`` and ``writev``; and anything they send with TLS."""
+    """System calls that have sent data: by transports, by ``sock_sendall`` and ``sock_sendto``, and on coros' sockets
+    by ``sendall``, ``write`` and ``send(data)`` (if ``data`` is a ``bytes``, and without flags). Not counted:
+    ``sendfile`` by the system; on coros' sockets any other ``send``, ``sendto``, ``sendmsg`` and ``writev``; and
+    anything that coros' sockets send with TLS."""
     bytes_written: int
     """The bytes that these calls have sent. For a transport with TLS, these are the encrypted bytes."""
     corked_writes: int

@@ -102,8 +102,9 @@ class Client:
         self._connections: set[ClientConnection] = set()
         self._connecting: asyncio.Task[Exception | None] | None = None
         self._is_closed = False
-        # The loop's time() at the start of the current series of attempts to connect. The series ends when
-        # connect_timeout has passed, or when a connection is lost that has given answers or has lasted for a while.
+        # The loop's time() at the start of the current series of attempts to connect. The series ends when an attempt
+        # fails with one of the _FATAL errors, when connect_timeout has passed, or when a connection is lost that has
+        # given answers or has lasted for a while.
         self._trouble_since: float | None = None
         self._connected_at = 0.0
         self._delay_s = _FIRST_DELAY_S

@@ -93,7 +93,7 @@ class ClientConnection(Connection):
         """
         if not self.is_full:
             return self._send_request(target, request)
-        # A short call does not wait for large ones to end: one of these may depend on it.
+        # A short call does not wait for large ones to end, because a large call may depend on the short one.
         if self._takes_short_calls() and (number := self._send_request(target, request, MIN_COUNTED)):
             return number
         self._queue.append((target, request))

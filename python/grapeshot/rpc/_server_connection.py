@@ -31,8 +31,8 @@ _logger = logging.getLogger("grapeshot.rpc")
 # How long a client may take to send its hello. The TLS handshake before it may take as long again.
 HELLO_S = 10.0
 _MAX_TEXT = 16 * 1024
-# A stream that does not have to wait yields after this many items or this time, whichever comes first. Until each
-# stream of a connection has yielded once, they together send at most _SHARED_ITEMS, but each sends at least one.
+# A stream that does not have to wait yields after _TURN_ITEMS items or _TURN_S, whichever comes first. If many calls of
+# a connection are under way, it yields earlier: after _SHARED_ITEMS divided by their number, but not before one item.
 _TURN_ITEMS = 128
 _SHARED_ITEMS = 1024
 _TURN_S = 0.001
@@ -274,8 +274,8 @@ class ServerConnection(Connection):
             raise ProtocolError(f"malformed message: {quoted(error)}") from error
         self._take_request(request, is_stream=kind == STREAM)
         if not self.can_write:
-            # Only a request stops the reading. After a CANCEL it goes on, because the client may have to cancel more
-            # streams before the transport has room again.
+            # Only a request stops the reading. After a CANCEL, reading goes on, because the client may have to cancel
+            # more streams before the transport has room again.
             self.hold()
 
     def _take_hello(self, packet: bytes) -> None:
@@ -413,7 +413,7 @@ class ServerConnection(Connection):
         self.send((ERROR, number, code, *texts))
 
     def _sendable(self, text: str) -> str:
-        """Return a text, or its beginning, so that three such texts fit into a packet, and UTF-8 can encode it."""
+        """Return the text in a form that UTF-8 can encode, shortened so that three such texts fit into a packet."""
         limit = min(_MAX_TEXT, self.max_sent_packet // 24)  # a character may become six bytes
         return text[:limit].encode("utf-8", "backslashreplace").decode()
 

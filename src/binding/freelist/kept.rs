@@ -16,8 +16,8 @@ struct Stack {
 
 pub(crate) struct Freelist(UnsafeCell<Stack>);
 
-// SAFETY: every access happens attached to the one interpreter of this build (subinterpreters are refused), so the GIL
-// orders them, and no access calls anything that could release it.
+// SAFETY: every access happens attached to the only interpreter (subinterpreters are refused), so the GIL orders the
+// accesses. No code that could release the GIL runs during an access: `take_or_alloc` calls the allocator after it.
 unsafe impl Sync for Freelist {}
 
 impl Freelist {
@@ -40,7 +40,7 @@ impl Freelist {
     /// nor weak references in front of them (`Py_TPFLAGS_PREHEADER`).
     #[inline]
     pub(crate) unsafe fn take_or_alloc(&self, kind: *mut ffi::PyTypeObject) -> *mut ffi::PyObject {
-        // SAFETY: the GIL is held (contract), and nothing inside the borrow runs other code.
+        // SAFETY: the GIL is held (contract), and no other code runs inside the borrow, which ends before `alloc`.
         unsafe {
             let stack = &mut *self.0.get();
             if stack.len == 0 {

@@ -20,7 +20,7 @@ use super::socket::Socket;
 use crate::binding::args::Args;
 use crate::binding::errors;
 use crate::binding::exports::View;
-use crate::binding::lengths::ordinary_len;
+use crate::binding::lengths::{is_zero, ordinary_len};
 use crate::binding::new_bytes::NewBytes;
 use crate::binding::object_result::none;
 use crate::binding::rows::row;
@@ -50,7 +50,7 @@ pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
             "recv_exact(nbytes, /)",
             "\
                 Receive exactly nbytes bytes. Raises EOFError if the stream ends earlier.\n\n\
-                If the call fails or is interrupted, the next recv() returns the bytes that it has received."
+                If the call fails or is interrupted, the next recv() returns the bytes that were received before."
         ),
         row!(
             method(call::run),
@@ -101,6 +101,8 @@ impl Recv {
         let len = match args.only_positional() {
             // SAFETY: an argument, which the caller keeps alive.
             Some(&[number]) => unsafe { ordinary_len(number) },
+            // SAFETY: as above. The second argument is the flags.
+            Some(&[number, flags]) if unsafe { is_zero(flags) } => unsafe { ordinary_len(number) },
             _ => None,
         };
         Self {
@@ -197,6 +199,11 @@ impl RecvInto {
             Some(&[buffer]) => (buffer, None),
             // SAFETY: an argument, which the caller keeps alive.
             Some(&[buffer, number]) => (buffer, Some(unsafe { ordinary_len(number) }?)),
+            // SAFETY: as above. The third argument is the flags.
+            Some(&[buffer, number, flags]) if unsafe { is_zero(flags) } => {
+                // SAFETY: as above.
+                (buffer, Some(unsafe { ordinary_len(number) }?))
+            }
             _ => return None,
         };
         // SAFETY: an argument, which the caller keeps alive.

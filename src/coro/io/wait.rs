@@ -27,9 +27,9 @@ use crate::event_loop::reactor::{Descriptors, Direction, Reactor, Watcher};
 use crate::event_loop::source::DeferredCall;
 use crate::event_loop::watching;
 
-/// The coros that wait on a socket object, one for each direction: owned references, or null. All zeroes means that no
-/// coro waits. In the child of a fork no coro waits either: the waits, and the registrations in the kernel, belong to
-/// the parent.
+/// The coros that wait on a socket object, at most one for each direction: owned references, or null. All zeroes means
+/// that no coro waits. In the child of a fork no coro waits either: the waits, and the registrations in the kernel,
+/// belong to the parent.
 #[repr(C)]
 pub(super) struct Waiting {
     reader: Cell<*mut ffi::PyObject>,

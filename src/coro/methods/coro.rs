@@ -68,7 +68,7 @@ fn wake<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
         Status::Waiting if this.wait_node.is_queued() => Err(coro_errors::new(
             this.py(),
             ErrorClass::ScheduleError,
-            "the coro waits for something else that will wake it: it can be interrupted, but not scheduled",
+            "the coro waits in a queue, for example for a lock: it can be interrupted, but not scheduled",
         )),
         Status::Waiting => {
             check_schedulable(this)?;
@@ -350,7 +350,7 @@ fn getters() -> Vec<ffi::PyGetSetDef> {
         getter(
             c"_callbacks",
             callbacks,
-            c"A list of the callbacks, each with its context, or None, as asyncio's tasks have it.",
+            c"A list of (callback, context), or None if there is none. asyncio's tasks have this attribute, too.",
         ),
         getter(
             c"_must_cancel",

@@ -159,7 +159,7 @@ pub(super) fn end_sleep<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResu
     Ok(none(py))
 }
 
-/// Ends a wait with a timeout. The timer of the wait calls this.
+/// Ends a wait whose timeout has expired. The timer of the wait calls this.
 pub(super) fn end_wait<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     if let Some(object) = args.get(0) {
         sync::end_wait(scheduler::coro_from(&object)?);

@@ -7,17 +7,13 @@ mod spawn;
 mod stacks;
 mod task_api;
 
-use std::ffi::CStr;
-use std::ptr;
-
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyString;
 
 use super::coroutine::{Coro, Outcome};
 use super::{io, latency, scheduler, suspension, sync};
 use crate::binding::args::Args;
-use crate::binding::rows::row;
+use crate::binding::rows::{add_function, row};
 use crate::event_loop::progress::Progress;
 
 /// Calls `begin`, the first function of a row. If `begin` returns `MustWait`, this waits and then calls `finish`, the
@@ -60,10 +56,12 @@ fn public_functions() -> Vec<ffi::PyMethodDef> {
                 coro.event_loop() runs it.\n\n\
                 name: the name in repr() and in messages. The default is 'coro <id>'.\n\
                 context: the contextvars.Context in which the coro runs. The default is a copy of the current one.\n\
-                stack: 'shared', the default: several coros share the stack. It may be evicted while the coro waits.\n\
-                    'own': a stack that is never evicted, for C code that hands out pointers to its stack.\n\n\
+                stack: 'shared', the default: several coros share a stack. While a coro waits, its part of the stack\n\
+                    may be copied away.\n\
+                    'own': a stack that never moves, for C code that hands out pointers to its stack.\n\n\
                 Raises TypeError if function cannot be called or is async. Raises RuntimeError if an event loop that\n\
-                is not grapeshot's runs in this thread. Raises MemoryError if no stack is left for stack='own'."
+                is not grapeshot's runs in this thread. Raises MemoryError if no stack is left for stack='own'.\n\
+                Raises LimitError if loop.set_limits() allows no more coros."
         ),
         row!(
             function,
@@ -168,7 +166,7 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             function,
             functions::show_loop,
             _coro_show_loop,
-            "Show the loop again to the running coro, which must be hiding it, with this current task."
+            "Undo _coro_hide_loop() in the running coro, and make task its current task."
         ),
         row!(
             function,
@@ -198,13 +196,13 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             function,
             functions::end_sleep,
             _coro_end_sleep,
-            "Wake a sleeping coro. Its timer calls this."
+            "Wake a sleeping coro. The timer of the sleep calls this."
         ),
         row!(
             function,
             functions::end_wait,
             _coro_end_wait,
-            "End a wait with a timeout. Its timer calls this."
+            "End a wait whose timeout has expired. The timer of the wait calls this."
         ),
         row!(
             function,
@@ -336,7 +334,7 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             function,
             functions::set_default_latency_limit,
             _coro_set_default_latency_limit,
-            "Set that limit for this thread and for threads that start later."
+            "Set the latency limit of this thread and of threads that start later."
         ),
         row!(
             function,
@@ -407,10 +405,10 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     scheduler::set_type(kind.clone());
     module.add("Coro", kind)?;
     for definition in functions() {
-        add(module, definition, "", c"grapeshot._core")?;
+        add_function(module, definition, "", c"grapeshot._core")?;
     }
     for definition in public_functions().into_iter().chain(io::wait_functions()) {
-        add(module, definition, "_coro_", c"grapeshot.coro")?;
+        add_function(module, definition, "_coro_", c"grapeshot.coro")?;
     }
     module.add("_coro_latency_hint", latency::HINT)?;
     // `get_ident` replaces `_thread.get_ident`, so its module must be `_thread`: a pickle refers to a function by its
@@ -421,27 +419,8 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         _coro_get_ident as get_ident,
         "Return the id of the running coro, or the ident of the thread if no coro is running."
     );
-    add(module, ident, "_coro_", c"_thread")?;
+    add_function(module, ident, "_coro_", c"_thread")?;
     suspension::set_end_sleep(&module.getattr("_coro_end_sleep")?);
     sync::set_end_wait(&module.getattr("_coro_end_wait")?);
     Ok(())
-}
-
-/// Adds a function to the native module under the name `prefix` + its own name. `owner` becomes its `__module__`.
-fn add(
-    module: &Bound<'_, PyModule>,
-    definition: ffi::PyMethodDef,
-    prefix: &str,
-    owner: &CStr,
-) -> PyResult<()> {
-    let py = module.py();
-    let owner = PyString::new(py, &owner.to_string_lossy());
-    let definition = Box::leak(Box::new(definition));
-    // SAFETY: the definition is leaked, its name a C string literal.
-    let (name, made) = unsafe {
-        let name = CStr::from_ptr(definition.ml_name);
-        let made = ffi::PyCFunction_NewEx(definition, ptr::null_mut(), owner.as_ptr());
-        (name, Bound::from_owned_ptr_or_err(py, made)?)
-    };
-    module.add(format!("{prefix}{}", name.to_string_lossy()).as_str(), made)
 }

@@ -298,7 +298,7 @@ unsafe fn has_running_loop(py: Python<'_>, thread: *mut u8) -> PyResult<bool> {
     Ok(is_right && running().is_null())
 }
 
-/// Checks that the thread state contains the task that is entered, in versions where asyncio keeps it there.
+/// Checks that the thread state contains asyncio's current task, in versions where asyncio keeps it there.
 unsafe fn has_task(py: Python<'_>, thread: *mut u8) -> PyResult<bool> {
     let Some(offset) = imp::RUNNING_TASK else {
         return Ok(true);

@@ -19,9 +19,9 @@
 //! | the executor (3.13 and later) | the JIT code that is running |
 //! | the running task (3.14 and later) | asyncio's current task: the coro itself, unless other code sets another one |
 //!
-//! Trace and profile functions, `delete_later` and all other fields belong to the thread. From 3.14 on, two of them
-//! still change while a coro runs: `tasks` exchanges the running loop if the coro hides it, and `protect` sets the
-//! bounds of the C stack.
+//! Trace and profile functions, `delete_later` and all other fields belong to the thread. From 3.14 on, other code
+//! changes two more parts of the thread state for the time that a coro runs: `tasks` exchanges the running loop if the
+//! coro hides it, and `protect` sets the bounds of the C stack.
 //!
 //! The scheduler swaps the coro's part on the thread's own stack, attached.
 
@@ -43,8 +43,8 @@ use common_offsets::{EXC_INFO_LEN, PREVIOUS_ITEM};
 ///   CFRAME_LEN: usize = 24 => sizeof(_PyCFrame);
 /// ```
 ///
-/// Here the rows become constants. The tables are modules of the build script, too. Its macro of this name turns the
-/// rows into assertions, which the C compiler checks (`build_offsets.rs`).
+/// Here the rows become constants. The build script contains the same tables as modules, and has another macro of this
+/// name, which turns the rows into assertions for the C compiler (`build_offsets.rs`).
 macro_rules! offsets {
     ($(
         $name:ident: $kind:ty = $value:expr

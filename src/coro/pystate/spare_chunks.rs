@@ -4,7 +4,8 @@
 //! returns. When the small root chunk of a coro (`chunk`) is full, each call would cost a mapping, a page fault and an
 //! unmapping. Chunks come from the interpreter's arena allocator, so an allocator in front of it keeps some of them.
 //!
-//! There is one allocator for the process. It is called, attached, by any thread that enters or leaves a Python frame.
+//! There is one allocator for the process. Any attached thread may call it, for example when a Python frame needs a new
+//! chunk.
 
 use std::ffi::c_void;
 use std::ptr;

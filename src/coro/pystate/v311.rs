@@ -33,8 +33,8 @@ pub(super) unsafe fn innermost(frame: *mut u8) -> *mut u8 {
     unsafe { *frame.add(CURRENT_FRAME).cast() }
 }
 
-/// Sets, in the `_PyCFrame` that becomes current, whether calls are traced. They are if the thread has a trace or
-/// profile function and the stack is not already inside such a function (`tracing` counts the nesting).
+/// Sets, in the `_PyCFrame` that becomes current, whether calls are traced. Calls are traced if the thread has a trace
+/// or profile function and the stack is not already inside such a function (`tracing` counts the nesting).
 ///
 /// # Safety
 /// `thread` is a thread state, `next` a live `_PyCFrame`.
@@ -67,7 +67,7 @@ pub(super) unsafe fn protect(_thread: *mut ffi::PyThreadState, _base: usize, _le
 #[inline(always)]
 pub(super) unsafe fn unprotect(_thread: *mut ffi::PyThreadState) {}
 
-/// The value of the field `FRAME` with which a thread state shows `innermost` as its current frame.
+/// The value for the field `FRAME` that makes a thread state show `innermost` as its current frame.
 ///
 /// # Safety
 /// `holder` is writable, and lives as long as the thread state points to it.

@@ -57,7 +57,7 @@ pub(super) unsafe fn protect(_thread: *mut ffi::PyThreadState, _base: usize, _le
 #[inline(always)]
 pub(super) unsafe fn unprotect(_thread: *mut ffi::PyThreadState) {}
 
-/// The value of the field `FRAME` with which a thread state shows `innermost` as its current frame.
+/// The value for the field `FRAME` that makes a thread state show `innermost` as its current frame.
 ///
 /// # Safety
 /// `holder` is writable, and lives as long as the thread state points to it.

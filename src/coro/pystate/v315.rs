@@ -67,7 +67,7 @@ pub(super) unsafe fn unprotect(thread: *mut ffi::PyThreadState) {
     unsafe { PyUnstable_ThreadState_ResetStackProtection(thread) }
 }
 
-/// The value of the field `FRAME` with which a thread state shows `innermost` as its current frame.
+/// The value for the field `FRAME` that makes a thread state show `innermost` as its current frame.
 ///
 /// # Safety
 /// There are no requirements.

@@ -265,7 +265,7 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
                 method,
                 wake_first,
                 condition_variable._wake_first,
-                "Wake and return the coro that has waited longest. If it is interrupted first, the wake is lost."
+                "Wake and return the first coro that waits. If it is interrupted before it runs, the wake is lost."
             ),
         ],
         Vec::new(),

@@ -347,7 +347,7 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
                 method(call_in_steps),
                 pop_all,
                 fifo.pop_all,
-                "Wait for an item, then remove and return all items as a list. The list is empty after timeout seconds."
+                "Wait for an item, then remove and return all items as a list. Return [] if timeout seconds pass first."
             ),
             class_getitem(),
         ],

@@ -2,7 +2,7 @@
 //!
 //! - `object`: the parts that the primitives share as Python objects, and the wait itself; `limit`: the time limit of a
 //!   wait
-//! - `semaphore`, `lock` (and mutex), `condition`, `fifo`, `channel`
+//! - `semaphore`, `lock` (and mutex), `condition`, `fifo`, `channel`; `item_queue`: the items of the last two
 //!
 //! All of them grant in the same way. A permit, the lock or an item is given to the first coro in the queue before that
 //! coro runs:
@@ -20,7 +20,7 @@
 //! the items keep their order.
 //!
 //! A primitive can be used only in one thread, like the coros in its queues: the thread whose loop was running when the
-//! primitive was made. If no loop was running, it is the first thread that uses the primitive under a loop.
+//! primitive was made. If no loop was running, it is the first thread that uses the primitive while a loop runs there.
 
 mod channel;
 mod condition;

@@ -65,8 +65,9 @@ pub(super) fn check_thread<T: Primitive>(this: This<'_, T>) -> PyResult<()> {
     check_elsewhere(this.py(), this.head(), this.as_ptr())
 }
 
-/// The rare cases of `check_thread`. An object that was made while no loop was running has no thread yet. It gets the
-/// first thread that uses it under a loop; until then only the thread that made it may use it.
+/// The rare cases of `check_thread`. An object that was made while no loop was running belongs to no thread yet. The
+/// first thread that uses it while a loop runs there becomes its thread; until then only the thread that made it may
+/// use it.
 #[cold]
 fn check_elsewhere(py: Python<'_>, head: &Head, object: *mut ffi::PyObject) -> PyResult<()> {
     if head.thread.get() == 0 {

@@ -4,12 +4,12 @@
 //!   Waiters   coros: WaitQueue      [ A 1 ] <--> [ C 3 ] <--> [ D 4 ]      each with its ticket (WaitNode.request)
 //!             threads: VecDeque     [ B 2 ] , [ E 5 ]
 //!
-//!   grant_first: the smallest ticket of the two heads
+//!   grant_first: the request of the waiter with the smallest ticket is granted
 //!     a coro      enters its loop's ready queue, and the loop is woken if it sleeps
 //!     a thread    its own semaphore is released, on which it blocks without the GIL
 //! ```
 //!
-//! All of it is used with the GIL held, so no thread sees a half-finished step. A waiter leaves the queue when it is
+//! All of this is used with the GIL held, so no thread sees a half-finished step. A waiter leaves the queue when it is
 //! granted its request, when its timeout expires, or when it is interrupted. A waiter that is interrupted after a
 //! grant, before it runs, gives the grant back, so nothing is lost. Waiting involves no polling.
 

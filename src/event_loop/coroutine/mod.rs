@@ -11,8 +11,8 @@
 //!                     [ suspended ] <--- yields a waiter ---.
 //!                          | step after the wake-up         | it must wait
 //!                          '------- another attempt --------+---> done: [ closed ]
-//!   throw() and close() lead from any state to [ closed ], and end the wait;
-//!   but throw() leads to [ suspended ] if a coroutine that this one drives catches the exception and waits again
+//!   throw() and close() lead from [ created ] and [ suspended ] to [ closed ], and end the wait; but throw() leads
+//!   to [ suspended ] if a coroutine that this one drives catches the exception and waits again
 //! ```
 //! `collections.abc.Coroutine` recognizes the objects by their methods. A task runs their steps through `am_send`, and
 //! an `await` through `tp_iternext`. They have no frame, and only the loop's thread may use them.

@@ -133,7 +133,7 @@ fn describe(this: This<'_, HandleObject>, is_cancelled: bool) -> PyResult<String
     Ok(text)
 }
 
-/// `foo(1, 2) at file.py:3`. Since Python 3.13, only debug mode shows the arguments, which may hold secrets.
+/// `foo(1, 2) at file.py:3`. From Python 3.13 on, only debug mode shows the arguments, which may hold secrets.
 pub(super) fn describe_call(
     callback: &Bound<'_, PyAny>,
     args: &Bound<'_, PyTuple>,

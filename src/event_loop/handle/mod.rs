@@ -38,7 +38,7 @@ use crate::binding::object_ref::ObjectRef;
 /// a thousandth of the delay.
 const MIN_SLACK_DELAY_S: f64 = 1.0;
 
-/// The number of arguments that fit inside the handle; more go to a tuple.
+/// The number of arguments that fit inside the handle. If there are more, a tuple holds all of them.
 const INLINE_ARGS: usize = 4;
 
 mod methods;
@@ -207,8 +207,8 @@ impl HandleRef {
         Self(self.0.new_ref())
     }
 
-    /// The handle, borrowed. A function that is not inlined gets this and not `&HandleRef`: the reference can then stay
-    /// in a register.
+    /// The handle, borrowed. A function that is not inlined gets a `Handle` rather than a `&HandleRef`, so that the
+    /// pointer to the handle can stay in a register.
     #[inline]
     pub(crate) fn this<'a>(&'a self, py: Python<'a>) -> Handle<'a> {
         // SAFETY: as in `deref`; the result does not outlive this reference.
@@ -301,7 +301,7 @@ impl<'py> Handle<'py> {
         self.cancel_showing(methods::text_if_cancelled(self))
     }
 
-    /// `cancel`; the handle then shows `text` as its `repr`, if there is one.
+    /// Like `cancel`. If there is a `text`, it becomes the `repr` of the handle.
     fn cancel_showing(self, text: Option<Bound<'_, PyAny>>) -> bool {
         with_critical_section(self, || {
             if self.has(flag::CANCELLED) {

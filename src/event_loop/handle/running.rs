@@ -97,7 +97,7 @@ impl<'py> Handle<'py> {
                 }
             }
             ffi::Py_XDECREF(template);
-            // The callback has failed. The references go back into the handle, so that the report can show them.
+            // The callback has failed. Its references go back into the handle, so that the report can show them.
             let error = PyErr::fetch(py);
             let args: Vec<_> = call[2..2 + args_len]
                 .iter()

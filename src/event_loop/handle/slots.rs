@@ -203,7 +203,7 @@ fn read(this: This<'_, HandleObject>, slot: Slot) -> PyResult<Option<Bound<'_, P
         Slot::Context => context(this)?,
         Slot::Loop => or_none(py, &this.event_loop),
         Slot::Cancelled => bool_object(py, this.has(flag::CANCELLED)),
-        // The value is in the dict, if there is one.
+        // The cell holds the dict, in which `extra` has found no traceback.
         Slot::SourceTraceback if this.has(flag::HAS_EXTRAS) => none(py),
         Slot::SourceTraceback => or_none(py, &this.source_traceback),
         Slot::Repr if this.has(flag::HAS_TEXT) => or_none(py, &this.callback),
@@ -218,7 +218,8 @@ fn has_call(this: This<'_, HandleObject>) -> bool {
     this.callback.is_set() && !this.has(flag::HAS_TEXT)
 }
 
-/// True if the handle still has everything that a run needs. Parts that were dropped do not come back.
+/// True if the handle still has everything that a run needs. After `cancel()` it does not: the reference to its loop is
+/// gone, and a program that sets `_loop` does not restore it.
 fn can_run(this: This<'_, HandleObject>) -> bool {
     has_call(this) && this.context.is_set() && this.event_loop.is_set()
 }

@@ -106,8 +106,8 @@ counters! {
     /// How often a coro's stack was copied away to make room for another coro's.
     coro_evictions,
     coro_bytes_copied,
-    /// The lengths of the ready queue and the timer heap when the last iteration began. Free-threaded builds need them:
-    /// there, no other thread may read the queues while the loop runs.
+    /// How many entries were ready, and how many timers were set and not cancelled, when the last iteration began.
+    /// Free-threaded builds need both counters: there, no other thread may read the queues while the loop runs.
     noted_ready,
     noted_timers,
 }
@@ -138,7 +138,7 @@ impl Counters {
         }
     }
 
-    /// Stores the lengths of the ready queue and the timer heap.
+    /// Stores the number of ready entries, and the number of timers that are not cancelled.
     pub(crate) fn note_queues(&self, (ready, timers): (usize, usize)) {
         self.noted_ready.set(ready as u64);
         self.noted_timers.set(timers as u64);

@@ -32,7 +32,7 @@ pub(crate) struct Observer {
     pub(crate) end: fn(&Bound<'_, PyAny>, Kind) -> PyResult<()>,
     /// Called when the loop stops running in this thread.
     pub(crate) leave: fn(),
-    /// The deferred function that resumes a coro. Queue entries with this function tell the observer themselves.
+    /// The deferred function that resumes a coro. It tells the observer itself, so the loop does not.
     pub(crate) own_entry: Deferred,
 }
 
@@ -62,8 +62,8 @@ pub(crate) fn leave() {
     }
 }
 
-/// Whether queue entries with this function tell the observer themselves. A function may have several addresses, so the
-/// comparison may be false by mistake; that only costs time.
+/// Whether this deferred function tells the observer itself (`own_entry`). A function may have several addresses, so
+/// the comparison may be false by mistake; that only costs time.
 pub(super) fn is_own_entry(run: Deferred) -> bool {
     OBSERVER
         .get()

@@ -29,7 +29,7 @@ impl Access {
         self.owner.load(Ordering::Acquire)
     }
 
-    /// Makes this thread the one that runs the loop, until `release`. False if another thread already runs it.
+    /// Makes this thread the one that runs the loop, until `release`. False if a thread already runs the loop.
     pub(crate) fn claim(&self) -> bool {
         let claimed = self
             .owner

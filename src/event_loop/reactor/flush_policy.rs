@@ -171,8 +171,8 @@ unsafe fn end_hold<T: Flushable>(py: Python<'_>, object: *mut ffi::PyObject) -> 
 }
 
 impl Held {
-    /// Called after a source's event has returned `result`, before each poll, and at the end of a run: sends the held
-    /// data. Changes `result` only if sending raises an exception that must leave the loop.
+    /// Sends the held data. Called after a source has handled an event and returned `result`, before each poll, and at
+    /// the end of a run. Changes `result` only if sending raises an exception that must leave the loop.
     #[inline(always)]
     pub(super) fn end_step(&self, py: Python<'_>, result: &mut PyResult<()>) {
         if !self.is_empty() {

@@ -244,8 +244,8 @@ impl Reactor {
     }
 
     /// Handles `part` of the `count` events of the last poll. After an error (an exception that leaves the loop), the
-    /// remaining sources are not called: the next poll reports their events again. The poller may report the other
-    /// events only once, so they are handled even after an error.
+    /// remaining sources are not called, and no signals are taken: the next poll reports these events again. The poller
+    /// may report the other events only once, so they are handled even after an error.
     fn dispatch(&self, py: Python<'_>, event_loop: &LoopObject, count: usize, part: Part) -> PyResult<()> {
         // Python runs signal handlers while it executes bytecode. A loop with only native callbacks executes none, but
         // must still notice Ctrl-C.
@@ -267,8 +267,8 @@ impl Reactor {
                 self.ready.note_woken();
                 continue;
             }
-            // A stale token finds no entry: an earlier event closed the descriptor, and its number may already be in
-            // use again.
+            // A stale token finds no entry: the code that an earlier event called has closed the descriptor, and its
+            // number may already be in use again.
             match self.descriptors.get(event.token) {
                 Some(Registered::Source(source)) if result.is_ok() && part != Part::Watches => {
                     result = self.dispatch_source(py, event_loop, source, event);

@@ -270,8 +270,8 @@ impl Reactor {
     /// Reports every reference that the parts hold.
     ///
     /// # Safety
-    /// Only the collector may call this, with its own `visit` and `arg`. No cell is borrowed then: no borrow lasts
-    /// while Python code runs, and the collector runs only inside such code.
+    /// Only the collector may call this, with its own `visit` and `arg`. A part whose `RefCell` is borrowed at that
+    /// moment reports nothing, so the collector takes the part's objects for reachable.
     pub(crate) unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         // SAFETY: by the contract.
         unsafe {

@@ -2,8 +2,8 @@
 //!
 //! Small and irregular reads go through the loop's scratch buffer and are then copied into a `bytes` of exactly their
 //! size. If reads keep returning the same larger size (`read_size`), the next one goes straight into a `bytes` of that
-//! size. A large read goes straight into a `bytes` if the last read returned at least about half of the length that is
-//! requested now.
+//! size. A read of at most 256 KiB goes straight into a `bytes` if the last read returned at least 8 KiB, and at least
+//! about half of the length that is requested now.
 
 use std::io;
 use std::os::fd::RawFd;
@@ -26,7 +26,8 @@ impl Reactor {
     /// another way: the socket is not a stream, and a datagram may be longer than the scratch buffer.
     ///
     /// A read of steady size goes straight into a `bytes` only after an event, because most reads without an event find
-    /// no data. It may ask for fewer than `len` bytes, but only on a stream, where the rest stays for the next read.
+    /// no data. Such a read may ask for fewer than `len` bytes, but only on a stream, where the rest stays for the next
+    /// read.
     #[inline]
     pub(crate) fn receive<'py>(
         &self,

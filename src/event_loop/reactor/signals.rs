@@ -1,5 +1,5 @@
 //! Lets signals wake the loop from a blocking poll: from the first blocking poll of a run to the end of the run, the
-//! loop's pipe is the descriptor of `signal.set_wakeup_fd`. With signal handlers, it stays so between runs.
+//! loop's pipe is the descriptor of `signal.set_wakeup_fd`. If the loop has signal handlers, it stays so between runs.
 //!
 //! Otherwise the loop would notice some signals only at the next event: signals that arrive between the last check of
 //! Python's pending signals and the poller's wait, and signals that the kernel delivers to another thread.
@@ -10,8 +10,8 @@
 //!
 //! ```text
 //!   loop closed in the main thread:    set_wakeup_fd(-1), then the pipe is closed
-//!   loop closed in another thread:     the pipe goes to ABANDONED; later, a pending call or the next run in the
-//!                                      main thread takes these two steps
+//!   loop closed in another thread:     the pipe goes to ABANDONED; later, a pending call, or the next run or close
+//!                                      of a loop in the main thread, takes these two steps
 //! ```
 
 use std::cell::{Cell, RefCell};

@@ -35,14 +35,14 @@ const SIGN: u64 = 1 << 63;
 /// The heap key of a deadline in seconds, rounded so that `time() >= when` holds whenever the timer fires.
 fn deadline_key(when_s: f64) -> u64 {
     let truncated = (when_s * 1e9) as i64;
-    // One nanosecond for the truncation, one for the rounding of the product, and more once a float is too coarse for
-    // single nanoseconds (after 52 days of uptime).
+    // One nanosecond for the truncation, one for the rounding of the product, and one for each 26 days of uptime,
+    // because a later time in seconds is a coarser float.
     let margin = 2 + (truncated.unsigned_abs() >> 51) as i64;
     (truncated.saturating_add(margin) as u64) ^ SIGN
 }
 
-/// For a timer that `Timers::expire` has taken out with the key `until`: how long ago it was due, and how much later
-/// than its deadline the loop may have decided to wake up for it. Both are in nanoseconds.
+/// For a timer that `Timers::expire` has taken out with the key `until`: how long ago it was due, and how long the loop
+/// may have chosen to sleep beyond its deadline. Both are in nanoseconds.
 pub(super) fn lateness_ns(handle: Handle<'_>, until: u64) -> (u64, u64) {
     let late_ns = until.saturating_sub(deadline_key(handle.when_s()));
     (late_ns, if handle.has_slack() { SLACK_NS } else { 0 })

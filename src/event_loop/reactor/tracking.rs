@@ -48,7 +48,7 @@ impl NewestHandle {
     }
 }
 
-/// Makes the collector track the handles of a queue to which other code holds references. Called before the loop stops
+/// Makes the collector track each handle of a queue that other code, too, refers to. Called before the loop stops
 /// running. Tracking runs no code, so the queue may be borrowed.
 pub(super) fn track_kept<'a>(py: Python<'a>, handles: impl Iterator<Item = &'a HandleRef>) {
     if !HAS_GIL {

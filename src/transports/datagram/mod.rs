@@ -134,7 +134,7 @@ impl DatagramBody {
 }
 
 /// Makes the poller wait for the events that the transport's state requires. If other code has closed the socket, the
-/// transport leaves the poller and the protocol gets the error.
+/// transport leaves the loop's fd table and the protocol gets the error.
 fn sync_interest(this: Datagram<'_>) -> PyResult<()> {
     let py = this.py();
     match this.registration.sync(py, this.reactor(), this.wanted_interest()) {

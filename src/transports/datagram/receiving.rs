@@ -26,7 +26,7 @@ use crate::transports::ending;
 use crate::transports::object;
 use crate::transports::outgoing::Chunk;
 
-/// The maximum length of a received datagram, as in asyncio.
+/// The maximum length of a received datagram, as in asyncio. (Datagrams of internet sockets are shorter anyway.)
 const MAX_DATAGRAM_LEN: usize = 256 * 1024;
 /// The number of Unix datagrams to receive at once: as many as fit into the memory for a batch of internet datagrams.
 const UNIX_BATCH: usize = MAX_BATCH * INTERNET_SLOT_LEN / MAX_DATAGRAM_LEN;
@@ -53,8 +53,8 @@ pub(super) fn on_readable(this: Datagram<'_>) -> PyResult<()> {
     }
 }
 
-/// Other code has closed the socket. The protocol is told, and the transport leaves the poller, so that it gets no more
-/// events if a duplicate of the descriptor is still open.
+/// Other code has closed the socket. The protocol gets the error, and the transport leaves the loop's fd table, so that
+/// it gets no more events if a duplicate of the descriptor is still open.
 #[cold]
 pub(super) fn lose_descriptor(this: Datagram<'_>, error: &io::Error) -> PyResult<()> {
     this.registration.leave(this, this.reactor());

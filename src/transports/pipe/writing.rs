@@ -101,7 +101,7 @@ pub(super) fn write(this: Pipe<'_, Writing>, data: &Bound<'_, PyAny>) -> PyResul
         return Ok(());
     }
     let outgoing = &this.end.outgoing;
-    // This comes first, because the `fileno()` of an unusual pipe object may write.
+    // Get the descriptor before checking the state, because the `fileno()` of an unusual pipe object may call `write`.
     let fd = this.registration.usable_fd(this.py());
     if this.end.is_blocked.get() {
         outgoing.push(&data)?;

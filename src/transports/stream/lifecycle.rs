@@ -33,8 +33,8 @@ use crate::transports::protocol::{ProtocolCalls, Receiver, run_in};
 ///
 /// asyncio does this in a task and queues `connection_made`. The difference is visible only if the factory,
 /// `connection_made` or another thread queues something in the meantime. Two measures keep asyncio's behaviour in that
-/// case: work that was queued before `connection_made` runs before it; and until the queued work has run, there is a
-/// task whose cancellation closes the connection, like asyncio's.
+/// case. First, work that was queued before `connection_made` runs before it. Second, as in asyncio there is a task
+/// whose cancellation closes the connection, until the queued work has run.
 pub(in crate::transports) fn accept(
     event_loop: &Bound<'_, PyAny>,
     fd: OwnedFd,
@@ -74,7 +74,7 @@ pub(in crate::transports) fn accept(
         return fatal_error(this, error, "Error on transport creation for incoming connection");
     }
     if matches!(this.calls.receiver(), Receiver::Native) {
-        // A TLS connection needs no such task, because its handshake has one.
+        // A TLS connection needs no such task: its factory has made one, which lasts until the handshake is complete.
         return start(this);
     }
     if reactor.ready.len() != queued {
@@ -101,8 +101,8 @@ fn start_later(this: Stream<'_>, server: &Bound<'_, PyAny>) -> PyResult<()> {
     Ok(())
 }
 
-/// Calls `server._accepting(transport, is_waiting)`, which makes the task that asyncio would accept the connection in.
-/// Returns the Future that the task waits for, if it waits.
+/// Calls `server._accepting(transport, is_waiting)`, which makes a task in place of the one in which asyncio accepts a
+/// connection. If `is_waiting` is true, returns the Future that the task waits for.
 fn accepting<'py>(
     this: Stream<'py>,
     server: &Bound<'py, PyAny>,

@@ -322,8 +322,9 @@ pub(crate) fn copied_context<'py>(transport: &Bound<'py, PyAny>) -> PyResult<Opt
         .copied_context(transport.py())
 }
 
-/// Whether native code may write to the transport and end it without calling its Python methods, because no method has
-/// been replaced. Requires that `is_stream` has returned true for the transport.
+/// Whether native code may write to the transport, end it and ask for its state without calling its Python methods,
+/// because `write`, `_force_close` and `is_closing` have not been replaced. Requires that `is_stream` has returned true
+/// for the transport.
 #[inline]
 pub(crate) fn has_own_methods(transport: &Bound<'_, PyAny>) -> bool {
     OWN_METHODS.are_in_force(transport, &lifecycle::stream_of(transport).dict)

@@ -126,7 +126,7 @@ fn read_into_reader<'py>(this: Stream<'py>, fd: RawFd, feed: Feed<'py>) -> PyRes
     }
 }
 
-/// The reason why nothing was received: the system call failed, or there was no memory for the object.
+/// The reason why there is no data to deliver: the system call failed, or there was no memory for the object.
 enum Failure {
     System(io::Error),
     Python(PyErr),

@@ -283,8 +283,9 @@ fn refused(this: Stream<'_>, method: &str) -> PyErr {
     PyRuntimeError::new_err(format!("unable to {method}; sendfile is in progress"))
 }
 
-/// To be called after `new_len` bytes were put into the out-buffer while the transport is corked, held or blocked.
-/// Sends corked and held data if it must not wait. If the socket is blocked, pauses the protocol if necessary.
+/// To be called after `new_len` bytes were put into the out-buffer while the transport is corked, held or blocked. If
+/// the socket is blocked, pauses the protocol if necessary. Otherwise sends the corked or held data, unless it may wait
+/// longer.
 fn after_push(this: Stream<'_>, new_len: usize) -> PyResult<()> {
     if this.flags.has(Flags::BLOCKED) {
         return maybe_pause(this);

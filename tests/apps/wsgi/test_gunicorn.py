@@ -361,7 +361,7 @@ def test_a_changed_application(start: Start) -> None:
     later_s = itertools.count(time.time() + 20)
 
     def reloads() -> bool:
-        # gunicorn takes what its first check sees as the original, so a change before that check is not noticed.
+        # gunicorn remembers the file's time at its first check, so a change before that check is not noticed.
         os.utime(path, (next(later_s),) * 2)
         return server.has("Worker reloading")
 

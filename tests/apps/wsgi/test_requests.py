@@ -1,7 +1,7 @@
 """Good and bad requests and their answers, from `grapeshot.coro.wsgi` and, as the control, from gunicorn's sync worker.
 
-gunicorn gets each request as a whole. grapeshot gets it as a whole and byte by byte, but long bad requests in pieces of
-1000 bytes. Where the two servers differ on purpose, DIFFERS gives the reason.
+gunicorn gets each request as a whole. grapeshot gets it twice: as a whole, and byte by byte (long bad requests: in
+pieces of 1000 bytes). Where the two servers differ on purpose, DIFFERS gives the reason.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ BAD: dict[str, tuple[bytes, int]] = {
     "http 0.9": (b"GET / HTTP/0.9\r\nHost: a\r\n\r\n", 505),
     "http 1.2": (b"GET / HTTP/1.2\r\nHost: a\r\n\r\n", 505),
     "http 2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 505),
-    "http 2 in words of 1": (b"GET / HTTP/2.0\r\nHost: a\r\n\r\n", 505),
+    "http 2 in the syntax of http 1": (b"GET / HTTP/2.0\r\nHost: a\r\n\r\n", 505),
     "lower case version": (b"GET / http/1.1\r\nHost: a\r\n\r\n", 400),
     "a space after the version": (b"GET / HTTP/1.1 \r\nHost: a\r\n\r\n", 400),
     "rtsp": (b"OPTIONS / RTSP/1.1\r\nHost: a\r\n\r\n", 400),
@@ -120,7 +120,7 @@ BAD: dict[str, tuple[bytes, int]] = {
     "no host": (b"GET / HTTP/1.1\r\n\r\n", 400),
     "two hosts": (get("Host: b"), 400),
     "the same host twice": (get("Host: a"), 400),
-    "no host at all": (b"GET / HTTP/1.1\r\nHost: a b\r\n\r\n", 400),
+    "a space in the host": (b"GET / HTTP/1.1\r\nHost: a b\r\n\r\n", 400),
     "a path as host": (b"GET / HTTP/1.1\r\nHost: a/b\r\n\r\n", 400),
     "a user as host": (b"GET / HTTP/1.1\r\nHost: a@b\r\n\r\n", 400),
     "a user in the target": (line("GET http://a@b/"), 400),
@@ -174,9 +174,9 @@ RFC_501 = "RFC 9110, 15.6.2, has a status for unknown methods; llhttp knows the 
 DIFFERS: dict[str, tuple[int, str]] = {
     "no version": (400, "llhttp reads it as HTTP/0.9"),
     "http 0.9": (400, RFC_505),
-    "http 1.2": (200, "it takes every HTTP/1.x; llhttp stops at 1.1"),
+    "http 1.2": (200, "gunicorn takes every HTTP/1.x; llhttp stops at 1.1"),
     "http 2": (400, RFC_505),
-    "http 2 in words of 1": (400, RFC_505),
+    "http 2 in the syntax of http 1": (400, RFC_505),
     "no method": (400, RFC_501),
     "lower case method": (400, RFC_501),
     "unknown method": (200, RFC_501),
@@ -185,14 +185,14 @@ DIFFERS: dict[str, tuple[int, str]] = {
     "icecast": (400, RFC_501),
     "ftp target": (200, "RFC 9112, 3.2.2: a target of another scheme is for a proxy"),
     "no host": (200, "RFC 9112, 3.2: a server must answer 400"),
-    "no host at all": (200, "RFC 9112, 3.2: a server must answer 400"),
+    "a space in the host": (200, "RFC 9112, 3.2: a server must answer 400"),
     "a path as host": (200, "RFC 9112, 3.2: a server must answer 400"),
     "a user as host": (200, "RFC 9112, 3.2: a server must answer 400"),
-    "a user in the target": (200, "RFC 9110, 4.2.4: an error, as it hides where a reference leads"),
+    "a user in the target": (200, "RFC 9110, 4.2.4: an error, because it hides where a reference leads"),
     "length beyond 64 bits": (200, "llhttp counts in 64 bits"),
     "identity": (400, "RFC 9112, 6.1: 501 is for a coding that a server does not know"),
-    "gzip": (200, "it hands the compressed body on, as if it were the body"),
-    "chunk size beyond 64 bits": (0, "it says nothing and closes; llhttp counts in 64 bits"),
+    "gzip": (200, "gunicorn hands the compressed body on, as if it were the body"),
+    "chunk size beyond 64 bits": (0, "gunicorn closes without an answer; llhttp counts in 64 bits"),
 }
 
 

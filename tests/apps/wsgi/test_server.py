@@ -355,7 +355,7 @@ def test_applications_see_no_running_loop_and_wait_beside_each_other() -> None:
             wire.close()
 
 
-def test_temporary_files_and_unix_sockets() -> None:
+def test_a_unix_socket_is_removed_at_the_end() -> None:
     with tempfile.TemporaryDirectory(prefix="w-") as folder:
         path = os.path.join(folder, "s")
         with Served(hello, path=path):

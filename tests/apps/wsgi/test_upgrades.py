@@ -189,7 +189,7 @@ def test_an_answer_that_has_begun_keeps_the_socket() -> None:
 # ---------------------------------------------------------------- a blocking socket
 
 
-def test_send_sends_everything_and_keeps_it_together() -> None:
+def test_each_send_sends_everything_in_one_piece() -> None:
     """`send` sends everything, like `sendall` of a blocking socket, because libraries ignore its result."""
     length, senders = 3_000_000, 4
     counts: list[int] = []
@@ -241,7 +241,7 @@ def test_two_coros_of_the_application_send_and_receive() -> None:
 
 
 def test_an_application_that_returns_while_somebody_still_reads() -> None:
-    """For example, a thread of simple-websocket still reads. It sees that the socket is closed."""
+    """Another coro still reads, as a thread of simple-websocket does. It sees that the socket is closed."""
     ended = threading.Event()
 
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

@@ -1,4 +1,4 @@
-"""Tools that inspect coros: where they are, how they failed, how long they run, where their stacks are."""
+"""Tools that inspect coros: where they are, how they failed, when they yield, where their stacks are."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def outer():
 
 
 def places(text):
-    """Return the functions that the text of `coro.where` or of a traceback names. All must be in this file."""
+    """Return the names of the functions in a text of `coro.where` or `coro.compact_traceback`. All functions must be in
+    this file.
+    """
     parts = text.split("|")
     assert all(part.startswith(f"{__file__}:") for part in parts)
     return [part.split(" ")[1].rstrip(":") for part in parts]
@@ -140,7 +142,7 @@ def notified():
 
 @pytest.fixture
 def reported(monkeypatch):
-    """Yield the contexts that the loops' exception handlers get."""
+    """Return the list to which each call of a loop's default exception handler appends its context."""
     contexts: list = []
     monkeypatch.setattr(grapeshot.Loop, "default_exception_handler", lambda _loop, context: contexts.append(context))
     return contexts
@@ -190,7 +192,7 @@ def test_the_notifier_does_not_hear_of_interruptions_and_exits(notified):
     assert notified == []
 
 
-def test_an_exception_that_came_before_the_first_run_is_notified_too(notified):
+def test_the_notifier_gets_an_exception_that_was_raised_in_a_coro_before_its_first_run(notified):
     def main():
         co = coro.spawn(int)
         co.raise_exception(LookupError("early"))
@@ -262,7 +264,7 @@ def test_without_a_notifier_an_unretrieved_exception_is_reported_once(reported):
     assert [str(context["exception"]) for context in reported] == ["lost"]
 
 
-# ------------------------------------------------------------------ selfishness
+# ------------------------------------------------------------------ selfishness: the acts of a coro before it yields
 
 
 def acts_until_a_yield(act, most=100):
@@ -330,7 +332,7 @@ def test_awaiting_a_done_future_is_an_act():
         done.set_result(5)
         assert acts_until_a_yield(lambda: coro.await_(done)) == 4
         assert acts_until_a_yield(lambda: coro.await_(nothing())) == 4
-        # Everything that suspends resets the count.
+        # Every call that suspends the coro resets the count.
         for _ in range(3):
             coro.await_(nothing())
         coro.await_(asyncio.sleep(0))
@@ -413,7 +415,7 @@ def test_stack_info_of_the_thread(eviction):
 
 
 @pytest.mark.parametrize("count", [1, 2, 8])
-def test_coros_share_as_many_stacks_as_are_set(count):
+def test_coros_use_all_stack_slots_that_were_set(count):
     def work(number):
         total = 0
         for step in range(20):

@@ -1,4 +1,6 @@
-"""Which late runs are reported (the runs that delay something), the text of a report, and how to switch reports off."""
+"""Which long runs are reported (only the runs that delay something), the text of a report, and how to switch reports
+off.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ def records():
 
 
 def spin(seconds=0.25):
-    """Run for longer than two checks of the watchdog, without delaying anything."""
+    """Keep busy for longer than the watchdog needs for two checks."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         pass
@@ -129,7 +131,7 @@ def test_a_run_that_delays_others_is_reported(records, start):
     assert "in the way' ran for" in last
 
 
-def test_a_transport_that_could_read_makes_it_a_report(records):
+def test_a_run_that_delays_a_transport_is_reported(records):
     class Protocol(asyncio.Protocol):
         def data_received(self, data):
             self.has_data = True
@@ -175,7 +177,7 @@ def test_a_run_that_delays_nothing_is_not_reported(records):
     assert records.texts == []
 
 
-def test_time_without_anything_that_waits_does_not_count(records):
+def test_time_in_which_nothing_waits_does_not_count(records):
     def work():
         spin()
         assert records.texts == []
@@ -216,7 +218,7 @@ def test_always_reports_all(records):
     assert len(records.texts) == 2
 
 
-def test_tasks_and_callbacks_without_coros(records):
+def test_callbacks_of_a_loop_without_coros(records):
     """The thread is watched because it has set a limit."""
 
     class Texts(logging.Handler):
@@ -300,7 +302,7 @@ end = time.monotonic() + 0.7
 while time.monotonic() < end:
     pass
 """
-# Keep busy until the first record, or for a long time. The second record comes when the run ends.
+# Keep busy until the first record, for at most 30 seconds. The second record comes when the run ends.
 UNTIL_REPORTED = """
 import logging, time
 
@@ -316,7 +318,7 @@ end = time.monotonic() + 30
 while not Handler.has_one and time.monotonic() < end:
     pass
 """
-# Starts a thread that wants to run, so a main thread that keeps busy delays it.
+# Starts a thread that wakes after 1 ms. A main thread that keeps busy for longer delays it.
 BEFORE = "import threading, time; threading.Thread(target=time.sleep, args=(0.001,)).start()"
 
 

@@ -27,7 +27,7 @@ HAS_TASKS = os.path.isdir("/proc/self/task")
 
 
 def count_watchdogs(count):
-    """Wait until there are that many watchdog threads. A watchdog gets its name a little later than it starts, and may
+    """Wait until there are `count` watchdog threads. A watchdog gets its name a little later than it starts, and may
     stay in /proc for a moment after it was joined.
     """
     wait_until(lambda: watchdogs() == count, f"{count} watchdogs")
@@ -54,7 +54,7 @@ def warned(caplog):
 
 
 def texts(warned, name, kind):
-    """Return the messages of one kind about the coro with that name. On a slow machine, others may be reported, too."""
+    """Return the messages of one kind about the coro with that name. A slow machine may cause messages about others."""
     messages = [text.replace(HINT, "") for text in warned.messages]
     return [text for text in messages if text.startswith(f"coro {name!r} {kind}")]
 
@@ -136,7 +136,7 @@ def test_a_call_of_c_code_is_named_by_its_line(warned):
         logger.removeHandler(handler)
     [text] = texts(warned, "slow one", "has run")
     assert f"line {work.__code__.co_firstlineno + 1}, in work\n    assert seen.wait(CAP_S)" in text
-    # Here the C function is the coro's own function, so no Python function calls it.
+    # Here the coro's main function is itself a C function, so no Python function calls it.
     seen.clear()
     logger.addHandler(handler)
     try:
@@ -170,7 +170,7 @@ def test_coros_that_yield_are_not_named(warned):
 
 
 @pytest.mark.parametrize("limit", [0.001, 0.002])
-def test_a_run_within_the_limit_is_not_late_because_the_clock_ticks(warned, limit):
+def test_a_tick_of_the_clock_does_not_make_a_short_run_late(warned, limit):
     coro.set_latency_warning(limit)
     times = [time.monotonic()]
 
@@ -383,10 +383,10 @@ def spin_until(condition):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_fork():
-    """No watchdog thread may exist during the fork, because CPython would warn. Afterwards parent and child each start
-    their own watchdog.
+    """The watchdog ends before a fork, because CPython warns about a fork in a process with several threads. Afterwards
+    parent and child each start their own watchdog.
 
-    CPython would also warn about the thread that makes the record, so the fork happens after that thread has ended.
+    CPython would also warn about the thread that makes the record, so the test waits for the end of that thread.
     """
     assert (
         run_script(
@@ -407,7 +407,6 @@ def main():
     records.clear()
     child = os.fork()
     if not child:
-        spin_until(lambda: True)
         os._exit(7)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 7

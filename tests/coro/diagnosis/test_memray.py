@@ -48,7 +48,7 @@ def allocate():
 
 
 def named(function, number):
-    # Return a copy of the function whose name says which coro it belongs to.
+    # Return a copy of the function. The copy's name says which coro it belongs to.
     name = f"{function.__name__}_{number}"
     return type(function)(function.__code__.replace(co_name=name, co_qualname=name), globals(), name)
 
@@ -161,7 +161,7 @@ check(below="run", at_least=100)
 
 
 def test_connections(tmp_path):
-    """Coros take from a queue and await streams."""
+    """Coros take items from a queue and await streams."""
     run(
         """
         async def echo(reader, writer):
@@ -220,7 +220,7 @@ def begin():
 
 
 def everywhere(function, *args):
-    # Run the function in the loop, in a coro, or in another thread while the loop runs.
+    # Run the function where PLACE_OF_TRACKER says: in a callback of the loop, in this coro, or in another thread.
     if PLACE_OF_TRACKER == "coro":
         return function(*args)
     if PLACE_OF_TRACKER == "thread":
@@ -293,8 +293,8 @@ print("checked")
 
 
 def test_a_python_profile_function_gets_no_switch_events():
-    """Only memray's profile function gets events for switches between coros. It is recognized because it has no Python
-    object, unlike a function of `sys.setprofile`.
+    """Only native profile functions such as memray's get events for switches between coros. They differ from a
+    function that was set with `sys.setprofile`: CPython keeps no Python object for them.
     """
     from grapeshot import coro
 

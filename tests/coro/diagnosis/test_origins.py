@@ -38,7 +38,7 @@ def line_of(comment):
         return next(number for number, line in enumerate(file, 1) if line.rstrip().endswith(f"# {comment}"))
 
 
-def test_an_unseen_error_prints_where_the_coro_was_spawned(caplog):
+def test_the_report_of_an_unretrieved_error_says_where_the_coro_was_spawned(caplog):
     def body():
         coro.spawn(fail, name="failing")  # here
         coro.yield_slice()
@@ -52,7 +52,7 @@ def test_an_unseen_error_prints_where_the_coro_was_spawned(caplog):
     assert "'failing'" in text
 
 
-def test_without_debug_mode_an_error_does_not_print_the_place(caplog):
+def test_without_debug_mode_the_report_does_not_say_where(caplog):
     def body():
         coro.spawn(fail)
         coro.yield_slice()
@@ -63,7 +63,7 @@ def test_without_debug_mode_an_error_does_not_print_the_place(caplog):
     assert "created at" not in text
 
 
-def test_the_repr_says_where_it_was_spawned():
+def test_the_repr_says_where_the_coro_was_spawned():
     def body():
         co = coro.spawn(coro.wait)  # of the repr
         text = repr(co)
@@ -87,7 +87,7 @@ def test_a_slow_coro_is_named(caplog):
     assert len(records(caplog, "Executing <Coro 'the slow one'")) == 1
 
 
-def test_a_slow_callback_names_the_coro_that_has_begun_it(caplog):
+def test_the_warning_about_a_slow_callback_names_the_coro_that_scheduled_it(caplog):
     def outer():
         loop = asyncio.get_running_loop()
         loop.slow_callback_duration = 0.02
@@ -109,7 +109,7 @@ def test_a_slow_callback_names_the_coro_that_has_begun_it(caplog):
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="Task.get_context() is new in 3.12")
-def test_an_error_of_a_task_names_the_coro_that_has_begun_it(caplog):
+def test_the_report_of_an_error_of_a_task_names_the_coro_that_created_it(caplog):
     async def failing():
         raise ValueError("on purpose")
 

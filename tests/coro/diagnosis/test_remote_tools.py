@@ -1,7 +1,7 @@
 """Coros in tools that run in another process: `asyncio ps` and `pstree`, the sampling profiler, `sys.remote_exec`.
 
-The first two read the memory of the process, and the third makes the process run a file. The profiler discards a chain
-of frames that does not lead to the thread's base frame.
+The first three read the memory of the process; `sys.remote_exec` makes the process run a file. The profiler discards a
+chain of frames that does not end at the thread's base frame.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ HEAD = """
     from grapeshot import coro
 """
 
-# One coro of three is in the middle of a call from C when the process stops to read its input.
+# Three coros are in calls that C code (`sorted`) has made. One of them blocks the process until the test writes a line.
 PAUSED = (
     HEAD
     + """

@@ -1,4 +1,4 @@
-"""`coro.print_run_info`: which coros wait for which, and where."""
+"""`coro.print_run_info`: which coros wait for which others, and where each of them waits."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_a_deadlock():
     coro.run(main)
 
 
-def test_coros_that_a_circle_waits_for():
+def test_a_coro_that_a_cycle_waits_for():
     def main():
         below = spawn_blocked(coro.wait, name="below")
         coros = []
@@ -240,7 +240,7 @@ def test_tasks_and_coros_that_wait_for_each_other():
         at = found.index((0, "task 'gathering' waits for coro 'coro', task 'task'"))
         assert [line.partition(" waits")[0] for _, line in found[at + 1 : at + 3]] == ["coro 'coro'", "task 'task'"]
         assert [depth for depth, _ in found[at + 1 : at + 3]] == [1, 1]
-        # The stack of a coro continues into the coroutine that it awaits, and ends there.
+        # The stack of a coro continues through the coroutines that it awaits, and ends in the innermost one.
         lines = output.splitlines()
         begin = next(number for number, line in enumerate(lines) if line.startswith("  coro 'coro' waits"))
         functions = []
@@ -261,7 +261,7 @@ def test_tasks_and_coros_that_wait_for_each_other():
     grapeshot.run(main())
 
 
-@pytest.mark.skipif(sys.version_info < (3, 14), reason="asyncio notes who awaits from 3.14 on")
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="asyncio records which task awaits which only since 3.14")
 def test_task_groups():
     async def main():
         event = asyncio.Event()

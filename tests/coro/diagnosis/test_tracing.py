@@ -95,7 +95,7 @@ def _no_tracing_is_left():
 
 @pytest.mark.parametrize("yields", [False, True])
 def test_line_events(yields):
-    """Each coro gets correct and complete events, even if the trace function itself lets others run."""
+    """The events of each coro are correct and complete, even if the trace function itself lets other coros run."""
     expected, expected_called = alone(traced, 1), alone(called, 1)
     with Tracer(yields=yields) as tracer:
         results = together(traced, COUNT)
@@ -117,14 +117,14 @@ def test_tracing_is_switched_on_and_off_in_a_coro():
         return number
 
     def main():
-        # Run one after the other, because tracing belongs to the thread.
+        # Run the coros one after the other, because tracing belongs to the thread.
         assert [coro.spawn(work, number).join() for number in range(COUNT)] == list(range(COUNT))
 
     coro.run(main)
     assert tracer.of(called) == [expected] * sum(range(COUNT))
 
 
-def test_tracing_is_switched_on_and_off_by_others():
+def test_tracing_is_switched_on_and_off_by_another_coro():
     tracer = Tracer()
 
     def main():
@@ -199,7 +199,7 @@ def test_a_trace_function_that_raises():
 
 
 def test_profile_functions():
-    """Each call event of a coro, also of a C function, is followed by its return event, whatever other coros do."""
+    """In each coro, a return event follows each call event, also for C functions, whatever other coros do."""
     events = collections.defaultdict(list)
     frames = []
 
@@ -297,8 +297,8 @@ def test_monitoring(is_global):
     assert counts == {key: number * COUNT for key, number in once[2].items()}
 
 
-# A tool is switched on while the frames of waiting coros are not in any thread state. It has never instrumented these
-# functions before.
+# A tool is switched on while coros wait, so that no thread state refers to their frames. The tool has not instrumented
+# their functions before.
 WATCH = """
     import sys
     import grapeshot
@@ -355,9 +355,9 @@ def test_monitoring_that_begins_while_coros_wait(stack):
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring came with 3.12")
 @pytest.mark.parametrize("way", ["watch()", "sys.settrace(lambda *_: None)"])
-def test_a_tool_that_a_coro_switches_on_sees_the_frames_below_the_loop(way):
-    """The frames below the loop are on the thread's own stack. The coro's SystemExit passes through them when it leaves
-    the loop.
+def test_a_tool_that_a_coro_switches_on_sees_the_callers_of_the_loop(way):
+    """The frames of the loop's callers are on the thread's own stack. The coro's SystemExit leaves the loop and passes
+    through them.
     """
     output = run_script(
         None,
@@ -380,7 +380,7 @@ def test_a_tool_that_a_coro_switches_on_sees_the_frames_below_the_loop(way):
 
 
 def test_cprofile_counts():
-    """The counts of calls are right. Times belong to the thread, so they include what other coros did in a yield."""
+    """The counts of calls are right. The times are not checked: they include what other coros did during a yield."""
     profiler = cProfile.Profile()
 
     def main():
@@ -492,7 +492,9 @@ for module in (one, two):
 @pytest.mark.skipif(importlib.util.find_spec("coverage") is None, reason="coverage is not installed")
 @pytest.mark.parametrize("core", ["ctrace", "pytrace", *(["sysmon"] if sys.version_info >= (3, 12) else [])])
 def test_coverage(core, tmp_path):
-    """With sys.monitoring the lines are right. Trace functions may assign a line to the file that was entered last."""
+    """With sys.monitoring the lines are right. coverage's trace functions may count a line for the file that another
+    coro has entered, so with them the test checks only the results of the program.
+    """
     for name, text in (("one.py", ONE), ("two.py", TWO), ("program.py", PROGRAM)):
         (tmp_path / name).write_text(textwrap.dedent(text))
     done = subprocess.run(

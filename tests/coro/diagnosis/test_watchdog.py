@@ -1,5 +1,5 @@
-"""The watchdog reports code that keeps a loop from its next iteration, while the code runs: tasks, callbacks, and
-methods of protocols, with and without coros. test_latency_warning covers coros themselves.
+"""While code keeps a loop from its next iteration, the watchdog reports it. Here the code is a task, a callback or a
+method of a protocol, with and without coros. test_latency_warning covers coros themselves.
 """
 
 from __future__ import annotations
@@ -358,8 +358,8 @@ def sleeps_of_the_watchdog():
 
 @pytest.mark.skipif(not Path("/proc/self/syscall").exists(), reason="system calls cannot be seen on this system")
 def test_a_new_limit_in_a_long_run_wakes_the_watchdog(records):
-    """After the watchdog has reported a run, it sleeps until another run begins. A new limit wakes it earlier, and it
-    also sees later runs.
+    """After the watchdog has reported a run, it sleeps until another run begins. A new limit wakes it earlier. After
+    that it still reports later runs.
     """
 
     def long():
@@ -414,7 +414,7 @@ def test_threads_are_watched_if_they_have_coros_or_a_limit(records):
     assert [text for text in records.texts if "'plain'" in text or "'off'" in text] == []
 
 
-def test_debug_mode_logs_its_own(records):
+def test_debug_mode_logs_slow_steps_too(records):
     async def work():
         records.spin_until_named("task 'debugged'")
 
@@ -444,7 +444,7 @@ def test_a_callback_that_leaves_the_loop(records):
     assert [text for text in records.texts if "not in a Python function" in text] == []
 
 
-def test_names_that_cannot_be_had(records):
+def test_callables_whose_names_cannot_be_read(records):
     """Objects whose attributes raise are named by their class."""
 
     class Odd:

@@ -1,4 +1,4 @@
-"""Arguments of waiting calls are converted once, before the wait. Wrong arguments raise before the wait, too."""
+"""Arguments of waiting calls are converted once, before the wait. Wrong arguments cause errors before the wait, too."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fill(sock):
 
 
 def spawn_waiting(world, function, *args):
-    """Spawn a function. A coro waits when this returns; a thread may wait later, or not at all."""
+    """Run a function in a coro or a thread. The coro waits when this returns; a thread may wait later, or never."""
     made = world.spawn(function, *args)
     if world.kind == "coros":
         until_waiting(made)
@@ -110,7 +110,7 @@ def test_numbers_and_ancillary_data_are_read_once(world):
                 receiver = spawn_waiting(world, call, bytearray(10), Number(5))
                 far.sendall(b"x")
                 receiver.join()
-            # The list and the array are changed while the call waits, which has no effect.
+            # The lists and the array are changed while the call waits, which has no effect.
             count = fill(near)
             reader, writer = os.pipe()
             numbers, buffers = array.array("i", [reader]), [b"ab"]
@@ -197,7 +197,7 @@ def test_an_iterator_that_raises(world):
         near, far = world.pair()
         with near, far:
             for call in (near.sendmsg, near.recvmsg_into):
-                # CPython 3.14 raises TypeError instead, which says that the iterator is not an iterable.
+                # CPython 3.14 raises a TypeError instead, whose text says that the iterator is not iterable.
                 with pytest.raises((LookupError, TypeError) if world.kind == "plain" else LookupError):
                     call(items())
 

@@ -116,7 +116,7 @@ def test_a_file_that_keeps_the_socket_open():
 
 
 def test_numbers_that_are_closed_and_used_again():
-    """A coro gets nothing from another file that takes its socket's number."""
+    """A coro that waited on a closed socket gets no data from another socket that takes the closed one's number."""
 
     def main():
         for _ in range(50):

@@ -313,7 +313,7 @@ def test_a_file_is_read_and_written(tmp_path, run):
 
 @pytest.fixture
 def _in_threads(monkeypatch):
-    """Threads make all calls on files, as if nothing were in memory."""
+    """Make threads perform all calls on files, even reads of data that is in the page cache."""
     monkeypatch.setenv("GRAPESHOT_FILE_THREADS", "1")
     monkeypatch.setattr(_core, "_aio_read_now", lambda *_: None)
 
@@ -539,7 +539,7 @@ def test_limits():
             with pytest.raises(asyncio.LimitOverrunError) as caught:
                 call()
             assert caught.value.consumed == 10
-        # Nothing is lost, and a higher limit helps.
+        # The failed calls have lost nothing. With a higher limit, a read succeeds.
         assert stream.read_line(limit=11) == b"0123456789\n"
         assert stream.read_all() == b"x"
     stream = coro.read_stream(Pieces(b"12345", b"6"))
@@ -632,7 +632,7 @@ def shared_ends(kind):
 
 @pytest.mark.parametrize("kind", ["pipe", "terminal", "master"])
 def test_another_reader_is_faster(kind):
-    """The data that made the descriptor ready is gone when the coro reads. The coro waits again, and others run."""
+    """The data that made the descriptor ready is gone when the coro reads. The coro waits again."""
 
     def main():
         reader, writer = shared_ends(kind)

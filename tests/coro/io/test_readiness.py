@@ -1,4 +1,6 @@
-"""A socket object's assumptions about its descriptor: consumed events, closed numbers, the child of a fork."""
+"""A socket object remembers facts about its descriptor, such as that no data is left. Here such facts become outdated:
+another call consumes an event, a number is closed and used again, or the process forks.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ def let_run(thread):
 
 
 def read_short(near, far):
-    """Register the socket, and let its last read show that nothing is left."""
+    """Read so that the loop watches the socket, and so that the socket object assumes that no data is left."""
     reader = coro.spawn(near.recv, 100)
     while reader._status != "waiting":
         coro.yield_slice()

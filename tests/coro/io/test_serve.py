@@ -46,7 +46,7 @@ def ask(server, message):
 
 
 def run_quietly(main):
-    """Run a coro; return what was reported to the loop's exception handler."""
+    """Run `main` in a coro; return what was reported to the loop's exception handler."""
     reports = []
 
     def begin():
@@ -430,7 +430,7 @@ def test_a_handler_may_close_the_server():
     assert run_quietly(main) == []
 
 
-def test_another_thread_cannot_close_it():
+def test_another_thread_cannot_close_the_server():
     def main(reports):
         with coro.serve(echo, HOST, 0) as server:
             with pytest.raises(coro.ScheduleError):
@@ -533,7 +533,7 @@ def test_a_handshake_has_a_time_limit():
     assert run_quietly(main) == []
 
 
-def test_the_end_of_a_tls_stream_is_told():
+def test_the_end_of_a_tls_stream_is_announced():
     """The server announces the end of the stream, so that Python's own client does not report a broken connection."""
 
     def main(reports):
@@ -557,7 +557,7 @@ def test_the_end_of_a_tls_stream_is_told():
     assert run_quietly(main) == []
 
 
-def test_a_thread_of_clients():
+def test_clients_in_real_threads():
     """The clients are real threads with plain sockets, the control for the clients above."""
     results = []
 

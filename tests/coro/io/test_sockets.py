@@ -11,7 +11,7 @@ import threading
 import weakref
 
 import pytest
-from support import HOST, coro_is_available, until_waiting, wait_until
+from support import HOST, coro_is_available, until_waiting
 
 import grapeshot
 
@@ -123,7 +123,7 @@ def test_cycles_are_collected():
     assert reference() is None
 
 
-def test_a_socket_that_is_not_closed_warns(world):
+def test_a_socket_that_is_not_closed_causes_a_warning(world):
     if world.kind == "threads":
         pytest.skip("threads use the same socket objects as coros")
     with pytest.warns(ResourceWarning, match="unclosed"):
@@ -241,6 +241,29 @@ def test_a_name_that_does_not_resolve(world):
     world.run(main)
 
 
+@pytest.mark.parametrize("flags", [(), (0,)])
+def test_data_that_an_interrupted_read_has_put_back_comes_first(flags):
+    def receive_into(sock, size):
+        buffer = bytearray(size)
+        return bytes(buffer[: sock.recv_into(buffer, size, *flags)])
+
+    def main():
+        near, far = coro.socketpair()
+        with near, far:
+            reader = coro.spawn(near.recv_exact, 10)
+            until_waiting(reader)
+            far.sendall(b"hello")
+            for _ in range(3):
+                coro.yield_slice()
+            reader.raise_exception(InterruptedError)
+            with pytest.raises(InterruptedError):
+                reader.join()
+            far.sendall(b", world")
+            return near.recv(3, *flags), receive_into(near, 100), near.recv(100, *flags)
+
+    assert coro.run(main) == (b"hel", b"lo", b", world")
+
+
 def test_other_coros_run_while_one_waits():
     """The loop runs: a coro that waits for input does not stop it."""
 
@@ -256,4 +279,3 @@ def test_other_coros_run_while_one_waits():
             assert wait == b"x"
 
     coro.run(main)
-    wait_until(lambda: True)

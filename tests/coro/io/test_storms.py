@@ -1,7 +1,7 @@
 """Storms: interruptions, closed and reused descriptors, connections that come and go, clients that misbehave.
 
-The environment variable `STORM_SCALE=20` makes each storm 20 times as long. Each storm prints its `STORM_SEED=...`;
-set that variable to repeat the storm.
+The environment variable `STORM_SCALE=20` makes the storms longer: 20 times as many bytes, rounds or clients. Each storm
+prints its `STORM_SEED=...`; set that variable to repeat the storm.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Stream:
         if kind == 1:
             buffers = [bytearray(3), bytearray(size)]
             count = self.far.readv(buffers)
-            # If recv_exact() has left data over, readv() returns only that data, in the first buffer.
+            # If recv_exact() has left data over, readv() fills only the first buffer, from that data.
             return b"".join(buffers)[:count]
         if kind == 2 and left:
             return self.far.recv_exact(min(size, left))
@@ -126,7 +126,7 @@ class Stream:
     ("make_pair", "size"), [(tcp_pair, 40_000), (lambda: coro.socketpair(), 500_000)], ids=["tcp", "unix"]
 )
 def test_interruptions_of_streams(make_pair, size, chance):
-    """No byte is lost or duplicated, whenever a read or write is interrupted or times out."""
+    """No byte is lost or duplicated, no matter when a read or write is interrupted or times out."""
 
     def storm():
         streams = [Stream(make_pair(), size * SCALE, chance) for _ in range(8)]
@@ -280,7 +280,7 @@ def used():
 
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the test counts descriptors in /proc")
 def test_connections_come_and_go(chance, eviction):
-    """10,000 clients (1,000 if each switch evicts), 250 at a time. Afterwards nothing is left of them."""
+    """10,000 clients (1,000 in the mode `always`), 250 at a time. They leave no descriptors and hardly any memory."""
     waves = (40 if eviction == "lazy" else 4) * SCALE
     size = 250
 
@@ -311,7 +311,9 @@ def test_connections_come_and_go(chance, eviction):
 
 
 def test_slow_and_half_open_clients(chance):
-    """Clients that are slow or silent, half-close, leave with RST or never read do not delay anybody else."""
+    """Some clients are slow, stop sending within a line, half-close, leave with RST or never read. They do not delay
+    the other clients.
+    """
     line = b"a line that is not short\n"
 
     def handler(sock, address):
@@ -339,7 +341,7 @@ def test_slow_and_half_open_clients(chance):
     def silent(address):
         with connect(address) as client:
             client.sendall(line[:-1])
-            assert client.recv(1) == b"", "the server gives up"
+            assert client.recv(1) == b"", "the server has not given up"
 
     def half_closed(address):
         with connect(address) as client:

@@ -1,4 +1,4 @@
-"""Streams. Tests with the fixture `world` also run in threads with plain sockets, which checks the tests."""
+"""Stream sockets. Tests with the fixture `world` also run with plain sockets in threads, which checks the tests."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def test_echo(world):
 
 
 def test_reads_of_changing_sizes_return_all_data(world):
-    """Reads of different sizes take turns, some through the loop's buffer, some without it. Each message is confirmed
-    before the next one is sent.
+    """Reads of different sizes take turns. In a coro, some receive into the loop's buffer, others straight into a new
+    `bytes`. Each message is confirmed before the next one is sent.
     """
     lengths = [102_400, 102_400, 10, 102_400, 8192, 8191, 65_536, 65_536, 102_400, 200_000, 1, 40_000] * 3
 
@@ -76,7 +76,7 @@ def test_reads_of_changing_sizes_return_all_data(world):
 
 
 def test_many_echoes_at_once():
-    """100 connections, each with its own coro, and their clients."""
+    """The server has a coro for each of its 100 connections, and each client is a coro, too."""
 
     def serve(connection):
         with connection:
@@ -424,7 +424,7 @@ def test_a_unix_socket_with_a_path(world, tmp_path):
     world.run(main)
 
 
-def test_a_full_queue_of_a_unix_socket_is_waited_for(world, tmp_path):
+def test_connect_waits_while_the_queue_of_a_unix_socket_is_full(world, tmp_path):
     path = str(tmp_path / "socket")
 
     def main():

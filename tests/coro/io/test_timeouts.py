@@ -89,7 +89,7 @@ def test_urgent_data_that_has_not_come(world):
     world.run(main)
 
 
-def test_the_timeout_as_a_plain_socket_shows_it(world):
+def test_the_timeout_reads_as_that_of_a_plain_socket(world):
     def main():
         with world.socket() as sock:
             assert (sock.gettimeout(), sock.getblocking(), sock.timeout) == (None, True, None)

@@ -120,7 +120,7 @@ def test_a_coro_that_is_interrupted_in_the_handshake():
 
 @pytest.mark.parametrize("side", ["client", "server"])
 def test_against_pythons_own(side):
-    """One side runs in a coro; the other one is a plain socket in a thread."""
+    """One side runs in a coro; the other one uses Python's own `ssl` in a thread."""
 
     def plain(sock, is_server):
         context = contexts.server_context() if is_server else contexts.client_context()

@@ -27,8 +27,8 @@ def way(request, monkeypatch):
 
         monkeypatch.setattr(os, "pidfd_open", refused, raising=False)
     yield request.param
-    # Each thread ends after its child has ended, and closes its end of a pipe. Wait for that, because descriptors are
-    # counted.
+    # A thread that waits for a child holds an end of a pipe until the child has ended. Wait for the end of these
+    # threads, because the fixture `_leftovers` counts descriptors.
     wait_until(lambda: not any(thread.name.startswith("coro-waitpid") for thread in threading.enumerate()))
 
 
@@ -107,7 +107,9 @@ def test_a_process_that_is_not_a_child():
 
 
 def test_waiting_for_any_child_without_children():
-    """Runs in its own process: this one may still have children, helpers of the standard library from earlier tests."""
+    """Runs in a new process, because the process of the tests may have children that earlier tests have left, such as
+    helper processes of the standard library.
+    """
     code = """
         from grapeshot import coro
 

@@ -44,7 +44,7 @@ def test_an_interrupted_recv_has_taken_nothing():
 
 @pytest.mark.parametrize("family", ["unix", "tcp"])
 def test_interrupts_at_random_lose_no_byte(family):
-    """A stream with checksums, read by coros that are interrupted all the time."""
+    """Coros that read a stream are interrupted again and again. A checksum shows that no byte is lost."""
     rng = random.Random(11)
     data = rng.randbytes(600_000)
 
@@ -130,7 +130,7 @@ def test_cancelling_and_timeouts_of_blocks():
     coro.run(main)
 
 
-def test_a_coro_that_is_scheduled_by_mistake_waits_on():
+def test_a_coro_that_is_scheduled_by_mistake_keeps_waiting():
     def main():
         near, far = coro.socketpair()
         with near, far:
@@ -255,7 +255,7 @@ def test_an_exception_of_a_signal_handler_ends_a_blocking_call():
     assert out.split() == ["interrupted"]
 
 
-def test_the_child_of_a_fork_blocks():
+def test_a_call_in_the_child_of_a_fork_blocks_its_thread():
     out = run_script(
         None,
         """

@@ -153,7 +153,7 @@ def test_changes_between_two_listings(folder, change, in_directory, of_file):
         before = open_descriptors()
         with coro.watch_file(folder) as all_events, coro.watch_file(folder / "a") as events:
             change(folder)
-            # Names are listed in any order.
+            # A directory lists its names in any order, so the events of some changes come in any order, too.
             found = told(all_events)
             assert (sorted(found) if change in (exchange, move_others_out, move_others) else found) == in_directory
             assert told(events) == of_file
@@ -233,7 +233,7 @@ def test_descriptors_are_closed(folder):
 
 @pytest.fixture
 def leave():
-    """Return a function that leaves `count` descriptors free, or restores the limit."""
+    """Return a function that leaves `count` descriptors free, or without a count restores the limit."""
     old = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken = []
 
@@ -253,7 +253,7 @@ def leave():
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
-def test_no_descriptor_is_left_at_the_start(folder, leave, count):
+def test_descriptors_run_out_at_the_start(folder, leave, count):
     """The descriptors run out at the kqueue, at the directory, at its listing, or at the second file."""
     for name in ("a", "b"):
         (folder / name).touch()
@@ -270,7 +270,7 @@ def test_no_descriptor_is_left_at_the_start(folder, leave, count):
     coro.run(main)
 
 
-def test_no_descriptor_is_left_later(tmp_path, folder, leave):
+def test_descriptors_run_out_later(tmp_path, folder, leave):
     """The next comparison of listings finds the changes that were missed for lack of a descriptor."""
     (tmp_path / "other").touch()
     (tmp_path / "another").touch()

@@ -15,7 +15,7 @@ from support import coro_is_available, in_thread, until_waiting
 
 pytestmark = [
     pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter"),
-    pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's"),
+    pytest.mark.skipif(sys.platform != "linux", reason="only Linux has inotify"),
 ]
 if coro_is_available():
     from grapeshot import coro
@@ -24,7 +24,7 @@ if coro_is_available():
 
 @pytest.fixture(params=["inotify", "kqueue"], autouse=True)
 def system(request, monkeypatch):
-    """Watch with inotify, and with stand-ins for the kqueue of other systems."""
+    """Watch with inotify, and with a stand-in for the kqueue of other systems."""
     if request.param == "kqueue":
         monkeypatch.setattr(_kqueue, "_select", vnode_events)
         monkeypatch.setattr(_watch_file, "select", vnode_events)
@@ -90,7 +90,7 @@ def test_editors_that_replace_the_file(tmp_path):
     def main():
         with coro.watch_file(path) as events:
             for turn in range(3):
-                # A new file over the old one.
+                # A new file replaces the old one.
                 other.write_bytes(b"new")
                 other.rename(path)
                 assert kinds(events) == ["created"]
@@ -127,7 +127,7 @@ def test_a_file_that_others_keep_open_after_its_end(tmp_path):
 
 
 def test_links(tmp_path):
-    """The target of a symbolic link is watched, and so is the link. Changes that are made under another name count."""
+    """The target of a symbolic link is watched, and so is the link. A change through a hard link is reported, too."""
     first, second, link = tmp_path / "first", tmp_path / "second", tmp_path / "link"
     first.touch()
     second.touch()

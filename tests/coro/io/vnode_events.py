@@ -1,5 +1,5 @@
-"""A ``select.kqueue`` with the filter for vnodes, based on inotify. It lets Linux run the tests of
-``coro.watch_file`` by kqueue.
+"""A ``select.kqueue`` with the filter for vnodes, based on inotify. With it, the tests of
+``coro.watch_file`` with kqueue run on Linux.
 
 The events come from what Linux really reports about the open files. As with ``EV_CLEAR``, all changes of one file are
 combined into one event, and the descriptor of the queue is readable while there are events. As on FreeBSD and macOS,
@@ -70,8 +70,8 @@ class kqueue:
     def __init__(self) -> None:
         self._fd = _checked(_libc.inotify_init1(os.O_CLOEXEC))
         self._vnodes: dict[int, _Vnode] = {}
-        # The keys of both are inotify's watches, one per inode. For the inode of a watch, `_watches` holds its own
-        # descriptors, and `_parents` the descriptors of its subdirectories.
+        # The keys of both dicts are inotify's watches, one per inode. The values are descriptors: in `_watches`, of the
+        # inode itself; in `_parents`, of subdirectories of the inode.
         self._watches: defaultdict[int, set[int]] = defaultdict(set)
         self._parents: defaultdict[int, set[int]] = defaultdict(set)
 
@@ -97,9 +97,9 @@ class kqueue:
                 self._add(change.ident, change.fflags)
         if not max_events:
             return []
-        assert timeout == 0, "nothing here waits in the queue"
+        assert timeout == 0, "only a timeout of 0 is supported"
         notes = self._read()
-        assert len(notes) <= max_events, "inotify cannot give some of them back"
+        assert len(notes) <= max_events, "events that do not fit would be lost"
         return [kevent(fd, KQ_FILTER_VNODE, KQ_EV_CLEAR, each) for fd, each in notes.items()]
 
     def _add(self, fd: int, notes: int) -> None:
@@ -143,7 +143,7 @@ def _checked(result: int) -> int:
 
 
 def events_of(watch):
-    """Return the events that a watch reports now, with None at its end."""
+    """Return the events that a watch reports now. If the watch has ended, the last item is None."""
     found = []
     while None not in found:
         try:

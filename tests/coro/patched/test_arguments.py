@@ -42,7 +42,7 @@ SCRIPTS = {
             thread.join()
         print(sorted(map(bytes, buffers)))
     """,
-    "a sender that waits": """
+    "two senders that wait": """
         import array, os, socket, threading
         near, far = socket.socketpair()
         near.settimeout(0)

@@ -1,11 +1,11 @@
 """Run CPython's own test modules patched and inside a coro. A test that passes plain must pass patched.
 
-The exceptions are listed with a reason each. They run as well, and a listed test that passes must be removed from the
-list; only tests that would never end are left out.
+EXCEPTIONS lists the tests that do not pass patched, with a reason each. They run as well, and a listed test that passes
+must be removed from the list; only tests that would never end do not run.
 
-TEST_CPYTHON=all runs every module both plain and patched and compares all outcomes: a test that passes plain may not be
-skipped patched, either. .ci/matrix sets it. Otherwise only the modules of `QUICK` run, patched; a module with a failed
-test also runs plain, to see whether the test passes there. .ci/run does that on its default interpreter.
+TEST_CPYTHON=all, which .ci/matrix sets, runs every module both plain and patched and compares all outcomes: a test that
+passes plain must not be skipped patched, either. Without the variable, as in .ci/run, only the modules of `QUICK` run.
+They run patched; a module with a failed test also runs plain, to see whether the test passes there.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ EXCEPTIONS: dict[str, dict[str, LeftOut]] = {
     },
     "test_socket": {
         "GeneralModuleTests.testRefCountGetNameInfo": LeftOut(
-            "a Python function keeps its arguments while its error lives"
+            "the traceback of a Python function's error keeps the arguments alive"
         ),
         "NonBlockingTCPTests.testSetBlocking": NONBLOCKING,
         "NonBlockingTCPTests.testSetBlocking_overflow": NONBLOCKING,
@@ -64,15 +64,15 @@ EXCEPTIONS: dict[str, dict[str, LeftOut]] = {
             "the function of the C API takes the ident of a real thread", is_run=False
         ),
         "InterruptMainTests.test_can_interrupt_tight_loops": PREEMPTION,
-        # The next three exist up to 3.12, where threading uses other functions instead of handles of threads.
+        # The next three exist up to 3.12, where threading has no thread handles.
         "ThreadTests.test_disallow_instantiation": LeftOut(
             "the lock's type can be called in every version, as in CPython from 3.13 on"
         ),
         "ThreadTests.test_shutdown_locks": LeftOut(
-            "the program's first coro waits for the threads that are coros, not threading at the exit", is_run=False
+            "the program's first coro, and not threading, waits at the exit for threads that are coros", is_run=False
         ),
         "ThreadTests.test_tstate_lock": LeftOut(
-            "acquiring the lock that the end of a thread releases only waits for that end, and does not hold the lock"
+            "a call of _tstate_lock.acquire() only waits for the end of the thread, and does not hold the lock"
         ),
         "MiscTestCase.test_change_name": NATIVE,
         "MiscTestCase.test_set_name": NATIVE,
@@ -138,7 +138,7 @@ QUICK = {
 WITHOUT = {"test_concurrent_futures": "Process", "test_socket": "ThreadedVSOCK"}
 
 
-# module -> its outcome when it runs plain, which does not depend on how stacks are moved
+# module -> its outcome when it runs plain, kept because the module runs patched in several ways (`MODULES`, eviction)
 plain_outcomes: dict[str, dict[str, Any]] = {}
 
 

@@ -1,4 +1,6 @@
-"""CPython's own tests of locks on patched threading: in the main thread with real threads, in a coro with coros."""
+"""CPython's own tests of locks on patched threading. Run in the main thread, they start real threads; run in a coro,
+they start coros.
+"""
 
 from __future__ import annotations
 

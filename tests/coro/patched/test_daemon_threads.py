@@ -78,7 +78,7 @@ def run_together(*scripts):
         return list(pool.map(lambda code: run_script(None, code), scripts))
 
 
-def test_a_daemon_that_swallows_its_end_does_not_keep_the_program():
+def test_a_daemon_that_swallows_exceptions_does_not_keep_the_program_alive():
     """The daemon is interrupted only a few times, because it may log each exception. No warning mentions it."""
     check = "import atexit; atexit.register(lambda: print(len(caught) < 10, sorted(set(caught))))"
     outputs = run_together(*(check + HEAD + code for code in WAYS.values()))

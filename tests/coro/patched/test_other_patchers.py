@@ -1,7 +1,7 @@
 """gevent or eventlet in the same process as `coro.patch()`: whichever patches second is refused at once.
 
-The rules are tested with fake packages of the same structure, and with each real one that is installed, beside the
-other's fake.
+The tests use fakes of both packages. They also use each real package that is installed, together with the fake of the
+other one.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def head(request, tmp_path):
     return f"import sys; sys.path.insert(0, {str(tmp_path)!r})" + REFUSED
 
 
-def test_after_install_the_others_cannot_patch(head):
+def test_after_coro_patch_the_others_cannot_patch(head):
     code = """
 from grapeshot import coro
 coro.patch()
@@ -87,7 +87,9 @@ print(coro.run(lambda: coro.sleep_relative(0)))
 
 
 def test_functions_that_were_imported_before_are_refused_too(head):
-    """A function that was imported earlier is refused because it patches through other functions of its module."""
+    """A function that was imported before `coro.patch()` is not replaced. It raises because it calls functions that
+    are.
+    """
     code = """
 import gevent.monkey, eventlet, eventlet.patcher
 from gevent.monkey import patch_all

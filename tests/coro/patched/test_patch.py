@@ -55,7 +55,7 @@ def test_parts():
     ]
 
 
-def test_late_patching_names_and_repairs():
+def test_late_patching_repairs_names_and_warns():
     assert run(
         """
         import sys, types, threading, time, warnings, logging, reprlib
@@ -149,12 +149,12 @@ def test_modules_that_keep_the_original_functions():
     ) == ["False False"]
 
 
-def test_parts_that_need_others_and_the_one_by_choice():
+def test_parts_that_need_other_parts_and_an_optional_part():
     assert run(
         """
         import concurrent.futures, socket, select, os
         from grapeshot import coro
-        # In a list, because a global name for the class would be replaced, too.
+        # The class is kept in a list, because a global name for it would be replaced, too.
         kept = [concurrent.futures.ThreadPoolExecutor]
         coro.patch("subprocess")
         print([name for name in ("thread", "time", "select", "os", "socket", "subprocess") if coro.is_patched(name)])
@@ -193,7 +193,7 @@ def test_threads_of_a_pool_are_real_or_coros():
 
 
 def test_a_task_of_the_loop_serves_the_blocking_code():
-    """Each call but the one that reads from a pipe can end only if the loop runs while the call waits."""
+    """Each call can end only if the loop runs while the call waits, except the first read from the pipe."""
     assert run(
         """
         from grapeshot import coro

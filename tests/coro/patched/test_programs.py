@@ -305,7 +305,7 @@ SCRIPTS = {
         listener = socket.create_server(("127.0.0.1", 0))
         address = listener.getsockname()
         print(type(listener).__name__, type(listener).__module__, isinstance(listener, socket.socket))
-        # Several threads accept, receive and send on one socket each.
+        # Several threads accept connections from one listening socket. Below, several threads send on one socket.
         counts = []
         def accept():
             connection, _ = listener.accept()
@@ -473,7 +473,7 @@ TLS = """
     for each in clients: each.start()
     for each in clients: each.join()
     print(sorted(results))
-    # A client that trusts no authority, and one that does not speak TLS.
+    # One client does not trust the server's authority, and one does not speak TLS.
     with socket.create_connection(secure.getsockname(), timeout=20) as plain:
         try:
             ssl.create_default_context().wrap_socket(plain, server_hostname="localhost")

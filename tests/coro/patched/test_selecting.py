@@ -23,7 +23,7 @@ SCRIPTS = {
         def later(function, *args):
             def run():
                 begun.wait()
-                # A real thread waits until the main thread sleeps in select. A coro can run only then.
+                # A real thread waits until the main thread sleeps in select. A coro cannot run earlier anyway.
                 while "grapeshot.coro" not in sys.modules:
                     with open(f"/proc/self/task/{os.getpid()}/stat") as stat:
                         if stat.read().rpartition(")")[2].split()[0] == "S":

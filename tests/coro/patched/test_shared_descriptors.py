@@ -1,4 +1,4 @@
-"""Descriptors that several processes share, and numbers of patched sockets. Scripts print the same when patched."""
+"""Descriptors that processes share, and the numbers of patched sockets. The scripts print the same when patched."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.coro.patched.same_output import check_same_output
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 
-# Each byte is written only after one of the two processes has received the previous byte. So if the other process was
-# faster, a read that blocks the loop blocks it forever.
+# A thread writes each byte only after one of the two processes has received the previous one. So if the child takes a
+# byte, and the parent's read then blocks the loop, the thread never writes the next byte.
 TWO_READERS = """
 import os, pty, socket, subprocess, sys, threading, tty
 
@@ -176,7 +176,7 @@ SCRIPTS = {
                 print(at)
                 thread.join()
         os.close(number)
-        # The program has asked for nonblocking mode.
+        # Any timeout puts a plain socket's descriptor into nonblocking mode.
         near, far = socket.socketpair()
         for timeout in (0, 5):
             near.settimeout(timeout)
@@ -198,7 +198,7 @@ SCRIPTS = {
             print(file.read())
         print(child.wait())
         near.close()
-        # The socket continues as a blocking one.
+        # The parent still uses this socket, in blocking mode.
         near, far = socket.socketpair()
         child = subprocess.Popen([sys.executable, "-c", CODE], stdin=far.fileno(), stdout=subprocess.PIPE)
         near.sendall(b"a line\\n")
@@ -226,7 +226,7 @@ SCRIPTS = {
         while sent < len(data):
             sent += far.sendmsg([data[sent:]])
         thread.join()
-        # Through pass_fds.
+        # Here the child inherits the socket through pass_fds.
         CODE = "import os, sys; print(os.read(int(sys.argv[1]), 10))"
         child = subprocess.Popen([sys.executable, "-c", CODE, str(far.fileno())], pass_fds=[far.fileno()])
         near.sendall(b"word")
@@ -324,7 +324,7 @@ from grapeshot import coro
 coro.patch()
 from grapeshot.coro._patching import _socket_numbers
 
-NUMBER = 900  # `sock` has another number, as if it had been closed
+NUMBER = 900  # not the number of `sock`, as if `sock` had been closed and opened again
 
 def use():
     try:

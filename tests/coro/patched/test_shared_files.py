@@ -217,7 +217,7 @@ SCRIPTS = {
                     print(mode, has_arrived(reader))
             os.close(reader)
     """,
-    "what is read-only is refused before anything is read": """
+    "a read-only buffer is refused before anything is read": """
         for buffering in (0, -1):
             reader, writer = os.pipe()
             os.write(writer, b"data")
@@ -431,7 +431,7 @@ BODIES = {
     collector.join()
     data = b"".join(parts).decode()
     counts = {letter: data.count(letter * 999) for letter in "abc"}
-    # The interrupted line is there, too, or only its beginning, because print() writes the line end separately.
+    # An interrupted print() has written nothing, only its text (the line end is a separate write), or the whole line.
     assert all(0 <= counts[letter] - done.count(letter) <= 1 for letter in "abc"), (counts, before)
     assert data.endswith("end\\n"), data[-20:]
     print("ok")

@@ -13,7 +13,8 @@ from tests.coro.patched.same_output import check_same_output
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 
-# Another connection writes, and commits only when other coros run: code that waits in C never sees the commit.
+# Another connection writes, and commits when its thread runs. Patched, that thread is a coro. If code waited in C for
+# the commit, the coro could not run, and the wait would never end.
 HOLDER = """
 import os, sqlite3, sys, tempfile, threading, time
 
@@ -24,7 +25,7 @@ setup = sqlite3.connect(PATH, check_same_thread=False)
 setup.executescript("create table t (a integer primary key, b); create table log (b);")
 
 class Holder:
-    '''A thread that holds the lock while a block runs, until another thread has waited for a while.'''
+    '''A thread that holds the database's lock for the first 50 ms of a `with` block, so that code in it must wait.'''
     def __init__(self, mode="immediate"):
         self.mode, self.begun = mode, threading.Event()
         self.thread = threading.Thread(target=self.hold)
@@ -175,8 +176,8 @@ SCRIPTS = {
         print(connection.execute("pragma busy_timeout").fetchall())
         setup.execute("begin immediate")
         fails(connection.execute, "insert into t values (2, 1)")
-        # If a transaction that has read waited for a writer that waits for readers to end, neither would ever end. So
-        # the insert fails without a wait.
+        # The transaction has read. If its insert waited for the writer while the writer waits for all readers, neither
+        # would ever end. So the insert fails without a wait.
         connection.execute("pragma busy_timeout = 30000")
         connection.rollback()
         connection.execute("begin")
@@ -250,7 +251,7 @@ SCRIPTS = {
         print(connection.execute("select b from log").fetchall())
         connection.close()
     """,
-    "an authorizer and a trace see the program's statements only": """
+    "an authorizer and a trace see only the program's statements": """
         def authorize(action, *args):
             actions.add(action)
             return sqlite3.SQLITE_DENY if action in forbidden else sqlite3.SQLITE_OK

@@ -64,7 +64,7 @@ SCRIPTS = {
             thread.start()
             ready.wait()
             go.set()
-            # From here on no thread waits.
+            # From here on no thread waits, so the other thread runs only if polling lets it.
             end = time.monotonic() + 10
             while not (is_there := poll()) and time.monotonic() < end:
                 pass

@@ -95,7 +95,7 @@ print("the end")
 
 
 def test_many_wait_at_once():
-    """With threads, these functions would never get enough workers."""
+    """300 functions wait for each other. A pool of real threads has fewer workers, so they would wait forever."""
     pytest.importorskip("anyio")
     run_script(
         None,
@@ -380,7 +380,9 @@ grapeshot.run(main())
 
 
 def test_asgiref_imported_first():
-    """Coros would share Django's connections, so the functions of `sync_to_async` keep threads."""
+    """If asgiref was imported before the patch, `sync_to_async` still runs functions in threads, because coros would
+    share Django's connections.
+    """
     pytest.importorskip("asgiref")
     out = run_script(
         None,
@@ -404,7 +406,7 @@ grapeshot.run(main())
 
 
 def test_marked_endpoints():
-    """The marks of the program's functions count, although FastAPI wraps these functions."""
+    """Functions that are marked with `coro.threads.in_thread` run in threads, although FastAPI wraps them."""
     pytest.importorskip("fastapi")
     pytest.importorskip("httpx")
     run_script(
@@ -439,6 +441,6 @@ grapeshot.run(main())
 
 
 def test_django_settings_may_be_imported_first():
-    """Django's settings are an object that answers for another one, which does not exist yet."""
+    """`django.conf.settings` is a lazy object: reading its attributes fails before the settings are configured."""
     pytest.importorskip("django")
     run_script(None, "from django.conf import settings\nfrom grapeshot import coro\ncoro.patch()")

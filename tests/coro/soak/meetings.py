@@ -67,7 +67,7 @@ def waits_for_news(world: World) -> None:
 
 
 def sends(world: World) -> None:
-    """A producer and a consumer hand over items in order, through their own queues."""
+    """A producer hands items to this coro in order, through a queue and a channel that only the two use."""
     count = world.generator.randrange(1, 10)
     queue = coro.fifo()
     channel = coro.channel()
@@ -189,7 +189,7 @@ def awaits(world: World) -> None:
 
 
 def runs_in_tasks(world: World) -> None:
-    """asyncio tasks run blocking-style code that awaits."""
+    """An asyncio task runs blocking-style code in a coro, and that code awaits a coroutine."""
 
     def blocking(number: int) -> int:
         world.pause()
@@ -203,8 +203,8 @@ def runs_in_tasks(world: World) -> None:
 
 
 def runs_in_threads(world: World) -> None:
-    # When a loop is closed, the executor ends before the remaining coros. On a stack of its own, a finalizer that the
-    # collector calls may let other coros run while `submit` holds a process-wide lock.
+    # When a loop is closed, the executor ends before the remaining coros. In a coro on a stack of its own, a finalizer
+    # that the collector calls may let other coros run while `submit` holds a process-wide lock.
     is_safe = not world.is_closing and coro.current().stack_info()["kind"] == "shared"
     if world.generator.random() < 0.2 and is_safe:
         check(coro.threads.run(sum, range(10)) == 45, "a wrong sum of a thread")
@@ -232,7 +232,7 @@ def woken_by_threads(world: World) -> None:
 
 
 def traces(world: World) -> None:
-    """Use tracing and profiling functions, which belong to the thread, while coros take turns."""
+    """Set a trace or profile function, which belongs to the thread, while coros take turns."""
     if world.generator.random() < 0.8:
         return
     events: collections.Counter[str] = collections.Counter()

@@ -5,9 +5,8 @@
 
 Coros yield, sleep, recurse, raise, sort, lock, send, await, time out and make garbage. Meanwhile the program
 interrupts coros, makes evictions fail for lack of memory, runs the collector, and reads the frames of suspended coros
-and of other threads. It checks invariants all the time, prints the first violations (at most three) and exits with
-status 1.
-scenes.py and meetings.py hold the actions.
+and of other threads. It checks invariants all the time. If one is violated, it prints the first violations (at most
+three) and exits with status 1. The actions are called scenes; scenes.py and meetings.py hold them.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from grapeshot import _core, coro
 
 # The number of coros to keep running per loop.
 POPULATION = 30
-# After this many steps the loop is closed with its suspended coros, and its thread ends.
+# After this many steps (a step is one scene) the loop is closed with its suspended coros, and its thread ends.
 STEPS_PER_ROUND = 400
 # After this many seconds without progress the process counts as hanging.
 PATIENCE_S = 120.0
@@ -68,7 +67,7 @@ def actor(world: World, own: int) -> None:
     """Run a few scenes one after the other. The coro ends normally or with an injected exception.
 
     ``own`` is the number of the coro's family. The coro's context has it from the start, because a finalizer may yield
-    before the first line of this function, and the coro may be killed there.
+    before the first line of this function, and the coro may be killed during that yield.
     """
     world.begun += 1
     generator = world.generator
@@ -84,7 +83,7 @@ def actor(world: World, own: int) -> None:
                 # A coro that could not start ends with MemoryError, which is passed on to the coros that wait for it.
                 is_without_memory = world.faults and isinstance(exc, (MemoryError, coro.InParallelError))
                 if own not in world.killed and not is_without_memory and not world.is_closing:
-                    raise Broken(f"{scene.__name__}: it ended as if killed, but was not: {exc!r}") from exc
+                    raise Broken(f"{scene.__name__}: raised {exc!r}, but no coro of its family was killed") from exc
                 if generator.random() < 0.8:
                     raise
             check(FAMILY.get() == own, "the context is another coro's")
@@ -111,7 +110,7 @@ def kill_some(world: World) -> None:
         context = co.get_context()
         if co.done() or context is None:
             continue
-        # From here on `co`, its family, and the coros that wait for `co` may raise an injected exception.
+        # From here on, `co` and the other coros of its family, which may wait for it, may raise an injected exception.
         world.killed.add(context.get(FAMILY))
         world.soak.kills += 1
         how = generator.randrange(4)
@@ -134,7 +133,7 @@ def look_around(world: World) -> None:
             names.append((frame.f_code.co_name, frame.f_lineno, len(frame.f_locals)))
             frame = frame.f_back
         check(not names or "actor" in names[-1][0] or len(names) < 2000, f"a strange stack: {names}")
-    # Up to CPython 3.11.4, a collection in here deadlocks with a thread that is ending (gh-106883).
+    # Up to CPython 3.11.4, a collection inside this call deadlocks with a thread that is ending (gh-106883).
     gc.disable()
     try:
         frames = list(sys._current_frames().values())
@@ -226,14 +225,14 @@ def worker(soak: Soak, number: int) -> None:
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=0.0, help="end after so long (10 if there is no --steps)")
+    parser.add_argument("--seconds", type=float, default=0.0, help="run for this long (10 if there is no --steps)")
     parser.add_argument("--steps", type=int, default=0, help="end after this many scenes in total")
     parser.add_argument("--threads", type=int, default=3)
     parser.add_argument("--round", type=int, default=0, help=f"scenes per loop and thread (default {STEPS_PER_ROUND})")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--no-faults", dest="faults", action="store_false", help="no evictions that fail")
-    parser.add_argument("--mixed", action="store_true", help="change the way of eviction all the time")
-    parser.add_argument("--only", default="", help="names of scenes, with commas")
+    parser.add_argument("--no-faults", dest="faults", action="store_false", help="let no eviction fail")
+    parser.add_argument("--mixed", action="store_true", help="change the mode of eviction all the time")
+    parser.add_argument("--only", default="", help="run only these scenes (names separated by commas)")
     options = parser.parse_args(arguments)
     if not options.seconds and not options.steps:
         options.seconds = 10.0

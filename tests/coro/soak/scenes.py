@@ -182,7 +182,7 @@ def special_methods(world: World) -> None:
 
 
 class Finalized:
-    """Has no `__init__`: a thread that walks frames could keep its frame alive, and with it the object."""
+    """Has no `__init__`: a thread that walks frames could keep the frame of that call alive, and with it the object."""
 
     log: list[int]
 
@@ -202,7 +202,7 @@ def finalizers(world: World) -> None:
 
 
 class Collected:
-    """Has a finalizer that tries to yield. The collector calls it, so only a coro on a stack of its own can do so."""
+    """Has a finalizer that tries to yield. The collector calls it, so it can yield only on a coro's own stack."""
 
     def __init__(self, log: list[str]) -> None:
         self.log = log
@@ -218,7 +218,8 @@ class Collected:
         except INJECTED:
             self.log.append("injected")
             # The collector may call this anywhere in the coro, for example while the coro waits for a killed one, or
-            # after a timeout has expired. So the exception may arrive although this coro was not killed.
+            # after a timeout has expired. So the exception does not prove that this coro was killed. It cannot leave a
+            # finalizer, so count the family as killed, and cancel the coro instead.
             WORLD.get().killed.add(FAMILY.get())
             coro.current().cancel()
         else:
@@ -231,7 +232,7 @@ def collections_of_garbage(world: World) -> None:
     world.pause()
     if world.generator.random() < 0.3:
         gc.collect()
-        # Another thread, or a coro on a stack of its own, may have collected the object.
+        # The log may still be empty: another thread, or a coro on a stack of its own, may be collecting the object.
         check(len(log) <= 1, f"a finalizer has run twice: {log}")
 
 

@@ -1,5 +1,5 @@
-"""Run run.py for a short time. The environment variable SOAK_STEPS makes it longer; `.ci/soak` runs run.py with other
-builds.
+"""Run run.py for a short time. The environment variable SOAK_STEPS sets the number of steps. `.ci/soak` also runs
+run.py, with builds and settings that check more.
 """
 
 from __future__ import annotations

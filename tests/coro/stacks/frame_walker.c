@@ -209,8 +209,8 @@ static void *send(void *unused)
     return NULL;
 }
 
-/* Send SIGPROF to this thread all the time. Its handler walks the frames if the thread is in that library (None: in any
-   code). Every fourth time, send the other signal instead, if it is not 0. */
+/* begin_signals(library, second): send SIGPROF to this thread again and again. The handler walks the frames if it has
+   interrupted code of that library (None: any code). Every fourth signal is `second` instead, unless that is 0. */
 static PyObject *begin_signals(PyObject *module, PyObject *args)
 {
     const char *library;
@@ -234,8 +234,8 @@ static PyObject *begin_signals(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* Stop the signals. Return the number of walks in the handler, the number of walks at allocations, and the largest
-   number of frames. */
+/* Stop the signals and restore the allocators. Return the number of walks in the handler, the number of walks at
+   allocations, and the largest number of frames. */
 static PyObject *end(PyObject *module, PyObject *unused)
 {
     if (atomic_exchange(&sending, 0)) {

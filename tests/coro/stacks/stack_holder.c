@@ -27,8 +27,8 @@ static long call(PyObject *callback)
     return 0;
 }
 
-/* Keep `len` known bytes on the stack during `times` calls. Return how many were wrong or had moved afterwards, or -1
-   on an error. */
+/* Keep `len` known bytes on the stack during `times` calls. After each call, check the bytes and their address. Return
+   how many of these checks failed, or -1 on an error. */
 long hold(PyObject *callback, size_t len, uint32_t seed, long times)
 {
     volatile unsigned char local[len];
@@ -101,9 +101,9 @@ static void set_control(uint32_t mxcsr, uint16_t x87)
 }
 #endif
 
-/* Set the rounding mode (and, on x86-64, flush denormals and set the x87 precision, by the lowest bits of `mode`), and
-   call back `times` times. Return how often the settings were different after a call, or -1 on an error. The caller's
-   state is restored. */
+/* Set the rounding mode, and call back `times` times. On x86-64, bit 0 of `mode` also chooses whether denormals are
+   flushed, and bit 1 chooses the x87 precision. Return how many checks after the calls found other settings, or -1 on
+   an error. The caller's state is restored. */
 long hold_rounding(PyObject *callback, int mode, long times)
 {
     const int before = fegetround();
@@ -205,7 +205,8 @@ __asm__(
     "    ret\n"
     ".size held_call, . - held_call\n");
 
-/* Return how many callee-saved registers were wrong after `times` calls, -1 on an error, or -2 on other processors. */
+/* Return how many callee-saved registers were wrong after `times` calls, -1 on an error, or -2 if this file has no code
+   for the processor. */
 long hold_registers(PyObject *callback, uint64_t seed, long times)
 {
     long wrong = 0;

@@ -167,7 +167,9 @@ def test_callbacks_of_openssl():
 
 
 def test_protocols_that_yield_where_the_loop_calls_them():
-    """A transport calls `pause_writing` inside `write`. During the call, others write to the transport and close it."""
+    """A transport calls `pause_writing` inside `write`. During that call, another coro writes to the transport and
+    aborts it.
+    """
     log: list = []
 
     class Protocol(asyncio.Protocol):
@@ -213,7 +215,7 @@ def test_protocols_that_yield_where_the_loop_calls_them():
 
 
 def test_callbacks_that_compare_slowly():
-    """Removing a callback compares with `__eq__`, which yields. In the meantime, others change the list."""
+    """Removing a callback compares with `__eq__`, which yields. In the meantime, other coros change the list."""
 
     class Callback:
         def __init__(self, number):

@@ -1,4 +1,4 @@
-"""Coros yield inside every kind of code that calls Python: C functions of the interpreter, special methods, parsers."""
+"""Coros yield in Python functions that the interpreter's own code calls: C functions, special methods, parsers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def slow(value):
 
 
 def check(work, count=COUNT, **options):
-    """Check that `work` returns the same in coros, where its second argument yields, as in plain calls."""
+    """Check that `work` returns the same in plain calls and in coros. Its second argument yields only in coros."""
     expected = [work(number, lambda value: value) for number in range(count)]
     assert together(lambda number: work(number, slow), count, **options) == expected
 
@@ -84,7 +84,7 @@ C_FUNCTIONS = {
 
 
 class Special:
-    """Special methods that yield."""
+    """An object whose special methods yield."""
 
     def __init__(self, value, pause=slow):
         self.value, self.pause = value, pause
@@ -188,7 +188,7 @@ def test_special_methods():
 
 
 def test_hashes_and_comparisons_in_dicts_and_sets():
-    """Other coros insert into the same dict while a lookup waits in `__eq__`."""
+    """While a lookup in a dict is suspended in `__eq__`, other coros insert into the same dict."""
     shared: dict = {}
 
     def work(number):
@@ -297,8 +297,8 @@ def test_modules_whose_bodies_yield(tmp_path, monkeypatch):
         return importlib.import_module(f"slow_module_{number}").after
 
     def main():
-        # Each module imports the previous one. Import locks belong to threads, so coros do not wait for each other's
-        # imports.
+        # Each module imports the previous one. The coros run one after the other: import locks belong to threads, so a
+        # coro would not wait for a module that another one is importing, and would get it half initialized.
         assert [coro.spawn(work, number).join() for number in (1, 3)] == [True, True]
         return True
 
@@ -366,7 +366,7 @@ def test_parsers_and_readers_of_the_interpreter():
 
 
 def test_audit_hooks_and_import_hooks_that_yield():
-    """Runs in its own process, because an audit hook cannot be removed."""
+    """The script runs in its own process, because an audit hook cannot be removed."""
     out = run_script(
         None,
         """

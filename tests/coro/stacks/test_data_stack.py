@@ -16,7 +16,9 @@ DEPTHS, CALLS = 40, 500
 
 @pytest.mark.parametrize("stack", ["shared", "own"])
 def test_calls_at_the_end_of_a_chunk_map_no_memory(stack):
-    """CPython maps a new chunk for a frame that does not fit into the last one, and unmaps it after the frame."""
+    """For a frame that does not fit into the last chunk, CPython maps a new chunk, and unmaps it when the frame ends.
+    grapeshot keeps such chunks for the next call.
+    """
 
     def leaf():
         pass

@@ -1,5 +1,5 @@
-"""Each coro keeps the exception that it is handling across yields. Tracebacks and frames are right, also for suspended
-coros.
+"""A coro that yields in an `except` block keeps the exception that it handles. Tracebacks and frames are right, also
+for suspended coros.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def handled():
 # ---------------------------------------------------------------- the exception that is being handled
 
 
-def test_nested_handlers_in_turns():
+def test_nested_handlers_of_coros_that_take_turns():
     def handle(number):
         try:
             raise KeyError(number)
@@ -90,7 +90,7 @@ def test_contexts_are_chained_across_yields():
     assert together(chain) == [(KeyError, (number,), None) for number in range(COUNT)]
 
 
-def test_an_exception_has_no_context_of_others():
+def test_an_exception_that_another_coro_handles_does_not_become_the_context():
     def work(number):
         coro.yield_slice()
         try:
@@ -111,7 +111,7 @@ def test_an_exception_has_no_context_of_others():
     assert coro.run(main) == [None] * COUNT
 
 
-def test_a_coro_begins_with_no_exception():
+def test_a_new_coro_handles_no_exception():
     async def main():
         try:
             raise LookupError
@@ -427,7 +427,7 @@ def test_locals_of_a_suspended_frame_are_written():
 
 
 def test_faulthandler_shows_the_running_coro():
-    """faulthandler is called directly, and in its watchdog thread (without the GIL) while a coro is stuck."""
+    """faulthandler writes when it is called, and from its watchdog thread (without the GIL) while a coro is stuck."""
     out = run_script(
         None,
         """
@@ -447,7 +447,7 @@ def test_faulthandler_shows_the_running_coro():
             faulthandler.dump_traceback_later(0.001, file=file)
             while b"in stuck" not in os.pread(file.fileno(), 10000, 0):
                 pass
-            # The thread reads the frames without the GIL, so they must not end before it has.
+            # The thread reads the frames without the GIL, so it must finish before the frames end.
             faulthandler.cancel_dump_traceback_later()
 
         with tempfile.TemporaryFile("w+") as file, tempfile.TemporaryFile("w+") as late:

@@ -57,7 +57,9 @@ def test_del_and_weakref_callbacks_by_reference_counting():
 
 @pytest.mark.parametrize("kind", ["list", "tuple", "dict", "object"])
 def test_deeply_nested_deallocation_that_yields(kind):
-    """CPython limits nested deallocations separately in each coro. The outermost one frees the deferred objects."""
+    """CPython defers deallocations that are nested too deep; the outermost deallocation frees the deferred objects. The
+    depth is counted for each coro.
+    """
     log: list = []
 
     class Holder:
@@ -91,7 +93,7 @@ def test_deeply_nested_deallocation_that_yields(kind):
     assert len(log) == 5 * 20
 
 
-def test_a_finalizer_that_yields_while_an_exception_is_on_its_way():
+def test_a_finalizer_that_yields_while_an_exception_is_handled():
     class Ending:
         def __del__(self):
             with pytest.raises(KeyError):
@@ -131,8 +133,8 @@ def test_collections_while_coros_are_suspended_in_c_functions():
 
 @pytest.mark.parametrize("how", ["in_parallel", "group"])
 def test_a_collection_lets_coros_end_while_they_are_shut_down(how, monkeypatch):
-    """In a coro on its own stack, a finalizer that the collector calls may let other coros run at any point. Here the
-    replaced `Shutdown` does so while coros are shut down.
+    """On a coro's own stack, a finalizer that the collector calls may let other coros run, at almost any point. The
+    test simulates this: it replaces `Shutdown` by a function that lets other coros run.
     """
     goes_on = coro.event()
     shutdown = coro.Shutdown

@@ -25,7 +25,7 @@ def names(frame: FrameType | None) -> list[str]:
 
 
 class Walker:
-    """A coro that waits at any depth, and notes before each wait which functions it is in."""
+    """A coro that waits at random depths, and notes before each wait which functions it is in."""
 
     def __init__(self, seed: int, turns: int) -> None:
         self.expected: list[str] = []
@@ -84,7 +84,9 @@ class Walker:
 
 
 def watched(walkers: list[Walker]) -> int:
-    """Compare the chains of all coros repeatedly until they have ended. Return how many chains were compared."""
+    """Compare each coro's chain with the one that it noted, repeatedly until all coros have ended. Return the number of
+    comparisons.
+    """
     compared = 0
     coro.yield_slice()
     while left := [walker for walker in walkers if not walker.coro.done()]:

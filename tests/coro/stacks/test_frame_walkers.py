@@ -117,7 +117,7 @@ def walker(tmp_path_factory) -> Path:
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     include = sysconfig.get_path("include")
     if compiler is None or not Path(include, "Python.h").exists() or sys.platform != "linux":
-        pytest.skip("NOT TESTED: walks of frames, since there is no C compiler, no header of Python's, or no Linux")
+        pytest.skip("NOT TESTED: walks of frames, which need Linux, a C compiler and the headers of Python")
     folder = tmp_path_factory.mktemp("walker")
     source = Path(__file__).with_name("frame_walker.c")
     library = folder / ("frame_walker" + importlib.machinery.EXTENSION_SUFFIXES[0])
@@ -197,8 +197,8 @@ def test_at_each_allocation_with_tracemalloc(walker):
 
 
 def test_in_a_signal_handler_during_switches(walker):
-    """A C handler runs between any two instructions of grapeshot's code. The interpreter's own code is left out:
-    before 3.14 it has moments when the chain of frames is invalid.
+    """A signal handler in C walks the frames if the signal has interrupted grapeshot's code. It ignores signals that
+    interrupt the interpreter's code, because before 3.14 there are moments when the chain of frames is invalid there.
     """
     signals, _, deepest = run(
         walker,
@@ -226,7 +226,7 @@ def test_in_a_signal_handler_during_switches(walker):
     assert deepest >= 3
 
 
-@pytest.mark.skipif(sys.version_info < (3, 14), reason="CPython's own frames are not sound at each instruction")
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="before 3.14, CPython's chain of frames is invalid at times")
 @pytest.mark.parametrize("with_faulthandler", [False, True])
 def test_in_a_signal_handler(walker, with_faulthandler):
     signals, _, deepest = run(

@@ -1,4 +1,4 @@
-"""Generators and async generators that run while their coro is suspended, or that coros share."""
+"""Generators whose code waits, so that their coro is suspended inside them; and generators that coros share."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_exceptions_thrown_into_generators():
 
 
 def test_a_handler_around_a_yield_of_a_generator():
-    """A generator keeps the exception that it handles, and also sees the one that its caller handles."""
+    """While a generator handles an exception, it sees this one. Afterwards it sees the one that its caller handles."""
 
     def generate():
         try:
@@ -192,9 +192,9 @@ def test_the_frames_of_a_running_generator():
     grapeshot.run(main())
 
 
-def test_a_generator_is_collected_while_it_was_suspended():
-    """The generator's `finally` block yields when the generator is freed. That is allowed if reference counting frees
-    it. If the collector frees it, a coro can wait only on a stack of its own.
+def test_a_coro_may_wait_while_it_frees_a_suspended_generator():
+    """When a generator is freed, its `finally` block runs. In this test, reference counting frees the generator, and
+    the block lets other coros run. If the collector freed it, the coro could wait only on a stack of its own.
     """
 
     def generate(log, number):
@@ -309,7 +309,7 @@ def test_an_async_generator_that_runs_in_another_coro():
     coro.run(main)
 
 
-def test_async_generators_that_are_left_are_closed_with_the_loop():
+def test_unfinished_async_generators_are_closed_with_the_loop():
     log = []
 
     async def generate():
@@ -323,7 +323,7 @@ def test_async_generators_that_are_left_are_closed_with_the_loop():
     def main():
         generators = [generate() for _ in range(3)]
         assert [coro.await_(anext(generator)) for generator in generators] == [1, 1, 1]
-        main.kept = generators  # keeps them from being freed or closed
+        main.kept = generators  # so that only the end of the loop closes them
 
     coro.run(main)
     assert log == [True] * 3

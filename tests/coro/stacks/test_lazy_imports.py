@@ -17,7 +17,9 @@ WAITS = "from grapeshot import coro\nfor _ in range(3):\n    coro.yield_slice()\
 
 @pytest.fixture
 def make(tmp_path, monkeypatch):
-    """Return a function that writes modules which end in `value = 5`, and returns functions that use them lazily."""
+    """Return a function that writes a module for each body, with `value = 5` at its end. For each module it returns a
+    function that imports the module lazily and returns the value.
+    """
     monkeypatch.syspath_prepend(tmp_path)
     names = []
 
@@ -50,7 +52,7 @@ def test_modules_that_wait_while_they_are_imported(make):
 
 
 def test_a_module_that_another_coro_is_importing(make):
-    """To CPython all coros are one thread, so it takes a second coro's import for one that the module itself makes."""
+    """For CPython all coros are one thread. If a second coro imports the module, the module seems to import itself."""
     (use,) = make(WAITS)
 
     def work(_):

@@ -123,11 +123,11 @@ def test_the_joiner_of_a_coro_without_memory_gets_the_error():
         return "alive"
 
     async def beside():
-        # The first failure hits the new coro: no other stack needs to be evicted.
+        # The failure hits the new coro, because nothing else needs memory for a stack at this time.
         return await coro.run_sync(main)
 
     if coro.stack_info()["evicts_always"]:
-        pytest.skip("the stack of the coro that waits is evicted first, and that failure is ignored")
+        pytest.skip("the failure hits the eviction of the waiting coro's stack, where it is ignored")
     assert run_with_reports(beside) == ("alive", [])
 
 
@@ -191,7 +191,7 @@ def test_own_stacks_beyond_the_address_space():
             shared = [coro.spawn(work, number) for number in range(100)]
             assert await asyncio.gather(*own) == numbers
             assert await asyncio.gather(*shared) == list(range(100))
-            # Their memory is free again. A coro that could not get its stack can start later.
+            # The memory of the ended coros is free again. A coro that finds no memory for its stack can start later.
             later = coro.new(work, 0, stack="own")
             again = [coro.spawn(work, number, stack="own") for number in range(len(own))]
             try:
@@ -260,15 +260,15 @@ AT_THE_LIMIT = """
         fifo, threads = coro.fifo(), []
         assert spawn_up_to(10, threads, fifo) is None
         coro.yield_slice()
-        # Guards that are marks take few mappings, so only the reserve is left. For the other kind, leave room for some
-        # stacks.
+        # grapeshot makes no stacks if fewer than LIMIT // 32 mappings would be left. The filler leaves these and, if
+        # each guard is a mapping, room for some stacks. Guards that are marks take few mappings.
         room = 0 if GUARDS == "marks" else 4000
         filler = Filler(LIMIT - mappings() - LIMIT // 32 - room)
         text = spawn_up_to(10_000, threads, fifo)
         assert "vm.max_map_count" in text, text
         refused = len(threads)
         assert coro.stack_info()["live"] == refused + 1
-        # The reserve is left for everything else: other coros, and other mappings.
+        # What is left can be used by everything else: coros on shared stacks, and other mappings.
         others = [coro.spawn(work, fifo) for _ in range(100)]
         more = [mmap.mmap(-1, 2**20) for _ in range(100)]
         coro.yield_slice()
@@ -281,7 +281,7 @@ AT_THE_LIMIT = """
         threads = []
         assert spawn_up_to(min(refused, 1000), threads, fifo) is None
         end(threads, fifo)
-        # The limit is read again after a while.
+        # After a while, grapeshot counts the mappings again.
         filler.give_back()
         threads = []
         deadline = time.monotonic() + 20
@@ -306,10 +306,11 @@ def test_at_the_kernels_limit_of_mappings_spawn_raises_and_everything_goes_on(gu
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 @pytest.mark.parametrize("count", [50, 1500])
 def test_reused_stacks_give_deep_memory_back(count, monkeypatch):
-    """Each coro goes deep. Its stack keeps only a little of that memory, round after round.
+    """Each coro uses much of its stack. When it has ended, the stack keeps only a little memory, in each round.
 
-    The objects come from malloc: the interpreter's own allocator would keep all arenas of its busiest moment, and a few
-    more in each round, because a single longer-lived object is enough to keep 1 MiB. That is not the memory of stacks.
+    PYTHONMALLOC lets all objects come from malloc. The interpreter's own allocator takes memory in arenas of 1 MiB, and
+    a single object keeps a whole arena. So arenas would be left after each round, and the test would measure them
+    instead of the stacks.
     """
     script = f"""
         import ctypes, functools, gc, mmap

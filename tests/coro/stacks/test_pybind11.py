@@ -29,7 +29,7 @@ SOURCE = """
 namespace py = pybind11;
 
 static void add_functions(py::module_ &m) {
-    // A temporary of the call (the text's encoded form) is kept alive by its place in the list.
+    // pybind11 keeps a temporary (the text in its encoded form) alive for as long as the call is in the list.
     m.def("call", [](const std::function<py::object()> &function, const std::u16string &text) {
         return py::make_tuple(function(), text);
     });
@@ -66,7 +66,7 @@ def folder(tmp_path_factory) -> Path:
     if compiler is None or not Path(include, "Python.h").exists() or importlib.util.find_spec("pybind11") is None:
         pytest.skip("NOT TESTED: pybind11 (requirements/dev.txt), a C++ compiler or Python.h is missing")
     if sys.platform != "linux":
-        pytest.skip("NOT TESTED: variables of extensions are found on Linux only")
+        pytest.skip("NOT TESTED: only on Linux does grapeshot find the variable in which pybind11 keeps its list")
     import pybind11
 
     folder = tmp_path_factory.mktemp("pybind11")

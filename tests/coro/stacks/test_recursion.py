@@ -74,14 +74,14 @@ RUN_IN_THREAD = "thread = threading.Thread(target=coro.run, args=(main,)); threa
     ],
     ids=["shared", "own", "thread"],
 )
-def test_a_stack_that_is_used_up_names_the_coro(endless, arguments, where):
+def test_the_message_about_a_stack_that_is_used_up_names_the_coro(endless, arguments, where):
     done = run(OVERFLOW.format(library=str(endless), before_spawn="", arguments=arguments, run=where), "-X", "utf8")
     assert done.returncode == -signal.SIGSEGV, done.stderr
     assert done.stderr == "grapeshot: coro 3 (gr\u00f6\u00dfe \U0001f347) has used up its stack of 8 MiB\n"
 
 
 def test_an_own_stack_on_an_older_kernel(endless):
-    """Without MADV_GUARD_INSTALL each guard is a mapping."""
+    """On a kernel without MADV_GUARD_INSTALL, each guard is a mapping. The test simulates this by a setting."""
     head = "import os; os.environ['GRAPESHOT_CORO_GUARDS'] = 'mappings'\n"
     done = run(head + OVERFLOW.format(library=str(endless), before_spawn="", arguments="stack='own'", run=RUN))
     assert done.returncode == -signal.SIGSEGV, done.stderr
@@ -141,7 +141,7 @@ def test_each_signal_goes_to_the_handler_that_it_had_before(name):
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="no list of mappings on this system")
-def test_the_alternate_stack_goes_with_its_thread():
+def test_the_stack_for_signal_handlers_is_freed_with_its_thread():
     done = run("""
         import threading
         from grapeshot import coro
@@ -169,7 +169,7 @@ def test_the_alternate_stack_goes_with_its_thread():
 
 # ---------------------------------------------------------------------------------------------- the interpreter counts
 
-# Functions that recurse without end, or through a very deeply nested object.
+# Functions that recurse without end, or through a very deeply nested object or text.
 RECURSIONS = """
 import copy, functools, json, operator, pickle, re, sys
 
@@ -341,17 +341,17 @@ def test_deep_recursion_leaves_coro_and_loop_alive():
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
     assert len(lines) >= 24
-    # A coro may also raise where the thread's own stack reports "done": 3.13 allows more nested C calls there than a
-    # coro's stack is sure to hold.
+    # A coro may raise although the same code ends normally on the thread's own stack: there 3.13 allows more nested C
+    # calls than a coro's stack is sure to hold.
     assert [line for line in lines if line[1] != line[2] and line[1] != "done"] == []
     assert {line[0]: line[2] for line in lines}["through_python"] == "RecursionError"
     assert {line[0]: line[2] for line in lines}["json_of_lists"] == "RecursionError"
 
 
 @pytest.mark.skipif(
-    sys.version_info < (3, 12), reason="3.11 counts C and Python together, so a high limit also allows too deep C calls"
+    sys.version_info < (3, 12), reason="3.11 counts C and Python calls together: a high limit allows too many C calls"
 )
-def test_a_high_limit_is_for_python_alone():
+def test_a_high_limit_allows_deeper_calls_only_in_python():
     done = run(
         f"DEPTH = 100_000\n{RECURSIONS}"
         + textwrap.dedent("""
@@ -378,7 +378,7 @@ def test_a_high_limit_is_for_python_alone():
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="from 3.12 on C recursion has a limit of its own")
-def test_a_limit_that_no_stack_holds_names_the_coro():
+def test_a_message_names_the_coro_if_the_limit_is_too_high_for_any_stack():
     done = run("""
         import functools, sys
         from grapeshot import coro

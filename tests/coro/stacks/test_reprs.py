@@ -65,7 +65,7 @@ def test_a_second_coro_sees_all(kind):
 
 
 def test_real_threads_see_the_same():
-    """The control: the test above in threads."""
+    """The control: a real thread prints a container while another thread waits inside it."""
     inside, gate = threading.Event(), threading.Event()
     shared = [Item(lambda: inside.set() or gate.wait(20))]
     texts = []
@@ -78,7 +78,7 @@ def test_real_threads_see_the_same():
     assert texts == ["[item]", "[item]"]
 
 
-def test_a_container_of_itself_still_ends_in_each_coro():
+def test_the_repr_of_a_container_inside_itself_ends_in_each_coro():
     def main():
         gate = coro.event()
         shared = [Item(gate.wait), 5]
@@ -128,7 +128,7 @@ def test_many_at_once_in_any_order(seed):
     assert texts == {"[w, {1: w, 2: [...]}, (w, [w]), [...]]", "{1: w, 2: [w, {...}, (w, [w]), [...]]}", "(w, [w])"}
 
 
-def test_a_coro_that_is_ended_inside_a_repr_leaves_nothing():
+def test_a_coro_that_is_ended_inside_a_repr_leaves_no_record_behind():
     def main():
         shared = [Item(coro.wait)]
         first = coro.spawn(repr, shared)
@@ -164,7 +164,7 @@ def test_in_several_threads():
     def program():
         try:
             test_a_second_coro_sees_all("list")
-            test_a_container_of_itself_still_ends_in_each_coro()
+            test_the_repr_of_a_container_inside_itself_ends_in_each_coro()
         except BaseException as error:
             errors.append(error)
 

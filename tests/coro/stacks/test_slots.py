@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on thi
 if coro_is_available():
     from grapeshot import _core, coro
 
-# The number of coros that exist at the same time and have a slot each.
+# The number of coros of a thread that can have a slot of their own at the same time.
 SINGLES = 8
 
 
@@ -52,7 +52,7 @@ def end(threads: list[Any]) -> None:
 def test_the_first_coros_have_a_slot_each_and_the_others_share_one(eviction):
     def main() -> None:
         before = coro.stack_info()["evictions"]
-        few = waiting(SINGLES - 1)  # the running coro has the other slot
+        few = waiting(SINGLES - 1)  # the running coro has a slot of its own, too
         assert not shares(coro.current())
         assert not any(map(shares, few))
         if eviction == "lazy":
@@ -192,7 +192,7 @@ def test_without_memory_for_more_slots_coros_share_one(monkeypatch):
         with open("/proc/self/statm") as file:
             used = int(file.read().split()[0]) * resource.getpagesize()
         limits = resource.getrlimit(resource.RLIMIT_AS)
-        # There is not enough for another arena of slots, but there is for small objects.
+        # The address space is too small for another arena of slots, but large enough for small objects.
         resource.setrlimit(resource.RLIMIT_AS, (used + 24 * 2**20, limits[1]))
         threads = waiting(20)
         without = sharing(threads)

@@ -1,4 +1,4 @@
-"""Data of C code on its stack and in registers survives a yield: known bytes are checked after each one."""
+"""Data that C code keeps on its stack and in registers survives a yield: the tests check known bytes after each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which parts of the interpreter's state belong to a coro. Coros are refused on interpreters with an unknown layout."""
+"""Each coro has its own part of the interpreter's state. If the layout of the state is unknown, coros are refused."""
 
 from __future__ import annotations
 
@@ -48,9 +48,11 @@ def test_an_interpreter_that_is_not_known_is_refused_with_the_reason():
 
 
 @needs_coros
-@pytest.mark.skipif(sys.version_info[:2] != (3, 14), reason="only 3.14.0 lacks the functions")
+@pytest.mark.skipif(
+    sys.version_info[:2] != (3, 14), reason="of the supported versions, only 3.14.0 lacks the functions"
+)
 def test_an_interpreter_without_stack_protection_calls_is_refused(tmp_path):
-    """The test simulates 3.14.0 by renaming the function that 3.14.0 lacks."""
+    """The test simulates 3.14.0 by renaming one of the functions that 3.14.0 lacks."""
     program = Path(sys.executable).resolve()
     library = None
     if sysconfig.get_config_var("Py_ENABLE_SHARED"):
@@ -192,7 +194,7 @@ def test_context_variables_are_looked_up_again_after_a_switch():
 
 
 @needs_coros
-def test_frames_beyond_the_first_piece_of_their_memory():
+def test_frames_beyond_the_first_chunk():
     """A coro starts with a small chunk of memory for its frames and gets more chunks as it needs them."""
 
     def deep(level, *values):
@@ -304,8 +306,8 @@ def allocate():
 
 
 REFUSED = (
-    "a coro cannot wait in a native profile function; and in code that the garbage collector calls only with "
-    "stack='own'"
+    "a coro cannot wait in a native profile function; in code that the garbage collector calls, it can wait only if it "
+    "was started with stack='own'"
 )
 
 
@@ -397,7 +399,7 @@ def test_a_finalizer_that_reference_counting_calls_may_wait():
 
 @needs_coros
 def test_the_users_callbacks_of_the_collector():
-    """Functions in `gc.callbacks` run on the collector's stack, too. If one tries to wait, it gets an error."""
+    """The collector calls the functions in `gc.callbacks`, too. If one of them tries to wait, it gets an error."""
     log = []
 
     def callback(phase, _info):

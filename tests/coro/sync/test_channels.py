@@ -93,7 +93,7 @@ def test_an_iteration_ends_when_the_channel_is_closed():
 
 
 @in_coro
-def test_iterating_raises_exceptions_also_ClosedError():
+def test_an_iteration_raises_even_a_ClosedError_that_was_sent():
     channel = coro.channel()
     spawn_blocked(channel.send_exception, coro.ClosedError, "another one")
     with pytest.raises(coro.ClosedError, match="another one"):
@@ -129,7 +129,7 @@ def test_close_ends_receivers_that_wait():
 
 
 @in_coro
-def test_outside_of_coros_calls_that_need_not_wait_work():
+def test_calls_outside_of_coros_succeed_if_they_need_not_wait():
     channel = coro.channel()
     receiver = spawn_blocked(channel.receive)
     loop = asyncio.get_running_loop()
@@ -246,13 +246,15 @@ def test_a_sender_that_was_interrupted_too_late_has_sent(way):
 
 @in_coro
 def test_values_are_received_in_the_order_of_sending_though_a_woken_receiver_runs_late():
-    """One receiver is woken for a value, and another one receives before the first one runs."""
+    """One receiver is woken for a value. Before it runs, another coro receives, and gets that value. The woken receiver
+    gets the next value.
+    """
     channel = coro.channel()
     order = []
 
     def pass_by():
         order.append(channel.receive())
-        # The woken receiver already has its value, which no longer depends on the sender.
+        # The woken receiver has already been given the value 2, so interrupting the sender does not take 2 back.
         sender.interrupt()
 
     woken = spawn_blocked(channel.receive)
@@ -280,7 +282,7 @@ def test_timeouts():
 
 
 class Waits:
-    """Waits in its finalizer."""
+    """An object whose finalizer waits."""
 
     def __init__(self, log):
         self.log = log
@@ -312,9 +314,9 @@ def test_an_unsent_value_whose_finalizer_waits():
 
 
 @in_coro
-def test_a_value_left_from_a_wait_has_a_finalizer_that_waits():
-    """A value left from an earlier wait is freed at the next wait, before that wait checks its condition for the last
-    time.
+def test_a_value_that_an_interrupted_wait_has_left_may_wait_in_its_finalizer():
+    """A wait is interrupted after it was given a value. The value is freed at the next wait, before that
+    next wait checks its condition for the last time.
     """
     semaphore = coro.semaphore(0)
     condition = coro.condition_variable()

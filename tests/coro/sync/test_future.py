@@ -1,4 +1,4 @@
-"""`future`, a result that is set once; waiting for several objects at once; delayed starts; and `imap`."""
+"""`coro.future`, a result that is set once; waits for several objects at once; delayed starts; and `imap`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_all_that_wait_get_the_value():
     coro.run(main)
 
 
-def test_every_waiter_gets_the_exception_with_its_own_traceback():
+def test_every_waiter_gets_the_exception_and_its_traceback_does_not_grow():
     def main():
         future = coro.future()
         getters = [spawn_blocked(future.get) for _ in range(3)]
@@ -188,7 +188,7 @@ def test_wait_for_different_things():
     coro.run(main)
 
 
-def test_a_waiter_can_be_interrupted_and_leaves_nothing():
+def test_a_waiter_that_is_interrupted_leaves_nothing_behind():
     def main():
         others = [coro.spawn(coro.wait) for _ in range(3)]
         waiter = spawn_blocked(coro.wait, others)
@@ -204,7 +204,7 @@ def test_a_waiter_can_be_interrupted_and_leaves_nothing():
     coro.run(main)
 
 
-def test_objects_that_wait_refuses():
+def test_wait_refuses_wrong_arguments():
     def main():
         with pytest.raises(RuntimeError, match="itself"):
             coro.wait([coro.current()])
@@ -260,8 +260,8 @@ def test_spawn_later():
 
 
 @pytest.mark.parametrize("call", ["imap", "imap_unordered"])
-def test_results_come_while_others_are_not_begun(call):
-    """The inputs are endless. Beyond the results that were asked for, at most one per place and one more are taken."""
+def test_results_are_returned_before_all_inputs_are_taken(call):
+    """The inputs never end. The pool takes at most one for each requested result, one for each place, and one more."""
     taken, running = [], []
 
     def inputs():

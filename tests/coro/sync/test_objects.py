@@ -29,7 +29,7 @@ KINDS = [
     "event",
     "inverted_semaphore",
 ]
-# For each kind of primitive: a call that waits, if `make` has made the primitive.
+# For each kind of primitive: a call that must wait if the primitive comes from `make`.
 WAITS = {
     "semaphore": lambda one: one.acquire(),
     "lock": lambda one: one.acquire(),
@@ -41,7 +41,7 @@ WAITS = {
     "event": lambda one: one.wait(),
     "inverted_semaphore": lambda one: one.block_till_zero(),
 }
-# A call that wakes a coro that waits. Locks are not here, because only the holder can release a lock.
+# For each kind: a call that wakes a waiting coro. Locks are left out, because only the holder can release a lock.
 WAKES = {
     "semaphore": lambda one: one.release(),
     "condition_variable": lambda one: one.wake_one(),
@@ -50,7 +50,7 @@ WAKES = {
     "event": lambda one: one.set(),
     "inverted_semaphore": lambda one: one.release(),
 }
-# Methods that change a primitive, and neither wait nor wake.
+# Methods that change a primitive, but neither wait nor wake a coro.
 CHANGES = {
     "semaphore": lambda one: one.try_acquire(),
     "event": lambda one: one.clear(),
@@ -168,7 +168,7 @@ USES = WAKES | {
 
 
 @pytest.mark.parametrize("kind", USES)
-def test_coros_made_under_a_loop_belong_to_its_thread_at_once(kind):
+def test_primitives_made_while_a_loop_runs_belong_to_its_thread_at_once(kind):
     def main():
         one = getattr(coro, kind)()
         if kind == "inverted_semaphore":
@@ -176,7 +176,7 @@ def test_coros_made_under_a_loop_belong_to_its_thread_at_once(kind):
         use = USES[kind]
         for elsewhere in (lambda: use(one), lambda: coro.run(use, one)):
             assert "belongs to the thread" in str(raised_in_thread(elsewhere))
-        # The owner is still accepted.
+        # The thread of the loop may still use the primitive.
         if kind == "channel":
             coro.spawn(one.receive)
             coro.yield_slice()
@@ -195,9 +195,9 @@ def test_a_primitive_made_by_a_task_belongs_to_its_thread():
     grapeshot.run(main())
 
 
-def test_coros_made_before_any_loop_belong_to_the_first_thread_with_a_loop():
+def test_primitives_made_before_any_loop_belong_to_the_first_thread_with_a_loop():
     one = coro.fifo()
-    one.push("early")  # the thread that made it may do so
+    one.push("early")  # before any loop uses the fifo, the thread that made it may push
     refused = raised_in_thread(lambda: one.push(0))
     assert "belongs to the thread of the loop" in str(refused)
 
@@ -224,7 +224,7 @@ def test_a_primitive_outlives_the_loop_that_it_was_used_in():
     one = coro.semaphore(0)
     coro.run(one.release)
     coro.run(one.acquire)
-    # The coro that waits forever is shut down at the end of its loop, and leaves the queue.
+    # When its loop ends, the waiting coro is shut down, and leaves the queue of the semaphore.
     coro.run(spawn_blocked, one.acquire)
     one.release()
     assert one.avail == 1
@@ -305,7 +305,7 @@ def test_names(kind):
 def test_no_copies(kind):
     one = getattr(coro, kind)()
     if kind in ("rw_lock", "event", "inverted_semaphore"):
-        one = one._waiters  # the primitive that the others are built on
+        one = one._waiters  # the native primitive that this one is built on
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         with pytest.raises(TypeError):
             pickle.dumps(one, protocol)
@@ -461,8 +461,8 @@ def test_items_are_released():
     assert references[1]() is None
 
 
-def test_a_destructor_finds_everything_in_order():
-    """The destructor of a value uses the primitive that held it, so nothing may be borrowed at that moment."""
+def test_the_destructor_of_a_value_may_use_the_primitive_that_held_the_value():
+    """While the native code frees a value, it must not borrow the primitive, because the destructor may use it."""
     log = []
 
     class Item:

@@ -209,7 +209,7 @@ def test_several_permits_at_once_and_in_order():
         semaphore = coro.semaphore(2)
         many = spawn_blocked(semaphore.acquire, 3)
         few = spawn_blocked(semaphore.acquire, 1)
-        # Two are available, but the waiter for three came first.
+        # Two permits are available, but the coro that waits for three came first.
         assert not semaphore.try_acquire()
         assert (semaphore.avail, many.done(), few.done()) == (2, False, False)
         semaphore.release()
@@ -259,14 +259,14 @@ def test_a_holder_that_would_wait_for_itself():
     coro.run(main)
 
 
-def test_the_names_of_a_mutex():
+def test_what_lock_and_unlock_of_a_mutex_return():
     def main():
         mutex = coro.mutex()
-        assert mutex.lock() is False  # False: it did not wait
+        assert mutex.lock() is False  # False: the call did not wait
         assert mutex.lock() is False
         waiter = spawn_blocked(lambda: (mutex.lock(), mutex.unlock()))
-        assert mutex.unlock() is False  # False: it is still held
-        assert mutex.unlock() is True  # True: another coro holds it now
+        assert mutex.unlock() is False  # False: no other coro has got it, because this one still holds it
+        assert mutex.unlock() is True  # True: another coro has got it
         assert waiter.join() == (True, False)
         with pytest.raises(coro.LockError):
             mutex.unlock()
@@ -299,7 +299,7 @@ def test_an_rw_lock_is_recursive():
         lock.write_unlock()
         waiters = [spawn_blocked(lambda: (lock.read_lock(), yield_slices(2), lock.read_unlock())) for _ in range(2)]
         assert not any(waiter.done() for waiter in waiters)
-        # The coro has ended its write and continues to read, together with the others.
+        # After this second write_unlock() the coro still holds the lock for reading, together with the waiters.
         lock.write_unlock()
         for waiter in waiters:
             waiter.join(10)
@@ -341,7 +341,7 @@ def test_a_wake_up_of_an_interrupted_coro_goes_to_the_next():
         assert condition.wake_one("value")
         first.interrupt()
         assert second.join(10) == "value"
-        # wake_all wakes only the coros that were waiting at that moment.
+        # wake_all wakes only the coros that wait when it is called.
         assert condition.wake_all("all") == 1
         later = coro.spawn(condition.wait)
         third.interrupt()
@@ -396,7 +396,7 @@ def test_a_fifo_is_emptied_at_once():
     coro.run(main)
 
 
-def test_an_interrupted_waiter_is_not_granted_the_lock():
+def test_an_interrupted_waiter_is_not_granted_the_permit():
     """The interruption comes before the release, so the next waiter gets the permit at once."""
 
     def main():
@@ -460,7 +460,7 @@ def test_interruptions_leak_no_permit(kind, seed):
                     release()
 
         threads = [coro.spawn(work) for _ in range(6)]
-        yield_slices(1)  # every coro begins: one that is interrupted before it begins would end
+        yield_slices(1)  # let every coro begin: a coro that is interrupted before that would end
         while not all(thread.done() for thread in threads):
             victim = rng.choice(threads)
             if not victim.done() and rng.random() < 0.5:

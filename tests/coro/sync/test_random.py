@@ -1,8 +1,9 @@
 """Random coros on random primitives, interrupted in random ways at random moments, checked against invariants.
 
-A driver coro acts (starts, gives, takes, interrupts) without letting the workers run in between, so that grants and
-interruptions meet in every order. Then it lets all workers run until each of them waits, and compares the primitive
-with its own records. COROS_SOAK=n makes the test n times as long. The name of a failed test contains the seed.
+A driver coro starts workers, interrupts workers and uses the primitive, in random order and without letting the workers
+run in between, so that grants and interruptions meet in every order. Then it lets all workers run until each of them
+waits, and compares the primitive with its own records. COROS_SOAK=n makes the test n times as long. The
+name of a failed test contains the seed.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ WORKERS = 8
 
 
 class Strange(Exception):
-    """The exception of raise_exception."""
+    """The exception that workers get by raise_exception."""
 
 
 class Sent(Exception):
-    """The exception of send_exception and set_exception. In a channel its argument is a number, as sent values are."""
+    """The exception for send_exception and set_exception. In a channel its argument is a number; so are sent values."""
 
 
 class Worker:
@@ -70,7 +71,7 @@ class Worker:
             self.wants = None
             return result
         earlier = [other.number for other in self.bench.waiting() if other.since < self.since and self.is_behind(other)]
-        assert not earlier, f"worker {self.number} before {earlier}"
+        assert not earlier, f"worker {self.number} was served before {earlier}"
         self.wants = None
         return result
 
@@ -118,7 +119,7 @@ class Bench:
         return coro.timeout(self.rng.choice([None] * 9 + [0]))
 
     def limit(self):
-        """Return a random limit for a wait: usually none, sometimes the next iteration, sometimes no wait at all."""
+        """Return arguments for a wait: usually no limit, sometimes one that ends at once, sometimes no wait at all."""
         return self.rng.choice([{}] * 8 + [{"timeout": 1e-9}] * 3 + [{"block": False}])
 
     def start(self):
@@ -159,7 +160,7 @@ class Bench:
                     worker.coro.result()
             if all(worker.coro._status == "waiting" for worker in self.workers):
                 return
-        raise AssertionError(f"no rest: {[worker.coro for worker in self.workers]}")
+        raise AssertionError(f"these workers do not come to rest: {[worker.coro for worker in self.workers]}")
 
     def drive(self):
         loop = asyncio.get_running_loop()
@@ -185,7 +186,7 @@ class Bench:
             worker.coro.join()
         self.check_end()
 
-    # For subclasses. act() runs in the driver, and as a callback of the loop.
+    # Subclasses override these. act() runs in the driver, and as a callback of the loop.
 
     def set_up(self): ...
 
@@ -234,7 +235,7 @@ class Semaphore(Bench):
     def check(self):
         assert self.semaphore.avail + self.held + self.taken == 4
         waiting = self.waiting()
-        assert not waiting or waiting[0].wants > self.semaphore.avail, "it could go"
+        assert not waiting or waiting[0].wants > self.semaphore.avail, "a coro waits without need"
 
     def check_end(self):
         assert (self.semaphore.avail, self.held) == (4 - self.taken, 0)
@@ -266,7 +267,7 @@ class Lock(Bench):
 
     def check(self):
         assert self.lock.locked() == (self.inside is not None)
-        assert self.inside or not self.waiting(), "it could go"
+        assert self.inside or not self.waiting(), "a coro waits without need"
 
     def check_end(self):
         assert not self.lock.locked()
@@ -331,7 +332,7 @@ class ReadersAndWriter(Bench):
     def check(self):
         waiting = self.waiting()
         if waiting:
-            assert self.writers or (self.readers and waiting[0].wants == "write"), "it could go"
+            assert self.writers or (self.readers and waiting[0].wants == "write"), "a coro waits without need"
 
     def check_end(self):
         assert self.lock.try_acquire_write()
@@ -356,9 +357,9 @@ class Fifo(Bench):
             self.pushed += 1
 
     def check(self):
-        assert self.popped == list(range(len(self.popped))), "lost, doubled or out of order"
+        assert self.popped == list(range(len(self.popped))), "lost, duplicated or out of order"
         assert len(self.fifo) == self.pushed - len(self.popped)
-        assert not (self.waiting() and len(self.fifo)), "it could go"
+        assert not (self.waiting() and len(self.fifo)), "a coro waits without need"
 
     def check_end(self):
         if len(self.fifo):
@@ -409,12 +410,12 @@ class BoundedFifo(Bench):
                 assert not len(self.fifo)
 
     def check(self):
-        assert self.popped == sorted(set(self.popped)), "doubled or out of order"
+        assert self.popped == sorted(set(self.popped)), "duplicated or out of order"
         assert len(self.fifo) <= 2
         assert len(self.fifo) == len(self.accepted) - len(self.popped)
         wants = {worker.wants for worker in self.waiting()}
-        assert "pop" not in wants or not len(self.fifo), "it could pop"
-        assert "push" not in wants or len(self.fifo) == 2, "it could push"
+        assert "pop" not in wants or not len(self.fifo), "a coro waits in pop() without need"
+        assert "push" not in wants or len(self.fifo) == 2, "a coro waits in push() without need"
 
     def check_end(self):
         while len(self.fifo):
@@ -469,15 +470,15 @@ class Channel(Bench):
         assert self.channel.balance == self.expected
 
     def check(self):
-        assert self.received == sorted(set(self.received)), "doubled or out of order"
+        assert self.received == sorted(set(self.received)), "duplicated or out of order"
         senders, receivers = self.count("send"), self.count("receive")
         # Values that are left in the channel: their senders have continued, but their receivers were interrupted.
         left = self.channel.balance - senders + receivers
         surely = len(self.accepted.difference(self.received))
-        # A sender that was interrupted after its value was taken, and before it ran again, counts as withdrawn.
+        # If a sender is interrupted after its value was taken but before it runs, its number stays in `withdrawn`.
         perhaps = len(self.withdrawn.difference(self.received)) - senders
         assert surely <= left <= surely + perhaps
-        assert not (receivers and (senders or left)), "it could go"
+        assert not (receivers and (senders or left)), "a coro waits without need"
 
     def check_end(self):
         while self.channel.balance:
@@ -533,7 +534,7 @@ class Event(Bench):
             self.event.clear()
 
     def check(self):
-        assert not (self.event.is_set() and self.waiting()), "it could go"
+        assert not (self.event.is_set() and self.waiting()), "a coro waits without need"
 
 
 class Future(Bench):
@@ -569,7 +570,7 @@ class Future(Bench):
         self.future = coro.future()
 
     def check(self):
-        assert not any(worker.wants.ready() for worker in self.waiting()), "it could go"
+        assert not any(worker.wants.ready() for worker in self.waiting()), "a coro waits without need"
 
 
 class InvertedSemaphore(Bench):
@@ -592,7 +593,7 @@ class InvertedSemaphore(Bench):
 
     def check(self):
         assert int(self.count) == self.own
-        assert self.own or not self.waiting(), "it could go"
+        assert self.own or not self.waiting(), "a coro waits without need"
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -619,7 +620,7 @@ def test_interruptions_at_random_moments(kind, seed):
         try:
             bench.drive()
         finally:
-            bench.is_over = True  # a worker ends when it is cancelled
+            bench.is_over = True  # now a worker that is cancelled ends
         return bench.hits_in_flight, bench.timeouts
 
     hits, timeouts = coro.run(main)

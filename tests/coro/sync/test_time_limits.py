@@ -1,4 +1,4 @@
-"""Time limits of waits: `timeout=` and `block=False` of everything that waits, and a fifo with a maximum size."""
+"""Time limits of waits: `timeout=` and `block=False` of each method that waits, and a fifo with a maximum size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if coro_is_available():
 
 
 def busy(kind, *args):
-    """Return a primitive for which others must wait. A lock is held by another coro."""
+    """Return a primitive for which a coro must wait. If it is a lock, another coro holds it."""
     one = getattr(coro, kind)(*args)
     if kind in ("lock", "mutex"):
         holder = spawn_blocked(lambda: (one.acquire(), coro.wait()))
@@ -29,7 +29,7 @@ def busy(kind, *args):
     return one
 
 
-# Everything that waits: how to create it, the method, its arguments, and its result or exception at a timeout.
+# All methods that wait: the arguments of `busy`, the method, its arguments, and its result or exception at a timeout.
 WAITS = {
     "semaphore": (("semaphore",), "acquire", (), False),
     "lock": (("lock",), "acquire", (), False),

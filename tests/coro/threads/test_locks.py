@@ -74,7 +74,7 @@ def waiting_count(lock):
     ],
     ids=str,
 )
-def test_arguments_are_the_same_as_the_originals(kind, arguments):
+def test_acquire_treats_arguments_as_the_original_does(kind, arguments):
     def outcome(lock):
         try:
             return lock.acquire(**arguments)
@@ -243,7 +243,7 @@ def test_first_come_first_served():
 
 
 def test_coros_of_two_loops():
-    """Coros of two loops in two threads take a lock in turn."""
+    """Two threads run a coro each. Both coros take the same lock again and again, and yield while they hold it."""
     lock = make("thread_lock")
     counts = {0: 0, 1: 0}
     inside = []
@@ -299,7 +299,7 @@ def test_timeouts():
 
 
 @pytest.mark.parametrize("is_granted", [False, True])
-def test_interrupted_waiter_leaves_nothing(is_granted):
+def test_interrupted_waiter_leaves_nothing_behind(is_granted):
     lock = make("thread_lock")
 
     def main():
@@ -321,7 +321,7 @@ def test_interrupted_waiter_leaves_nothing(is_granted):
 
 
 def test_acquire_restore_is_not_interrupted():
-    """Condition.wait() returns with the lock held. The interruption is raised at the next wait."""
+    """Condition.wait() must return with the lock held, so the interruption is raised only at the next wait."""
     lock = make("thread_rlock")
     seen = []
 

@@ -16,7 +16,9 @@ MANY = 1000
 
 
 def polls_of_locks():
-    """Yield functions that poll without success, in each way: locks that another coro holds, and an empty queue."""
+    """Yield one function for each way to poll. None of them succeeds: another coro holds each lock, and the queue is
+    empty.
+    """
     for kind in ("thread_lock", "thread_rlock"):
         for arguments in ({"blocking": False}, {"timeout": 0}):
             lock = getattr(_core, kind)()
@@ -92,9 +94,9 @@ def test_a_poller_is_shut_down():
     coro.run(main)
 
 
-def test_the_holder_of_a_lock_is_not_interrupted():
-    """``Condition.notify`` checks whether its caller holds the lock. If the check raised an interruption, no waiter
-    would wake.
+def test_the_holder_of_a_lock_does_not_yield():
+    """``Condition.notify`` tries to acquire the lock, to check that its caller holds it. If this attempt yielded, it
+    could raise an interruption, and no waiter would wake.
     """
 
     def main():
@@ -112,7 +114,7 @@ def test_the_holder_of_a_lock_is_not_interrupted():
     coro.run(main)
 
 
-def test_where_a_coro_cannot_wait():
+def test_polls_outside_of_coros_return_false():
     lock = _core.thread_lock()
     lock.acquire()
     assert not any(lock.acquire(False) for _ in range(MANY))

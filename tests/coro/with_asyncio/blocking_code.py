@@ -1,4 +1,7 @@
-"""The two places where tests run code that was written for a thread: a real thread, and a coro that hides the loop."""
+"""The two places where tests run code that was written for a thread: a real thread, and a coro that hides the loop.
+
+In a coro that hides the loop, asyncio's functions see no running loop.
+"""
 
 from __future__ import annotations
 

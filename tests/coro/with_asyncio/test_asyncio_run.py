@@ -24,7 +24,7 @@ variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", defau
 
 @pytest.fixture(params=[in_thread, in_coro])
 def run(request):
-    """Run a function in a coro that hides the loop or, as the control, in an ordinary thread."""
+    """A function that runs code in a coro that hides the loop or, as the control, in an ordinary thread."""
     return request.param
 
 

@@ -19,7 +19,7 @@ if coro_is_available():
     from grapeshot import coro
 
 
-def test_main_is_a_task_of_the_loop_that_is_there():
+def test_main_is_a_task_of_the_loop_that_runs_already():
     async def main():
         return asyncio.get_running_loop()
 
@@ -246,7 +246,7 @@ except KeyboardInterrupt:
 
 
 def test_ctrl_c_where_only_the_run_handles_it():
-    """asyncio.run() in the coro installs the handler and raises KeyboardInterrupt, as it does in the main thread."""
+    """asyncio.run() in the coro installs the handler and raises KeyboardInterrupt, as it does without coros."""
 
     async def main():
         os.kill(os.getpid(), signal.SIGINT)
@@ -294,7 +294,7 @@ def test_debug_mode_lasts_as_long_as_the_runs_that_want_it():
     grapeshot.run(outer(), debug=False)
 
 
-def test_task_factory_of_the_loop_that_is_there():
+def test_task_factory_of_the_loop_that_runs_already():
     made = []
 
     def factory(loop, coroutine, **kwargs):
@@ -411,7 +411,7 @@ def test_event_loop_is_refused():
     in_coro(work)
 
 
-def test_set_event_loop_is_each_coros_own():
+def test_set_event_loop_affects_only_the_coro_that_calls_it():
     def work(barrier):
         loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
@@ -430,7 +430,7 @@ def test_set_event_loop_is_each_coros_own():
     grapeshot.run(outer())
 
 
-def test_asyncio_is_wrapped_only_once_a_coro_hides_the_loop():
+def test_asyncio_is_not_wrapped_before_a_coro_hides_the_loop():
     program = """
 import asyncio, grapeshot
 before = asyncio.all_tasks, asyncio.Runner._lazy_init

@@ -23,7 +23,7 @@ variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", defau
 
 @pytest.fixture(params=[in_thread, in_coro])
 def run(request):
-    """Run a function in a coro that hides the loop or, as the control, in an ordinary thread."""
+    """A function that runs code in a coro that hides the loop or, as the control, in an ordinary thread."""
     return request.param
 
 
@@ -117,7 +117,7 @@ def test_loop_of_ones_own(run):
             future = loop.create_future()
             loop.call_later(0.001, future.set_result, 4)
             assert loop.run_until_complete(future) == 4
-            assert loop.run_until_complete(future) == 4  # it is done
+            assert loop.run_until_complete(future) == 4  # the future is done already
             with pytest.raises(TypeError):
                 loop.run_until_complete(5)
             assert loop.run_until_complete(loop.run_in_executor(None, int)) == 0

@@ -29,9 +29,9 @@ def outcome_of(run):
 
 
 def in_both_ways(body, drive=None):
-    """Run ``body()`` as a task and, through await_, in a coro. ``drive(runner)`` acts on the task or coro from outside.
+    """Run ``body(log)`` as a task and, by await_, in a coro. ``drive(runner)`` acts on the task or coro from outside.
 
-    The outcomes and the logs of both must be equal. Return them.
+    Check that the outcomes are equal, and so are the logs. Return the outcome and the log.
     """
 
     async def main(is_coro):
@@ -591,7 +591,7 @@ def test_a_future_that_will_not_be_cancelled():
     assert log == ["refused", "refused"]
 
 
-def test_timeouts_on_both_sides():
+def test_timeouts_of_coros_and_of_asyncio():
     async def slow():
         await asyncio.sleep(60)
 

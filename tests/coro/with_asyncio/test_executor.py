@@ -32,7 +32,7 @@ kinds = pytest.mark.parametrize("kind", KINDS, ids=["threads", "coros"])
 
 
 def worker():
-    """The coro that calls this, or None in a real thread."""
+    """Return the coro that calls this function, or None in a real thread."""
     try:
         return coro.current()
     except coro.YieldFromMain:
@@ -137,7 +137,7 @@ def test_limit(kind):
 
 
 def test_no_limit():
-    """A thousand functions wait for each other."""
+    """A thousand calls wait for each other, so all of them must run at once."""
     gate, arrived = coro.event(), []
 
     def work():
@@ -182,7 +182,7 @@ def test_workers_are_used_again():
 
 
 def test_one_worker_for_each_loop():
-    """An executor outlives its loop, and then belongs to the next one."""
+    """An executor outlives its loop, and then belongs to the next loop that uses it."""
     executor = coro.CoroPoolExecutor(1)
     for _ in range(3):
 
@@ -371,7 +371,7 @@ def test_odd_callables():
             return 5
 
     class Answers:
-        """Like a Mock, it has an attribute of any name."""
+        """An object that, like a Mock, has an attribute of any name."""
 
         def __getattr__(self, name):
             return self
@@ -438,7 +438,7 @@ def test_a_job_cannot_wait_for_its_executor(kind):
 
 @kinds
 def test_dropped_executors_end(kind):
-    """The workers of an executor that is dropped without a shutdown end. asgiref's async_to_sync relies on that."""
+    """When an executor is dropped without a shutdown, its workers end. asgiref's async_to_sync relies on that."""
 
     async def main():
         coros = []

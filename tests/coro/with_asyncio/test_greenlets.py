@@ -198,7 +198,7 @@ def test_sqlalchemy_in_tasks_and_in_coros():
                 await connection.execute(text("create table t (name text, row integer)"))
             log = []
             beside = [coro.spawn(keep_yielding, log, number) for number in range(3)]
-            # SQLite in memory has one connection, so the runners use it one after the other.
+            # SQLite in memory has one connection, so the task and the coros use it one after the other.
             results = [await count_up(engine, "task", 5), await coro.spawn(in_a_coro, engine, "coro")]
             results.append(await coro.run_sync(coro.await_, count_up(engine, "run_sync", 3)))
             await asyncio.gather(*beside)
@@ -261,7 +261,7 @@ def test_greenback_in_tasks_beside_coros():
     assert grapeshot.run(main()) == [sum(range(number)) for number in range(5)]
 
 
-def test_greenback_in_a_coro_wants_await_instead():
+def test_greenback_works_in_a_coro_only_by_with_portal_run():
     """A coro is not an asyncio.Task, so greenback refuses it a portal. with_portal_run needs no portal, and works."""
     need("greenback")
     import greenback

@@ -25,7 +25,7 @@ def in_coro(fn, *args):
 
 @pytest.fixture(params=[in_thread, in_coro])
 def run(request):
-    """Run a function in a coro that hides the loop or, as the control, in an ordinary thread."""
+    """A function that runs code in a coro that hides the loop or, as the control, in an ordinary thread."""
     return request.param
 
 
@@ -79,7 +79,7 @@ def test_no_loop_is_seen_after_each_kind_of_wait():
     assert in_coro(work) is None
 
 
-def test_hiding_and_other_coros_in_turns():
+def test_hiding_coros_and_other_coros_take_turns():
     def hide(steps):
         for _ in range(steps):
             assert view() == HIDDEN
@@ -305,7 +305,7 @@ def test_call_blocking_gives_the_current_task_back():
     coro.run(lambda: coro.await_(asynchronous()))
 
 
-def test_loop_is_shown_after_a_coro_that_ended_hiding_it():
+def test_loop_is_shown_after_the_end_of_a_coro_that_hid_it():
     def raise_in_the_middle():
         coro.yield_slice()
         raise SystemExit(3)

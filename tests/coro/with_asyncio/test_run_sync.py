@@ -1,4 +1,4 @@
-"""Between asyncio, coros and threads: run_sync, run, threads.run."""
+"""The functions that connect asyncio, coros and threads: run_sync, run, threads.run."""
 
 from __future__ import annotations
 

@@ -149,7 +149,7 @@ def test_all_tasks_has_the_live_coros():
     assert ended.cancelled()
 
 
-def test_all_tasks_without_the_short_way():
+def test_all_tasks_if_coros_register_through_asyncios_functions():
     """Where asyncio's set of tasks has an unknown form, coros register through asyncio's own functions."""
     from grapeshot import _core
     from grapeshot.coro._coroutine import _find_registry
@@ -237,7 +237,7 @@ def ended_runners():
 ASKED = ["done", "cancelled", "result", "exception", "cancelling", "uncancel", "cancel", "get_name", "get_loop"]
 
 
-def test_the_same_answers_as_a_task():
+def test_methods_of_a_coro_return_the_same_as_those_of_a_task():
     async def main():
         names = set()
         for fn, task, co in ended_runners():
@@ -321,7 +321,7 @@ def test_cancel_uncancel_and_messages():
     grapeshot.run(main())
 
 
-def test_uncancel_takes_back_an_unraised_cancellation():
+def test_uncancel_before_a_cancellation_is_raised_has_the_same_effect_as_in_a_task():
     async def body(log):
         task = asyncio.current_task()
         task.cancel()
@@ -548,7 +548,7 @@ def test_the_traceback_does_not_grow():
 
 
 def test_await_without_asyncio():
-    """The test steps by hand through the generator that await gets from a coro."""
+    """The test steps by hand through the iterator that `await` gets from a coro."""
 
     async def main():
         co = coro.spawn(lambda: (1, 2))
@@ -599,7 +599,7 @@ def test_a_coro_of_another_loop():
 
 
 def test_callbacks_of_coros_and_tasks():
-    """anyio searches the `_callbacks` of all tasks for the one of run_until_complete()."""
+    """anyio searches the `_callbacks` of all tasks for the callback of run_until_complete()."""
 
     async def main():
         task, co = asyncio.create_task(asyncio.sleep(0)), coro.spawn(coro.yield_slice)

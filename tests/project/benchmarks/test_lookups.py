@@ -64,7 +64,7 @@ def test_names_are_looked_up(kind, style):
         assert 2 * programs.NAMES <= sample["queries"] <= 2 * LOOKUPS
 
 
-def test_a_machine_without_a_dns_server_is_told_so(monkeypatch, capsys):
+def test_a_missing_dns_server_is_reported(monkeypatch, capsys):
     monkeypatch.setattr(server, "program", lambda: None)
     assert lookups.run() == 1
     assert "NO LOOKUPS ARE MEASURED: " in capsys.readouterr().err

@@ -137,7 +137,7 @@ def test_a_report_becomes_a_sample():
         sample_of(REPORT | {"requests": 0})
 
 
-def test_a_row_that_cannot_be_measured_is_left_out_once():
+def test_a_row_that_cannot_be_measured_is_left_out():
     def prepare(loops, settings):
         raise UnsupportedError("no such tool")
 

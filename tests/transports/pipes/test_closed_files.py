@@ -13,10 +13,6 @@ from support import ForeignSocket, Recorder, is_closed_error, iterations, pipe_e
 pytestmark = pytest.mark.skip_on(asyncio="reads and writes whichever file has the number", uvloop="like asyncio")
 
 
-def buffered_reader(ends):
-    return open(ends.file.fileno(), "rb", closefd=False)
-
-
 class Wrapper:
     """A file object of a user's own class."""
 

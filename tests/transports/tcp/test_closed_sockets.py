@@ -199,7 +199,7 @@ async def test_connection_made_closes_the_socket(loop):
 @pytest.mark.skip_on(asyncio="RuntimeError: the number is used by the old transport")
 @pytest.mark.parametrize("is_duplicated", [False, True])
 async def test_a_new_transport_with_the_same_number(loop, is_duplicated):
-    """Both transports live in one loop. Each event reaches the right one."""
+    """Both transports belong to the same loop. Each event reaches the right transport."""
     old, old_protocol, old_peer = await connected(loop)
     sock = socket_of(old)
     fd = sock.fileno()
@@ -279,8 +279,8 @@ async def test_a_second_transport_for_the_same_socket_is_refused(loop):
 
 @pytest.mark.skip_on(asyncio="Server.close() raises ValueError: the selector does not find the socket")
 async def test_a_server_whose_socket_was_closed(loop, serve, reported):
-    """A duplicate, as in a forked worker, keeps the events alive. The server accepts nothing from the new owner of the
-    number.
+    """A duplicate of the listening socket, as in a forked worker, lets its events continue. The server must not accept
+    on the other socket that now has its number.
     """
     made = []
 

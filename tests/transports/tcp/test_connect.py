@@ -271,7 +271,7 @@ def test_the_slow_address_loses_the_race(loop, loop_kind):
     ],
 )
 def test_interleave_orders_the_addresses(loop, loop_kind, options, order):
-    """All addresses refuse. The error lists them in the order of the attempts."""
+    """Each connect is refused. The error lists the addresses in the order of the attempts."""
     if loop_kind == "uvloop":
         pytest.skip("#406: no such argument")
     other, port, asked = subclassed(loop, "::1", "::1", "::1", "127.0.0.1", "127.0.0.2"), free_port(), []

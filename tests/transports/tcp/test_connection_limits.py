@@ -103,7 +103,7 @@ async def test_a_server_that_is_closed_while_it_waits_stays_closed(loop, serve):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only epoll refuses regular files")
-async def test_a_server_that_cannot_resume_accepting_does_not_keep_others_from_it(loop, serve):
+async def test_a_server_that_cannot_resume_does_not_keep_other_servers_from_accepting(loop, serve):
     reports = []
     loop.set_exception_handler(lambda loop, context: reports.append(context))
     broken = await serve(Echo, HOST, 0)

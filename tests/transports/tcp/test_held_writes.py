@@ -97,7 +97,7 @@ if sys.version_info >= (3, 12):
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
 @pytest.mark.xfail_on(asyncio="makes a system call for each write", uvloop="makes a system call for each write")
 async def test_writes_of_one_step_leave_together(loop, step, is_debug):
-    """Without Nagle's algorithm, each system call sends a segment. A step that the system interrupts may need several
+    """TCP_NODELAY is set, so each system call sends a segment. A step that the system interrupts may need several
     calls, so the best of three steps counts.
     """
     loop.set_debug(is_debug)

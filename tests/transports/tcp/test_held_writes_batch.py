@@ -1,4 +1,6 @@
-"""The writes of one iteration are sent together: within limits, in order of first writes, before the loop blocks."""
+"""The loop holds the writes of one iteration up to certain limits. It sends them before it blocks, and begins with the
+transport that was the first to write.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,8 @@ async def test_a_chain_of_callbacks_that_never_ends(loop):
 async def most_held(loop, count, write, len_bytes, expected):
     """Return the highest number of bytes that were unsent when a step of a batch began; retry until it is `expected`.
 
-    `write` writes `len_bytes` to each transport. A time limit also causes sends, so a busy machine may need retries.
+    `write` writes `len_bytes` to a transport. The loop also sends when held data gets too old, so a busy machine may
+    need retries.
     """
     most, give_up = 0, time.monotonic() + CAP_S
     async with Shared(loop, count) as shared:

@@ -184,7 +184,7 @@ async def test_a_write_of_a_signal_handler_while_the_loop_waits(loop):
 @pytest.mark.skip_on(uvloop="parent and child both send the data written before the fork")
 @pytest.mark.parametrize("flags", [(), ("-X", "dev")], ids=["plain", "dev"])
 def test_fork(loop_kind, flags):
-    """Data written before the fork is sent once. The child's own writes are sent although no loop ends its step."""
+    """Data written before the fork is sent once. The child's own writes are sent although its step never ends."""
     out = run_script(
         loop_kind,
         """

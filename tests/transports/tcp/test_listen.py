@@ -449,7 +449,7 @@ async def test_the_server_is_collected(loop):
     assert reference() is None
 
 
-def test_a_loop_closed_with_a_server_and_connections(new_loop, quiet):
+def test_a_loop_closed_before_its_server_and_connection_are_freed(new_loop, quiet):
     """Nothing crashes, and all descriptors are closed."""
     import gc
 

@@ -67,7 +67,7 @@ def data_segments_sent(sock: socket.socket) -> int:
 @linux_only
 @pytest.mark.xfail_on(asyncio="makes a system call for each write", uvloop="makes a system call for each write")
 async def test_writes_of_one_callback_leave_together(loop):
-    """Four writes in data_received make one system call. Without Nagle's algorithm each call would send a segment."""
+    """Four writes in data_received make one system call. TCP_NODELAY is set, so each call would send a segment."""
 
     class Pieces(Recorder):
         def data_received(self, data):
@@ -85,7 +85,7 @@ async def test_writes_of_one_callback_leave_together(loop):
 
 @linux_only
 @pytest.mark.skip_on(
-    uvloop="resolves an address literal in libuv's pool of threads, which a test before may have started"
+    uvloop="resolves an address literal in libuv's pool of threads, which an earlier test may have started"
 )
 async def test_no_thread_is_started(loop, serve):
     """The loop connects, serves, reads, writes and waits in its own thread."""
@@ -113,7 +113,7 @@ async def test_no_thread_is_started(loop, serve):
     uvloop="like asyncio",
 )
 async def test_the_gil_is_kept_while_work_is_ready(loop):
-    """Another thread gets the GIL only after the switch interval, not between any two callbacks."""
+    """Another thread gets the GIL only after the switch interval, not after each callback."""
     rounds, seen, rounds_done = 2000, [], asyncio.Event()
     counter, stopped = [0], threading.Event()
 

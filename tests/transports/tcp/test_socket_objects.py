@@ -106,7 +106,7 @@ async def test_an_interrupted_sock_accept_closes_its_descriptor_once(loop, monke
 
 @pytest.mark.skip_on(uvloop="no such attribute")
 async def test_a_connection_that_is_closed_while_another_thread_looks_for_its_socket(loop, monkeypatch):
-    """The number may belong to another file when the socket object is made. The object must not close that file."""
+    """The socket object is made with a number that may now be another file's. The object must not close that file."""
     transport, protocol, peer = await connected(loop, how="server")
     begun, closed = threading.Event(), threading.Event()
 

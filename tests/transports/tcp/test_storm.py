@@ -1,5 +1,5 @@
-"""Connections are cancelled while their events are queued, and descriptors are reused at once. No connection may get
-another one's bytes.
+"""Connections are closed and tasks cancelled while their events are queued, and descriptors are reused at once. No
+connection may get another one's bytes.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ async def test_connects_cancelled_at_every_step(loop):
         assert outcomes == {"connected", "cancelled"} or outcomes == {"cancelled"}
 
 
-async def test_churn_leaves_memory_and_descriptors_flat(loop, serve):
+async def test_churn_leaves_the_number_of_descriptors_flat(loop, serve):
     import os
 
     server = await serve(Tagged, HOST, 0)

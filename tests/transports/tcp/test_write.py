@@ -425,7 +425,7 @@ async def test_a_reset_in_the_middle_of_a_write(loop):
 
 
 async def test_write_to_a_reset_connection(loop):
-    """The error of a direct send reaches connection_lost once. write() does not raise."""
+    """connection_lost gets the error of the failed send, and is called once. write() does not raise."""
     transport, protocol, peer = await connected(loop)
     transport.pause_reading()
     peer.reset()

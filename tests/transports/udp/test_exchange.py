@@ -93,7 +93,7 @@ async def test_many_clients(loop):
 
 
 async def test_addresses_of_senders_do_not_mix(loop):
-    """Datagrams of one sender may share a tuple. Each datagram still has the address of its sender."""
+    """Datagrams of one sender may share one address tuple. Each datagram still has the address of its own sender."""
     _, server, address = await endpoint(loop)
     with raw_socket() as left, raw_socket() as right:
         for sender in (left, left, right, left, right, right):
@@ -179,7 +179,7 @@ async def test_data_of_a_wrong_type(loop, data, kind):
 
 
 async def test_replies_leave_while_the_batch_is_delivered(loop):
-    """A reply in datagram_received has been sent when sendto returns."""
+    """When datagram_received replies, the reply has left as soon as sendto() returns."""
     seen = []
 
     class Impatient(Datagrams):

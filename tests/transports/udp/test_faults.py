@@ -38,7 +38,7 @@ def failing(name, kind=Broken, base=Datagrams):
 
 
 async def test_continues_after_a_refusal(loop):
-    """#338: a connected socket gets the ICMP error and continues to work."""
+    """uvloop #338: a connected socket gets the ICMP error and continues to work."""
     address = unused_address()
     transport, protocol, own = await endpoint(loop, remote_addr=address)
     for count in (1, 2):

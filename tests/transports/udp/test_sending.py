@@ -266,7 +266,7 @@ async def test_abort_drops_pending_data(loop, tmp_path, monkeypatch):
     with peer:
         transport.sendto(b"before")
         transport.abort()
-        assert transport.get_write_buffer_size() in (0, 2 * (6 + HEADER_LEN))  # asyncio does not reset the number
+        assert transport.get_write_buffer_size() in (0, 2 * (6 + HEADER_LEN))  # asyncio does not reset the size
         await until(lambda: protocol.is_lost)
         await received_by(peer, count - 1)
         await iterations(3)

@@ -117,7 +117,7 @@ fn open() -> anyhow::Result<&'static Library> {
         .find_map(|name| unsafe { SharedObject::new(name) }.ok());
     let Some(object) = found else {
         bail!(
-            "none of {} can be loaded; LOADGEN_LIBSSL names another one",
+            "cannot load any of {}; set LOADGEN_LIBSSL to the path of OpenSSL's libssl",
             names.join(", ")
         );
     };

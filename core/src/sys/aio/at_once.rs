@@ -1,4 +1,4 @@
-//! Reads and opens that do not block. A program tries them first, and starts the call in a [`Queue`](super::Queue) only
+//! Reads and opens that do not block. A caller tries them first, and starts the call in a [`Queue`](super::Queue) only
 //! if they return `None`.
 //!
 //! Source: `preadv2(2)`, `openat2(2)`, `open(2)`.

@@ -1,4 +1,4 @@
-//! Calls on files, made while the loop goes on: by the kernel itself where it has io_uring, and by threads elsewhere.
+//! Calls on files, made while the loop runs: by the kernel itself where it has io_uring, and by threads elsewhere.
 //!
 //! ```text
 //!                                        io_uring: the kernel makes the call,
@@ -56,8 +56,8 @@ use ring::Ring;
 const MAX_IN_THREADS: usize = SharedPool::MAX_THREADS;
 /// The maximum number of times that an interrupted call begins again. After that, the error is reported.
 const MAX_REPETITIONS: u8 = 16;
-/// A list of waiting tickets is cleared of the tickets of cancelled calls when it is more than twice as long as the
-/// number of calls, plus this.
+/// Tickets of cancelled calls are removed from a list of waiting tickets when the list is longer than twice the number
+/// of calls plus this.
 const MAX_STALE: usize = 64;
 
 static THREADS: SharedPool = SharedPool::new("files");
@@ -76,11 +76,11 @@ pub fn after_fork() {
 pub struct Ended<T> {
     /// The number that [`Queue::start`] returned.
     pub ticket: u64,
-    /// What the system call returned: a number of bytes, a new descriptor, or 0. This is the real outcome even if the
+    /// The result of the system call: a number of bytes, a new descriptor, or 0. This is the real outcome even if the
     /// call was cancelled after it had begun, with two exceptions: the descriptor of an `open` that succeeded is
     /// closed, and a call that the cancellation has interrupted has done nothing. Both are reported as `ECANCELED`.
     pub outcome: io::Result<usize>,
-    /// What the caller gave to [`Queue::start`].
+    /// The memory that the caller gave to [`Queue::start`].
     pub memory: T,
 }
 
@@ -88,7 +88,7 @@ pub struct Ended<T> {
 pub struct Queue<T> {
     ring: Option<Ring>,
     mailbox: Arc<Mailbox<io::Result<usize>>>,
-    /// By ticket. Contains waiting calls and calls that are under way.
+    /// The calls that wait or are under way, by ticket.
     calls: HashMap<u64, Entry<T>>,
     /// Calls that the ring will make. If it accepts no more calls, threads make them.
     waiting_for_ring: VecDeque<u64>,
@@ -320,7 +320,7 @@ impl<T> Queue<T> {
         if self.is_foreign() {
             return ended;
         }
-        // This drains the descriptor, so it comes before the look into the ring.
+        // This drains the descriptor, so it must come before the ring is checked.
         for (ticket, outcome) in self.mailbox.take() {
             self.in_threads -= 1;
             self.end(ticket, outcome, &mut ended);
@@ -393,9 +393,9 @@ impl<T> Queue<T> {
     }
 
     /// Cancels all calls and waits until they have ended, but not longer than `limit`. Returns the memory of the calls
-    /// that have not begun or have ended. Use this before the queue is dropped. It may be used several times with short
-    /// limits, and each time goes on where it stopped before. Afterwards, [`Self::len`] is the number of calls that the
-    /// kernel or threads are still making, including each `close` that still waits to begin.
+    /// that have not begun or have ended. Call this before the queue is dropped. It may be called several times with
+    /// short limits; each call continues where the previous one stopped. Afterwards, [`Self::len`] is the number of
+    /// calls that the kernel or threads are still making, including each `close` that still waits to begin.
     #[must_use]
     pub fn stop(&mut self, limit: Duration) -> Vec<T> {
         if self.is_foreign() {

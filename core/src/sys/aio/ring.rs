@@ -15,7 +15,7 @@ use super::calls::{Call, MAX_LEN};
 
 /// Marks the end of a cancellation, in the place of a ticket.
 const CANCELLATION: u64 = u64::MAX;
-/// The maximum number of attempts to hand over a call while the kernel cannot accept it at the moment.
+/// The maximum number of attempts to hand over a call if the kernel reports a temporary error.
 const ATTEMPTS: usize = 3;
 
 /// A ring of one loop.

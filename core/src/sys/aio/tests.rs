@@ -539,7 +539,7 @@ fn open_now_does_not_wait_for_a_lease() {
         .open(folder.file("a"))
         .unwrap();
     let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
-    // SAFETY: these calls take numbers. A process ignores SIGURG, which tells about the break of the lease.
+    // SAFETY: these calls take numbers. When the lease is broken, the kernel sends SIGURG, which is ignored by default.
     unsafe {
         // Linux: `include/uapi/linux/fcntl.h`.
         const F_SETSIG: c_int = 10;

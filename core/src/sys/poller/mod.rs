@@ -110,7 +110,7 @@ impl Interest {
     }
 
     /// The directions of this one that are not in `other`.
-    #[cfg(test)]
+    #[inline]
     #[must_use]
     pub const fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)

@@ -8,7 +8,7 @@ use std::mem::{MaybeUninit, size_of};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::ptr;
 
-/// What is looked up. The fields are the arguments of the C functions.
+/// A question for the C library. The fields are the arguments of its functions.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub enum Question {
     /// `getaddrinfo(3)`.
@@ -79,7 +79,7 @@ pub struct HostEntry {
     pub addresses: Vec<CString>,
 }
 
-/// What the C library has found.
+/// The answer of the C library.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Answer {
     /// To [`Question::Addresses`].
@@ -90,7 +90,7 @@ pub enum Answer {
     Host(HostEntry),
 }
 
-/// Why there is no answer.
+/// The reason why a lookup has no answer.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Failure {
     /// The code that `getaddrinfo` or `getnameinfo` returned (`EAI_NONAME` ...), but not `EAI_SYSTEM`.
@@ -103,13 +103,13 @@ pub enum Failure {
     Ambiguous,
 }
 
-/// The end of a lookup.
+/// The result of a lookup.
 pub type Outcome = Result<Answer, Failure>;
 
 /// Asks the C library in the calling thread, which may take seconds.
 ///
 /// # Errors
-/// There is no answer.
+/// The reason why there is no answer.
 pub fn look_up(question: &Question) -> Outcome {
     match question {
         Question::Addresses(question) => addresses(question),
@@ -404,7 +404,8 @@ mod hosts {
     }
 }
 
-/// CPython looks up the name with `getaddrinfo` first, so that an unknown name gives the error of that function.
+/// Looks up the name with `getaddrinfo` first, as CPython does, so that an unknown name gives the error of that
+/// function.
 fn host_by_name(name: &CStr) -> Outcome {
     List::ask(Some(name), None, &hints(libc::AF_INET, libc::SOCK_DGRAM, 0, 0))?;
     hosts::by_name(name)

@@ -8,8 +8,8 @@
 //!                                                mailbox of each asker
 //! ```
 //!
-//! Lookups that are under way are shared by everybody who asks the same. An asker that no longer wants the answer says
-//! [`Resolver::forget`]; a lookup that nobody wants and that has not begun is not made.
+//! All askers of the same question share a lookup that is under way. An asker that no longer wants the answer calls
+//! [`Resolver::forget`]. A lookup that has no asker left before it has begun is not made.
 //!
 //! A forked child must not use the parent's resolvers, and must call [`after_fork`].
 
@@ -41,7 +41,7 @@ const MAX_REMEMBERED: usize = 1024;
 
 type LookUp = fn(&Question) -> Outcome;
 
-/// Asks for one loop, and receives the outcomes.
+/// Asks the questions of one loop, and receives the outcomes.
 pub struct Resolver {
     mailbox: Arc<Mailbox<Arc<Outcome>>>,
     lookups: &'static Lookups,
@@ -118,7 +118,7 @@ struct State {
 
 #[derive(Default)]
 struct Lookup {
-    /// By ticket, so in the order in which they have asked.
+    /// The askers by ticket, which is the order in which they have asked.
     askers: Askers,
     has_begun: bool,
     is_remembered: bool,

@@ -1,9 +1,9 @@
 """The part ``dns`` of :func:`grapeshot.coro.patch`: native threads look up host names while the coro waits.
 
 Some calls go to CPython's function instead, in a thread of the loop's executor. These are calls with arguments that
-are wrong or unusual (a host name as bytes), and calls of ``gethostbyname``, ``gethostbyname_ex`` and ``gethostbyaddr``
-if the system has no form of these functions that is safe in several threads. If a program has replaced a function, its
-replacement is called in such a thread.
+are wrong or unusual (a host name as bytes for ``gethostbyname``), and calls of ``gethostbyname``, ``gethostbyname_ex``
+and ``gethostbyaddr`` if the system has no form of these functions that is safe in several threads. If a program had
+replaced a function before ``patch()``, its replacement is called in such a thread.
 """
 
 from __future__ import annotations
@@ -63,7 +63,10 @@ def _replacement(
     answer_of: Callable[[Any], Any] = lambda answer: answer,
     count: int = 1,
 ) -> Callable[..., Any]:
-    """Return a function that asks the question, or calls ``function``. ``count`` is the number of its arguments."""
+    """Return a replacement of ``function``, which takes ``count`` arguments: it asks the resolver if that is possible.
+
+    ``question_of`` turns the arguments into a question for the resolver, and ``answer_of`` its answer into the result.
+    """
     is_own = dns.is_own(function, _socket)
 
     @functools.wraps(function)

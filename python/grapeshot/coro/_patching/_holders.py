@@ -1,7 +1,7 @@
 """Finds originals that modules got before :func:`grapeshot.coro.patch`: in names, locks and base classes.
 
-Names and free locks are replaced. A PatchWarning reports the names that were replaced, and what could not be replaced,
-except in the standard library.
+Names and free locks are replaced. A PatchWarning reports the names that were replaced, and the locks and classes that
+could not be replaced, except in the standard library.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _RealRLock: Any = _thread.RLock
 
 
 class Holders:
-    """The originals to report, as texts by module: names that were replaced, and what could not be replaced."""
+    """The originals to report, as texts by module: names that were replaced; locks and classes that could not be."""
 
     def __init__(self) -> None:
         self.repaired: dict[str, list[str]] = {}
@@ -90,7 +90,7 @@ def _repair_names(holders: Holders, module_name: str, by_original: dict[int, Any
 
 def _is_derived(value: object, module_name: str, by_original: dict[int, Any]) -> bool:
     """Whether a value is a class that this module defines and that inherits from an original."""
-    # (isinstance() would ask objects that stand for others, such as Django's settings, for their class.)
+    # (isinstance() would read the `__class__` of proxy objects, such as Django's settings, which runs their code.)
     if not issubclass(type(value), type) or value.__module__ != module_name:
         return False
     return not by_original.keys().isdisjoint(map(id, type.mro(value)[1:]))  # type: ignore[arg-type]

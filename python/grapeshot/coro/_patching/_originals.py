@@ -31,8 +31,8 @@ _KEEPERS += ["concurrent.futures.thread", "concurrent.futures.process"]
 # Modules that are patched themselves. The originals that they hold from each other are left alone.
 _PATCHED = {"threading", "_thread", "queue", "_queue", "time", "socket", "_socket", "select", "ssl", "os", "posix"}
 _PATCHED |= {"selectors", "signal", "_signal", "concurrent.futures"}
-# Modules that need no view, because no keeper uses the names that are replaced in them. A view of `time` would only
-# make it slower to read the clock, which loops do often.
+# Modules that need no view, because keepers may call the replacements in them: outside of coros these do what the
+# originals do. A view of `time` would only make it slower to read the clock, which loops do often.
 _NOT_VIEWED = {"time", "builtins"}
 
 

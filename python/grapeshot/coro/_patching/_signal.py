@@ -74,7 +74,7 @@ def getsignal(signalnum: Any, /) -> Any:
 
 
 def pause() -> None:
-    """Wait until a signal handler has run. Other coros run while it waits."""
+    """Wait until a signal arrives whose handler was set after patching. Other coros run while it waits."""
     if not _waits.can_wait():
         _pause()
         return

@@ -48,7 +48,7 @@ def is_blocking(number: int) -> bool:
     if known is None:
         return False
     if isinstance(known, int):
-        # The inode numbers of sockets come from a counter, so none is used again soon.
+        # The inode numbers of sockets come from a counter, so a number is not used again soon.
         if _fstat(number).st_ino == known:
             return True
         _forget(number, known)

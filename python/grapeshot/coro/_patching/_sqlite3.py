@@ -66,8 +66,8 @@ _FIRST_WORD = re.compile(_SPACE + r"(\w+)", re.DOTALL)
 _ASKS_TIMEOUT = re.compile(_SPACE + r"pragma\s+(?:\w+\s*\.\s*)?busy_timeout\s*;?\s*$", re.DOTALL | re.IGNORECASE)
 # Before these statements, the module sqlite3 begins a transaction.
 _BEGINNING = frozenset(("insert", "update", "delete", "replace"))
-# Outside of a transaction, these statements can always be repeated: they do not write, and find a locked database
-# before they call functions.
+# Outside of a transaction, these statements can always be repeated: if they find the database locked, they have neither
+# written anything nor called a function of the program.
 _HARMLESS = frozenset(("select", "pragma", "begin", "commit", "end", "rollback", "savepoint", "release"))
 
 

@@ -1,6 +1,7 @@
 """The part ``ssl`` of :func:`grapeshot.coro.patch`: sockets of an ``SSLContext`` let other coros run while they wait.
 
-The name ``ssl.SSLSocket`` is not replaced, because the module ``ssl`` uses it; the class here derives from that class.
+The name ``ssl.SSLSocket`` is not replaced, because the module ``ssl`` itself uses it. The class in this module derives
+from that class.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class SSLSocket(TlsSocket, socket):
     _accepted_class = socket
 
     def accept(self) -> tuple[ssl.SSLSocket, Any]:  # type: ignore[override]
-        """Accept a connection, and do the TLS handshake with its client, unless the program itself does that."""
+        """Accept a connection. Do the TLS handshake with its client if ``do_handshake_on_connect`` is set."""
         plain, address = socket.accept(self)
         secure = self.context.wrap_socket(
             plain,

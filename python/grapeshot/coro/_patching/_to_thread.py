@@ -1,4 +1,4 @@
-"""The part ``to_thread`` of :func:`grapeshot.coro.patch`: async code's calls of blocking functions run in coros.
+"""The part ``to_thread`` of :func:`grapeshot.coro.patch`: coros, not threads, run the blocking functions of async code.
 
 It patches ``asyncio.to_thread``, anyio's ``to_thread.run_sync`` (and with it the endpoints, dependencies and background
 tasks of Starlette and FastAPI that are plain functions) and asgiref's ``sync_to_async`` (and with it Django's views,
@@ -110,7 +110,7 @@ def _call_for_anyio(
 
 
 class _Executor:
-    """``SyncToAsync._executor``: None means the loop's default executor, or here the one for coros."""
+    """``SyncToAsync._executor``. For functions that can run in coros, None is replaced by an executor for coros."""
 
     def __get__(self, sync_to_async: Any, kind: type | None = None) -> Any:
         if sync_to_async is None:
@@ -137,7 +137,7 @@ class _SerialExecutor:
 
 
 def _patch_asgiref(module: Any) -> None:
-    """Thread-sensitive functions of one context are called one after the other in one coro, instead of one thread."""
+    """Call thread-sensitive functions (of a ThreadSensitiveContext or of the loop) in one coro, not in one thread."""
     kind = module.SyncToAsync
     made = (vars(each).get("_storage") for each in gc.get_objects() if type(each).__module__ == "asgiref.local")
     if any(type(each) is _real_local for each in (kind.threadlocal, *made)):

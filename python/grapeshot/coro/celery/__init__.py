@@ -1,16 +1,16 @@
-"""A pool for Celery's worker whose tasks run in coros: ``CELERY_CUSTOM_WORKER_POOL=grapeshot.coro.celery:TaskPool``.
+"""A pool for Celery's worker that runs tasks in coros: ``CELERY_CUSTOM_WORKER_POOL=grapeshot.coro.celery:TaskPool``.
 
 ::
 
     $ CELERY_CUSTOM_WORKER_POOL=grapeshot.coro.celery:TaskPool celery -A tasks worker -P custom -c 200
 
-Importing this module calls ``coro.patch()``. The worker itself is a coro, too: it waits for the broker like any other
-blocking-style code. The coros that call the tasks (here: workers) live on from one task to the next, like threads of a
-thread pool, so that connections in thread-locals are used again.
+Importing this module calls ``coro.patch()``. Celery's worker itself runs in a coro, too: it waits for the broker like
+any other blocking-style code. The coros that call the tasks are called pool coros here. They live on from one task to
+the next, like threads of a thread pool, so that connections in thread-locals are used again.
 
 ::
 
-    the worker's main coro --- apply_async() ---> jobs ---> workers: Celery's trace function, and in it the task
+    the worker's main coro --- apply_async() ---> jobs ---> pool coros: Celery's trace function, and in it the task
                                                               ^
     soft and hard time limits (timers), revoke ---------------'  an exception is raised where the task waits
 
@@ -28,7 +28,7 @@ import sys
 
 from grapeshot import _core, coro
 
-# Before anything imports Celery, whose modules take functions out of patched modules.
+# This comes before any import of Celery, because Celery's modules import functions from modules that patch() changes.
 coro.patch()
 
 try:
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 __all__ = ["TaskPool"]
 
 _logger = get_logger("celery.pool")
-# Modules of grapeshot that import threading get the original.
+# The patched class. A module of grapeshot that imports threading gets the originals.
 _Thread: type[threading.Thread] = sys.modules["threading"].Thread
 
 
@@ -65,8 +65,9 @@ class TaskPool(BasePool):  # type: ignore[misc]
     """
 
     signal_safe = False
-    # With True, the worker would look at its connection for events for 0.1 seconds after each message from RabbitMQ
-    # (Celery 5.7), and so get ten tasks a second. False leaves out AMQP's heartbeats, but py-amqp sets TCP's keepalive.
+    # With True, the worker would read from its event dispatcher's connection for 0.1 seconds after each message from
+    # RabbitMQ (Celery 5.7), and so get at most ten tasks a second. With False there are no AMQP heartbeats, but py-amqp
+    # sets TCP's keepalive.
     is_green = False
     task_join_will_block = False
     body_can_be_buffer = True
@@ -79,7 +80,7 @@ class TaskPool(BasePool):  # type: ignore[misc]
         self._jobs: collections.deque[Job] = collections.deque()
         self._has_jobs, self._has_ended = coro.condition_variable(), coro.condition_variable()
         self._is_held = False
-        # How many workers there are, and how many of them have a job.
+        # How many pool coros there are, and how many of them have a job.
         self._count = self._busy = 0
         self._acknowledging = coro.lock()
         self._numbers = itertools.count(1)
@@ -120,7 +121,7 @@ class TaskPool(BasePool):  # type: ignore[misc]
         try:
             job.run()
         except SystemExit as exc:
-            # WorkerShutdown or WorkerTerminate: the task asks the worker to end, which looks at these variables.
+            # WorkerShutdown or WorkerTerminate: the task asks the worker to end. The worker looks at these variables.
             if isinstance(exc, WorkerTerminate):
                 state.should_terminate = exc.code or 0
             else:
@@ -141,7 +142,7 @@ class TaskPool(BasePool):  # type: ignore[misc]
             callback(*args)
 
     def terminate_job(self, pid: int, signal: int | None = None) -> None:
-        """End the task that runs in the coro with this number. SIGUSR1 acts like the task's soft time limit."""
+        """End the task that runs in the coro with this number. With SIGUSR1, act as at the task's soft time limit."""
         job = running.get(pid)
         if job is None or job.pool is not self:
             return
@@ -151,7 +152,7 @@ class TaskPool(BasePool):  # type: ignore[misc]
             job.end("revoked")
 
     def flush(self) -> None:
-        """Forget the tasks that have not begun. The connection to the broker was lost, so it delivers them again."""
+        """Forget the tasks that have not begun. The connection was lost, so the broker delivers them again."""
         self._jobs.clear()
 
     # ------------------------------------------------------------------ size
@@ -162,10 +163,10 @@ class TaskPool(BasePool):  # type: ignore[misc]
             self._start_worker()
 
     def shrink(self, n: int = 1) -> None:
-        """Let ``n`` workers end. Those that are calling a task end after it.
+        """Let ``n`` pool coros end. A pool coro that is calling a task ends after the task.
 
         Raises:
-            ValueError: there are fewer than ``n``.
+            ValueError: the size of the pool is less than ``n``.
         """
         if n > self.limit:
             raise ValueError(f"Can't shrink pool by {n}: its size is {self.limit}")
@@ -182,7 +183,7 @@ class TaskPool(BasePool):  # type: ignore[misc]
     # ------------------------------------------------------------------ the end
 
     def hold(self) -> None:
-        """Begin no more tasks. The broker delivers them again when the worker has ended: they are not acknowledged."""
+        """Begin no more tasks. They were not acknowledged, so the broker delivers them again after the worker's end."""
         self._is_held = True
 
     def on_stop(self) -> None:

@@ -1,4 +1,4 @@
-"""A task that the worker has handed to the pool: its call, its time limits, and what Celery is told about it."""
+"""A task that the worker has handed to the pool: its call, its time limits, and the reports to Celery about it."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ running: dict[int, Job] = {}
 
 
 class AsyncSoftTimeLimitExceeded(SoftTimeLimitExceeded, asyncio.CancelledError):  # type: ignore[misc]
-    """What the code of an ``async def`` task gets at its soft time limit.
+    """Raised in the code of an ``async def`` task at its soft time limit.
 
     asyncio's code, such as TaskGroup, ends in an orderly way only if it is interrupted with a CancelledError.
     """
 
 
 class Job:
-    """What :meth:`TaskPool.on_apply` makes and returns."""
+    """One call of a task. :meth:`TaskPool.on_apply` makes and returns it."""
 
     def __init__(self, pool: Any, target: Callable[..., Any], args: Any, kwargs: Any, options: dict[str, Any]) -> None:
         self.pool = pool
@@ -55,13 +55,13 @@ class Job:
         # The exceptions that were raised in the coro because of the soft limit, and in order to end the task.
         self._soft_limit: BaseException | None = None
         self._end: BaseException | None = None
-        # Whether the task was ended by its hard limit. Otherwise it was revoked.
+        # Whether the task was ended by its hard limit. Otherwise it was revoked, or the worker terminates.
         self._is_over_limit = False
         # Whether the coroutine of an `async def` task runs.
         self.is_async = False
 
     def terminate(self, signal: int | None = None) -> None:
-        """Celery calls this after :meth:`TaskPool.terminate_job`, which has ended the task if it was running."""
+        """Do nothing: Celery has already called :meth:`TaskPool.terminate_job`, which ends a running task."""
 
     # ------------------------------------------------------------------ in the worker
 
@@ -104,12 +104,13 @@ class Job:
             elif self._is_over_limit and self._timeout_callback is not None:
                 self._timeout_callback(False, self._timeout)
         else:
-            # A task that has caught the exception of its hard limit ends in its own way. A revoked task was reported.
+            # If the task caught the exception of its hard limit and returned, report its result. Celery itself has
+            # already reported a revoked task.
             if self._end is None or self._is_over_limit:
                 self.pool.acknowledge(self._callback, result)
 
     def _report(self, exc: BaseException) -> None:
-        """Report an exception that Celery's trace function has not handled. SystemExit in a task is one."""
+        """Report an exception that Celery's trace function has not handled, such as SystemExit in a task."""
         if self._error_callback is None:
             raise exc
         try:

@@ -1,7 +1,7 @@
-"""What tasks need in coros: a request of their own, and a wait for the result if they are ``async def``.
+"""Prepares tasks for coros: each call gets a request of its own, and the pool waits for the result of an async task.
 
 Celery keeps the current task and its request in stacks, one per thread. It tells threads apart by their greenlet, if
-greenlet is installed, but coros run in the same greenlet. So here a context variable tells them apart. The asyncio
+greenlet is installed, but coros run in the same greenlet. So here a context variable tells coros apart. The asyncio
 tasks that an ``async def`` task starts inherit it, so that ``self.request`` and ``self.retry()`` work there, too.
 """
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # The number of the coro that runs the task, 0 outside of tasks.
 _ident: contextvars.ContextVar[int] = contextvars.ContextVar("_ident", default=0)
 _prepared: weakref.WeakSet[Any] = weakref.WeakSet()
-# The patched function.
+# The patched function, which returns the id of the running coro.
 _thread_ident: Callable[[], int] = sys.modules["threading"].get_ident
 
 
@@ -55,7 +55,7 @@ def _use_idents(stack: Any) -> None:
 
 
 def prepare_task(task: Any) -> None:
-    """Prepare a task. If it is an ``async def`` task, let the worker wait for its result.
+    """Prepare a task. If it is an ``async def`` task, make the coro that calls it wait for its result.
 
     Code that calls the task directly gets a coroutine, as before.
     """
@@ -89,11 +89,11 @@ def _waiting(task: Any, run: Callable[..., Any]) -> Callable[..., Any]:
         except asyncio.CancelledError as exc:
             if isinstance(exc, coro.Interrupted):
                 raise
-            # The task has cancelled itself. Celery reports only what `except Exception` catches.
+            # The task has cancelled itself. Celery reports only exceptions that `except Exception` catches.
             raise coro.CoroCancelled(*exc.args) from exc
         finally:
             job.is_async = was_async
-            # A cancellation that the task has requested ends with the task: the next one runs in the same coro.
+            # Drop a cancellation that the task has requested and that is still pending: the coro will run other tasks.
             current._cancel_count = 0
             current._throw_later(None)
 

@@ -36,7 +36,8 @@ def _start(controller: Any, start: Callable[[], None]) -> None:
 
 
 def _run(controller: Any, start: Callable[[], None]) -> None:
-    # These are the originals. In another thread, this coro does not stand for the program's main thread.
+    # These functions are the originals, so this compares real threads. Only a coro of the program's main thread may
+    # stand for it.
     is_main = threading.get_ident() == threading.main_thread().ident
     if is_main:
         _thread.begin_main()
@@ -59,9 +60,9 @@ def _run_with_signals(controller: Any, start: Callable[[], None]) -> None:
 class _Signals(platforms.Signals):  # type: ignore[misc]
     """Sets signal handlers that may wait: each call has a coro of its own.
 
-    Python calls a handler between any two instructions. A task may be running then, which must not be delayed, or no
-    coro, so that the handler could not wait. Celery's handler of a cold shutdown waits for the tasks that run, if there
-    is a soft shutdown, and then uses the connection to the broker.
+    Python calls a handler between any two instructions. If a task is running at that moment, the handler must not delay
+    it; if no coro is running, the handler could not wait. But Celery's handler of a cold shutdown does wait: for the
+    running tasks, if the soft shutdown is enabled, and then for the broker.
     """
 
     def __init__(self, controller: Any) -> None:
@@ -69,7 +70,7 @@ class _Signals(platforms.Signals):  # type: ignore[misc]
         self._controller = controller
         self._loop = _bridge.own_loop()
         self._main = coro.current()
-        # When the oldest handler that has not begun was called.
+        # The time when the oldest handler that has not begun was called; None if all have begun.
         self._waiting_since: float | None = None
 
     def __setitem__(self, name: Any, handler: Any) -> None:
@@ -94,5 +95,5 @@ class _Signals(platforms.Signals):  # type: ignore[misc]
             pool.hold()
         try:
             handler(*args)
-        except SystemExit as exc:  # the third signal raises WorkerTerminate, which must reach the worker
+        except SystemExit as exc:  # Celery's handler of a hard shutdown raises WorkerTerminate for the worker
             self._main.raise_exception(exc)

@@ -27,7 +27,7 @@ class _UsageError(Exception):
 
 @contextlib.contextmanager
 def _naming(what: str) -> Iterator[None]:
-    """Turn errors of this block into _UsageError. For an error of the system, the text begins with ``what``."""
+    """Turn errors in the block into _UsageError. For OSError and OverflowError, its text begins with ``what``."""
     try:
         yield
     except (OSError, OverflowError) as error:

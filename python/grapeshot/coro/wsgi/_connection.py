@@ -277,7 +277,7 @@ class Connection:
     def _is_told_to_end(self, error: BaseException) -> bool:
         """Whether an exception ends this coro, rather than being an error of the application.
 
-        A CancelledError may also be an error of the application, if nothing has cancelled this coro.
+        A CancelledError is an error of the application if no code has cancelled this coro.
         """
         if isinstance(error, CancelledError):
             return isinstance(error, Interrupted) or self._coro.cancelling() > 0

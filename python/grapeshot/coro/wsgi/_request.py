@@ -55,7 +55,7 @@ _RTSP = re.compile(rb"[A-Z_-]+ +[^ ]+ +RTSP/")
 
 
 class RequestError(OSError):
-    """A request is refused with an HTTP error. An application gets this exception when it reads the body."""
+    """A request is refused with an HTTP error. If the application is reading the body, it gets this exception."""
 
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)
@@ -107,7 +107,7 @@ class RequestParser:
         # How many bytes were parsed since the last part of a body or the last request, and the limit for that.
         self._fed_len = 0
         self._max_fed_len = settings.max_target_size + settings.max_head_size + 4 * settings.max_headers
-        # The beginning of a request line that is not complete yet; else None.
+        # The beginning of a line that is not complete yet and may be a request line; else None.
         self._line: bytearray | None = None
         # How many bytes at the beginning of this line may belong to the body before it.
         self._glued_len = 0

@@ -108,9 +108,9 @@ class Response:
         self.status = ""
         self.headers: list[tuple[str, str]] = []
         self.keep_alive = request.keep_alive
-        # Whether the head was sent.
+        # Whether sending the head has begun.
         self.has_begun = False
-        # An error of the application that was found after the head was made, too late to change it; it is logged.
+        # An error of the application that was found too late to change the head. The connection logs it.
         self.problem: str | None = None
         self.sent_len = 0
         self._fields = b""

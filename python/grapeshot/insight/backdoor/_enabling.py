@@ -30,7 +30,7 @@ _YES = ("1", "yes", "true", "on")
 _logger = logging.getLogger("grapeshot.insight.backdoor")
 # Switches that were asked to open. Each opens when the next loop begins to run.
 _asked: list[Switch] = []
-# The switch of `python -m grapeshot` and the like. A switch of the program that reads the same variable replaces it.
+# The switch of `python -m grapeshot` and the like. A switch of the program whose variable is set replaces it.
 _of_command: Switch | None = None
 
 

@@ -82,7 +82,7 @@ async def top(seconds: float = 2.0) -> None:
 
 
 async def profile(seconds: float = 10.0, path: str | None = None) -> None:
-    """Await it: profile the process for some seconds, and print who used CPU time and who waited. Saves it to path."""
+    """Await it: profile the process for some seconds; print who used CPU time and who waited, and save it to path."""
     from grapeshot.insight import profiler
 
     with profiler.profile(path) as found:

@@ -80,8 +80,8 @@ impl Descriptors {
         })
     }
 
-    /// Makes the next iteration poll, even if other work is ready. A descriptor with a new wait may already have data,
-    /// and that data is handled before any work that is scheduled from now on.
+    /// Makes the next iteration poll even if other work is ready, unless `interest` is NONE. A descriptor with a new
+    /// wait may already have data. As in asyncio, the next iteration handles that data, even if it has other work.
     #[inline]
     pub(crate) fn poll_next(&self, interest: Interest) {
         if !interest.is_empty() {
@@ -140,10 +140,20 @@ impl Descriptors {
         self.table.borrow().get(token).is_some()
     }
 
-    /// Registers `fd_use` for `fd`. If the table still has an entry for this number, the entry is replaced. It is
-    /// either the watch of an earlier wait on the same socket, or its descriptor was closed without being removed; a
-    /// source whose descriptor was closed is notified. With interest NONE, the poller does not watch the descriptor.
-    /// After an error, `fd_use` is dropped.
+    /// Whether the number `fd` still belongs to the file that was registered with this token and interest. Costs a system
+    /// call.
+    pub(crate) fn is_in_force(&self, fd: RawFd, token: Token, interest: Interest) -> bool {
+        !interest.is_empty()
+            && self
+                .poller
+                .with(|poller| Ok(poller.is_watching(fd, token, interest)))
+                .unwrap_or(false)
+    }
+
+    /// Registers `fd_use` for `fd`. If the table still has an entry for this number, `fd_use` replaces it. The old
+    /// entry is either the watch of an earlier wait on the same socket, or belongs to a descriptor that was closed
+    /// without being removed. If that was the descriptor of a source, the source is notified. With interest NONE, the
+    /// poller does not watch the descriptor. After an error, `fd_use` is dropped.
     pub(crate) fn register(
         &self,
         py: Python<'_>,

@@ -112,8 +112,8 @@ impl LoopPoller {
         Ok(())
     }
 
-    /// Called in the child of a fork, which shares the poller with its parent: puts a new poller, which watches only
-    /// the waker, in its place. After an error, nothing has changed.
+    /// Called in the child of a fork. The child shares the current poller with its parent, so this replaces it with a
+    /// new one, which watches only the waker. After an error, nothing has changed.
     pub(super) fn forget_parent(&self, waker_fd: RawFd) -> io::Result<()> {
         let poller = Poller::new()?;
         poller.add(waker_fd, WAKER_TOKEN, Interest::READ)?;

@@ -5,7 +5,8 @@
 //! native object that waits for one event. Handles are level-triggered, as in asyncio. If only objects wait, the poller
 //! reports changes (edge-triggered). When such a wait ends, the poller's registration stays unchanged, so the next wait
 //! on that socket costs no system call. This is safe: an object waits only after the kernel has reported that the call
-//! would block, so a change must follow. The registration ends with the first event that finds no waiting object.
+//! would block, or after a short read that has emptied the socket, so a change must follow. (All other waits register
+//! the descriptor again: `is_anew`.) The registration ends with the first event that finds no waiting object.
 //!
 //! ```text
 //!   wait_once:  another socket than last time, or a handle for the other direction?
@@ -43,8 +44,8 @@ impl Descriptors {
         }
     }
 
-    /// Fails with EEXIST if a transport uses `fd`. The callers have checked that none does, but code that ran since
-    /// then, such as a finalizer, may have made one.
+    /// Fails with EEXIST if a transport uses `fd`. The callers have checked that no transport does, but code that ran
+    /// since then, such as a finalizer, may have made one.
     fn watch_or_new(&self, fd: RawFd) -> io::Result<WatchRef> {
         let mut table = self.table.borrow_mut();
         match table.get_fd(fd) {
@@ -138,8 +139,8 @@ impl Descriptors {
         Ok(before)
     }
 
-    /// Wakes `waiter` at the next event of `socket`, whose descriptor is `fd`. Returns the watcher that it replaces.
-    /// After an error, `waiter` is dropped.
+    /// Wakes `waiter` at the next event of `socket`, whose descriptor is `fd`. Returns the watcher that `waiter`
+    /// replaces. After an error, `waiter` is dropped.
     ///
     /// If `is_anew` is true, the descriptor is registered with the poller again, even if the poller watches it already.
     /// Then an event that the last poll has returned does not end this wait, and the poller reports the descriptor if
@@ -214,7 +215,8 @@ impl Descriptors {
         true
     }
 
-    /// Whether `fd` has a watcher, in either direction, and the last wait was on another object than `target`.
+    /// Whether `fd` has a watcher, in either direction, and there was no wait yet or the last one was on another object
+    /// than `target`.
     #[inline]
     pub(crate) fn is_watched_for_other(&self, fd: RawFd, target: &Bound<'_, PyAny>) -> bool {
         self.watch(fd)
@@ -226,12 +228,7 @@ impl Descriptors {
         let (Some(watch), Some(token)) = (self.watch(fd), self.table.borrow().token_of(fd)) else {
             return false;
         };
-        let armed = watch.get().armed.get();
-        !armed.is_empty()
-            && self
-                .poller
-                .with(|poller| Ok(poller.is_watching(fd, token, armed)))
-                .unwrap_or(false)
+        self.is_in_force(fd, token, watch.get().armed.get())
     }
 
     /// Called after a read that returned less than it could. Returns whether this means that nothing is left to read.

@@ -32,7 +32,7 @@ pub(super) struct Watch {
     /// Whether an event of that socket was for more than ordinary data, such as the end of the stream.
     pub(super) has_more: Cell<bool>,
     /// Whether the socket was reported as readable since the last `note_short_read`. The object that the event woke may
-    /// not have read the data, and the poller does not report the same data again.
+    /// have left the data unread, and the poller does not report the same data again.
     pub(super) is_reported: Cell<bool>,
     /// Predicts the size of the next read of that socket.
     read_size: ReadSize,
@@ -193,7 +193,7 @@ impl WatchRef {
     }
 
     /// The number of bytes to allocate for the next read of at most `len` bytes; 0 if the read should go through the
-    /// scratch buffer.
+    /// scratch buffer. The size that earlier reads predict is used only if `is_after_event` (see `Reactor::receive`).
     #[inline]
     pub(crate) fn read_capacity(self, len: usize, is_after_event: bool) -> usize {
         let size = &self.get().read_size;

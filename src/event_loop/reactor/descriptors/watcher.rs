@@ -45,8 +45,8 @@ pub(crate) enum Watcher {
     /// with; None for a number. The file object identifies the registration after the file is closed, as in
     /// `selectors`.
     Handle(HandleRef, Option<ObjectRef>),
-    /// An object that one event wakes; that event ends the wait. Its function queues further work and calls nothing
-    /// itself.
+    /// An object that one event wakes; that event ends the wait. The object's function only queues further work, and
+    /// calls no code of the program.
     Once(DeferredCall),
 }
 
@@ -74,7 +74,8 @@ impl Watcher {
 
 /// The watcher of one direction of a descriptor, or none.
 ///
-/// The methods return no reference to the watcher, and run no other code while they look at it.
+/// The methods that other modules can call return no reference to the watcher, and run no other code while they look at
+/// it.
 pub(super) struct WatcherCell(UnsafeCell<Option<Watcher>>);
 
 impl WatcherCell {

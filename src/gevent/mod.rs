@@ -1,0 +1,19 @@
+//! gevent's hub on the loop: the io watchers, which start and stop for each wait of a greenlet, and the running loop of
+//! each greenlet. The rest is Python: `python/grapeshot/gevent`.
+//!
+//! Everything belongs to the thread that runs the hub's loop.
+
+mod descriptor;
+mod hub_loop;
+mod io;
+mod running_loops;
+
+use pyo3::prelude::*;
+
+/// Adds the types and functions of this room to the module.
+pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    hub_loop::register(module)?;
+    descriptor::register(module)?;
+    io::register(module)?;
+    running_loops::register(module)
+}

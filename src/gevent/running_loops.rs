@@ -1,0 +1,120 @@
+//! `_exchange_running_loops`: gives each greenlet a running loop and a current task of its own. greenlet calls it at
+//! each switch (`greenlet.settrace`).
+//!
+//! asyncio keeps the running loop in the thread state. From Python 3.14 on it keeps the current task there too, and
+//! before that in a dict by loop, which needs no exchange. A greenlet that is suspended while a loop runs in it keeps
+//! both in its attribute `_grapeshot_running`.
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::ffi;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyString, PyTuple};
+
+use crate::binding::args::Args;
+use crate::binding::names::Kept;
+use crate::binding::object_result::{ObjectResult, none};
+use crate::binding::rows::{add_function, row};
+
+/// The functions of asyncio that the exchange needs.
+struct Functions {
+    get_running_loop: Kept,
+    set_running_loop: Kept,
+    /// From Python 3.14 on.
+    swap_current_task: Option<Kept>,
+    /// The name of the attribute.
+    attribute: Kept,
+}
+
+static FUNCTIONS: PyOnceLock<Functions> = PyOnceLock::new();
+
+impl Functions {
+    fn get(py: Python<'_>) -> PyResult<&'static Self> {
+        FUNCTIONS.get_or_try_init(py, || {
+            let asyncio = py.import("_asyncio")?;
+            let kept = |name| Ok::<_, PyErr>(Kept::new(&asyncio.getattr(name)?));
+            Ok(Self {
+                get_running_loop: kept("_get_running_loop")?,
+                set_running_loop: kept("_set_running_loop")?,
+                swap_current_task: if py.version_info() >= (3, 14) {
+                    Some(kept("_swap_current_task")?)
+                } else {
+                    None
+                },
+                attribute: Kept::new(PyString::intern(py, "_grapeshot_running").as_any()),
+            })
+        })
+    }
+
+    fn set_running_loop(&self, event_loop: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.set_running_loop
+            .bind(event_loop.py())
+            .call1((event_loop,))
+            .map(drop)
+    }
+}
+
+/// The dict with a greenlet's attributes.
+fn dict_of<'py>(greenlet: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
+    // SAFETY: attached; the call returns a new reference, or null with an exception set.
+    let dict = unsafe {
+        let dict = ffi::PyObject_GenericGetDict(greenlet.as_ptr(), std::ptr::null_mut());
+        Bound::from_owned_ptr_or_err(greenlet.py(), dict)?
+    };
+    Ok(dict.cast_into::<PyDict>()?)
+}
+
+/// Takes out what the greenlet has kept since it was suspended: a tuple of its running loop and its current task.
+fn take<'py>(greenlet: &Bound<'py, PyAny>, attribute: Kept) -> PyResult<Option<Bound<'py, PyTuple>>> {
+    let (dict, attribute) = (dict_of(greenlet)?, attribute.bind(greenlet.py()));
+    let Some(kept) = dict.get_item(&attribute)? else {
+        return Ok(None);
+    };
+    dict.del_item(&attribute)?;
+    Ok(Some(kept.cast_into::<PyTuple>()?))
+}
+
+fn exchange<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
+    let Some(greenlets) = args.get(1) else {
+        return Err(PyTypeError::new_err(
+            "_exchange_running_loops() takes two arguments",
+        ));
+    };
+    let greenlets = greenlets.cast_into::<PyTuple>()?;
+    let (origin, target) = (greenlets.get_item(0)?, greenlets.get_item(1)?);
+    if origin.is(&target) {
+        return Ok(none(py)); // for example, a switch to a greenlet that has ended goes to its parent
+    }
+    let functions = Functions::get(py)?;
+    let running = functions.get_running_loop.bind(py).call0()?;
+    let kept = take(&target, functions.attribute)?;
+    if !running.is_none() {
+        let task = match functions.swap_current_task {
+            Some(swap) => swap.bind(py).call1((&running, none(py)))?,
+            None => none(py),
+        };
+        dict_of(&origin)?.set_item(functions.attribute.bind(py), (&running, task))?;
+    }
+    if let Some(kept) = kept {
+        let (event_loop, task) = (kept.get_item(0)?, kept.get_item(1)?);
+        functions.set_running_loop(&event_loop)?;
+        if let Some(swap) = functions.swap_current_task
+            && !task.is_none()
+        {
+            swap.bind(py).call1((event_loop, task))?;
+        }
+    } else if !running.is_none() {
+        functions.set_running_loop(&none(py))?;
+    }
+    Ok(none(py))
+}
+
+pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let row = row!(
+        function,
+        exchange,
+        _exchange_running_loops,
+        "Exchange the running loops of two greenlets."
+    );
+    add_function(module, row, "", c"grapeshot._core")
+}
