@@ -53,15 +53,21 @@ impl NativeType for HubLoopObject {
     }
 }
 
-/// The hub's loop that `object` is; None for any other object.
-pub(super) fn of<'a>(object: &'a Bound<'_, PyAny>) -> Option<HubLoop<'a>> {
-    // SAFETY: attached, with a live object and a type that is never freed. An instance of the type, or of a subclass,
-    // has the layout, and `object` keeps it alive.
-    unsafe {
-        let is_hub_loop =
-            ffi::PyObject_TypeCheck(object.as_ptr(), HUB_LOOP_TYPE.load(Ordering::Relaxed)) != 0;
-        is_hub_loop.then(|| This::new(object.py(), object.as_ptr()))
-    }
+/// Whether the object is a loop of the hub.
+pub(super) fn is_hub_loop(object: &Bound<'_, PyAny>) -> bool {
+    // SAFETY: attached, with a live object and a type that is never freed.
+    unsafe { ffi::PyObject_TypeCheck(object.as_ptr(), HUB_LOOP_TYPE.load(Ordering::Relaxed)) != 0 }
+}
+
+/// The hub's loop that `object` is.
+///
+/// # Safety
+/// `is_hub_loop(object)`.
+#[inline]
+pub(super) unsafe fn cast<'a>(object: &'a Bound<'_, PyAny>) -> HubLoop<'a> {
+    debug_assert!(is_hub_loop(object));
+    // SAFETY: an instance of the type, or of a subclass, has the layout, and `object` keeps it alive.
+    unsafe { This::new(object.py(), object.as_ptr()) }
 }
 
 impl HubLoopObject {

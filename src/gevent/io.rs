@@ -15,6 +15,7 @@ use pyo3::types::PyTuple;
 
 use super::descriptor::{self, Descriptor};
 use super::hub_loop::{self, HubLoop, HubLoopObject};
+use crate::binding::HAS_GIL;
 use crate::binding::args::Args;
 use crate::binding::native_type::{NativeType, This, new_type};
 use crate::binding::object_cell::ObjectCell;
@@ -29,7 +30,7 @@ pub(super) const WRITE: c_int = 2;
 #[repr(C)]
 pub(super) struct IoObject {
     base: ffi::PyObject,
-    /// A `HubLoopObject`; empty before `_set` and after the collector has cleared the watcher.
+    /// A `HubLoopObject`, which `_set` has checked. Python code can only read it. Empty before `_set` and after the collector has cleared the watcher.
     hub_loop: ObjectCell,
     /// What `start` was given. Python code can set both.
     callback: ObjectCell,
@@ -58,11 +59,12 @@ impl NativeType for IoObject {
     }
 
     fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        if HAS_GIL {
+            return body();
+        }
         match this.hub_loop.get(this.py()) {
-            Some(hub_loop) => match hub_loop::of(&hub_loop) {
-                Some(hub_loop) => HubLoopObject::with_access(hub_loop, body),
-                None => body(),
-            },
+            // SAFETY: the cell has only loops of the hub.
+            Some(hub_loop) => HubLoopObject::with_access(unsafe { hub_loop::cast(&hub_loop) }, body),
             None => body(),
         }
     }
@@ -75,9 +77,9 @@ fn events_marker(py: Python<'_>) -> Bound<'_, PyAny> {
 
 /// Calls `body` with the watcher's hub loop. Raises ValueError if there is none.
 fn with_hub_loop<R>(this: Io<'_>, body: impl FnOnce(HubLoop<'_>) -> PyResult<R>) -> PyResult<R> {
-    let hub_loop = this.hub_loop.get(this.py());
-    match hub_loop.as_ref().and_then(hub_loop::of) {
-        Some(hub_loop) => body(hub_loop),
+    match this.hub_loop.get(this.py()) {
+        // SAFETY: the cell has only loops of the hub.
+        Some(hub_loop) => body(unsafe { hub_loop::cast(&hub_loop) }),
         None => Err(PyValueError::new_err("the io watcher has no loop")),
     }
 }
@@ -91,7 +93,7 @@ fn with_descriptor<R>(this: Io<'_>, body: impl FnOnce(Descriptor<'_>) -> R) -> O
 /// `_set(loop, fd, events)`: sets what a watcher that is not active will watch.
 fn set<'py>(this: Io<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let (py, [hub_loop, fd, events]) = (this.py(), args.exactly()?);
-    if hub_loop::of(&hub_loop).is_none() {
+    if !hub_loop::is_hub_loop(&hub_loop) {
         return Err(PyTypeError::new_err(format!(
             "expected a loop of gevent's hub, got {}",
             hub_loop.repr()?
