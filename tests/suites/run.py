@@ -30,6 +30,7 @@ import sys
 import tarfile
 import tempfile
 import tomllib
+import urllib.parse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,8 @@ def run_once(suite: dict[str, Any], python: Path, work: Path, subject: str, test
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COV_"))}
         environment |= {"SUITE_LOOP": subject, "SUITE_LINES": str(lines), "HOME": str(home), "TMPDIR": folder}
         environment |= {"PYTHONPATH": os.pathsep.join(map(str, (HERE / "site", HERE, package()))), "PYTHONUTF8": "1"}
+        if "patch" in suite and subject == "grapeshot":
+            environment["SUITE_PATCH"] = suite["patch"]
         environment |= suite.get("environment", {})
         if tests:
             chosen.write_text(json.dumps(tests))
@@ -307,7 +310,12 @@ def with_server(suite: dict[str, Any]) -> Iterator[dict[str, Any]]:
     from tests.apps.daemons import Postgres
 
     with tempfile.TemporaryDirectory() as folder, Postgres(Certificates(Path(folder))) as server:
-        arguments = [argument.format(server=server.address.folder) for argument in suite["arguments"]]
+        place = {"host": server.address.folder, "port": str(server.address.port)}
+        psql = [str(Path(server.program).parent / "psql"), "-q", "-U", server.address.user, server.address.database]
+        psql += [f"--{name}={value}" for name, value in place.items()]
+        for statement in suite.get("sql", []):
+            subprocess.run([*psql, "-c", statement], check=True)
+        arguments = [argument.format(server=urllib.parse.urlencode(place)) for argument in suite["arguments"]]
         yield suite | {"arguments": arguments}
 
 
@@ -342,14 +350,14 @@ def run_on_both(name: str, suite: dict[str, Any], subject: str, keep_baseline: b
 
 
 def print_table(reports: list[Report]) -> None:
-    row = "{:<12} {:<10} {:>7} {:>7} {:>8}  {}"
+    row = "{:<20} {:<10} {:>7} {:>7} {:>8}  {}"
     print(row.format("suite", "loop", "passed", "failed", "skipped", "passed when run again"))
     for report in reports:
         for loop, counts in report.counts.items():
             skipped = counts["skipped"] + counts["xfailed"]
             flaky = ", ".join(report.flaky[loop]) or "none"
             print(row.format(report.suite, loop, counts["passed"], counts["failed"], skipped, flaky))
-        print(f"{'':<12} {len(report.problems)} problems")
+        print(f"{'':<20} {len(report.problems)} problems")
 
 
 if __name__ == "__main__":

@@ -192,7 +192,11 @@ def current(name: str) -> Callable[..., Any]:
 
     The name is looked up at each call, because programs and tests replace the function.
     """
-    function = _SOCKET[name]
+    # eventlet patches the socket module, and gives asyncio's modules a copy that is not patched.
+    of_asyncio: Any = vars(asyncio.base_events).get("socket")
+    if type(of_asyncio) is types.ModuleType and vars(of_asyncio) is not _SOCKET:
+        return getattr(of_asyncio, name)  # type: ignore[no-any-return]
+    function: Any = _SOCKET[name]
     # coro.patch() replaces `socket` in this module with a view that still has the original functions.
     is_patched = any(function is patched for patched in _patched)
     # CPython's tests replace `socket` in this module with a mock.

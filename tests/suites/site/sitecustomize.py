@@ -3,6 +3,9 @@ of every suite process, so Python imports the file when the process starts.
 
 `SUITE_LOOP` names the loop. The processes that a test starts use it, too. `BUILT` counts the loops of this process by
 the package of their class, so that a run can prove which loop it tested.
+
+`SUITE_PATCH` names a part of `coro.patch()`. All parts that `coro.patch()` patches by default are patched, too, in this
+process and in those that a test starts, before they import any other package.
 """
 
 from __future__ import annotations
@@ -50,5 +53,7 @@ def install(subject: str) -> None:
         uvloop.EventLoopPolicy._loop_factory = lambda _policy: loop_class()
 
 
+if "SUITE_PATCH" in os.environ:
+    importlib.import_module("grapeshot.coro").patch(**{os.environ["SUITE_PATCH"]: True})
 if "SUITE_LOOP" in os.environ:
     install(os.environ["SUITE_LOOP"])
