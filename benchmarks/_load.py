@@ -26,7 +26,7 @@ BLOCKING = ("blocking", "patched")
 # Kinds of HTTP servers, in `benchmarks.blocking.web`.
 WEB = ("wsgi", "gunicorn")
 # Kinds of servers in `benchmarks.programs.servers`, which also have styles.
-PROGRAMS = ("gevent-echo", "gevent-pywsgi", "fastapi")
+PROGRAMS = ("gevent-echo", "gevent-pywsgi", "eventlet-echo", "fastapi", "django")
 CRATE = ROOT / "benchmarks" / "loadgen"
 
 

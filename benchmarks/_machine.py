@@ -73,6 +73,12 @@ def resident_kib(pid: int) -> float:
     return pages * resource.getpagesize() / 1024
 
 
+def peak_kib(pid: int) -> float:
+    """Return the largest resident memory that a process has had."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return float(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")))
+
+
 def open_descriptors(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 

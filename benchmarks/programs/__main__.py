@@ -1,5 +1,5 @@
-"""Compare programs for gevent, FastAPI and Celery, as they are and on grapeshot: `python -m benchmarks.programs [CASE
-...]`.
+"""Compare programs for gevent, eventlet, FastAPI and Celery, as they are and on grapeshot: `python -m
+benchmarks.programs [CASE ...]`.
 
 Every run is a fresh process, and the ways to run a program take turns (A B C, then C B A, ...).
 """
@@ -14,21 +14,23 @@ from benchmarks.programs.styles import ALL, available
 
 HOW = (
     "`grapeshot` runs the same programs as the other columns: gevent's servers with `grapeshot.gevent.Loop` instead of "
-    "libev or libuv; a FastAPI application under uvicorn with `coro.patch(to_thread=True)` instead of threads (on "
-    "uvloop, with anyio's default of 40, and with 1,000); and a Celery worker with the pool of `grapeshot.coro.celery` "
-    "instead of Celery's own pools. The load, the Redis server and Celery's client have a core of their own."
+    "libev or libuv; an echo server of eventlet on eventlet's asyncio hub, with grapeshot's loop instead of asyncio's "
+    "or uvloop's, and beside eventlet's epoll hub; a FastAPI application under uvicorn with "
+    "`coro.patch(to_thread=True)` instead of threads (on uvloop, with anyio's default of 40, and with 1,000); and a "
+    "Celery worker with the pool of `grapeshot.coro.celery` instead of Celery's own pools. The load, the Redis server "
+    "and Celery's client have a core of their own."
 )
 
 SUITE = Suite(
     cases=CASES,
     loops=ALL,
     available=available,
-    packages=("grapeshot", "gevent", "fastapi", "anyio", "uvicorn", "uvloop", "celery", "redis"),
+    packages=("grapeshot", "gevent", "eventlet", "fastapi", "anyio", "uvicorn", "uvloop", "celery", "redis"),
     settings=Settings(),
     quick=QUICK,
     committed=RESULTS / "programs.json",
     has_load=True,
-    page={"heading": "# Programs for gevent, FastAPI and Celery", "how": HOW},
+    page={"heading": "# Programs for gevent, eventlet, FastAPI and Celery", "how": HOW},
 )
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """The servers that are put under load: `python -m benchmarks.programs.servers KIND --style STYLE`.
 
 `gevent-echo` and `gevent-pywsgi` are gevent's StreamServer and its WSGI server, on a loop of gevent or of grapeshot.
+`eventlet-echo` is an echo server of eventlet, on its epoll hub or on its asyncio hub with one of several loops.
 `fastapi` is an application under uvicorn. Its endpoint is an ordinary function, which waits in Redis for 100 ms.
+`django` is a project under uvicorn. Its asynchronous view uses the ORM, which waits in PostgreSQL for 100 ms.
 
 A server prints `{"address": ...}` when it listens, or `{"unsupported": why}`. It ends when its stdin is closed.
 """
@@ -12,12 +14,21 @@ import argparse
 import asyncio
 import json
 import os
+import warnings
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from benchmarks._machine import raise_descriptor_limit
 from benchmarks._serving import BACKLOG, address_of, listen, say
-from benchmarks.programs.styles import GEVENT_LOOPS, MANY_THREADS, OURS, THREADS
+from benchmarks.programs.styles import (
+    EVENTLET_HUBS,
+    GEVENT_LOOPS,
+    MANY_THREADS,
+    OURS,
+    REQUEST_THREADS,
+    THREADS,
+    UVLOOP_HUB,
+)
 
 STDIN = 0
 HELLO = b"Hello, world!"
@@ -65,7 +76,39 @@ def wsgi_server() -> Any:
     return WSGIServer(("127.0.0.1", 0), hello, backlog=BACKLOG, log=None)
 
 
-def serve_fastapi(style: str, redis_address: str) -> None:
+def serve_eventlet(style: str) -> NoReturn:
+    """Serve an echo with a green thread for each connection."""
+    import socket
+
+    os.environ["EVENTLET_HUB"] = EVENTLET_HUBS[style]
+    if style == OURS:
+        import grapeshot
+
+        grapeshot.install()
+    elif style == UVLOOP_HUB:
+        import uvloop
+
+        uvloop.install()
+    warnings.simplefilter("ignore")  # eventlet says that it is deprecated
+    import eventlet
+    import eventlet.hubs
+
+    eventlet.monkey_patch()
+
+    def echo(connection: socket.socket, _: object) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while data := connection.recv(READ_LEN):
+            connection.sendall(data)
+
+    listener = eventlet.listen(("127.0.0.1", 0), backlog=BACKLOG)
+    eventlet.spawn(eventlet.serve, listener, echo, concurrency=CONNECTIONS)
+    say(address=f"127.0.0.1:{listener.getsockname()[1]}")
+    eventlet.hubs.trampoline(STDIN, read=True)
+    os._exit(0)
+
+
+def serve_asgi(style: str, make_application: Callable[[], Any]) -> None:
+    """Serve with uvicorn: on grapeshot with blocking functions in coros, or on uvloop with threads."""
     if style == OURS:
         from grapeshot import coro, new_event_loop
 
@@ -74,13 +117,12 @@ def serve_fastapi(style: str, redis_address: str) -> None:
     else:
         from uvloop import new_event_loop
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(run_fastapi(style, redis_address))
+        runner.run(run_uvicorn(make_application))
 
 
-async def run_fastapi(style: str, redis_address: str) -> None:
+def make_fastapi(style: str, redis_address: str) -> Any:
     import anyio.to_thread
     import redis
-    import uvicorn
     from fastapi import FastAPI
     from fastapi.responses import PlainTextResponse
 
@@ -96,6 +138,44 @@ async def run_fastapi(style: str, redis_address: str) -> None:
 
     if style != THREADS:  # also for coros, which anyio counts in the same way
         anyio.to_thread.current_default_thread_limiter().total_tokens = 1000
+    return app
+
+
+def make_django(socket_folder: str) -> Any:
+    import django
+    from asgiref.sync import sync_to_async
+    from django.conf import settings
+    from django.core.asgi import get_asgi_application
+    from django.http import HttpRequest, HttpResponse
+    from django.urls import path
+
+    database = {"ENGINE": "django.db.backends.postgresql", "HOST": socket_folder, "USER": "tester", "NAME": "postgres"}
+    settings.configure(ALLOWED_HOSTS=["*"], ROOT_URLCONF=__name__, DATABASES={"default": database})
+    django.setup()
+    from django.db import models
+
+    class Item(models.Model):
+        class Meta:
+            app_label = "benchmark"
+
+    def query() -> int:
+        return len(list(Item.objects.raw(f"SELECT 1 AS id, pg_sleep({WAIT_S})")))
+
+    async def hello(_: HttpRequest) -> HttpResponse:
+        await sync_to_async(query)()
+        return HttpResponse(HELLO, content_type="text/plain", headers={"Content-Length": str(len(HELLO))})
+
+    urlpatterns.append(path("", hello))
+    return get_asgi_application()
+
+
+urlpatterns: list[Any] = []  # Django reads it from this module
+
+
+async def run_uvicorn(make_application: Callable[[], Any]) -> None:
+    import uvicorn
+
+    app = make_application()
     config = uvicorn.Config(app, http="httptools", lifespan="off", access_log=False, log_level="error", backlog=BACKLOG)
     server = uvicorn.Server(config)
     sock = listen()
@@ -111,7 +191,9 @@ async def run_fastapi(style: str, redis_address: str) -> None:
 KINDS: dict[str, tuple[str, ...]] = {
     "gevent-echo": tuple(GEVENT_LOOPS),
     "gevent-pywsgi": tuple(GEVENT_LOOPS),
+    "eventlet-echo": tuple(EVENTLET_HUBS),
     "fastapi": (OURS, THREADS, MANY_THREADS),
+    "django": (OURS, REQUEST_THREADS),
 }
 
 
@@ -120,13 +202,18 @@ def main() -> None:
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--style", required=True, help="a column of the table")
     parser.add_argument("--redis", default="127.0.0.1:6379", help="the address of a Redis server, for fastapi")
+    parser.add_argument("--postgres", default="/tmp", help="the folder of PostgreSQL's Unix socket, for django")
     args = parser.parse_args()
     if args.style not in KINDS[args.kind]:
         parser.error(f"{args.kind} has the styles {', '.join(KINDS[args.kind])}")
     raise_descriptor_limit()
     try:
         if args.kind == "fastapi":
-            serve_fastapi(args.style, args.redis)
+            serve_asgi(args.style, lambda: make_fastapi(args.style, args.redis))
+        elif args.kind == "django":
+            serve_asgi(args.style, lambda: make_django(args.postgres))
+        elif args.kind == "eventlet-echo":
+            serve_eventlet(args.style)
         else:
             serve_gevent(echo_server if args.kind == "gevent-echo" else wsgi_server, args.style)
     except ImportError as error:

@@ -16,7 +16,7 @@ import weakref
 from pathlib import Path
 
 import pytest
-from support import coro_is_available, gil_is_enabled
+from support import coro_is_available, gil_is_enabled, run_script
 
 import grapeshot
 
@@ -331,6 +331,53 @@ def test_finalizers_of_the_collector_cannot_yield_on_a_shared_stack(leave, stack
 
     coro.run(main)
     assert log == [outcome] * 3
+
+
+@needs_coros
+def test_a_native_profile_function_that_collects():
+    """A native profile function that runs beside the coro's stack may not wait, not even after a collection."""
+    out = run_script(
+        None,
+        """
+        import ctypes, gc
+        from grapeshot import coro
+
+        outcomes, is_inside = set(), False
+
+        def profile(_, frame, what, argument):
+            global is_inside
+            if not is_inside and frame.f_code.co_name == "work":
+                is_inside = True
+                gc.collect()
+                try:
+                    coro.yield_slice()
+                    outcomes.add("waited")
+                except RuntimeError as exc:
+                    outcomes.add(str(exc))
+                is_inside = False
+            return 0
+
+        def work():
+            for _ in range(3):
+                coro.yield_slice()
+
+        kind = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.py_object, ctypes.c_int, ctypes.c_void_p)
+        set_profile = ctypes.pythonapi.PyEval_SetProfile
+        set_profile.argtypes = [kind, ctypes.c_void_p]
+        function = kind(profile)
+
+        def main():
+            coros = [coro.spawn(work) for _ in range(3)]
+            set_profile(function, None)
+            for co in coros:
+                co.join()
+            set_profile(ctypes.cast(None, kind), None)
+
+        coro.run(main)
+        print(*sorted(outcomes), sep="\\n")
+        """,
+    )
+    assert out.splitlines() == [REFUSED, "waited"]
 
 
 @needs_coros

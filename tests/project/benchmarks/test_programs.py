@@ -1,4 +1,4 @@
-"""The harness that runs programs for gevent, FastAPI and Celery: they answer in every installed style."""
+"""The harness that runs programs for gevent, eventlet, FastAPI and Celery: they answer in every installed style."""
 
 from __future__ import annotations
 
@@ -48,12 +48,32 @@ def test_gevents_servers_answer(style):
             assert get(connection).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
+@pytest.mark.parametrize("style", styles.EVENTLET_HUBS)
+def test_eventlets_server_answers(style):
+    need("eventlet", "uvloop")
+    command = server_command("eventlet-echo", style)
+    with Child(command, None) as running, connect(running.ready["address"]) as connection:
+        connection.sendall(MESSAGE)
+        assert receive(connection, len(MESSAGE)) == MESSAGE
+
+
 @pytest.mark.parametrize("style", servers.KINDS["fastapi"])
 def test_the_application_says_hello(style):
     need("fastapi", "redis", "uvloop")
     need_redis()
     with daemons.redis_server() as address:
         command = server_command("fastapi", style, {"redis": address})
+        with Child(command, None) as running, connect(running.ready["address"]) as connection:
+            assert get(connection).startswith(b"HTTP/1.1 200 OK\r\n")
+
+
+@pytest.mark.parametrize("style", servers.KINDS["django"])
+def test_the_project_says_hello(style):
+    need("django", "psycopg", "uvicorn", "uvloop")
+    if not daemons.is_there("asyncpg"):
+        pytest.skip("PostgreSQL is not installed")
+    with daemons.postgres_server() as folder:
+        command = server_command("django", style, {"postgres": folder})
         with Child(command, None) as running, connect(running.ready["address"]) as connection:
             assert get(connection).startswith(b"HTTP/1.1 200 OK\r\n")
 
@@ -73,7 +93,7 @@ def test_every_case_has_a_program_for_each_of_its_participants():
     for case in SUITE.cases:
         assert case.only[0] == styles.OURS
         assert set(case.only) <= set(styles.ALL)
-        assert {bound.peer for bound in case.bounds} == set(case.only[1:])
+        assert {bound.peer for bound in case.bounds} <= set(case.only[1:])
 
 
 def test_the_committed_table_shows_the_committed_numbers():
