@@ -7,7 +7,8 @@ another one, and on the subject. Every test that passes on the baseline must pas
 
 - a test that passed on the baseline fails, is skipped or is missing on the subject, and is not listed,
 - a listed test passes, or a listed pattern matches no test that passed on the baseline (so that the list stays true),
-- a test of the run on the subject builds a loop of asyncio's own, or none builds a loop of the subject.
+- a test of the run on the subject builds a loop of asyncio's own, or none builds a loop of the subject, or none runs a
+  blocking function in a coro although the suite has a `patch`.
 
 A test that failed runs again, up to twice, before its result counts, because these suites have tests that depend on
 timing. (On the subject, tests that were skipped or are missing run again, too, but tests that are listed do not.) Tests
@@ -127,7 +128,7 @@ def run_once(suite: dict[str, Any], python: Path, work: Path, subject: str, test
         environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COV_"))}
         environment |= {"SUITE_LOOP": subject, "SUITE_LINES": str(lines), "HOME": str(home), "TMPDIR": folder}
         environment |= {"PYTHONPATH": os.pathsep.join(map(str, (HERE / "site", HERE, package()))), "PYTHONUTF8": "1"}
-        if "patch" in suite and subject == "grapeshot":
+        if is_patched(suite, subject):
             environment["SUITE_PATCH"] = suite["patch"]
         environment |= suite.get("environment", {})
         if tests:
@@ -155,6 +156,10 @@ def run_once(suite: dict[str, Any], python: Path, work: Path, subject: str, test
             what = f"{suite['limit_s']} s were over" if code is None else f"pytest ended with code {code}"
             print(f"{what}\n{tail}", flush=True)
         return outcomes
+
+
+def is_patched(suite: dict[str, Any], subject: str) -> bool:
+    return "patch" in suite and subject == "grapeshot"
 
 
 def package() -> Path:
@@ -221,7 +226,12 @@ def matches(pattern: str, test: str) -> bool:
 
 
 def judge(
-    name: str, subject: str, exceptions: dict[str, str], baseline: dict[str, Outcome], ended: dict[str, Outcome]
+    name: str,
+    subject: str,
+    exceptions: dict[str, str],
+    baseline: dict[str, Outcome],
+    ended: dict[str, Outcome],
+    needs_coros: bool = False,
 ) -> Report:
     """Compare the subject's outcomes with the baseline's; `exceptions` are patterns with their reasons."""
     report = Report(name)
@@ -242,6 +252,8 @@ def judge(
     built = sum((end.loops for end in ended.values()), collections.Counter[str]())
     if not built[subject]:
         report.problems.append(f"not one test built a loop of {subject}: the run proves nothing about it")
+    if needs_coros and not built["coros"]:
+        report.problems.append("not one blocking function ran in a coro: the run proves nothing about the patch")
     for test, end in ended.items():
         if subject != "asyncio" and end.loops["asyncio"]:
             report.problems.append(f"ESCAPED {test}: it built a loop of asyncio's own")
@@ -342,7 +354,7 @@ def run_on_both(name: str, suite: dict[str, Any], subject: str, keep_baseline: b
         if end.outcome == "passed" and not any(matches(pattern, test) for pattern in listed)
     ]
     ended = run_suite(suite, python, work, subject, needed)
-    report = judge(name, subject, listed, baseline, ended)
+    report = judge(name, subject, listed, baseline, ended, is_patched(suite, subject))
     for loop, outcomes in ((before, baseline), (subject, ended)):
         report.counts[loop] = {how: sum(end.outcome == how for end in outcomes.values()) for how in RANK}
         report.flaky[loop] = [test for test, end in outcomes.items() if end.outcome == "passed" and end.runs > 1]

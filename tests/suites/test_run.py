@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import coro_is_available
 
 from tests.suites import run
 from tests.suites.run import Outcome
@@ -77,6 +78,26 @@ def test_deselected():
     raise AssertionError
 """
 
+PATCHED_TOY = """
+import asyncio
+import subprocess
+import sys
+import threading
+
+
+def count_threads():
+    return threading.active_count()
+
+
+def test_a_blocking_function():
+    assert asyncio.run(asyncio.to_thread(count_threads)) == COUNT
+
+
+def test_its_children():
+    code = "import asyncio, threading; print(asyncio.run(asyncio.to_thread(lambda: threading.active_count())))"
+    assert int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout) == COUNT
+"""
+
 
 @pytest.fixture(autouse=True)
 def _one_rerun(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,6 +122,18 @@ def test_run_suite(subject: str, tmp_path: Path) -> None:
     }
     assert "AssertionError: a b" in ended["test_toy.py::test_fails[a b]"].detail
     assert sum((end.loops for end in ended.values()), collections.Counter[str]()) == {subject: 2}
+
+
+@pytest.mark.skipif(not coro_is_available(), reason="no coros here")
+@pytest.mark.parametrize(("subject", "count", "coros"), [("asyncio", 2, 0), ("grapeshot", 1, 1)])
+def test_run_suite_with_a_patch(subject: str, count: int, coros: int, tmp_path: Path) -> None:
+    (tmp_path / "test_toy.py").write_text(f"COUNT = {count}\n{PATCHED_TOY}")
+    ended = run.run_suite(SUITE | {"patch": "to_thread"}, Path(sys.executable), tmp_path, subject, None)
+    assert {test: (end.outcome, end.detail) for test, end in ended.items()} == {
+        "test_toy.py::test_a_blocking_function": ("passed", ""),
+        "test_toy.py::test_its_children": ("passed", ""),
+    }
+    assert ended["test_toy.py::test_a_blocking_function"].loops == collections.Counter({subject: 1, "coros": coros})
 
 
 def test_run_suite_ignores_the_settings_around_it(tmp_path: Path) -> None:
@@ -161,6 +194,12 @@ def test_judge_requires_the_subjects_loop() -> None:
         "not one test built a loop of grapeshot: the run proves nothing about it",
         "ESCAPED test: it built a loop of asyncio's own",
     ]
+
+
+def test_judge_requires_coros_if_the_suite_is_patched() -> None:
+    baseline, ended = {"test": Outcome("passed")}, {"test": Outcome("passed", loops=ON_GRAPESHOT)}
+    report = run.judge("toy", "grapeshot", {}, baseline, ended, needs_coros=True)
+    assert report.problems == ["not one blocking function ran in a coro: the run proves nothing about the patch"]
 
 
 def test_suites_are_pinned() -> None:

@@ -444,3 +444,73 @@ def test_django_settings_may_be_imported_first():
     """`django.conf.settings` is a lazy object: reading its attributes fails before the settings are configured."""
     pytest.importorskip("django")
     run_script(None, "from django.conf import settings\nfrom grapeshot import coro\ncoro.patch()")
+
+
+def test_anyio_is_patched_behind_another_finder():
+    """pytest puts a finder of its own before all others, and it loads anyio, which has a plugin for pytest."""
+    check(
+        """
+import importlib.machinery
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        return importlib.machinery.PathFinder.find_spec(name, path, target) if name.startswith("anyio.") else None
+
+sys.meta_path.insert(0, Finder())
+import anyio.to_thread
+
+async def main():
+    await anyio.to_thread.run_sync(check_place)
+    return "checked"
+
+print(grapeshot.run(main()))
+"""
+    )
+
+
+def test_a_portal_that_a_function_starts_has_a_loop_of_its_own():
+    check(
+        """
+import anyio.from_thread, anyio.to_thread
+
+async def add(a, b):
+    await anyio.sleep(0)
+    return a + b
+
+async def main():
+    manager = anyio.from_thread.start_blocking_portal()
+    portal = await anyio.to_thread.run_sync(manager.__enter__)
+    try:
+        print(await portal.call_async(add, 1, 2))
+        print(await portal.call_async(asyncio.get_running_loop) is not asyncio.get_running_loop())
+    finally:
+        await anyio.to_thread.run_sync(manager.__exit__, None, None, None)
+
+grapeshot.run(main())
+"""
+    )
+
+
+def test_threads_of_tasks_stay_threads():
+    """A worker that is idle, and a function that waits, do not turn the threads that tasks start into coros."""
+    check(
+        """
+def start_and_join():
+    ran = []
+    thread = threading.Thread(target=lambda: ran.append(is_coro()))
+    thread.start()
+    thread.join()
+    print(ran)
+
+async def main():
+    start_and_join()
+    await asyncio.to_thread(check_place)
+    start_and_join()
+    waiting = asyncio.create_task(asyncio.to_thread(time.sleep, 0.05))
+    await asyncio.sleep(0.01)
+    start_and_join()
+    await waiting
+
+grapeshot.run(main())
+"""
+    )

@@ -1,11 +1,10 @@
 """Put the loop under test where programs look for asyncio's own. The directory of this file is first on the path
 of every suite process, so Python imports the file when the process starts.
 
-`SUITE_LOOP` names the loop. The processes that a test starts use it, too. `BUILT` counts the loops of this process by
-the package of their class, so that a run can prove which loop it tested.
-
-`SUITE_PATCH` names a part of `coro.patch()`. All parts that `coro.patch()` patches by default are patched, too, in this
-process and in those that a test starts, before they import any other package.
+`SUITE_LOOP` names the loop. `SUITE_PATCH` names a part of `coro.patch()` that is patched with the default parts, before
+the process imports any other package. The processes that a test starts get both, too. `BUILT` counts the loops of this
+process by the package of their class, so that a run can prove which loop it tested, and as "coros" the blocking
+functions that ran in coros.
 """
 
 from __future__ import annotations
@@ -23,24 +22,30 @@ CLASSES = {"asyncio": "asyncio:SelectorEventLoop", "grapeshot": "grapeshot:Loop"
 BUILT: collections.Counter[str] = collections.Counter()
 
 
-def count(loop_class: Any) -> None:
-    initialize = loop_class.__init__
+def count(kind: Any, method: str, name: str) -> None:
+    original = getattr(kind, method)
 
-    @functools.wraps(initialize)
-    def counting(loop: Any, *args: Any, **kwargs: Any) -> None:
-        BUILT[loop_class.__module__.partition(".")[0]] += 1
-        initialize(loop, *args, **kwargs)
+    @functools.wraps(original)
+    def counting(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        BUILT[name] += 1
+        return original(self, *args, **kwargs)
 
-    loop_class.__init__ = counting
+    setattr(kind, method, counting)
+
+
+def patch(part: str) -> None:
+    coro = importlib.import_module("grapeshot.coro")
+    coro.patch(**{part: True})
+    count(coro.CoroPoolExecutor, "_submit_to_coro", "coros")
 
 
 def install(subject: str) -> None:
     """Make asyncio's names and its policy build loops of the subject's class."""
     module, _, name = CLASSES[subject].partition(":")
     loop_class: Any = getattr(importlib.import_module(module), name)
-    count(selector_events.BaseSelectorEventLoop)
+    count(selector_events.BaseSelectorEventLoop, "__init__", "asyncio")
     if subject != "asyncio":
-        count(loop_class)
+        count(loop_class, "__init__", subject)
     for namespace in (asyncio, unix_events):
         for name in ("SelectorEventLoop", "EventLoop"):
             if hasattr(namespace, name):
@@ -54,6 +59,6 @@ def install(subject: str) -> None:
 
 
 if "SUITE_PATCH" in os.environ:
-    importlib.import_module("grapeshot.coro").patch(**{os.environ["SUITE_PATCH"]: True})
+    patch(os.environ["SUITE_PATCH"])
 if "SUITE_LOOP" in os.environ:
     install(os.environ["SUITE_LOOP"])

@@ -43,6 +43,10 @@ class _Loader:
 
 class _Finder:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if sys.meta_path[0] is not self and self in sys.meta_path:
+            # pytest puts its finder first, which then loads some of the modules that have to be patched.
+            sys.meta_path.remove(self)
+            sys.meta_path.insert(0, self)
         if name in _finding or not (name in _calls or _originals.replacements(name)):
             return None
         _finding.add(name)

@@ -7,6 +7,7 @@ Everywhere else, and in modules that keep the originals, threads are real. Locks
 from __future__ import annotations
 
 import _thread
+import asyncio
 import concurrent.futures.thread
 import contextvars
 import functools
@@ -120,7 +121,15 @@ def _is_real(function: object) -> bool:
 
 def begins_coro(function: object) -> bool:
     """Whether a thread that is started here with this function will be a coro."""
-    return not _is_real(function) and _core._coro_begins_thread()
+    if _is_real(function) or not _core._coro_begins_thread():
+        return False
+    if _core._coro_current_or_none() is not None:
+        return True
+    # A task or a callback starts it. The workers of executors do not count, because those that are idle stay for a
+    # while: otherwise it would depend on the last seconds whether a task can wait for its thread.
+    loop: Any = asyncio._get_running_loop()
+    workers = {co for executor in loop._coro_executors or () if executor._pool for co in executor._pool.coros}
+    return any(co._loop is loop and co not in workers for co in _core._coro_live())
 
 
 def _report(function: object, exc: BaseException) -> None:

@@ -23,6 +23,7 @@ from grapeshot._loop.base import BaseLoop
 from grapeshot.coro._executor import CoroPoolExecutor, executor_of, needs_thread
 
 from . import PatchWarning, _import_hooks, _originals
+from ._thread import RealThread
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def patch() -> None:
     _originals.replace("asyncio.threads", "to_thread", to_thread)
     _originals.replace("asyncio", "to_thread", to_thread)
     _import_hooks.after_import("anyio._backends._asyncio", _patch_anyio)
+    _import_hooks.after_import("anyio.from_thread", _patch_anyio_portals)
     _import_hooks.after_import("asgiref.sync", _patch_asgiref)
 
 
@@ -90,6 +92,11 @@ def _patch_anyio(module: Any) -> None:
                 return await _submit(loop, call, func, args)
 
     backend.run_sync_in_worker_thread = classmethod(run_sync_in_worker_thread)
+
+
+def _patch_anyio_portals(module: Any) -> None:
+    """Let ``start_blocking_portal()`` use a real thread, because the portal needs a loop of its own."""
+    module.Thread = RealThread
 
 
 def _call_for_anyio(
