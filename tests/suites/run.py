@@ -21,6 +21,7 @@ import argparse
 import collections
 import contextlib
 import dataclasses
+import importlib
 import importlib.util
 import json
 import os
@@ -301,6 +302,9 @@ def main() -> int:
     for name in wanted:
         if name == CORPUS:
             continue
+        if "patch" in suites[name] and not has_coros():
+            print(f"==> {name}: left out, because this interpreter has no coros", flush=True)
+            continue
         reports.append(run_and_judge(name, suites[name], arguments.subject, arguments.keep_baseline))
         for problem in reports[-1].problems:
             lines = problem.splitlines()
@@ -329,6 +333,14 @@ def with_server(suite: dict[str, Any]) -> Iterator[dict[str, Any]]:
             subprocess.run([*psql, "-c", statement], check=True)
         arguments = [argument.format(server=urllib.parse.urlencode(place)) for argument in suite["arguments"]]
         yield suite | {"arguments": arguments}
+
+
+def has_coros() -> bool:
+    try:
+        importlib.import_module("grapeshot.coro")
+    except ImportError:
+        return False
+    return True
 
 
 def run_and_judge(name: str, suite: dict[str, Any], subject: str, keep_baseline: bool) -> Report:
