@@ -18,12 +18,14 @@ PAGE = ROOT / "docs" / "features.md"
 INTRODUCTION = """\
 # Features
 
-This table shows which features of asyncio's loop other event loops have. Below the table, each feature has a section
-with grapeshot's tests of it, and with the error of each loop that lacks it.
+This table shows which features of asyncio's loop, and which further ones, each event loop has. Below the table, each
+feature has a section with grapeshot's tests of it, and with the error of each loop that lacks it.
 
 Each feature is tested by a probe, a small program in [benchmarks/probes](../benchmarks/probes). Each probe ran three
-times on each loop, each time in a new process. A loop has a feature if the probe succeeded every time. To run the
-probes again, install all of these loops and run `python -m benchmarks.features`; then `make tables` writes this page.
+times on each loop, each time in a new process. A loop has a feature if the probe succeeded every time. (The last rows
+have no probe; their sections name a source instead.) To run the probes again, install all of these loops, and run
+`python -m benchmarks.features --json benchmarks/results/features.json --free-threaded python3.14t`. Then `make tables`
+writes this page.
 
 grapeshot is tested on Linux on x86-64. [versions.md](versions.md#what-is-experimental) lists what is experimental.
 """

@@ -18,7 +18,7 @@ class CoroSettings:
 
     # The CPU time to measure.
     seconds: float = 0.1
-    # How many threads are held when memory is measured.
+    # How many coros (or greenlets, or threads) are suspended when memory is measured.
     threads: int = 20_000
 
 

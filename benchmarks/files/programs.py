@@ -163,8 +163,8 @@ def _fill(path: Path, mib: int, *, is_kept: bool) -> None:
 def _write_large(place: Place, chunk_len: int) -> Round:
     path = _new_path(place, "large")
     chunk = os.urandom(chunk_len)
-    # The file needs much memory. Memory that was not used for a while is slow at first in a virtual machine, so use it
-    # now: the kernel takes what was freed last.
+    # The file needs much memory, and in a virtual machine, memory that was not used for a while is slow at first. So
+    # write and remove a file of this size first. The kernel then gives the freed memory to the measured file.
     _fill(path, place.mib, is_kept=False)
 
     async def run(open_file: Open) -> None:
@@ -300,7 +300,7 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=1024, help="MiB of the large file (1024)")
     parser.add_argument("--lines", type=int, default=10_000, help="lines of the text file (10000)")
     parser.add_argument(
-        "--folder", type=Path, help="where to put the files (default: a new folder in this one, removed at the end)"
+        "--folder", type=Path, help="where to put the files (default: a new one in the current folder, removed at the end)"
     )
     args = parser.parse_args()
     raise_descriptor_limit()

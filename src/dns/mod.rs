@@ -1,5 +1,5 @@
 //! Name resolution: `loop.getaddrinfo` for address literals, which need no lookup ([`literals`]), and the loop's access
-//! to the threads that look up everything else ([`resolver`]).
+//! to the native threads that look up names ([`resolver`]).
 
 mod literals;
 mod resolver;

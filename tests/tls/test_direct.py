@@ -1,5 +1,6 @@
 """A TLS transport uses OpenSSL directly, or through `ssl.MemoryBIO` where that is not possible. Programs must not
-notice which. (GRAPESHOT_MEMORY_BIO=1 selects MemoryBIO. `.ci/run` sets it on one version of Python.)
+notice which. (GRAPESHOT_MEMORY_BIO=1 selects MemoryBIO. `.ci/run` sets it on one of the versions that
+are not the default.)
 """
 
 from __future__ import annotations

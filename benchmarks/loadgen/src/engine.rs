@@ -28,7 +28,7 @@ pub(crate) trait Exchange {
         None
     }
 
-    /// Whether this request's latency counts. It does not if the request asks for another kind of work.
+    /// Whether this request's latency counts. It does not for requests that `--other-byte` or `--other-path` mixes in.
     fn is_counted(&self, _connection: usize, _number: u64) -> bool {
         true
     }

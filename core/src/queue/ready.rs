@@ -11,7 +11,8 @@
 //!    index = position & (capacity - 1)
 //! ```
 //!
-//! It belongs to the loop's thread. The elements that are left when it is dropped are dropped with it.
+//! It is not synchronized: the GIL protects it or, in free-threaded builds, only the loop's thread uses it. The elements
+//! that are left when it is dropped are dropped with it.
 
 use std::mem::MaybeUninit;
 
@@ -32,7 +33,7 @@ pub struct ReadyQueue<T> {
     head: usize,
     /// The position after the newest element.
     tail: usize,
-    /// Where `tail` was at the last call of [`Self::note_drained`].
+    /// Where `tail` was at the last call of [`Self::note_drained`]; 0 if the ring was resized since.
     drained_at: usize,
     /// How many times in a row the ring has become empty with less than a quarter of it used.
     quiet_drains: u32,
@@ -135,8 +136,8 @@ impl<T> ReadyQueue<T> {
     /// Called when a large ring becomes empty. Gives memory back some time after the end of a burst.
     #[cold]
     fn note_drained(&mut self) {
-        // The number of elements pushed since the ring was last empty, without those that had left before it last grew.
-        // The ring never held more than these at a time.
+        // The number of elements that were pushed since the ring was last empty. (If the ring has grown since: the
+        // elements that it had when it last grew, and those that were pushed later.) It never held more at a time.
         let used = self.tail.wrapping_sub(self.drained_at);
         self.drained_at = self.tail;
         if used >= self.ring.len() / 4 {
