@@ -4,9 +4,9 @@
 #   make build FAST=1               a build for use while you edit: compiles in seconds, has assertions, runs slowly
 #   make test NEWEST=1              uses the newest release of every package instead of the locked ones
 #
-# Only Rust (with rustfmt and clippy), CPython 3.11+ and a C compiler must be installed. Everything else is installed
-# into .venv, in the versions that requirements/*.txt lock. Each installation and the build leave a stamp file there, so
-# that they are repeated only if their inputs have changed.
+# Only Rust (with rustfmt and clippy), CPython 3.11+ and a C compiler must be installed. The Python packages are
+# installed into .venv, in the versions that requirements/*.txt lock. Each installation and the build leave a stamp file
+# there, so that they are repeated only if their inputs have changed.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -21,13 +21,13 @@ JOBS   ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 ARGS   ?=
 # The cargo profile of the extension
 PROFILE := $(if $(FAST),quick,release)
-# How long each fuzzer runs
+# How many seconds each fuzzer runs
 SECONDS ?= 60
 
 RUST_SOURCES := Cargo.toml Cargo.lock $(wildcard build*.rs) python/grapeshot/_core.pyi $(shell find src core -name '*.rs' -o -name '*.s' -o -name Cargo.toml)
 LOADGEN      := benchmarks/loadgen/Cargo.toml
 BRIDGE       := examples/tokio_bridge/Cargo.toml
-# With the stable ABI pyo3 does not ask an interpreter for its version, so one build serves all interpreters.
+# With the stable ABI one build serves all interpreters, so pyo3 need not ask an interpreter for its version.
 BRIDGE_ENV   := PYO3_NO_PYTHON=1 PYO3_BUILD_EXTENSION_MODULE=1 CARGO_TARGET_DIR=target/examples/abi3
 RUST_FUZZ    := core/fuzz/Cargo.toml
 # The fuzzers are only checked here, so libFuzzer itself need not be compiled.
@@ -73,7 +73,8 @@ demo: $(VENV)/.build ## serve an aiohttp application, load it, compare with asyn
 
 # ---------------------------------------------------------------- check
 
-# The extension is built while the lint runs: its linker uses one core, and both have build directories of their own.
+# The extension is built while the lint and the Rust tests run: its linker uses only one core, and they use other build
+# directories.
 test: $(VENV)/.dev $(VENV)/.build ## all checks: lint, Rust tests, Python tests, CPython's own tests
 	@$(MAKE) --no-print-directory build & building=$$!; \
 	  $(MAKE) --no-print-directory lint test-rust && wait $$building || { kill $$building 2>/dev/null; exit 1; }
@@ -152,7 +153,7 @@ docs: $(VENV)/.dev build ## build the site in build/docs/html: pages, and the re
 wheel: ## build, audit and test the sdist, and a wheel for each CPython that is found, in dist/ (ARGS=3.13: only one)
 	.ci/wheel $(ARGS)
 
-pgo: venv ## a profile-guided release build in .venv, with a profile of the benchmark's cases
+pgo: venv ## build the extension in python/grapeshot, optimized with a profile of the benchmark's cases
 	.ci/pgo profile $(BIN)/python
 	.ci/pgo build $(BIN)/python python/grapeshot
 

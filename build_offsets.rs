@@ -84,7 +84,7 @@ print(sysconfig.get_path('platinclude'))
 print(sysconfig.get_config_var('CC') or '')
 ";
 
-/// Err if an offset or a size is wrong, with one line for each.
+/// Err, with one line for each wrong offset or size, if a table does not fit the headers.
 pub fn check() -> Result<(), String> {
     println!("cargo::rerun-if-changed=build_offsets.rs");
     println!("cargo::rerun-if-changed={FOLDER}");
@@ -153,7 +153,7 @@ impl Compiler {
     fn find(config: &InterpreterConfig) -> Result<Self, String> {
         let variable = |name| env::var(name).map_err(|_| format!("no {name}"));
         if variable("HOST")? != variable("TARGET")? {
-            return Err("this is built for another machine".to_owned());
+            return Err("the build is for another machine".to_owned());
         }
         let answer = config
             .run_python_script(QUESTION)

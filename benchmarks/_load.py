@@ -268,7 +268,9 @@ def run_load(mode: str, address: str, **options: object) -> dict[str, Any]:
 
 
 class IdleConnections(Child):
-    """Open connections that send nothing, and hold them until this object is closed."""
+    """Open connections that stay idle and open until this object is closed. With `touch_size`, each of them first
+    exchanges one message of that many bytes.
+    """
 
     def __init__(self, address: str, connections: int, touch_size: int = 0) -> None:
         options: dict[str, object] = {"connections": connections, "touch_size": touch_size}

@@ -79,7 +79,7 @@ def why_it_fails(code: str, *arguments: str) -> str | None:
 def available(
     names: Iterable[str], why_missing: Callable[[str], str | None] = why_missing
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the usable names, and the reasons why the others are not. The reasons are also printed."""
+    """Return the usable names, and the reason why each of the others is not usable. The reasons are also printed."""
     usable: list[str] = []
     missing: dict[str, str] = {}
     for name in names:
@@ -93,7 +93,7 @@ def available(
 
 
 def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
-    """Return the versions of the installed packages, and of OpenSSL."""
+    """Return the versions of those packages that are installed, and of OpenSSL."""
     found = {}
     for package in packages:
         try:

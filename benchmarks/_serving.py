@@ -1,4 +1,4 @@
-"""The parts that all measured servers share: options, the listening socket, and the line that announces a server."""
+"""Parts that several measured servers share: options, the listening socket, and the line that announces a server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BACKLOG = 4096
 
 
 class Options(argparse.Namespace):
-    """The command line of `benchmarks.servers`, whose `main` fills it in."""
+    """The command line of `benchmarks.servers`. `main` of that module fills it in."""
 
     kind: str
     loop: str

@@ -2,7 +2,7 @@
 
 If both comparisons measured the same version of a peer, ratios to that peer are compared, so that a slower machine
 does not count as a loss; otherwise the numbers themselves are compared. A row is worse if its whole
-interval now lies above its earlier interval.
+interval now lies above its earlier interval, or if it no longer has a number.
 """
 
 from __future__ import annotations

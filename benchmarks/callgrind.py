@@ -1,11 +1,12 @@
 """Count instructions per echo and per call_soon, with valgrind: `python -m benchmarks.callgrind`.
 
-Each case runs twice, with few operations and with many. The difference of the instructions, divided by the difference
-of the operations, is the cost of one operation; the start and the end of the process cancel out. Only user space is
-counted (not the kernel's part of an echo). The counts do not depend on how busy the machine is, but they do depend on
-the versions of everything. The garbage collector is enabled, and its work on a loop's objects is counted.
+Each case is counted twice, with few operations and with many. The difference of the instructions, divided by the
+difference of the operations, is the cost of one operation; the start and the end of the process cancel out. Only user
+space is counted (not the kernel's part of an echo). The counts do not depend on how busy the machine is, but they do
+depend on the versions of the interpreter, the compiler and the libraries. The garbage collector is enabled, and its
+work on a loop's objects is counted.
 
-`--bounds` counts our loop in the cases of benchmarks/instructions.toml, and fails if one needs more than its bound.
+`--bounds` counts grapeshot in the cases of benchmarks/instructions.toml, and fails if one needs more than its bound.
 CPython's cache of type attributes is indexed by the addresses of names and the version tags of types. If two lookups
 of a case share a slot there, each costs some 200 instructions more. A checkout whose path has another length is
 enough to cause that. A count above its bound is therefore repeated with other version tags.

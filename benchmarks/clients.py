@@ -16,10 +16,10 @@ from contextlib import asynccontextmanager
 from benchmarks._loops import loop_factory
 from benchmarks.applications import HELLO
 
-# How many operations run at a time: requests for aiohttp, connections for the databases.
+# How many operations run at a time: requests of aiohttp, or connections to a database, each with one operation.
 AT_A_TIME = {"aiohttp": 50, "redis": 10, "asyncpg": 10}
 STALL_S = 30.0
-# Does one operation and checks the answer. The argument is the number of the worker, below AT_A_TIME.
+# Does one operation and checks the answer. The argument is the number of the worker, from 0 on.
 Operation = Callable[[int], Awaitable[None]]
 
 
@@ -113,7 +113,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--loop", required=True, help="grapeshot, uvloop, asyncio or module:factory")
-    parser.add_argument("--address", required=True, help="of the server; for asyncpg the folder of its socket")
+    parser.add_argument("--address", required=True, help="the server's address; for asyncpg, the folder of its socket")
     parser.add_argument("--seconds", type=float, default=1.0, help="measured time (1)")
     parser.add_argument("--warm-up", type=float, default=0.4, help="seconds before the measured time (0.4)")
     args = parser.parse_args()

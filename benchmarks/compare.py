@@ -31,7 +31,7 @@ from benchmarks.standings import OURS
 
 SCHEMA = 3
 RESULTS = ROOT / "benchmarks" / "results"
-# Where uncommitted files go: the raw runs, the HTML page, and comparisons of only some cases or loops.
+# Where uncommitted files go: all runs, the HTML page, and comparisons of only some cases or loops.
 UNCOMMITTED = ROOT / "target" / "bench"
 # Rows stand in one table only if these facts of their machines are the same.
 SAME_MACHINE = ("processor", "cores", "system", "python", "free_threaded")
@@ -46,7 +46,7 @@ class Suite:
 
     cases: tuple[Case, ...]
     loops: tuple[str, ...]
-    # Returns the usable names, and the reasons why the others are not.
+    # Returns the usable names, and the reason why each of the others is not usable.
     available: Callable[[Iterable[str]], tuple[list[str], dict[str, str]]]
     packages: tuple[str, ...]
     # Dataclasses with a field `seconds`: the measured time of one run.
@@ -248,7 +248,7 @@ def parse(suites: Sequence[Suite], description: str | None, arguments: Sequence[
     parser.add_argument(
         "--json", type=Path, help=f"where to write (default: {files} for a full comparison or --merge, else {where})"
     )
-    parser.add_argument("--merge", action="store_true", help="replace these rows in the JSON and keep all others")
+    parser.add_argument("--merge", action="store_true", help="replace the measured rows in the JSON, keep the others")
     parser.add_argument(
         "--against",
         type=Path,
@@ -292,7 +292,7 @@ def run_suite(suite: Suite, cases: Sequence[Case], args: argparse.Namespace) -> 
     path: Path = args.json or (suite.committed if is_full or args.merge else UNCOMMITTED / suite.committed.name)
     old = args.against / suite.committed.name if args.against and args.against.is_dir() else args.against
     before = json.loads(old.read_text()) if old else None
-    runs_path = (UNCOMMITTED if path.parent == RESULTS else path.parent) / f"{path.stem}-runs.json"
+    runs_path = (UNCOMMITTED if path.parent.resolve() == RESULTS else path.parent) / f"{path.stem}-runs.json"
     short = digest.digest(result)
     write(suite, result, short, path, runs_path, is_merged=args.merge)
     if args.table:

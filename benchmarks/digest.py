@@ -1,6 +1,6 @@
 """A comparison in short: medians, intervals and ratios without the runs that they come from.
 
-Tables, charts and the files under benchmarks/results hold nothing else. The runs themselves stay in target/bench.
+The tables, the charts and the committed comparisons are made from these numbers. The runs themselves are not committed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from benchmarks import intervals
 from benchmarks.intervals import Pair, interval
 
 OURS = "grapeshot"
-# This metric has an interval too, like the metric that is compared.
+# This metric has an interval, as the compared metric has.
 WITH_INTERVAL = "whole_ms"
 # Other metrics that are shown: the medians of some, and the sums of others over all runs.
 SHOWN = ("rps", "p50_us", "p99_us", "p999_us", "speedup", "cpu_us", "cpu_us_of_one", "queries")
@@ -34,7 +34,7 @@ def limits(taken: list[float]) -> list[float]:
 
 
 def pairs(own: list[dict[str, Any]], other: list[dict[str, Any]], metric: str) -> list[Pair]:
-    """Return both numbers of each round. The runs of one round lie next to each other in time."""
+    """Return the two loops' numbers of each round. The runs of one round follow each other closely in time."""
     taken = [(a.get(metric), b.get(metric)) for a, b in zip(own, other, strict=False)]
     return [(a, b) for a, b in taken if a is not None and b is not None]
 

@@ -19,11 +19,14 @@ INTRODUCTION = """\
 # Features
 
 This table shows which features of asyncio's loop, and which further ones, each event loop has. Below the table, each
-feature has a section with grapeshot's tests of it, and with the error of each loop that lacks it.
+feature has a section with the details.
 
-Each feature is tested by a probe, a small program in [benchmarks/probes](../benchmarks/probes). Each probe ran three
-times on each loop, each time in a new process. A loop has a feature if the probe succeeded every time. (The last rows
-have no probe; their sections name a source instead.) To run the probes again, install all of these loops, and run
+Most features are tested by probes, small programs in [benchmarks/probes](../benchmarks/probes). Each probe ran three
+times on each loop, each time in a new process. A loop has a feature if the probe succeeded every time. The section of
+the feature names grapeshot's tests of the feature, and the error of each loop that lacks it. The features at the end of
+the table have no probe, so their sections name a source for each loop.
+
+To run the probes again, install all of these loops, and run
 `python -m benchmarks.features --json benchmarks/results/features.json --free-threaded python3.14t`. Then `make tables`
 writes this page.
 
@@ -50,8 +53,8 @@ def compact(rows: dict[str, Any], result: dict[str, Any]) -> str:
     lines += [f"| {title} | {' | '.join(cells)} |" for title, cells in table.items()]
     machine = result["machine"]
     note = (
-        f"Tested on {result['taken'][:10]} with CPython {machine['python']} (and free-threaded CPython for its row) on "
-        f"{machine['system'].split()[0]}."
+        f"Tested on {result['taken'][:10]} on {machine['system'].split()[0]}, with CPython {machine['python']}. "
+        "The row about free-threaded CPython was tested with such a build."
     )
     return "\n".join([*lines, "", *textwrap.wrap(note, 118)]) + "\n"
 

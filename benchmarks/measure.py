@@ -20,7 +20,7 @@ Sample = dict[str, Any]
 Measure = Callable[[str, Any], Sample]
 PEER = "uvloop"
 KIB = 1024
-# A process that measures itself ends within seconds, except the largest ones on a slow machine.
+# A process that measures itself usually ends within seconds; the largest cases take longer on a slow machine.
 OWN_SAMPLE_S = 300.0
 
 
@@ -35,7 +35,8 @@ class Settings:
     micro_s: float = 0.05
     idle_connections: int = 4000
     startup_pairs: int = 2
-    # The duration of a load at a constant rate. A tail latency needs more requests than an average does.
+    # The duration of runs that need more time, such as a load at a constant rate: a tail latency needs more requests
+    # than an average does.
     steady_s: float = 0.4
     # The number of connections and of pending timers in the cases about scale.
     many_connections: int = 8000
@@ -45,7 +46,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Bound:
-    """The most that grapeshot may need: a ratio to a peer, or (without one) a number in the case's own unit."""
+    """The most that grapeshot may need: a ratio to a peer, or (without a peer) a number in the case's own unit."""
 
     at_most: float
     peer: str | None = PEER
@@ -81,7 +82,7 @@ class Case:
     prepare: Callable[[Sequence[str], Any], tuple[dict[str, Any], Measure]] | None = None
     # Whether loops with the transports of aiofastnet take part.
     with_aiofastnet: bool = False
-    # The name of the case with the same load at a smaller scale; the page shows the ratio of this case to that one.
+    # The name of the case with the same load at a smaller scale; the notes show the ratio of this case to that one.
     grown_from: str | None = None
     # A second row from the same runs.
     wall: Wall | None = None

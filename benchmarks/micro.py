@@ -249,7 +249,7 @@ def _getaddrinfo(loop: Loop, kind: int) -> int:
 
 
 def watch_writer(loop: Loop) -> int:
-    """Wait until a socket is writable while it also has a reader, as aiofastnet's transports do on any loop."""
+    """Wait until a socket that also has a reader is writable, as aiofastnet's transports do on any loop."""
     left = BATCH // 10
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         sock.setblocking(False)
@@ -335,7 +335,7 @@ KINDS: dict[str, Round] = {
 }
 
 
-# A kind that mostly waits (for children) may take this many times its CPU budget on the clock.
+# A kind that mostly waits (for children) may take this many times its CPU budget in wall time.
 PATIENCE = 2.5
 
 
@@ -350,7 +350,7 @@ class Stopwatch:
 
 
 def measure(kind: Round, loop: Loop, cpu_s: float) -> dict[str, float]:
-    """Run rounds until `cpu_s` are spent (at least one), after a warm-up of a quarter of that."""
+    """Run at least one round, and more until `cpu_s` are spent, after a warm-up of a quarter of `cpu_s`."""
     warm_up = Stopwatch()
     while warm_up.spent_s() < cpu_s / 4:
         kind(loop)

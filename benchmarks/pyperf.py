@@ -21,7 +21,7 @@ from benchmarks._load import MeasurementError
 from benchmarks._loops import LOOPS, available, versions
 from benchmarks._machine import ROOT, cores, describe, on_core
 
-# The name maps to the benchmark's folder and the arguments of its script.
+# Each name maps to the benchmark's folder and the arguments of its script.
 BENCHMARKS = {
     "async_tree_none": ("bm_async_tree", ["none"]),
     "async_tree_none_tg": ("bm_async_tree", ["none", "--task-groups"]),

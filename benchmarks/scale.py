@@ -37,7 +37,7 @@ def _nothing() -> None:
 
 
 def idle_timers(factory: Callable[[], Loop], args: argparse.Namespace) -> dict[str, float]:
-    """Measure a loop that is idle except for timers, which are spread over the period so that each wakes the loop."""
+    """Measure a loop that is idle except for timers, which are spread evenly over the period."""
     loop = factory()
     fired = 0
     late_s = []
@@ -185,7 +185,7 @@ def main() -> None:
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--loop", required=True, help="grapeshot, uvloop, asyncio or module:factory")
     parser.add_argument("--seconds", type=float, default=1.0, help="measured time (1)")
-    parser.add_argument("--warm-up", type=float, default=0.2, help="seconds before it (0.2)")
+    parser.add_argument("--warm-up", type=float, default=0.2, help="seconds before the measured time (0.2)")
     parser.add_argument("--count", type=int, default=1000, help="timers that are pending (1000)")
     args = parser.parse_args()
     try:

@@ -47,7 +47,7 @@ class EchoProtocol(asyncio.Protocol):
 
 
 class BufferedEchoProtocol(asyncio.BufferedProtocol):
-    """Send each piece back, from the protocol's own buffer. Writes a copy, because the next read overwrites it."""
+    """Send each piece back from the protocol's own buffer, as a copy, because the next read overwrites the buffer."""
 
     __slots__ = ("buffer", "transport")
 

@@ -47,7 +47,7 @@ def _capacity(kind: str, mode: str, loop: str, settings: Settings, options: tupl
 def _steady(
     name: str, title: str, percent: int, *, kind: str, mode: str, with_raw: bool = False, **options: object
 ) -> Case:
-    """Build a case that measures latencies under a load of `percent` of what the slowest loop can do."""
+    """Build a case that measures latencies under a load of `percent` % of what the slowest loop can do."""
 
     def prepare(loops: Sequence[str], settings: Settings) -> tuple[dict[str, Any], Measure]:
         fixed = tuple(options.items())

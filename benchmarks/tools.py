@@ -68,7 +68,7 @@ def parse_oha(output: str) -> Sample:
 
 @dataclass(frozen=True)
 class Tool:
-    # Returns the words before the URL, for this many whole seconds.
+    # Returns the arguments before the URL, for a load of this many whole seconds.
     words: Callable[[int], list[str]]
     parse: Callable[[str], Sample]
     version: tuple[str, ...]

@@ -2,8 +2,8 @@
 
     python examples/chat_server.py --port 8888          # then, in several terminals: nc 127.0.0.1 8888
 
-Each client has two coros. One reads the client's lines. The other sends it the lines of the other clients, so that a
-client that reads slowly does not hold up the others.
+Each client has two coros. One reads the client's lines. The other sends the client what all other clients write, so
+that a client that reads slowly does not hold up the others.
 """
 
 from __future__ import annotations

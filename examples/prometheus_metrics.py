@@ -31,7 +31,8 @@ class LoopCollector(Collector):
         found = self._loop.statistics()
         for field in dataclasses.fields(found):
             value = getattr(found, field.name)
-            name = f"grapeshot_{field.name.replace('_s', '_seconds') if field.name.endswith('_s') else field.name}"
+            unit = "_seconds" if field.name.endswith("_s") else ""
+            name = f"grapeshot_{field.name.removesuffix('_s') if unit else field.name}{unit}"
             text = f"{field.name} of loop.statistics()"
             if field.name in found.HISTOGRAMS:
                 if value is not None:

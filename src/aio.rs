@@ -1,4 +1,5 @@
-//! `grapeshot._core._AioQueue`: the calls on files of one loop, which io_uring or threads make (`core/src/sys/aio`).
+//! `grapeshot._core._AioQueue`: the calls that one loop makes on files. io_uring or threads carry them out
+//! (`core/src/sys/aio`).
 //!
 //! Source: CPython `Modules/posixmodule.c`.
 
@@ -65,7 +66,7 @@ fn path_of(path: &Bound<'_, PyAny>) -> PyResult<CString> {
 /// Starts a call and returns its ticket.
 fn start(this: Aio<'_>, call: Call, memory: Memory) -> ObjectResult<'_> {
     // SAFETY: each caller passes the owner of the memory to which the call's pointers refer. Moving the owner does not
-    // move the memory, which is a text, a `bytes` object or an exported buffer on the heap.
+    // move the memory, which is a C string, a `bytes` object or an exported buffer on the heap.
     let started = unsafe { this.queue.borrow_mut().start(call, memory) };
     match started {
         Ok(ticket) => Ok(ticket.into_pyobject(this.py())?.into_any()),
@@ -92,7 +93,7 @@ fn close<'py>(this: Aio<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     start(this, Call::Close { fd: fd.extract()? }, Memory::Nothing)
 }
 
-/// How much memory a read of `size` bytes needs: the system never reads more than this in one call.
+/// How much memory a read of `size` bytes needs: at most `MAX_LEN`, because no call of the system reads more than that.
 fn len_of(size: usize) -> usize {
     size.min(aio::MAX_LEN)
 }
@@ -184,7 +185,7 @@ fn has_ring<'py>(this: Aio<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
 fn stop<'py>(this: Aio<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let [limit] = args.exactly()?;
     let limit = Duration::try_from_secs_f64(limit.extract()?).unwrap_or(Duration::MAX);
-    // The GIL is held: threads that make calls do not need it.
+    // This waits with the GIL, which is safe: the threads that make the calls do not need the GIL.
     let memory = this.queue.borrow_mut().stop(limit);
     drop(memory);
     let queue = this.queue.borrow();
@@ -217,7 +218,8 @@ unsafe extern "C" fn new(
     }
 }
 
-/// `_aio_read_now(fd, size, offset)`: reads if the data is in memory. Returns None if the call would wait for a disk.
+/// `_aio_read_now(fd, size, offset)`: reads if the kernel has the data in memory. Returns None if the call would wait
+/// for a disk, or if the system cannot tell.
 #[pyfunction(name = "_aio_read_now")]
 fn read_now(py: Python<'_>, fd: RawFd, size: usize, offset: i64) -> ObjectResult<'_> {
     let len = len_of(size);
@@ -230,7 +232,8 @@ fn read_now(py: Python<'_>, fd: RawFd, size: usize, offset: i64) -> ObjectResult
     }
 }
 
-/// `_aio_open_now(path, flags)`: opens an existing file if its path is in memory. Returns None if the call would wait.
+/// `_aio_open_now(path, flags)`: opens an existing file if the kernel has all parts of its path in memory. Returns None
+/// if the call might wait.
 #[pyfunction(name = "_aio_open_now")]
 fn open_now<'py>(path: &Bound<'py, PyAny>, flags: c_int) -> ObjectResult<'py> {
     let py = path.py();
@@ -241,7 +244,7 @@ fn open_now<'py>(path: &Bound<'py, PyAny>, flags: c_int) -> ObjectResult<'py> {
     }
 }
 
-/// `_aio_before_fork()`: ends the idle threads. CPython warns if a process with several threads forks.
+/// `_aio_before_fork()`: ends the idle threads, because CPython warns if a process with several threads forks.
 #[pyfunction(name = "_aio_before_fork")]
 fn before_fork() {
     aio::before_fork();
@@ -280,7 +283,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             method,
             cancel,
             _AioQueue.cancel,
-            "Cancel a call; return True if it had not begun, and so is never made."
+            "Cancel a call; return True if the call had not begun. Such a call is never made."
         ),
         row!(
             method,

@@ -1,5 +1,5 @@
-//! grapeshot's native core: this file registers the types and functions of every folder with the extension module.
-//! `docs/architecture.md` describes the folders.
+//! grapeshot's native core: this file registers the types and functions of the folders and files beside it with the
+//! extension module. `docs/architecture.md` describes the folders.
 
 mod aio;
 mod binding;
@@ -44,7 +44,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
 }
 
 /// `_bind_methods(kind)`: copies the native methods of `Loop` onto its subclass `kind`, except for methods that `kind`
-/// defines itself. (`_tls` and `_watch_child` are not copied: they are called once per connection or child.)
+/// or a class between the two replaces. (`_tls` and `_watch_child` are not copied: they are called once per connection
+/// or child.)
 ///
 /// CPython specializes a method call only if it finds the method on the object's exact type, so calls on a subclass
 /// would be slower without the copies.

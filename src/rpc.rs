@@ -1,5 +1,5 @@
 //! The native part of `grapeshot.rpc`: decoding a msgpack packet. A packet that an attacker has crafted to be slow to
-//! decode is refused, and the garbage collector is paused while a packet is decoded.
+//! decode is refused. In builds with a GIL, the garbage collector is paused while a packet is decoded.
 
 use grapeshot_core::msgpack::{self, Fault};
 use pyo3::exceptions::PyValueError;

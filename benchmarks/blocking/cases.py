@@ -40,7 +40,8 @@ def _idle(name: str, title: str, *bounds: Bound, touch_size: int) -> Case:
     return Case(name, "Memory", title, "kib", "KiB/connection", bounds, measure, only=(OURS, *peers))
 
 
-# One in 50 messages begins with `b` and burns CPU in a real thread; only the latency of the other messages counts.
+# One in 50 messages begins with `b`, for which the server burns CPU in a real thread. Only the latency of the other
+# messages counts.
 MIXED: dict[str, object] = {"size": 8, "connections": 50, "rate": 250, "other_byte": ord("b"), "every": 50}
 BURN_MS = 100
 
@@ -67,7 +68,7 @@ def _web(kind: str, title: str, bound: Bound, connections: int = 50) -> Case:
 def _client(library: str, title: str) -> Case:
     def measure(who: str, settings: Settings) -> Sample:
         options = ("--style", who, "--seconds", str(settings.seconds))
-        return own_sample("blocking.clients", library, who, *options, is_pinned=False)  # it pins itself and its server
+        return own_sample("blocking.clients", library, who, *options, is_pinned=False)  # it pins itself and the server
 
     bounds, participants = (Bound(1.0, GEVENT),), (OURS, GEVENT, RUNLOOM)
     return Case(library, "Clients", title, "cpu_ns", "ns CPU/call", bounds, measure, only=participants)

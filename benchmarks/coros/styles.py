@@ -1,7 +1,7 @@
 """Ways to write cooperative threads. They all have the same few methods, so that one program measures them all.
 
-Where a library has a function that does exactly what a method is for, that function is the method: no wrapper is
-measured. The measured code runs inside `run(program)`, as an ordinary cooperative thread of its style.
+If a library has a function that does exactly what a method must do, the method is that function itself, so that no
+wrapper is measured. The measured code runs inside `run(program)`, as an ordinary cooperative thread of its style.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Greenlets:
         kind, getcurrent = greenlet.greenlet, greenlet.getcurrent
         ready: collections.deque[Any] = collections.deque()
         timers: list[tuple[float, int, Any]] = []
-        # greenlet kills a suspended greenlet when the last reference to it goes away, so keep one.
+        # greenlet kills a suspended greenlet when the last reference to it goes away, so keep a reference.
         waiting: list[Any] = []
         counter = itertools.count()
         monotonic = time.monotonic

@@ -15,7 +15,7 @@ from benchmarks.files.libraries import ALL, THREADS, available
 
 HOW = (
     "Both numbers are those of the whole process, which runs on one core, with all of its threads and the workers of "
-    "io_uring. The files are on a disk, and the kernel has them in its memory: neither reads nor writes wait for the "
+    "io_uring. The files are on a disk, but also in the page cache, so that neither reads nor writes wait for the "
     "disk. `grapeshot` is grapeshot.files on grapeshot's loop, with io_uring. Other loops have aiofiles, which is also "
     "measured on grapeshot's loop. For comparison, `threads` is grapeshot.files without io_uring "
     "(GRAPESHOT_FILE_THREADS=1), and `raw` is Python's own open() in a coroutine, which blocks the loop. blazio does "

@@ -17,7 +17,7 @@ OURS, THREADS = "grapeshot", "threads"
 AIOFILES = tuple(f"aiofiles+{loop}" for loop in LOOPS)
 ALL = (OURS, THREADS, *AIOFILES, RAW)
 
-# Has the arguments of the built-in `open`, and returns an asynchronous context manager whose file has coroutines.
+# Takes the arguments of the built-in `open`, and returns an asynchronous context manager whose file has coroutines.
 Open = Callable[..., Any]
 
 

@@ -34,7 +34,7 @@ LINE = "grapeshot" * 8 + " naïve\n"
 class Place:
     """Where the files are, and how much one round does."""
 
-    # Files to read are made by the first process that needs them. Whoever has made the folder removes it.
+    # Files to read are made by the first process that needs them. The process that made the folder removes it.
     folder: Path
     files: int = 1000
     mib: int = 1024
@@ -173,7 +173,7 @@ def _write_large(place: Place, chunk_len: int) -> Round:
                 await file.write(chunk)
 
     def end() -> None:
-        # It is removed before the kernel has written all of it to the disk.
+        # Remove the file now, before the kernel has written all of it to the disk.
         written = path.stat().st_size
         path.unlink()
         if written != place.mib * MIB:
@@ -187,7 +187,7 @@ def _read_large(place: Place, chunk_len: int) -> Round:
     path = place.folder / f"large-{place.mib}"
     if not path.exists():
         _fill(path, place.mib, is_kept=True)
-    # Read it once, in case the kernel has dropped a part of it from its memory.
+    # Read the file once, in case the kernel has dropped a part of it from the page cache.
     buffer = bytearray(MIB)
     with path.open("rb", buffering=0) as raw:
         while raw.readinto(buffer):
@@ -300,7 +300,7 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=1024, help="MiB of the large file (1024)")
     parser.add_argument("--lines", type=int, default=10_000, help="lines of the text file (10000)")
     parser.add_argument(
-        "--folder", type=Path, help="where to put the files (default: a new one in the current folder, removed at the end)"
+        "--folder", type=Path, help="where to put the files (default: a temporary folder in the current one)"
     )
     args = parser.parse_args()
     raise_descriptor_limit()

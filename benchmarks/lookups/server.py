@@ -1,4 +1,4 @@
-"""The DNS server for the benchmark of lookups. The C library asks it in this process and in its children.
+"""The DNS server for the benchmark of lookups. The C library of this process and of its children asks it.
 
 dnsmasq listens on 127.0.0.1:53 in a network namespace of its own, which has only the loopback interface, so nothing
 leaves the machine. A mount namespace puts files in the place of /etc/resolv.conf and /etc/nsswitch.conf.
@@ -28,7 +28,7 @@ ADDRESS = ("127.0.0.1", 53)
 # The files of the system that are replaced, and their contents.
 FILES = {"/etc/resolv.conf": f"nameserver {ADDRESS[0]}\n", "/etc/nsswitch.conf": "hosts: files dns\n"}
 START_WITHIN_S = 10.0
-# Set in the process that runs in the namespaces.
+# A variable in the environment of the process that runs in the namespaces.
 INSIDE = "GRAPESHOT_BENCH_NAMESPACE"
 
 

@@ -1,4 +1,4 @@
-"""The probes of the feature table: one function per row, which raises if the loop does not have the feature.
+"""The probes of the feature table: each function tests one feature, and raises if the loop lacks that feature.
 
 Each probe runs in a process of its own (see features.py), and uses only the standard library and the loop's factory. A
 probe tests behaviour, not names: a method that exists but raises NotImplementedError does not count. This module has

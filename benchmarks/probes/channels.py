@@ -189,7 +189,7 @@ async def sock_datagrams(loop: Any) -> None:
 
 @probe
 async def sock_tasks(loop: Any) -> None:
-    """The methods are coroutines: a task can run one, and cancelling it leaves the socket usable."""
+    """A task can run `sock_recv` as a coroutine, and cancelling the task leaves the socket usable."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     task = asyncio.create_task(loop.sock_recv(ours, 10))

@@ -1,1 +1,1 @@
-"""Compare programs that were written for gevent, FastAPI and Celery, as they are and on grapeshot."""
+"""Compare programs that were written for gevent, eventlet, FastAPI, Django and Celery, as they are and on grapeshot."""

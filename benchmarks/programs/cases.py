@@ -1,4 +1,4 @@
-"""The cases of programs for gevent, eventlet, FastAPI and Celery, with their bounds."""
+"""The cases of programs for gevent, eventlet, FastAPI, Django and Celery, with their bounds."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ AT_ONCE = {"fastapi": 1000, "django": 80}
 class Settings(LoadSettings):
     """How much one run does."""
 
-    # A load whose requests take 100 ms needs more time than others. The server first opens its connections to Redis.
+    # A load whose requests take 100 ms needs more time than others. Its server first opens connections to a database.
     slow_s: float = 4.0  # with 40 threads, a request waits for 2.5 seconds
     slow_warm_up_s: float = 2.0
     tasks: int = 1000

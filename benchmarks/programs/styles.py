@@ -10,14 +10,14 @@ OURS = "grapeshot"
 # gevent on its own loops
 LIBEV, LIBUV = "gevent+libev", "gevent+libuv"
 GEVENT_LOOPS = {OURS: "grapeshot.gevent.Loop", LIBEV: "libev-cext", LIBUV: "libuv-cffi"}
-# eventlet's epoll hub, and its asyncio hub on other loops
+# eventlet's epoll hub, and its asyncio hub on asyncio's loop and on uvloop
 EPOLL_HUB, ASYNCIO_HUB, UVLOOP_HUB = "eventlet+epoll", "eventlet+asyncio", "eventlet+uvloop"
 EVENTLET_HUBS = {OURS: "asyncio", EPOLL_HUB: "epolls", ASYNCIO_HUB: "asyncio", UVLOOP_HUB: "asyncio"}
-# FastAPI on uvloop: with the 40 threads that anyio has, and with a thread for each request
+# FastAPI on uvloop: with the 40 threads that anyio allows by default, and with a thread for each request
 THREADS, MANY_THREADS = "40 threads", "1,000 threads"
 # Django on uvloop
 REQUEST_THREADS = "a thread per request"
-# Celery's own pools. POOLS also has ours; its values are those of Celery's option --pool
+# Celery's own pools. POOLS also has ours, and maps each to a value of Celery's option --pool
 GEVENT_POOL, THREAD_POOL = "pool gevent", "pool threads"
 POOLS = {OURS: "custom", GEVENT_POOL: "gevent", THREAD_POOL: "threads"}
 

@@ -159,7 +159,7 @@ class Rpyc:
                 return payload
 
         server = ThreadedServer(Service, hostname=HOST, port=0)
-        server._listen()  # start() would also call this, but it does not return
+        server._listen()  # start() would also call this, but start() does not return
         ready(server.port)
         server.start()
 

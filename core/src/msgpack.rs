@@ -7,7 +7,7 @@
 //! - Python decoders turn an array that is a map key into a tuple. A packet of 240 KB whose keys are tuples with the
 //!   same hash takes seconds. So a packet may have only a limited number of arrays and maps as keys.
 //! - Integers as keys are inserted into a model of the dict that counts the steps: see [`probing`](crate::probing).
-//! - Floats and dates as keys are only counted.
+//! - Floats and extension values (such as dates) as keys are only counted.
 //!
 //! Source: <https://github.com/msgpack/msgpack/blob/master/spec.md>
 
@@ -21,7 +21,7 @@ const MAX_DEPTH: usize = 1024;
 /// inside them. It allows a thousand keys that are pairs. If all of them have the same hash, a dict takes about 20 ms.
 const MAX_KEY_VALUES: usize = 3000;
 
-/// How many floats and dates a whole packet may have as keys. The worst choice of them takes about 0.2 s.
+/// How many floats and extension values a whole packet may have as keys. The worst choice of them takes about 0.2 s.
 const MAX_OTHER_KEYS: u32 = 20_000;
 
 /// The integer keys of a map are probed only if the map has more keys than this. The worst map with fewer keys takes
@@ -33,8 +33,8 @@ const MIN_PROBED: u32 = 1000;
 const MAX_MIXED: u32 = 1000;
 
 /// How many occupied slots dicts may pass while they search for a free one, per byte of the packet. For a packet of one
-/// MiB that is 0.1 s. Integers that were not chosen to collide take fewer than three such steps per key, or thirty if
-/// their low bits are equal.
+/// MiB this takes 0.1 s. Integers that were not chosen to collide take fewer than three such steps per key, or thirty
+/// if their low bits are equal.
 const STEPS_PER_BYTE: u64 = 16;
 
 /// Why a packet must not be decoded.
@@ -92,7 +92,7 @@ impl Frame {
 enum Key {
     /// A peer can predict its hash. Its steps are counted.
     Integer { is_negative: bool, magnitude: u64 },
-    /// A float or a date: a peer can predict its hash. Such keys are only counted.
+    /// A float, or an extension value such as a date: a peer can predict its hash. Such keys are only counted.
     Number,
     /// A string or bytes, whose hash a peer cannot predict; nil or a boolean, of which there are only three; or a
     /// container, whose values are counted elsewhere.
@@ -112,7 +112,7 @@ struct ProbedMap {
 struct Keys {
     /// The maps that the scan is in, if they are probed.
     maps: Vec<ProbedMap>,
-    /// How many floats and dates there were.
+    /// How many floats and extension values there were.
     others: u32,
     /// How many steps dicts may still take.
     steps_left: u64,

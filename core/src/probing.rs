@@ -3,7 +3,7 @@
 //! The hash of an integer is not secret, and neither is the order in which a dict probes its slots. A peer can
 //! therefore choose integers whose probes hit one taken slot after another, and a dict of 90,000 such keys takes
 //! seconds instead of milliseconds. Which keys collide depends on the size of the table and on the keys before them.
-//! So this module fills a model of the dict's table, which holds only the hashes.
+//! So this module fills a model of the dict's table. The model contains only the hashes.
 //!
 //! Source: `Objects/dictobject.c` (`perturb`, `GROWTH_RATE`) and `Python/pyhash.c` (`_PyHASH_MODULUS`) of `CPython`
 //! 3.11 to 3.15.

@@ -68,7 +68,7 @@ NAVIGATION = {
         "Calls between processes <benchmarks/results/rpc>",
         "Files <benchmarks/results/files>",
         "Name lookups <benchmarks/results/lookups>",
-        "Programs for gevent, FastAPI and Celery <benchmarks/results/programs>",
+        "Programs for gevent, eventlet, FastAPI, Django and Celery <benchmarks/results/programs>",
     ],
 }
 PAGES = [HOME, *(entry.split("<")[-1].rstrip(">") for entries in NAVIGATION.values() for entry in entries)]

@@ -1,4 +1,4 @@
-"""Uses a Rust extension that contains tokio: timers, sockets, callbacks and an asynchronous iterator are awaited here.
+"""Uses a Rust extension that contains tokio: its timers, sockets and channels are awaited here, and it calls Python.
 
     pip install maturin
     maturin develop -m examples/tokio_bridge/Cargo.toml     # builds the crate in this directory (Rust 1.88+)

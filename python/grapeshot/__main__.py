@@ -30,7 +30,7 @@ usage: python -m grapeshot script.py [argument ...]
 
 Run a program with grapeshot as asyncio's event loop. If the program chooses another event loop itself, a line on stderr
 says so, unless GRAPESHOT_QUIET=1 is set in the environment. GRAPESHOT_BACKDOOR=PATH opens a back door at PATH for
-attach and top; if PATH is a directory, each process opens one there.
+attach, top and tree; if PATH is a directory, each process opens one there.
 enable   Add a file to this Python's site-packages (--user: to the user's). From then on, setting GRAPESHOT_INSTALL=1 in
          the environment makes every process of this Python use grapeshot.
 disable  Remove that file.

@@ -415,8 +415,8 @@ class Loop:
     ) -> Coroutine[Any, Any, list[Any]]:
         """Return what :func:`socket.getaddrinfo` returns, without blocking the loop.
 
-        Native code answers for IP addresses with a numeric port. Everything else goes to ``_resolve``, which takes the
-        same arguments; so does every call in debug mode, and every call while ``socket.getaddrinfo`` is replaced.
+        Native code answers for IP addresses with a numeric port. All other calls go to ``_resolve``, which takes the
+        same arguments. In debug mode, and while ``socket.getaddrinfo`` is replaced, every call goes there.
 
         Raises:
             socket.gaierror: the name does not resolve.
@@ -431,7 +431,7 @@ class Loop:
         """The identifier of the thread that runs the loop, or None while the loop does not run."""
 
     def _attributes_changed(self) -> None:
-        """Called when the program sets ``time`` or ``call_at`` on the loop, or deletes them: timers use that clock."""
+        """Called when the program sets or deletes ``loop.time`` or ``loop.call_at``, which timers use from then on."""
 
     def _check_closed(self) -> None:
         """Raise RuntimeError if the loop is closed."""
@@ -457,8 +457,8 @@ class Loop:
     def _signal_fd(self) -> int:
         """Return the descriptor for :func:`signal.set_wakeup_fd`.
 
-        The loop calls ``_signals_arrived`` with what arrives there. The first call creates the descriptor; the loop
-        owns it and closes it in :meth:`_close`.
+        The loop calls ``_signals_arrived`` with the bytes that arrive there. The first call creates the descriptor;
+        the loop owns it and closes it in :meth:`_close`.
 
         Raises:
             RuntimeError: the loop is closed.
@@ -764,8 +764,8 @@ class SSLTransport(asyncio.Transport, asyncio.Protocol):
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """Return ``sslcontext``, ``ssl_object``, ``peercert``, ``cipher`` or ``compression``.
 
-        Any other name is looked up in the transport below. All of these except ``sslcontext`` are available once the
-        handshake is complete, and stay available after the connection has ended.
+        All of these except ``sslcontext`` are available once the handshake is complete, and stay available after the
+        connection has ended. Any other name is looked up in the transport below.
         """
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
@@ -960,7 +960,7 @@ class _Resolver:
     def forget(self, ticket: int, /) -> None:
         """Withdraw a question. If nobody else has asked it and the lookup has not begun, the lookup is not made."""
     def take(self, into: list[tuple[int, Any]], /) -> None:
-        """Append the tickets of what has arrived to a list, each with the answer or with the exception to raise.
+        """Append the tickets of answers that have arrived to a list, each with the answer or the exception to raise.
 
         Raises:
             MemoryError: the next call appends the rest.
@@ -990,7 +990,7 @@ class _AioQueue:
     def truncate(self, fd: int, length: int, /) -> int:
         """``ftruncate(2)``."""
     def cancel(self, ticket: int, /) -> bool:
-        """Cancel a call. Return True if it had not begun; otherwise :meth:`take` still returns it when it has ended."""
+        """Cancel a call. Return True if it had not begun; otherwise :meth:`take` still delivers its result later."""
     def take(self, into: list[tuple[int, Any]], /) -> None:
         """Append the tickets of the calls that have ended to a list, each with its result or the exception to raise.
 
@@ -1004,7 +1004,7 @@ class _AioQueue:
     def has_ring(self) -> bool:
         """Whether io_uring makes the calls."""
     def stop(self, limit: float, /) -> int:
-        """Cancel all calls and wait until they have ended, at most ``limit`` seconds. Return how many have not."""
+        """Cancel all calls and wait until they end, at most ``limit`` seconds. Return how many have not ended."""
 
 @disjoint_base
 class _StreamReader:
@@ -1126,7 +1126,7 @@ class _HubIo:
             TypeError: ``callback`` is not callable.
             ValueError: the loop is destroyed.
             RuntimeError: a transport, a task or a callback of asyncio uses the descriptor.
-            OSError: the system has no memory to watch it.
+            OSError: the system has no memory left to watch the descriptor.
         """
 
     def stop(self) -> None:
@@ -1226,8 +1226,8 @@ def _decode_msgpack(decode: Callable[[bytes], Any], packet: bytes) -> Any:
     Without a GIL, garbage collection is not paused.
 
     Raises:
-        ValueError: lists used as keys have more than 3,000 values, too many numbers or dates are used as keys or they
-            collide too often, or values are nested too deeply. ``decode`` was not called.
+        ValueError: lists used as keys have more than 3,000 values; numbers or dates used as keys are too many, or
+            collide too often; or values are nested too deeply. ``decode`` was not called.
     """
 
 def _bind_methods(kind: type[Loop]) -> None:
@@ -1258,7 +1258,7 @@ class Coro(Generic[_T_co]):
         """The function that the coro runs, or None once it has ended."""
     @property
     def _callbacks(self) -> list[tuple[Callable[[Any], object], Context]] | None:
-        """The callbacks, each with its context, or None. anyio reads this attribute of every task."""
+        """The callbacks with their contexts, or None if there is no callback. anyio reads this of every task."""
     @property
     def _must_cancel(self) -> bool:
         """Whether ``cancel()`` was called and the next wait is to raise its ``CancelledError``."""
@@ -1327,7 +1327,7 @@ class Coro(Generic[_T_co]):
     def _wake(self, value: Any = None) -> None:
         """Resume a waiting coro; its wait returns ``value``. ScheduleError if the coro is not waiting."""
     def _throw(self, exception: BaseException, /) -> None:
-        """Raise ``exception`` where the coro waits, after others that are pending. At once if the coro is running."""
+        """Raise ``exception`` where the coro waits, after other pending exceptions. At once if the coro is running."""
     def _throw_later(self, exception: BaseException | None, /) -> None:
         """Like ``_throw``, but a running coro gets it in its next wait. None withdraws a pending CancelledError."""
     def _take_back(self, exception: BaseException, /) -> bool:
@@ -1459,7 +1459,7 @@ class thread_lock:  # noqa: N801
 
 @disjoint_base
 class thread_rlock:  # noqa: N801
-    """``_thread.RLock`` for coros and real threads: the one that holds it may acquire it again."""
+    """``_thread.RLock`` for coros and real threads. The coro or thread that holds it may acquire it again."""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """Take the lock once more; return whether that was possible in time. Raises: like ``thread_lock.acquire``."""
@@ -1698,7 +1698,7 @@ def _coro_show_loop(task: Any, /) -> None:
     """
 
 def _coro_is_hidden() -> bool:
-    """Return whether a coro is running here from which the loop is hidden."""
+    """Return whether a coro is running here and the loop is hidden from it."""
 
 def _coro_running_loop() -> Any:
     """Return the loop that is running in this thread, even if it is hidden from the running coro; None if none is."""
@@ -1806,7 +1806,7 @@ def _coro_set_selfishness(count: int, /) -> int:
     """
 
 def _coro_act() -> None:
-    """Note that the running coro starts an I/O operation, and yield if its last ones did not have to wait.
+    """Note that the running coro starts an I/O operation, and yield if its last operations did not have to wait.
 
     Outside of coros this does nothing.
     """
@@ -1884,7 +1884,7 @@ def _coro_send_signal(number: int, handler: object, /) -> bool:
     """Send the signal to this process, unless a handler other than ``handler`` is set. Return whether it was sent."""
 
 def _coro_stop_watchdog() -> None:
-    """Stop the watchdog until the next coro runs: before a fork, or at exit, after it has finished a report."""
+    """Before a fork and at exit: stop the watchdog until the next coro runs. A report in progress is finished first."""
 
 def _coro_set_stack_slots(count: int | None, /) -> None:
     """Make new coros of this thread share ``count`` stacks (1 to 4096).
@@ -1896,7 +1896,7 @@ def _coro_evict_always(flag: bool, /) -> None:
     """For tests: set whether this thread's stacks are evicted and overwritten after each switch."""
 
 def _coro_fail_evictions(count: int, /) -> None:
-    """For tests: make that many evictions and new stacks fail as if no memory were left."""
+    """For tests: make the next ``count`` evictions and new stacks fail as if no memory were left."""
 
 def _coro_wait_for_read(fd: FileDescriptorLike, /, timeout: float | None = None) -> None:
     """Wait until a descriptor, or an object with ``fileno()``, can be read without blocking.

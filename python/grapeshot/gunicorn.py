@@ -1,7 +1,8 @@
 """``gunicorn -k grapeshot.gunicorn.UvicornWorker``: run ASGI applications in gunicorn, with uvicorn on this loop.
 
-The worker is uvicorn's own class with another loop. It comes from the package ``uvicorn-worker``, or if that is not
-installed, from uvicorn, where it is deprecated. For blocking-style WSGI applications see ``grapeshot.coro.gunicorn``.
+The worker is uvicorn's own class with another loop. uvicorn's class comes from the package ``uvicorn-worker``, or if
+that is not installed, from uvicorn, where the class is deprecated. For blocking-style WSGI applications see
+``grapeshot.coro.gunicorn``.
 """
 
 from __future__ import annotations

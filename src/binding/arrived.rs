@@ -1,5 +1,5 @@
-//! The answers to name lookups and calls on files, on their way from native code to Python code. Python code gets them
-//! in a list, each with the ticket that it got when it asked.
+//! The results of name lookups and of calls on files, on their way from native code to Python code. Python code gets
+//! them in a list, each with the ticket that was returned when the lookup or the call was begun.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,18 +11,18 @@ use pyo3::types::PyList;
 use super::errors;
 use super::object_result::ObjectResult;
 
-/// A ticket, and the answer or the exception to raise. None if there was no memory for either: the exception is then a
-/// MemoryError, which `append` makes.
+/// A ticket, and the result or the exception to raise. None if there was no memory for either of the two: `append` then
+/// makes a MemoryError.
 type Ticket = (u64, Option<Py<PyAny>>);
 
-/// Answers that Python code has not got yet. There are some only after a call of `append` that ran out of memory. (The
-/// collector need not see the answers, because no answer refers to the object that holds it.)
+/// Results that Python code has not received yet. Between two calls of `append` it is empty, unless the first call ran
+/// out of memory. (The collector need not see the results, because none of them refers to the object that holds it.)
 #[derive(Default)]
 pub(crate) struct Arrived(Mutex<VecDeque<Ticket>>);
 
 impl Arrived {
-    /// Appends `(ticket, answer)` to the list for each answer. An answer whose conversion fails is replaced by the
-    /// exception. Err if a pair could not be appended; the next call appends it and the rest.
+    /// Appends `(ticket, result)` to the list for each result. If the conversion of a result fails, the exception is
+    /// appended in its place. Err if a pair could not be appended; the next call appends that pair and all later ones.
     pub(crate) fn append<'py, T>(
         &self,
         list: &Bound<'py, PyList>,

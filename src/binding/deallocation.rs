@@ -1,4 +1,5 @@
-//! `tp_dealloc` of all native types, which frees a chain of objects of any length in a limited amount of stack.
+//! `tp_dealloc` of the types that `new_type` makes. It frees a chain of objects of any length in a limited amount of
+//! stack.
 //!
 //! Take a handle whose argument is a handle, whose argument is a handle, and so on. The calls that free it nest as deep
 //! as the chain is long. From 3.14 on, CPython limits this depth for every type; earlier versions limit it only for

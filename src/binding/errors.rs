@@ -1,5 +1,5 @@
-//! The one place that converts errors: `io::Error` to `OSError`, a Rust panic to `RuntimeError` or `MemoryError`, and
-//! an exception in a callback to a call of the loop's exception handler. Runs on any attached thread.
+//! The one place that converts errors: `io::Error` becomes `OSError`, and a Rust panic becomes `RuntimeError` or
+//! `MemoryError`. It also passes exceptions in callbacks to the loop's exception handler. Runs on any attached thread.
 
 use std::any::Any;
 use std::io;

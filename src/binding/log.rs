@@ -1,4 +1,4 @@
-//! Logging: records on the `asyncio` logger for everything that asyncio's own loop and transports log.
+//! Logging: makes records on the `asyncio` logger, the one that asyncio's own loop and transports use.
 //!
 //! If a filter or handler raises, only the record is lost, and `sys.unraisablehook` gets the exception. Err is only for
 //! exceptions that must leave the loop.

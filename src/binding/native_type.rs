@@ -82,8 +82,8 @@ pub(crate) trait NativeType: Sized {
     const NAME: &'static CStr;
     const DOC: &'static CStr;
     const FLAGS: u64;
-    /// False for a type whose objects hold no references, and so have neither `cells` nor a `traverse_rest`. The
-    /// collector does not track them, so `gc.get_objects()` cannot reveal them to other code.
+    /// False for a type whose objects hold no references that the collector has to see, and so have neither `cells` nor
+    /// a `traverse_rest`. The collector does not track them, so `gc.get_objects()` cannot reveal them to other code.
     const IS_COLLECTED: bool = true;
     /// Frees an unreferenced object. `tp_dealloc` calls it, at once or a little later (see `deallocation`). The default
     /// calls `clear` and then drops all fields. With the default, an object must be a valid `T` from its allocation on,
@@ -139,7 +139,7 @@ pub(crate) trait NativeType: Sized {
     fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R>;
 }
 
-/// Reports the references in `cells`. Stops if the collector returns anything but 0, and returns that.
+/// Reports the references in `cells`. If `visit` returns a number other than 0, stops and returns that number.
 ///
 /// # Safety
 /// As for `NativeType::traverse_rest`.
@@ -204,7 +204,7 @@ pub(crate) fn slot(id: c_int, value: *mut c_void) -> ffi::PyType_Slot {
 }
 
 /// Creates the heap type of `T`. `tp_traverse`, `tp_clear` and `tp_dealloc` come from its `NativeType`, and `slots`
-/// adds the rest.
+/// adds other slots.
 ///
 /// # Safety
 /// `T::DEALLOC` and the slots are right for objects of layout `T`; the tables that they point to live forever.

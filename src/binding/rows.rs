@@ -265,7 +265,7 @@ pub(crate) fn member(name: &'static CStr, type_code: c_int, offset: usize, flags
     }
 }
 
-/// The member that tells `CPython` where it finds a pointer in the objects of a type: to their weak references
+/// The member that tells `CPython` where in the objects of a type it finds the pointer to their weak references
 /// (`__weaklistoffset__`), to their attributes (`__dictoffset__`) or to the function that a call runs
 /// (`__vectorcalloffset__`).
 pub(crate) fn offset_member(name: &'static CStr, offset: usize) -> ffi::PyMemberDef {

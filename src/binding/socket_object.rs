@@ -1,5 +1,5 @@
-//! Descriptors and socket addresses as Python objects. `socket.socket` objects and address tuples are created only when
-//! a program asks for them.
+//! Descriptors and socket addresses as Python objects. A stream transport creates its `socket.socket` object and its
+//! address tuples only when a program asks for them.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::os::fd::{IntoRawFd, OwnedFd, RawFd};
@@ -165,8 +165,8 @@ pub(crate) fn is_known_family(family: i32) -> bool {
     matches!(family, libc::AF_INET | libc::AF_INET6 | libc::AF_UNIX)
 }
 
-/// An IPv4 address in dotted decimals. It is built without an allocation, because every datagram from a new sender
-/// needs one.
+/// An IPv4 address in dotted decimals. It is built without an allocation, because such a text is made for every
+/// datagram from a new sender.
 struct Ipv4Text {
     bytes: [u8; 15],
     len: usize,

@@ -1,5 +1,5 @@
 //! Ends coros whose loop cannot run any more: it is closed while another loop runs, its thread ends, or the interpreter
-//! exits. (If a loop that is closed can still run, the package ends its coros, in `grapeshot/coro/_ending.py`.)
+//! exits. (If a loop can still run when it is closed, the package ends its coros, in `grapeshot/coro/_ending.py`.)
 //!
 //! Each coro is resumed with `Shutdown` so that its `finally` blocks run. Like the loop, this module resumes the coro
 //! from the thread's own stack. In the `finally` blocks the coro may yield, but a wait is interrupted again. A coro
@@ -22,7 +22,7 @@ const GENTLE_ROUNDS: usize = 100;
 const DAEMON_ROUNDS: usize = 10;
 
 /// Shuts down this thread's coros (only those of `event_loop`, if given) in up to `rounds` rounds. Returns how many are
-/// left, not counting daemons that were abandoned. Called inside a coro, it only counts.
+/// left, not counting daemons that were abandoned. If a coro runs here, this function only counts.
 ///
 /// # Errors
 /// The first `SystemExit` or `KeyboardInterrupt` that a coro raised, after the last round.

@@ -4,8 +4,8 @@
 //!
 //! ```text
 //!   memray's stack    main run_forever | worker handle          the thread's own frames stay below the coro's frames
-//!   coro A goes                        | (return, return)
-//!   coro B comes      main run_forever | client send            (call, call)
+//!   coro A stops                       | (return, return)
+//!   coro B resumes    main run_forever | client send            (call, call)
 //! ```
 //!
 //! Each frame that was reported as called must also be reported as returned, because the profile function may keep a

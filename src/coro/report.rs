@@ -106,7 +106,7 @@ fn text(object: &Bound<'_, PyAny>) -> PyResult<String> {
     Ok(object.str()?.to_string_lossy().into_owned())
 }
 
-/// The code object of a Python function. `places` stops at the code of the function that runs the loop.
+/// The code object of a Python function. It is used for the function that runs the loop: `places` stops at its code.
 pub(super) fn code_of(function: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
     Ok(function
         .getattr("__code__")?

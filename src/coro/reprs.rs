@@ -1,10 +1,10 @@
 //! Gives each coro its own record of the containers whose `repr` is in progress, which CPython keeps per thread.
 //!
 //! `Py_ReprEnter` keeps these containers in a list, the entry `Py_Repr` of the thread state's dict, so that the `repr`
-//! of a list that contains itself ends with `[...]`. The `__repr__` of an item may wait, and another coro may print the
-//! same list during the wait. So the contents of the list are exchanged at each switch. `Fiber::reprs` holds the
-//! contents for the stack that is not running: the coro's contents while the coro is suspended, and the thread's own
-//! while the coro runs. The list object itself stays the same.
+//! of a container that contains itself shows `...` instead of recursing forever. The `__repr__` of an item may wait,
+//! and another coro may print the same container during the wait. So the contents of that list are exchanged at each
+//! switch. `Fiber::reprs` holds the contents for the stack that is not running: the coro's contents while the coro is
+//! suspended, and the thread's own while the coro runs. The list object itself stays the same.
 //!
 //! While no `repr` is in progress, each switch costs three tests. The exchange swaps the fields of the list object,
 //! which needs no memory except for a box, and runs no Python code. Source: `Py_ReprEnter` in CPython's

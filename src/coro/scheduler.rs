@@ -71,8 +71,8 @@ pub(super) fn resume(coro: Coro<'_>) -> PyResult<()> {
     })
 }
 
-/// Reports that a coro cannot run here: the caller is a loop that runs inside another coro, or a thread that is not the
-/// coro's. The coro's stack cannot be used in either place.
+/// Reports that a coro cannot run here: it was resumed by a loop that runs inside another coro, or in a thread that is
+/// not its own. The coro's stack cannot be used in either place.
 #[cold]
 fn refuse(runtime: &Runtime, coro: Coro<'_>) -> PyResult<()> {
     // The coro stays suspended until its own loop is closed or its own thread ends.
@@ -85,7 +85,7 @@ fn refuse(runtime: &Runtime, coro: Coro<'_>) -> PyResult<()> {
     report(coro, PyRuntimeError::new_err(why))
 }
 
-/// Calls `finish` if the coro has ended, and logs a warning that this run took too long.
+/// Logs a warning if this run, which took too long, held up other work. Then calls `finish` if the coro has ended.
 #[cold]
 fn finish_late(runtime: &Runtime, coro: Coro<'_>, took_ns: u64) -> PyResult<()> {
     // `finish` drops the runtime's reference to a coro that has ended.

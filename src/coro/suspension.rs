@@ -25,10 +25,11 @@ use crate::event_loop::handle::HandleRef;
 use crate::event_loop::progress::Progress;
 use crate::event_loop::pyloop::LoopObject;
 
-/// The two stack pointers that a switch away from a coro's stack needs. Small enough to be returned in registers.
+/// The two addresses that a switch away from a coro's stack needs. Small enough to be returned in registers.
 struct PreparedSwitch {
     /// The field that receives the coro's stack pointer.
     sp_place: NonNull<usize>,
+    /// The stack pointer of the thread's own stack.
     main_sp: usize,
 }
 
@@ -62,7 +63,7 @@ fn prepare_in(runtime: &Runtime, coro: Coro<'_>) -> PyResult<PreparedSwitch> {
     })
 }
 
-/// Takes the value that the finished wait returns, or raises its exception.
+/// Takes the value that the finished wait returns, or raises the exception that is pending for the coro.
 #[inline]
 fn take_wakeup(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
     // If the coro was woken and then interrupted, `wake_value` stays set, so that the waiting function can give the

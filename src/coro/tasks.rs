@@ -1,9 +1,9 @@
 //! asyncio's running loop and current task while a coro runs.
 //!
 //! While a coro runs, the current task is the coro itself, which has the interface of a task. From 3.14 on asyncio
-//! keeps the current task in the thread state, and `PyState::swap` swaps it. Before 3.14 asyncio keeps it in a dict by
-//! loop, which the scheduler updates at each switch. If other code has set another current task by the time the coro is
-//! suspended, that task is current again when the coro continues.
+//! keeps the current task in the thread state, and `PyState::swap` swaps it. Before 3.14 asyncio keeps it in a dict
+//! whose keys are the loops, and the scheduler updates this dict at each switch. If other code has set another current
+//! task by the time the coro is suspended, that task is current again when the coro continues.
 //!
 //! A coro that hides the loop sees what an ordinary thread sees: no running loop and no current task. To do this, the
 //! thread's running loop is exchanged at each switch with `Fiber::running_loop`, which holds the one that is not in
@@ -69,7 +69,8 @@ pub(super) fn set_registry(
     REGISTRY.store(registry, Ordering::Release);
 }
 
-/// Adds the coro to `asyncio.all_tasks()`, like `asyncio._register_task`, but without running Python code.
+/// Adds the coro to `asyncio.all_tasks()`, like `asyncio._register_task`, but without running Python code if there is a
+/// `REGISTRY`.
 #[inline]
 pub(super) fn register(coro: Coro<'_>) -> PyResult<()> {
     let registry = REGISTRY.load(Ordering::Relaxed);

@@ -41,7 +41,7 @@ const SLEEP_NS: std::ops::RangeInclusive<u64> = 1_000_000..=3_600_000_000_000;
 /// How long an exit or a fork waits for a report that the watchdog has begun.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// Reports the run of a pulse that began at the given time, unless it has ended. Called with the GIL.
+/// Reports the run that began at the given time, unless the run has ended. Called with the GIL.
 pub(super) type Report = fn(Python<'_>, &Pulse, u64) -> PyResult<()>;
 
 struct Watchdog {
@@ -124,8 +124,8 @@ pub(super) fn watch(pulse: &Arc<Pulse>, report: Report) {
             state.is_alive = true;
             state.thread = Some(handle);
         }
-        // The process cannot start another thread. Late runs are then reported only when they end, and later runs do
-        // not try to start the watchdog again.
+        // The process cannot start another thread. Late runs are then reported only when they end, and later runs of
+        // the threads that were to be watched do not try to start the watchdog again.
         Err(_) => state.watched.clear(),
     }
 }
@@ -268,8 +268,8 @@ impl Watchdog {
     }
 
     /// If nothing is watched and the watchdog is not using Python, tells the watchdog's thread to end and waits for
-    /// that; the thread needs no GIL to end. If it is using Python, it finds out afterwards that nothing is watched,
-    /// and ends then.
+    /// that; the thread needs no GIL to end. If the watchdog is using Python, it finds out afterwards that nothing is
+    /// watched, and ends then.
     fn end_if_unused(&self, mut state: MutexGuard<'_, State>) {
         if !state.watched.is_empty() || state.is_reporting {
             return;

@@ -5,7 +5,8 @@
 //! flags. Its answer lists the kinds of sockets in order. With its numbers converted to enum members of the `socket`
 //! module, this list becomes the pattern for all other literals of that IP version. Unusual requests (with a zone, a
 //! service name, or flags that could change the answer) are resolved like host names. So are all requests in debug
-//! mode, and all requests while a program has replaced `socket.getaddrinfo` or `_socket.getaddrinfo`, which it calls.
+//! mode, and all requests while a program has replaced `socket.getaddrinfo`, or the function `_socket.getaddrinfo`
+//! that it calls.
 
 use std::ffi::c_int;
 use std::net::{Ipv4Addr, Ipv6Addr};

@@ -1,5 +1,5 @@
-//! `grapeshot._core._Resolver`: asks the threads of `core/src/sys/resolver`, and turns their outcomes into the results
-//! and exceptions of CPython's `_socket`. Each loop that looks up names has one resolver.
+//! `grapeshot._core._Resolver`: lets the threads of `core/src/sys/resolver` look up names, and turns the outcomes into
+//! the results and exceptions of CPython's `_socket`. Each loop that looks up names has one resolver.
 //!
 //! Source: CPython `Modules/socketmodule.c`.
 
@@ -57,8 +57,8 @@ fn optional_text(value: &Bound<'_, PyAny>) -> PyResult<Option<CString>> {
     text(value).map(Some)
 }
 
-/// Asks `question`, and returns the ticket with which the answer will arrive. An answer that is at most `max_age`
-/// seconds old may be used again.
+/// Asks `question`, and returns the ticket with which the answer will arrive. An earlier answer to the same question
+/// may be used again if it is at most `max_age` seconds old.
 fn ask<'py>(this: Resolver<'py>, question: Question, max_age: &Bound<'py, PyAny>) -> ObjectResult<'py> {
     let max_age = Duration::try_from_secs_f64(max_age.extract()?).unwrap_or(Duration::MAX);
     // If no thread can be started, this raises the same exception as Python's `threading`.
@@ -223,7 +223,7 @@ unsafe extern "C" fn new(
     }
 }
 
-/// `_resolver_before_fork()`: ends the idle threads. CPython warns if a process with several threads forks.
+/// `_resolver_before_fork()`: ends the idle threads, because CPython warns if a process with several threads forks.
 #[pyfunction(name = "_resolver_before_fork")]
 fn before_fork() {
     resolver::before_fork();

@@ -70,9 +70,8 @@ impl LoopObject {
         result
     }
 
-    /// Called in the child of a fork: the paused listeners belong to the parent. Like everything that the child
-    /// inherits from the parent's loop, they are leaked, because dropping them could run code (see
-    /// `Reactor::forget_parent`).
+    /// Called in the child of a fork: the paused listeners belong to the parent. Like the work that the parent's loop
+    /// has scheduled, they are leaked, because dropping them could run code (see `Reactor::forget_parent`).
     pub(super) fn forget_paused(&self, py: Python<'_>) {
         mem::forget(self.paused.take(py));
     }

@@ -1,7 +1,7 @@
 //! The loop: scheduling, iterations, descriptors, and its Python interface `grapeshot._core.Loop`.
 //!
-//! Everything belongs to the thread that runs the loop. Transports, processes, coros and TLS are built on top of this
-//! room, which knows them only as a `Source`, a waiter or a deferred function.
+//! Unless a module says otherwise, its state belongs to the thread that runs the loop. Transports, processes, coros and
+//! TLS are built on top of this room, which knows them only as a `Source`, a waiter or a deferred function.
 
 mod call_methods;
 mod contexts;

@@ -1,9 +1,9 @@
 //! A descriptor that io watchers of gevent's hub watch, as a source of the loop.
 //!
 //! A greenlet's wait starts and stops a watcher. So a descriptor stays registered when its last watcher has stopped,
-//! and the next wait needs no system call. It is deregistered when an event shows that no watcher wants it, when the
-//! descriptor is closed, or when a transport or `add_reader` of asyncio takes it over. (libev does the same, except for
-//! the last.)
+//! and the next wait needs no system call. It is deregistered when an event shows that no watcher wants it, when its
+//! last watcher or the descriptor itself is closed, or when a transport or `add_reader` of asyncio takes it over.
+//! (libev, too, keeps a descriptor registered until such an event comes or the descriptor is closed.)
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_int, c_void};
@@ -32,8 +32,8 @@ enum State {
     /// Not in the loop's fd table, so an event cannot come.
     Unregistered,
     Registered,
-    /// In the fd table, but not in the poller, which refuses the file because it is always ready. Its watchers fire in
-    /// each iteration.
+    /// In the fd table, but not in the poller, which refuses a file that is always ready. The watchers of such a file
+    /// fire in each iteration.
     AlwaysReady,
 }
 
@@ -108,8 +108,8 @@ impl Source for DescriptorObject {
         self.armed.get()
     }
 
-    /// asyncio's code may take over a descriptor without an active watcher. It is deregistered here, because it may be
-    /// open.
+    /// Also false if no watcher is active, because asyncio's code may take over such a descriptor. The descriptor may
+    /// still be open, so it is deregistered here.
     fn has_descriptor(this: This<'_, Self>) -> bool {
         if this.watchers.borrow().is_empty() {
             end(this);
@@ -171,7 +171,7 @@ fn interest_of(events: c_int) -> Interest {
     interest
 }
 
-/// The descriptor that `object` is; None for any other object.
+/// `object` as a descriptor; None if it is of another type.
 pub(super) fn of<'a>(object: &'a Bound<'_, PyAny>) -> Option<Descriptor<'a>> {
     // SAFETY: attached; objects of this type, which has no subclasses, have the layout, and `object` keeps it alive.
     unsafe {
@@ -210,7 +210,7 @@ pub(super) fn rejoin(this: Descriptor<'_>, watcher: Io<'_>) -> bool {
     is_known
 }
 
-/// Whether the descriptor is in the loop's fd table. It is not after the loop was closed.
+/// Whether the descriptor is in the loop's fd table, which is empty once the loop is closed.
 fn is_in_table(this: Descriptor<'_>) -> bool {
     with_descriptors(this, |descriptors| descriptors.is_registered(this.token.get())) == Some(true)
 }

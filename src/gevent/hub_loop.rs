@@ -59,7 +59,7 @@ pub(super) fn is_hub_loop(object: &Bound<'_, PyAny>) -> bool {
     unsafe { ffi::PyObject_TypeCheck(object.as_ptr(), HUB_LOOP_TYPE.load(Ordering::Relaxed)) != 0 }
 }
 
-/// The hub's loop that `object` is.
+/// `object` as a loop of the hub.
 ///
 /// # Safety
 /// `is_hub_loop(object)`.
@@ -71,14 +71,14 @@ pub(super) unsafe fn cast<'a>(object: &'a Bound<'_, PyAny>) -> HubLoop<'a> {
 }
 
 impl HubLoopObject {
-    /// Counts a watcher with a reference that becomes active.
+    /// Called when a watcher with a reference becomes active.
     pub(super) fn add_reference(&self) {
         self.references.set(self.references.get() + 1);
     }
 }
 
-/// Counts a watcher with a reference that is no longer active. If nothing is left that keeps `run()` from returning,
-/// the loop looks once more, after the callbacks that are ready, and then stops.
+/// Called when a watcher with a reference is no longer active. If nothing is left that keeps `run()` from returning,
+/// the loop checks this again after the callbacks that are ready now have run, and stops if it is still true.
 pub(super) fn drop_reference(this: HubLoop<'_>) -> PyResult<()> {
     this.references.set(this.references.get() - 1);
     if this.references.get() <= 0 && !this.is_destroyed.get() {

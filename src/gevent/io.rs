@@ -30,9 +30,10 @@ pub(super) const WRITE: c_int = 2;
 #[repr(C)]
 pub(super) struct IoObject {
     base: ffi::PyObject,
-    /// A `HubLoopObject`, which `_set` has checked. Python code can only read it. Empty before `_set` and after the collector has cleared the watcher.
+    /// A `HubLoopObject`, which `_set` has checked. Python code can only read it. Empty before `_set`, and after the
+    /// collector has cleared the watcher.
     hub_loop: ObjectCell,
-    /// What `start` was given. Python code can set both.
+    /// The callback that `start` was given, and its arguments. Python code can set both attributes.
     callback: ObjectCell,
     args: ObjectCell,
     /// The `DescriptorObject` on which this watcher is active, or was the last time. Empty if the descriptor was closed
@@ -84,7 +85,7 @@ fn with_hub_loop<R>(this: Io<'_>, body: impl FnOnce(HubLoop<'_>) -> PyResult<R>)
     }
 }
 
-/// The descriptor on which the watcher was last active.
+/// Calls `body` with the descriptor on which the watcher is active, or was the last time. None if there is none.
 fn with_descriptor<R>(this: Io<'_>, body: impl FnOnce(Descriptor<'_>) -> R) -> Option<R> {
     let kept = this.descriptor.get(this.py())?;
     descriptor::of(&kept).map(body)
@@ -127,7 +128,8 @@ fn passes_events(args: &Args<'_, '_>) -> PyResult<bool> {
     Ok(passes)
 }
 
-/// The arguments of the callback: those of `start` after the callback itself.
+/// The arguments for the callback: the ones that follow the callback in the call of `start`. With `pass_events`, the
+/// object that stands for the events comes before them.
 fn callback_args<'py>(args: &Args<'_, 'py>) -> PyResult<Bound<'py, PyTuple>> {
     let py = args.py();
     let given = &args.positional()[1..];
@@ -198,7 +200,7 @@ fn begin_on(this: Io<'_>, hub_loop: HubLoop<'_>) -> PyResult<()> {
     }
 }
 
-/// The descriptor whose list has the watcher, if it is active.
+/// Whether `descriptor` is the one on which the watcher is active, or was the last time.
 pub(super) fn is_on(this: Io<'_>, descriptor: Descriptor<'_>) -> bool {
     this.descriptor.as_ptr() == descriptor.as_ptr()
 }
@@ -282,7 +284,7 @@ pub(super) fn fire(this: Io<'_>, events: c_int) -> PyResult<()> {
     })
 }
 
-/// `_fire(events=0)`
+/// `_fire(events=0)`: calls the callback now.
 fn fire_now<'py>(this: Io<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let [events] = args.bind()?;
     let events = match events {
@@ -361,7 +363,7 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("_HUB_EVENTS", marker)
 }
 
-/// The watcher that `object` is.
+/// `object` as a watcher.
 ///
 /// # Safety
 /// `object` is an entry of a descriptor's list, which only has watchers.

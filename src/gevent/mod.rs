@@ -1,7 +1,7 @@
 //! gevent's hub on the loop: the io watchers, which start and stop for each wait of a greenlet, and the running loop of
 //! each greenlet. The rest is Python: `python/grapeshot/gevent`.
 //!
-//! Everything belongs to the thread that runs the hub's loop.
+//! The watchers and their descriptors belong to the thread that runs the hub's loop.
 
 mod descriptor;
 mod hub_loop;

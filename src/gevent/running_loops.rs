@@ -1,9 +1,9 @@
 //! `_exchange_running_loops`: gives each greenlet a running loop and a current task of its own. greenlet calls it at
 //! each switch (`greenlet.settrace`).
 //!
-//! asyncio keeps the running loop in the thread state. From Python 3.14 on it keeps the current task there too, and
-//! before that in a dict by loop, which needs no exchange. A greenlet that is suspended while a loop runs in it keeps
-//! both in its attribute `_grapeshot_running`.
+//! asyncio has one running loop per thread and, from Python 3.14 on, one current task per thread. Earlier versions keep
+//! the current tasks in a dict whose keys are the loops, which needs no exchange. A greenlet that is suspended while a
+//! loop runs in it keeps the loop and the task in its attribute `_grapeshot_running`.
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;

@@ -1,7 +1,7 @@
 //! A BIO of our own, through which OpenSSL reads ciphertext from our buffers and writes ciphertext to them.
 //!
 //! ```text
-//!   kept ciphertext, then the lent --> read()  [ SSL ]  write() --> the window, then `outgoing`
+//!   kept, then lent ciphertext --> read()  [ SSL ]  write() --> the window, then `outgoing`
 //! ```
 //!
 //! Ciphertext that has just been received is lent for the time of one call, and only what OpenSSL did not read is
@@ -49,7 +49,7 @@ pub(super) struct Buffers {
 }
 
 // SAFETY: the pointers lead to memory that may be used from any thread. `lend` and `open_window` demand that the memory
-// is valid until it is withdrawn, which takes the lock.
+// is valid until it is withdrawn, and withdrawing it takes the lock.
 unsafe impl Send for Buffers {}
 
 impl Buffers {

@@ -6,8 +6,8 @@
 //! then reports the same error once more, because its queue still has the error and the `SSL` stays in its error state.
 //! So the object raises Python's exception.
 //!
-//! The GIL is kept during a call, since decrypting a record of 16 KiB takes only a few microseconds. On a free-threaded
-//! build, a call runs in the critical section of the `_SSLSocket`, as its Python methods do.
+//! A call does not release the GIL, since decrypting a record of 16 KiB takes only a few microseconds. On a
+//! free-threaded build, a call runs in the critical section of the `_SSLSocket`, as its Python methods do.
 
 use std::ffi::c_int;
 use std::ptr::NonNull;
@@ -63,8 +63,8 @@ impl Direct {
     /// called.
     pub(super) unsafe fn new(openssl: &'static OpenSsl, ssl: NonNull<Ssl>) -> Option<Self> {
         // SAFETY: a new BIO gets its data before any other code sees it, and the data is freed with the BIO.
-        // SSL_set_bio takes one reference for both directions, and drops those to the old BIOs. The second reference is
-        // ours.
+        // SSL_set_bio takes one reference for both directions, and drops the references to the old BIOs. The second
+        // reference to the new BIO is ours.
         unsafe {
             let bio = NonNull::new((openssl.BIO_new)(openssl.bio_method))?;
             let buffers = NonNull::from(Box::leak(Box::new(Mutex::new(Buffers::new()))));

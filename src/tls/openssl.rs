@@ -1,12 +1,12 @@
 //! The functions of the OpenSSL library that Python's `ssl` module uses.
 //!
 //! They are looked up by name in the library that `_ssl` has loaded, so there is never a second copy of OpenSSL in the
-//! process. Python does not tell where an `SSLSocket` keeps its `SSL*`. OpenSSL does: it calls `note_created` for each
-//! `SSL` that it creates. Before the pointer is used, `is_ssl_of` checks that the object really has it.
+//! process. Python does not tell which `SSL*` belongs to an `_SSLSocket`. But OpenSSL calls `note_created` with each
+//! `SSL` that it creates. Before such a pointer is used, `is_ssl_of` checks that the object really has it.
 //!
-//! If a function is not found (OpenSSL is linked into the interpreter and its names are hidden), or if the library is
-//! not OpenSSL itself (`LibreSSL` and AWS-LC have functions of the same names that work differently), TLS goes through
-//! `ssl.MemoryBIO`.
+//! If a function is not found (for example because OpenSSL is linked into the interpreter and its names are hidden), or
+//! if the library is not OpenSSL itself (`LibreSSL` and AWS-LC have functions of the same names that work differently),
+//! TLS goes through `ssl.MemoryBIO`.
 //!
 //! Source: `SSL_get_ex_new_index(3)`, `BIO_meth_new(3)`, `SSL_get_error(3)`. All functions exist from OpenSSL 1.1.1 on.
 
@@ -97,8 +97,8 @@ unsafe extern "C" fn note_created(
 struct Library(*mut c_void);
 
 impl Library {
-    /// The library of the extension module `_ssl`, which leads to the libraries that it is linked to. If `_ssl` is
-    /// built into the interpreter: all libraries whose names are global.
+    /// The library of the extension module `_ssl`; a search in it includes the libraries to which it is linked. If
+    /// `_ssl` is built into the interpreter: all libraries whose names are global.
     fn of_ssl_module(module: &Bound<'_, PyModule>) -> Option<Self> {
         let version = module.getattr(intern!(module.py(), "OPENSSL_VERSION")).ok()?;
         if !version.extract::<String>().ok()?.starts_with("OpenSSL ") {
@@ -109,7 +109,7 @@ impl Library {
         };
         let path = CString::new(path.extract::<PathBuf>().ok()?.into_os_string().into_vec()).ok()?;
         // SAFETY: the path ends in NUL. RTLD_NOLOAD loads nothing: it returns the library that Python has loaded, or
-        // null. The reference that it adds keeps the library forever, as Python does.
+        // null. The reference that it adds keeps the library loaded. Python never unloads it either.
         let library = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
         (!library.is_null()).then_some(Self(library))
     }
@@ -205,7 +205,7 @@ impl OpenSsl {
     }
 
     /// Runs `create`, which makes an `ssl.SSLObject`. Returns its result, and the `SSL` that was created last, which
-    /// may have been freed since. None if none was created.
+    /// may have been freed since. None if no `SSL` was created.
     pub(super) fn created_by<R>(create: impl FnOnce() -> R) -> (R, Option<NonNull<Ssl>>) {
         LAST_CREATED.set(ptr::null_mut());
         let result = create();

@@ -231,8 +231,8 @@ fn read_all<'py>(this: Tls<'py>, data: &[u8]) -> PyResult<(Option<Bound<'py, PyA
     Ok((Some(plain.finish(filled)?), is_closed))
 }
 
-/// For a BufferedProtocol: calls `get_buffer`, decrypts as many whole records into the buffer as fit, and calls
-/// `buffer_updated`. The context is entered once for both calls. True if the peer has sent `close_notify`.
+/// For a BufferedProtocol: calls `get_buffer`, fills the buffer with plaintext of the whole records that have arrived,
+/// and calls `buffer_updated`. The context is entered once for both calls. True if the peer has sent `close_notify`.
 fn fill_buffer(this: Tls<'_>, rest: &mut &[u8]) -> PyResult<bool> {
     while this.records.get() == 0 && !rest.is_empty() {
         let (piece, later) = rest.split_at(rest.len().min(FEED_LEN));
@@ -258,8 +258,8 @@ fn fill_buffer(this: Tls<'_>, rest: &mut &[u8]) -> PyResult<bool> {
     })?
 }
 
-/// Decrypts whole records into `capacity` bytes at `memory`. Returns how many bytes were filled, and whether
-/// `close_notify` has come.
+/// Decrypts the whole records that have arrived, until all `capacity` bytes at `memory` are filled. Returns how many
+/// bytes were filled, and whether `close_notify` has come.
 ///
 /// # Safety
 /// `capacity` bytes (at least 1) at `memory` may be written, and stay valid during the call even if Python code runs.

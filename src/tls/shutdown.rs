@@ -1,8 +1,8 @@
 //! The orderly end of a TLS connection: written data is sent, `close_notify` is exchanged, and the application is told.
 //!
 //! Data that comes after the application's `close()` is discarded, as asyncio's documentation says: `SSL_shutdown`
-//! would fail on such data, which may have been on the way already. Data that came before the peer's end is delivered
-//! before the end is reported.
+//! would fail on such data, which may have been on the way already. Data that the peer sent before it ended the
+//! connection is delivered before the end is reported.
 
 use pyo3::ffi;
 use pyo3::prelude::*;

@@ -11,7 +11,7 @@ use super::openssl::OpenSsl;
 use crate::binding::names::Kept;
 
 pub(super) struct SslModule {
-    /// `ssl.SSLObject`. The C object inside an `SSLObject` is called directly only if its type is exactly this one.
+    /// `ssl.SSLObject`. If the type of an object is exactly this one, the C object inside it may be called directly.
     pub(super) ssl_object_type: Kept,
     pub(super) memory_bio_type: Kept,
     pub(super) certificate_error: Kept,

@@ -1,5 +1,5 @@
-//! A buffer that a BufferedProtocol lends to receive data into: an exported view of the object that `get_buffer`
-//! returned.
+//! A buffer that a BufferedProtocol lends to its transport, which receives data into it: an exported view of the object
+//! that `get_buffer` returned.
 //!
 //! Used on the loop's thread only.
 
@@ -39,8 +39,8 @@ impl LentBuffer {
 impl Drop for LentBuffer {
     #[inline(always)]
     fn drop(&mut self) {
-        // SAFETY: transports run attached. PyObject_GetBuffer has filled the view; if it has not, the view has no
-        // object and the release does nothing.
+        // SAFETY: transports run attached. Either PyObject_GetBuffer has filled the view, or the view has no object and
+        // the release does nothing.
         unsafe { ffi::PyBuffer_Release(&raw mut self.0) };
     }
 }

@@ -1,7 +1,8 @@
 //! Listening sockets. When the poller reports one as ready, a batch of connections is accepted directly from that
 //! event.
 //!
-//! Used on the loop's thread only. The Python server owns the listening socket; the listener holds a reference to it.
+//! Used on the loop's thread only. The Python server owns the listening socket; the listener has a reference to the
+//! socket.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_void};
@@ -102,8 +103,9 @@ fn accept(this: This<'_, ListenerObject>) -> PyResult<()> {
 
 impl Source for ListenerObject {
     /// Once `loop.stop()` was called, no connection is accepted until the next run. asyncio behaves in the same way: it
-    /// makes the protocol and the transport in a task, which would start in the next run. A program that stops the loop
-    /// and then cancels all tasks would otherwise miss the tasks of the new connections.
+    /// makes the protocol and the transport in a task, which would start in the next run. If a callback stops the loop
+    /// and cancels all tasks, it would otherwise miss the tasks of connections that are accepted later in the same
+    /// iteration.
     fn on_ready(this: This<'_, Self>, _: Readiness) -> PyResult<()> {
         let Some(event_loop) = this.event_loop.get(this.py()) else {
             return Ok(());
@@ -245,8 +247,8 @@ fn stop(this: This<'_, ListenerObject>) {
     }
 }
 
-/// `loop._listen(sock, protocol_factory, server, backlog)`: starts listening and returns the listener, whose `_stop()`
-/// ends it.
+/// `loop._listen(sock, protocol_factory, server, backlog)`: starts listening and returns the listener. Its `_stop()`
+/// ends the listening.
 fn listen<'py>(this: This<'py, LoopObject>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     this.reactor().check_closed()?;

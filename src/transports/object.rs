@@ -390,8 +390,8 @@ pub(crate) fn check_thread<B: Body>(this: This<'_, TransportObject<B>>) -> PyRes
     }
 }
 
-/// Logs a change of the transport's state in debug mode, or if I/O events are logged. `format` is the
-/// message, with `%r` for the transport.
+/// Logs a change of the transport's state in debug mode, or if I/O events are logged. `format` is the message, with
+/// `%r` for the transport.
 pub(crate) fn log_change<B: Body>(this: This<'_, TransportObject<B>>, format: &str) -> PyResult<()> {
     this.reactor().probe.log_event(this.py(), Mode::LOG_IO, || {
         (this.to_bound(), format.replace("%r ", ""))
@@ -402,7 +402,7 @@ pub(crate) fn log_change<B: Body>(this: This<'_, TransportObject<B>>, format: &s
     log::debug(this.py(), format, &[this.to_bound()])
 }
 
-/// Logs a fault that is not reported, with its traceback, in debug mode.
+/// In debug mode, logs a fault that is not reported, with its traceback.
 pub(crate) fn log_fault<B: Body>(
     this: This<'_, TransportObject<B>>,
     message: &str,

@@ -1,5 +1,6 @@
-//! The Python object that owns a transport's descriptor. Any code that holds this object may close it, and the
-//! descriptor's number then belongs to another file. `Owner` finds out whether the object still has the descriptor.
+//! The Python object that owns a transport's descriptor. Any code that has a reference to this object may close it, and
+//! the descriptor's number may then belong to another file. `Owner` finds out whether the object still has the
+//! descriptor.
 //!
 //! Each use of the descriptor first gets the number from the object. For sockets and raw files that is a single load,
 //! because their C structures begin with the number, right after the object header. This layout is checked once per

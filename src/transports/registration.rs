@@ -1,11 +1,12 @@
 //! The descriptor of a transport: its number, the object that may close it, and its entry in the loop's fd table and in
 //! the poller.
 //!
-//! Used on the loop's thread only. The events that a transport waits for are computed from its state each time.
+//! Used on the loop's thread only. Before each update of the poller, the transport computes the events to wait for from
+//! its own state.
 //!
-//! Any code that holds the socket object behind a transport can close it. The number is then unused, or belongs to
-//! another file: nothing may be read from it or written to it, and it must be neither closed nor changed in the poller.
-//! So every such use calls `usable_fd` first, and calls it again after each call into Python.
+//! Any code that has a reference to the socket object behind a transport can close the socket. The descriptor's number
+//! is then unused, or belongs to another file. The transport must not read or write with that number, close it, or
+//! change its entry in the poller. So every such use calls `usable_fd` first, and again after each call into Python.
 
 use std::cell::Cell;
 use std::io;

@@ -53,7 +53,7 @@ struct Stock {
 /// Empty if asyncio's methods are not the ones that this module was written for. Then nothing is fed natively.
 static STOCK: PyOnceLock<Stock> = PyOnceLock::new();
 
-/// Remembers asyncio's classes, if their methods are the ones that this module replaces.
+/// Remembers asyncio's classes, if their methods are the ones whose work this module does natively.
 pub(super) fn register(py: Python<'_>) -> PyResult<()> {
     let streams = py.import("asyncio.streams")?;
     let protocol_type = streams.getattr("StreamReaderProtocol")?;

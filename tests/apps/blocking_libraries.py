@@ -357,7 +357,7 @@ class Ftp(Library):
 
 
 class Meeting:
-    """A barrier: all threads go on DELAY_S after the last one has arrived, as in slow_servers.py."""
+    """A barrier: all threads continue DELAY_S after the last one has arrived, as with Crowd in slow_servers.py."""
 
     def __init__(self) -> None:
         self.barrier = threading.Barrier(COUNT)

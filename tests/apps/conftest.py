@@ -71,7 +71,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if requirements.ABSENT:
         terminalreporter.section("NOT TESTED: programs or packages are missing on this machine", sep="=")
         for what, where_from in requirements.ABSENT.items():
-            terminalreporter.write_line(f"{what} ({where_from}): everything that needs it was left out")
+            terminalreporter.write_line(f"{what} ({where_from}): the tests that need it were skipped or failed")
 
 
 @pytest.fixture(params=list(KINDS))
@@ -97,7 +97,7 @@ def factory(factory_name: str) -> Callable[[], asyncio.AbstractEventLoop]:
 
 @pytest.fixture
 def run(factory: Callable[[], asyncio.AbstractEventLoop]) -> Iterator[Callable[..., object]]:
-    """A function that runs a coroutine on a loop of this kind. The test fails if an exception handler was called."""
+    """A function that runs a coroutine on a loop of this kind. The test fails if the exception handler was called."""
     contexts: list[dict[str, object]] = []
 
     def start(coroutine: object) -> object:

@@ -131,8 +131,8 @@ class Daemon(ABC):
 
 
 def die_with_parent() -> list[str]:
-    """Return a prefix for a command. Where the system supports it, the command then ends with the tests, even if the
-    tests are killed.
+    """Return a prefix for a command. With the prefix, the kernel kills the command when the tests end, even if they are
+    killed. Where setpriv is missing, the prefix is empty.
     """
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
@@ -188,8 +188,8 @@ class PostgresAddress:
 
 
 class Postgres(Daemon):
-    """PostgreSQL: passwords and TLS over TCP, trust on its unix socket. If root runs the tests, it uses another
-    account.
+    """PostgreSQL: passwords and TLS over TCP, trust on its unix socket. If root runs the tests, the server runs under
+    another account.
     """
 
     stop_signal = signal.SIGINT  # PostgreSQL's fast shutdown, which does not wait for clients
@@ -243,8 +243,8 @@ class MariaDBAddress:
 
 
 class MariaDB(Daemon):
-    """MariaDB: it asks for a password and offers TLS, both over TCP and on its unix socket. Nothing is synced to disk.
-    If root runs the tests, it uses another account.
+    """MariaDB: passwords and optional TLS, both over TCP and on its unix socket. Nothing is synced to disk. If root
+    runs the tests, the server runs under another account.
     """
 
     # Small files without syncing: the data is needed only as long as the tests run.
@@ -296,7 +296,7 @@ class MariaDB(Daemon):
 
 
 class Memcached(Daemon):
-    """memcached over TCP. If root runs the tests, it uses another account."""
+    """memcached over TCP. If root runs the tests, the server runs under another account."""
 
     def __init__(self, certificates: Certificates) -> None:
         self.program = program("memcached", "Debian: memcached")
@@ -323,13 +323,13 @@ class RabbitMQ(Daemon):
             "rabbitmq-server", "Debian: rabbitmq-server", "/usr/lib/rabbitmq/bin", variable="REQUIRE_RABBITMQ"
         )
         if os.geteuid() == 0:
-            self.user = "rabbitmq"  # the package creates this account, and its script would change to it
+            self.user = "rabbitmq"  # the package's account; as root, its start script would switch to it anyway
         super().__init__(certificates)
 
     def prepare(self) -> None:
         self.write("enabled_plugins", "[].")
-        # A log beside the server's output: root has opened the file for the output, so the server's account could not
-        # open that file by its name.
+        # RabbitMQ writes its log into this file and not into `log`: root has opened `log`, so the server's account
+        # cannot open it by its name.
         self.own_log = self.folder / "rabbitmq.log"
 
     def __exit__(self, *_error: object) -> None:

@@ -1,9 +1,9 @@
 """Programs and packages that the application tests need. A missing one skips the test, or fails it.
 
 A skipped test gives the reason, and the summary of the run repeats it (see conftest.py). Environment variables turn
-skips into failures: `REQUIRE_SERVERS=1`, set in the project's CI, for a missing program or a missing package of the
-extra `dev`; `REQUIRE_FRAMEWORKS=1` and `REQUIRE_RABBITMQ=1`, set by .ci/matrix, for a missing package of the extra
-`frameworks` and for RabbitMQ; and `REQUIRE_NODE=1` for Node.js (see pages.py).
+skips into failures: `REQUIRE_SERVERS=1`, set in the project's CI, for a missing program or a missing package of
+requirements/dev.txt; `REQUIRE_FRAMEWORKS=1` and `REQUIRE_RABBITMQ=1`, set by .ci/matrix, for a missing package of
+requirements/frameworks.txt and for RabbitMQ; and `REQUIRE_NODE=1` for Node.js (see pages.py).
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ def absent(what: str, where_from: str, variable: str = REQUIRE) -> NoReturn:
 
 
 def framework(module: str) -> None:
-    """Skip the test if this module, which only the extra `frameworks` installs, is missing."""
+    """Skip the test if this module of requirements/frameworks.txt is missing."""
     if importlib.util.find_spec(module) is None:
         absent(module, "requirements/frameworks.txt", "REQUIRE_FRAMEWORKS")
 
 
 def package(module: str) -> None:
-    """Skip the test if this module, which the extra `dev` installs, is missing."""
+    """Skip the test if this module of requirements/dev.txt is missing."""
     if importlib.util.find_spec(module) is None:
-        absent(module, "pip install grapeshot[dev]")
+        absent(module, "requirements/dev.txt")
 
 
 def program(name: str, where_from: str, *beside: str, variable: str = REQUIRE) -> str:

@@ -11,8 +11,8 @@ The routes, the same on all three servers:
     GET  /gather?n=500     replies when n such requests are in flight at once
     GET  /held             notes "held", replies "released" when the test opens the gate
     GET  /endless          streams until the client is gone, then notes "download-lost"
-    POST /digest           reads the body as a stream: "<length> <sha256>"; notes "upload-begun" when data arrives,
-                           and "upload-lost" if the client goes
+    POST /digest           reads the body as a stream, and replies "<length> <sha256>"; notes "upload-begun" when data
+                           arrives, and "upload-lost" if the client disconnects
     POST /echo             streams the body back while it arrives
 """
 

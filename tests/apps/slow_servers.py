@@ -122,7 +122,7 @@ class SlowServers:
         return self.crowds[-1]
 
     def proxy(self, port: int) -> int:
-        """Start a proxy of a server. On each connection, the first data from the server is delayed."""
+        """Start a proxy for a server. On each connection, the first data from the server is delayed."""
         crowd = self._crowd()
 
         async def serve(reader: Reader, writer: Writer) -> None:
@@ -186,7 +186,7 @@ class SlowServers:
 LATE = b"\0"
 
 
-# The answers of the line servers. Each client names itself by a number, which the delayed answer repeats.
+# The answers of the line servers. Each client sends a number of its own, which the delayed answer repeats.
 
 
 def smtp() -> tuple[bytes, Callable[[bytes], bytes | None]]:

@@ -64,7 +64,7 @@ class Gate(asyncssh.SSHServer):
 
 
 class Served:
-    """A listening server, what it has accepted, and how to connect to it."""
+    """A listening server, the connections that it has accepted, and a method to connect to it."""
 
     def __init__(self, keys: Keys, acceptor: asyncssh.SSHAcceptor, accepted: list[Any]) -> None:
         self.keys, self.acceptor, self.accepted = keys, acceptor, accepted
@@ -76,7 +76,7 @@ class Served:
 
 
 async def handle(process: asyncssh.SSHServerProcess[Any]) -> None:
-    """Run the commands that the server offers."""
+    """Run one of the commands that the server offers."""
     command, _, argument = (process.command or "").partition(" ")
     try:
         if command == "echo":

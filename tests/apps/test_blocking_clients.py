@@ -75,7 +75,7 @@ def test_50_blocking_calls_of_redis_at_once(options: dict[str, Any], tmp_path: P
             threads = [threading.Thread(target=wait_for, args=(client, number)) for number in range(50)]
             for thread in threads:
                 thread.start()
-            # All of them wait in the server before the first one gets its value.
+            # All 50 calls wait in the server before the first one gets its value.
             while client.info("clients")["blocked_clients"] < 50:
                 pass
             for number in range(50):

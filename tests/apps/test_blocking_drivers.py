@@ -103,7 +103,7 @@ def wait_for(number):
     return client.blpop(f"driver:{{number}}", timeout=30)[1]
 
 def release():
-    # All of them wait in the server before the first one gets its value.
+    # All COUNT calls wait in the server before the first one gets its value.
     while client.info("clients")["blocked_clients"] < COUNT:
         pass
     for number in range(COUNT):

@@ -225,7 +225,9 @@ def application(redis_server: RedisAddress, tmp_path: Path) -> Application:
 
 
 def test_tasks(application: Application) -> None:
-    """Blocking tasks and `async def` tasks run at the same time in one thread. Time limits, retries and results."""
+    """Forty blocking tasks, and then forty `async def` tasks, run at the same time in one thread. Then tasks test time
+    limits, retries and results.
+    """
     with application.worker("-c", "40") as worker:
         lines = application.client("""
 threads = {outcome(result) for result in [together.delay("together", 40) for _ in range(40)]}
@@ -315,7 +317,7 @@ noted("nap", "begun", "ended"), noted("third", "begun")
 
 
 def lose_nothing(application: Application, **env: str) -> None:
-    """Kill a worker while it has tasks, and let another one do everything. The tasks are acknowledged at their end."""
+    """Kill a worker while it has tasks, and let another worker run all tasks. A task is acknowledged when it ends."""
     application.env |= {"LATE": "1", **env}
     application.client("""
 with app.producer_pool.acquire(block=True) as producer:
@@ -325,7 +327,7 @@ with app.producer_pool.acquire(block=True) as producer:
     with application.worker("-c", "50") as worker:
         worker.wait_line("received", count=100)  # its tasks wait at the gate, so it asks the broker for nothing more
         # Wait for an answer, which shows that the worker is not looking for old messages in Redis. A worker that is
-        # killed while it does that leaves a lock behind, so no worker could look for them in the next five minutes.
+        # killed while it looks for them leaves a lock behind, and no worker can look for them in the next five minutes.
         application.client('inspected("stats")')
         worker.process.send_signal(signal.SIGKILL)
     application.client('store.set("gate", 1)')

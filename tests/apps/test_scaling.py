@@ -116,7 +116,7 @@ def test_processes_with_a_socket_each(python: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["processes", "threads"])
-def test_a_program_with_a_loop_in_each(python: Path, tmp_path: Path, kind: str) -> None:
+def test_a_program_with_a_loop_in_each_process_or_thread(python: Path, tmp_path: Path, kind: str) -> None:
     command = Command(only(commands("many"), kind), BLOCKS, python, tmp_path)
     with command.start() as server:
         answers = ask_until(command.port, lambda answers: len({thread for *_, thread in answers}) == 2, [server])

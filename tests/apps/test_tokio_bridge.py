@@ -56,7 +56,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def bridge(built: Path) -> ModuleType:
-    """The module with its tokio runtime, which runs until the process ends and keeps its descriptors."""
+    """The module with its tokio runtime, which runs and keeps its descriptors open until the process ends."""
     sys.path.insert(0, str(built))
     try:
         module = importlib.import_module("tokio_bridge")
@@ -66,7 +66,7 @@ def bridge(built: Path) -> ModuleType:
     return module
 
 
-def test_importing_it_leaves_the_gil_as_it_is(bridge: ModuleType) -> None:
+def test_importing_the_module_does_not_enable_the_gil(bridge: ModuleType) -> None:
     assert HAS_GIL or not sys._is_gil_enabled()
 
 

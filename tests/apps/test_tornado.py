@@ -190,7 +190,7 @@ def test_start_tls_on_an_iostream(run: Run, certificates: Certificates) -> None:
 
 
 async def settle() -> None:
-    """Let the handlers notice that their clients have disconnected."""
+    """Wait until all other tasks have ended: handlers end when they notice that their clients have disconnected."""
     give_up_s = asyncio.get_running_loop().time() + TIMEOUT_S
     me = asyncio.current_task()
     while [task for task in asyncio.all_tasks() if task is not me]:

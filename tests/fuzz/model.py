@@ -277,7 +277,7 @@ class Model:
         self.note("reaction", action)
         if action == "raise":
             raise Reaction
-        with contextlib.suppress(AttributeError, NotImplementedError):  # another kind of transport has no such method
+        with contextlib.suppress(AttributeError, NotImplementedError):  # not every transport has this method
             if action.startswith("write"):
                 self.send(b"in a callback")
             if action in {"close", "write and close"}:

@@ -117,7 +117,7 @@ class Example:
             raise TimeUp
 
     def guarded(self, function: Callable[[], Any]) -> None:
-        """Call the function; a signal ends it after a while."""
+        """Call the function. If it is still running when the next signal comes, the signal ends it."""
         before, self.is_interruptible = self.is_interruptible, True
         try:
             function()

@@ -22,7 +22,7 @@ from fuzz.budget import QUICK, Budget  # noqa: E402
 from fuzz.native import Function  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-# From Python 3.14 on, hypothesis may warn about its own generator.
+# From Python 3.14 on, hypothesis may warn about its own random generator.
 pytestmark = pytest.mark.filterwarnings("ignore:It looks like `register_random`")
 
 LEFT = ("left behind", "descriptors left", "references left")

@@ -15,7 +15,7 @@ from fuzz.budget import QUICK, Budget  # noqa: E402
 from fuzz.tls_model import HAS_LIBRARY, TlsModel  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-# From Python 3.14 on, hypothesis may warn about its own generator.
+# From Python 3.14 on, hypothesis may warn about its own random generator.
 pytestmark = pytest.mark.filterwarnings("ignore:It looks like `register_random`")
 
 CUTS = st.lists(st.sampled_from([1, 2, 3, 4, 5, 6, 21, 22, 23, 100, 1000, 16_384]), max_size=6)

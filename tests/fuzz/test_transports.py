@@ -13,7 +13,7 @@ from fuzz.model import DATAGRAMS, PIPES, REACTIONS, STREAMS, Model  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule  # noqa: E402
 
-# From Python 3.14 on, hypothesis may warn about its own generator.
+# From Python 3.14 on, hypothesis may warn about its own random generator.
 pytestmark = pytest.mark.filterwarnings("ignore:It looks like `register_random`")
 
 SLOW_S = 0.003

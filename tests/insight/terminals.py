@@ -51,7 +51,7 @@ class Terminal:
         except OSError:
             return False
         self._raw += data
-        while self._places_told < self._raw.count(ASKS_PLACE):  # in all output: a read may split a sequence
+        while self._places_told < self._raw.count(ASKS_PLACE):  # count in all output: a read may end inside a sequence
             self._places_told += 1
             os.write(self.fd, b"\x1b[1;1R")
         self._text = CONTROL.sub("", self._raw.decode(errors="replace"))

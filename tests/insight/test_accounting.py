@@ -263,7 +263,7 @@ async def test_connections_of_a_server_are_one_row_that_grows(loop, serve):
     assert f"{len(second.descriptors)} open descriptors (+4)\n" in text
     assert f"{host}:{port} -> " not in text, "no row for a single connection"
     assert second.text(each=True).count(f"tcp {host}:{port} -> ") == 5
-    server.close()  # its connections still belong to it after it has stopped listening
+    server.close()  # its connections stay open, but their row does not name a closed server
     assert rows(grapeshot.insight.accounting(loop))[f"TCP connection accepted at {host}:{port}: Echo"] == (5, None)
     for client in clients:
         client.close()

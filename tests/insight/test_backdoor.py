@@ -33,7 +33,7 @@ async def test_await_at_top_level(loop, path):
         assert await caller.ask("await asyncio.sleep(0.001, 'slept')") == "'slept'\n"
         lines = ["async with asyncio.timeout(5):", "  for n in range(3):", "    await asyncio.sleep(0, n)", ""]
         assert await caller.ask(*lines) == "0\n1\n2\n"
-        # While a command waits, everything else continues, including other clients.
+        # While a command waits, the loop continues, and so do the commands of other clients.
         await caller.send(b"gate = asyncio.Event()\nasyncio.open_gate = gate.set\nawait gate.wait()\n")
         await caller.read_until(">>> >>> ")
         try:
@@ -83,7 +83,7 @@ async def test_syntax_errors_and_tracebacks(loop, path):
 
 
 async def test_a_command_that_raises_generator_exit(loop, path):
-    """The exception ends the client whose command raised it, and is not reported as an error of the program."""
+    """The exception ends the session of the client whose command raised it, and is not reported as an error."""
     reported = []
     loop.set_exception_handler(lambda _, context: reported.append(context))
     with backdoor.serve(path) as server, await call(path) as caller:
@@ -449,7 +449,7 @@ def test_the_end_of_the_run_closes_clients_that_do_not_read(new_loop, path):
     caller.close()
 
 
-def test_without_a_loop_it_says_so(path):
+def test_serve_without_a_running_loop_raises(path):
     with pytest.raises(RuntimeError, match="no running event loop"):
         backdoor.serve(path)
 

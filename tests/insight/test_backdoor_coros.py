@@ -116,7 +116,7 @@ def test_in_a_program_that_hides_the_loop(path):
     coro.run(main)
 
 
-def test_the_end_of_the_run_ends_clients_and_file(path):
+def test_the_end_of_the_run_ends_clients_and_removes_the_file(path):
     callers = []
 
     async def talk():

@@ -20,7 +20,8 @@ from grapeshot.insight.backdoor import _reach
 from grapeshot.insight.backdoor._wire import HELLO, frame
 
 ESCAPE = "\x1b]0;owned\x07"
-# PARTS has the parts that `top` asks for first. NESTED is JSON that Python cannot parse, because it is nested too deep.
+# PARTS has the parts that the first screen of `top` asks for. NESTED is JSON that Python cannot parse, because it is
+# nested too deep.
 PARTS = {"waits": [], "descriptors": [], "memory": {}}
 NESTED = b"[" * 100_000
 needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/net/unix"), reason="this system has no /proc")

@@ -1,6 +1,6 @@
 """The programs of examples/ run, serve, and stop cleanly on request; some also run on asyncio's loop.
 
-test_example_service.py tests service.py; tests/apps tests tokio_bridge and the program that needs Redis.
+service.py is tested in test_example_service.py, tokio_bridge and the program that needs Redis in tests/apps.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ needs_coros = pytest.mark.skipif(not coro_is_available(), reason="no coros on th
 
 @contextmanager
 def running(example: str, loop_name: str, *, stop: signal.Signals = signal.SIGTERM) -> Iterator[int]:
-    """Starts the example on the named kind of loop, as `running_with` does."""
+    """Like `running_with`, with the example on the named kind of loop."""
     with running_with(example, "--loop", loop_name, stop=stop) as port:
         yield port
 

@@ -98,7 +98,7 @@ def test_releases_are_built_with_one_rust_and_one_maturin():
 
 @pytest.mark.parametrize(("release", "are_errors"), [("pinned", True), ("1.999.0", False)])
 def test_new_lints_of_another_rust_are_no_errors(tmp_path, release, are_errors):
-    """`make lint` is a part of `make test`, which must pass with a Rust that is newer than the project."""
+    """`make lint` is a part of `make test`, which must also pass with a newer Rust than the project names."""
     if shutil.which("make") is None:
         pytest.skip("make is not installed")
     if release == "pinned":

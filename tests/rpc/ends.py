@@ -127,7 +127,7 @@ FRAMED_SERVER_HELLO = framed(json.dumps(SERVER_HELLO).encode())
 
 
 class RawClient:
-    """Speaks to a server through asyncio's streams, so that it can send nonsense."""
+    """A client on asyncio's streams that checks nothing, so that a test can send malformed packets."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer

@@ -20,7 +20,7 @@ from hypothesis import strategies as st  # noqa: E402
 
 pytestmark = [
     pytest.mark.only_on("asyncio", "grapeshot"),  # most files of this folder also test uvloop
-    # From 3.14 on, hypothesis may warn about its own generator.
+    # From Python 3.14 on, hypothesis may warn about its own random generator.
     pytest.mark.filterwarnings("ignore:It looks like `register_random`"),
 ]
 

@@ -1,4 +1,4 @@
-"""If one end is slow, the other end holds only a bounded amount in memory."""
+"""If one end is slow, the other end keeps only a bounded amount of data in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from grapeshot import rpc
 MIB = 1024 * 1024
 
 
-async def test_a_client_holds_little_for_a_server_that_does_not_read(loop):
+async def test_a_client_buffers_little_for_a_server_that_does_not_read(loop):
     async with ends({"max_packet": 2 * MIB}, max_packet=2 * MIB) as both:
         client = both.client()
         await client.call("add", 1)
@@ -36,7 +36,7 @@ async def test_a_client_holds_little_for_a_server_that_does_not_read(loop):
         assert cancelled.cancelled()
 
 
-async def test_a_server_holds_little_for_a_client_that_does_not_read(loop):
+async def test_a_server_buffers_little_for_a_client_that_does_not_read(loop):
     """Small requests with large answers: the server stops taking requests, even those that have already arrived."""
     async with ends() as both, raw_client(both.port) as raw:
         raw.say_hello(max_packet=2 * MIB)

@@ -17,8 +17,8 @@ from grapeshot import rpc
 
 MAX_CREDIT = 2**20
 # The limits per iteration of the loop: 128 items of a stream, and 1,024 items of all streams of a connection. The time
-# limit for packets is checked after every 512 bytes: the first check starts the clock, and the second one ends the turn
-# in these tests, which set the limit to 0. A packet has more than 10 bytes.
+# limit for packets is checked after every 512 bytes. In the tests that set this limit to 0, the first check starts the
+# clock, and the second one ends the turn. A packet has more than 10 bytes.
 MAX_ITEMS = 128
 MAX_SHARED = 1024
 MAX_PACKETS = 2 * 512 // 10
@@ -153,7 +153,7 @@ async def test_an_end_of_file_behind_many_packets_waits_for_them(loop, monkeypat
 
 
 async def test_answers_that_have_come_are_not_lost_with_the_connection(loop, monkeypatch):
-    """The client is in the middle of a read with many answers when its connection ends."""
+    """When the connection ends, the client has handled only a few of the many answers that one read has delivered."""
     monkeypatch.setattr("grapeshot.rpc._packet_stream._TURN_S", 0.0)
 
     class Answering(asyncio.Protocol):

@@ -1,4 +1,4 @@
-"""Whatever bytes a peer sends, only its own connection is closed, with a reason; everything else continues."""
+"""Whatever bytes a peer sends, only its own connection is closed, with a reason. Other connections continue."""
 
 from __future__ import annotations
 

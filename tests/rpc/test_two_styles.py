@@ -64,7 +64,7 @@ class Methods:
 
 
 def with_ends(test, **options):
-    """Run test(client, methods, server) as a coro. Fails if an error is reported to the loop's exception handler."""
+    """Run test(client, methods, server) as a coro. Fail if the loop's exception handler is called."""
     reported = []
 
     def main():
@@ -144,7 +144,7 @@ def test_deadlines():
             client.call("hold", 1, timeout=0.3)
         wait_for(lambda: methods.ended == [1])
         assert client.call("add", 1, timeout=5) == 2
-        # call_blocking hides the running loop from the call, as for blocking code that was written for threads
+        # call_blocking hides the running loop, as it does for blocking code that was written for threads
         assert coro.call_blocking(client.call, "add", 1, timeout=5) == 2
 
     with_ends(test)

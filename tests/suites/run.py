@@ -44,7 +44,7 @@ PLACE = HERE.parents[1] / "target" / "suites"
 SETTINGS = ("pytest.ini", "pyproject.toml")
 CORPUS = "requests"  # with this name, corpus.py runs instead of a suite
 RERUNS = 2
-RANK = ("passed", "xfailed", "skipped", "failed")  # a test has one in each phase; the last in this order counts
+RANK = ("passed", "xfailed", "skipped", "failed")  # a test has one in each phase; the rightmost of them counts
 
 
 @dataclasses.dataclass

@@ -248,7 +248,9 @@ def test_tasks_and_greenlets():
 
 
 def test_asyncio_in_greenlets():
-    """`asyncio.run()` in a greenlet runs a loop of its own, and lets other greenlets run. (On libev, only one can.)"""
+    """`asyncio.run()` in a greenlet runs a loop of its own, and lets other greenlets run. (On libev, only one greenlet
+    can do so.)
+    """
     out = run(
         """
         order = []
@@ -586,7 +588,7 @@ def test_a_wait_for_what_asyncio_waits_for_is_refused():
         await_(stop())
         far.send(b"x")
         print(near.recv(1))
-        # The registration of an idle watcher gives way.
+        # asyncio may take over a descriptor whose watcher of gevent is idle.
         await_(start())
         far.send(b"y")
         gevent.sleep(0.01)

@@ -108,7 +108,7 @@ class Site(ThreadingHTTPServer):
     """
 
     request_queue_size = 128
-    daemon_threads = False  # so that `server_close` waits for them
+    daemon_threads = False  # so that `server_close` waits for the threads
 
     def __init__(self, together: int) -> None:
         super().__init__((HOST, 0), Handler)
@@ -806,7 +806,7 @@ print("10 run")
 assert ask(f"SELECT count(pg_cancel_backend(pid)) {RUNNING}") == 10
 print({job.get(timeout=60) for job in jobs})
 
-# A greenlet gives up. The server may not have noticed yet that the connection is closed, and still sleep.
+# A greenlet gives up. The server may not have noticed yet that the connection is closed, and may still sleep.
 try:
     with gevent.Timeout(0.1):
         ask("SELECT pg_sleep(600)")

@@ -1,7 +1,7 @@
 """gevent's own tests, from its installed package, on a grapeshot loop.
 
-Each of its modules runs in a process of its own. What fails must also fail on one of gevent's own loops, unless it is
-listed in ``DIFFERENT``. By default some modules run; with ``TEST_GEVENT=all`` (as in `.ci/matrix`) all of them do.
+Each test module runs in a process of its own. A test that fails must also fail on one of gevent's own loops, unless it
+is listed in ``DIFFERENT``. By default some modules run; with ``TEST_GEVENT=all`` (as in `.ci/matrix`) all of them do.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ SOME = [
 # module -> tests that pass on gevent's own loops, with the reason why they do not pass here
 DIFFERENT = {
     "test__hub": {
-        "test_kill_removes_trace": "the loop has a trace function of its own, which exchanges running loops",
+        "test_kill_removes_trace": "the loop sets a trace function, which exchanges the running loops at a switch",
     },
     "test__select": {
-        "test_closing_object_while_polling": "a descriptor that is being closed is polled once more first",
+        "test_closing_object_while_polling": "the descriptor is polled once more before it is closed",
     },
 }
 LIMIT_S = 240

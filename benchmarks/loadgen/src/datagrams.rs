@@ -40,7 +40,7 @@ enum Reply {
     Late,
 }
 
-/// Judges a datagram that arrived at a peer that waits for `sequence`.
+/// Judges a datagram that arrived at socket `index` while the reply to message `sequence` was awaited.
 fn judge(echo: &Echo, index: usize, sequence: u64, verify_every: u64, reply: &[u8]) -> Result<Reply, String> {
     if reply.len() != echo.request_len() {
         return Err(format!(
@@ -76,8 +76,8 @@ struct Load {
 }
 
 impl Load {
-    /// Sends the current datagram of this peer, or sends it again. If the socket is full, the datagram is lost, as if
-    /// the network had lost it.
+    /// Sends the current datagram of this peer, or sends it again. If the socket is full, the datagram counts
+    /// as lost.
     fn send(&mut self, index: usize, now_ns: u64) -> Result<(), String> {
         let peer = &mut self.peers[index];
         peer.sent_ns = now_ns;

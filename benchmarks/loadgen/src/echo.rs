@@ -7,7 +7,7 @@ use crate::http;
 
 pub(crate) const HEADER_LEN: usize = 16;
 
-/// Byte `i` of a body. The Python server of the "reply" mode builds its reply by the same rule.
+/// The byte at `index` of a body. The Python server of the "reply" mode builds its reply by the same rule.
 #[allow(clippy::cast_possible_truncation)] // the pattern is this wrapped byte
 pub(crate) fn pattern_byte(index: usize) -> u8 {
     (index * 31 + index / 251 + 7) as u8
@@ -18,9 +18,10 @@ pub(crate) struct Echo {
     reply_len: usize,
     returns_message: bool,
     verify_every: u64,
-    /// The byte with which some messages begin, to ask the server for another kind of work, and how often they do.
+    /// The first byte of some messages, which asks the server for a different kind of work, and how often such a
+    /// message is sent.
     other: Option<Other>,
-    /// `depth` messages in a row; their numbers are filled in just before sending.
+    /// `depth` messages, one behind the other; their numbers are filled in just before sending.
     messages: Vec<u8>,
     pattern: Vec<u8>,
 }

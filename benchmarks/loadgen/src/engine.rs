@@ -35,8 +35,8 @@ pub(crate) trait Exchange {
 
     fn request_len(&self) -> usize;
 
-    /// The bytes of up to `count` requests of a connection, from number `first` on; at least one. `count` is at most the
-    /// depth.
+    /// The bytes of at least one and up to `count` requests of a connection, from number `first` on. `count` is at most
+    /// the depth.
     fn requests(&mut self, connection: usize, first: u64, count: usize) -> &[u8];
 
     /// Consumes the bytes that arrived and returns how many replies are now complete.

@@ -2,8 +2,8 @@
 //! earlier session.
 //!
 //! The client sends `close_notify` as soon as the handshake is complete on its side. The life ends well only if the
-//! server answers with its own `close_notify` and then closes. The server can read the client's `close_notify` only
-//! after it has verified the handshake, so a handshake counts only if both sides have completed it.
+//! server answers with its own `close_notify` and then closes the connection. The server can read the client's
+//! `close_notify` only after it has verified the handshake, so a handshake counts only if both sides have completed it.
 
 use std::io::{self, Read as _};
 use std::net::SocketAddr;

@@ -14,7 +14,8 @@ pub(crate) struct Expected {
 pub(crate) struct Http {
     requests: Vec<u8>,
     request_len: usize,
-    /// The request for the other path, which is as long as the ordinary one, and how often it is sent.
+    /// The request for the other path (as long as the ordinary request), and a number `n`: one in `n` requests is this
+    /// one.
     other: Option<(Vec<u8>, u64)>,
     expected: Expected,
 }

@@ -34,8 +34,8 @@ pub(crate) struct Report {
     curve_us: Vec<(f64, f64)>,
     /// The requested rate in requests per second; null in the closed loop.
     rate: Option<f64>,
-    /// Requests that were due in the measured window but had no reply at its end. The time that they waited counts as
-    /// a latency.
+    /// Requests that were due before the end of the measured window but had no reply then. The time that each of them
+    /// has waited counts as a latency.
     unanswered: u64,
     pub(crate) errors: u64,
     first_error: Option<String>,

@@ -1,5 +1,5 @@
-//! Creates client sockets. On Linux, the sources of connections to 127.0.0.1 are spread over 127.0.0.1 to 127.0.0.100,
-//! so that closed connections in `TIME_WAIT` do not use up the ports of one pair of addresses.
+//! Creates client sockets. On Linux, connections to 127.0.0.1 have 100 source addresses, 127.0.0.1 to 127.0.0.100, so
+//! that closed connections in `TIME_WAIT` do not use up the ports of one pair of addresses.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

@@ -1,5 +1,5 @@
-//! Checks the counter of TLS records: the result must not depend on where the bytes are cut, and must equal the result
-//! of a simple parser that has all bytes at once.
+//! Checks the counter of TLS records. If all headers are valid, the result must not depend on where the bytes are cut,
+//! and must equal the result of a simple parser that has all bytes at once.
 #![no_main]
 
 use grapeshot_core::queue::records::{Counted, Framing};

@@ -23,7 +23,7 @@
 //!   | x23  x24             |
 //!   | x21  x22             |
 //!   | x19  x20             |
-//!   +----------------------+  <- stack pointer kept in `*from` (aligned to 16 bytes)
+//!   +----------------------+  <- stack pointer stored in `*from` (aligned to 16 bytes)
 //! ```
 //!
 //! x18 is reserved for the platform and is not touched. `switch` returns with a `br` through x9 instead of a `ret`, so

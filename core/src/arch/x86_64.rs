@@ -13,7 +13,7 @@
 //!   | r14                  |
 //!   | r15                  |
 //!   | MXCSR | x87 control  |  4 + 2 bytes, 2 unused
-//!   +----------------------+  <- stack pointer kept in `*from`
+//!   +----------------------+  <- stack pointer stored in `*from`
 //! ```
 //!
 //! `switch` pops the return address and jumps to it instead of executing `ret`. With a `ret` the processor would

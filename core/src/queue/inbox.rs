@@ -85,9 +85,9 @@ impl<T: Send> Inbox<T> {
         self.items.len()
     }
 
-    /// Announces that the consumer is about to block. Returns true if it may block; then the next push tells its
-    /// producer to wake it. Returns false if it must not block, because an item has arrived. Only the consumer may
-    /// call this.
+    /// Announces that the consumer is about to block. Returns true if the consumer may block; the next producer is then
+    /// told to wake it. Returns false if the consumer must not block, because an item has arrived. Only the consumer
+    /// may call this.
     #[inline]
     #[must_use = "if it returns false, the consumer must not block"]
     pub fn begin_sleep(&self) -> bool {

@@ -11,10 +11,10 @@
 //! | [`histogram`] | durations | counts in buckets that get wider |
 //! | [`records`] | the position in a stream of TLS records | a header, and how much of its body is missing |
 //!
-//! All of them belong to the loop's thread, except that any thread may call [`inbox::Inbox::push`] and
-//! [`inbox::Inbox::claim_wake`], and read a [`histogram`]. Elements are opaque, and the container owns them. Dropping
-//! an element may run any code, even code that uses the container. So the methods never drop elements; they pass every
-//! element that they take out to the caller.
+//! All of them belong to the loop's thread, with three exceptions: any thread may call [`inbox::Inbox::push`] and
+//! [`inbox::Inbox::claim_wake`], any thread may read a [`histogram`], and a thread that has the GIL may push to the
+//! ready queue. Elements are opaque, and the container owns them. Dropping an element may run any code, even code that
+//! uses the container. So the methods never drop elements; they pass every element that they take out to the caller.
 
 pub mod fd_table;
 pub mod histogram;

@@ -133,9 +133,9 @@ impl<C: AsRef<[u8]>> OutBuf<C> {
         unsafe { std::slice::from_raw_parts(out.as_ptr().cast(), filled) }
     }
 
-    /// Records that the first `n_bytes` bytes are written, at most [`Self::len_bytes`]. Passes each chunk that is
-    /// completely written to `dropped`, during a borrow of this buffer. So `dropped` may drop the chunk only if that
-    /// cannot run foreign code; otherwise it must store the chunk.
+    /// Records that the first `n_bytes` bytes are written, at most [`Self::len_bytes`]. While the buffer is borrowed,
+    /// calls `dropped` with each chunk that is completely written. So `dropped` may drop the chunk only if that cannot
+    /// run foreign code; otherwise it must store the chunk.
     #[inline]
     pub fn advance(&mut self, n_bytes: usize, dropped: &mut impl FnMut(C)) {
         debug_assert!(n_bytes <= self.len_bytes, "more was written than there is");

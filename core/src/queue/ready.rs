@@ -137,7 +137,8 @@ impl<T> ReadyQueue<T> {
     #[cold]
     fn note_drained(&mut self) {
         // The number of elements that were pushed since the ring was last empty. (If the ring has grown since: the
-        // elements that it had when it last grew, and those that were pushed later.) It never held more at a time.
+        // elements that it had when it last grew, and those that were pushed later.) Since then, the ring has never
+        // had more elements than this.
         let used = self.tail.wrapping_sub(self.drained_at);
         self.drained_at = self.tail;
         if used >= self.ring.len() / 4 {

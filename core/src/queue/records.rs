@@ -33,8 +33,8 @@ pub struct Framing {
     body_len: u16,
     /// How many bytes of the body have not arrived yet.
     missing_len: u16,
-    /// The stream has bytes that are not a TLS record. From there on all bytes go to OpenSSL at once, which reports the
-    /// error.
+    /// The stream has bytes that are not a TLS record. From there on all bytes go to OpenSSL at once, and OpenSSL
+    /// reports the error.
     is_broken: bool,
 }
 

@@ -102,7 +102,7 @@ pub struct Arenas {
     inner: Rc<Inner>,
 }
 
-/// The state that stacks in use also refer to. It lives until the last stack is given back.
+/// The state that stacks in use also refer to. It lives until the `Arenas` is dropped and all stacks are given back.
 struct Inner {
     stack_len: usize,
     /// The distance from one stack to the next.
@@ -140,7 +140,7 @@ struct Arena {
     warm: Vec<usize>,
     /// The indexes of free stacks that keep no memory.
     cold: Vec<usize>,
-    /// How many mappings of the budget it takes.
+    /// How many mappings of the budget the arena takes.
     mappings: usize,
     guards: WatchedGuards,
 }

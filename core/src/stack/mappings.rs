@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::sys::clock;
 use crate::sys::pages::{self, MappingUsage};
 
-/// Stacks leave the limit divided by this to the rest of the process: 2,047 of the usual 65,530 mappings.
+/// The reserve for the rest of the process is the limit divided by this: 2,047 of the usual 65,530 mappings.
 const RESERVED_PART: usize = 32;
 /// After a count, stacks may take the counted number divided by this without a further count.
 const COUNTED_PART: usize = 8;

@@ -1,9 +1,9 @@
 //! Reads and writes that do not block, even if the pipe, socket or terminal is in blocking mode.
 //!
 //! Other processes may share a descriptor, such as stdin. Then it is not enough to wait until the descriptor is ready
-//! and read from it: the read blocks if another process has taken the data in between. Nonblocking mode cannot be used
-//! either, because it belongs to the open file and would affect the other processes too. The calls in this module do
-//! not block, and leave the mode as it is:
+//! and to read from it afterwards: the read blocks if another process has taken the data in between. Nonblocking mode
+//! cannot be used either, because it belongs to the open file and would affect the other processes too. The calls in
+//! this module do not block, and do not change the mode:
 //!
 //! | kind of file | method |
 //! |---|---|

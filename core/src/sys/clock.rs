@@ -32,7 +32,7 @@ pub fn now_ns() -> u64 {
 }
 
 /// Like `now_ns`, but with the resolution of the kernel's tick (1 to 10 ms) on systems where that is cheaper. The
-/// result lags behind `now_ns`, so use it only for much longer durations.
+/// result lags behind `now_ns`, so use it only for durations that are much longer than a tick.
 #[inline]
 #[must_use]
 pub fn coarse_ns() -> u64 {

@@ -317,7 +317,7 @@ unsafe fn pass_on(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_voi
     let index = SIGNALS.iter().position(|known| *known == signal);
     if let (Some(previous), Some(index)) = (previous, index) {
         // SAFETY: the actions were filled in before they were stored. This handler was installed for this signal, and
-        // the flags of the action tell its type.
+        // the flags of the action tell the handler's type.
         unsafe {
             let action = previous.0[index].assume_init_ref();
             let handler = action.sa_sigaction;

@@ -1,4 +1,5 @@
-//! Tunes the C library's heap, from which Python takes every buffer of more than 512 bytes.
+//! Tunes the C library's heap, from which Python (except in free-threaded builds) takes every buffer of more than 512
+//! bytes.
 //!
 //! Source: `mallopt(3)`, `M_MMAP_THRESHOLD` and `M_TRIM_THRESHOLD`.
 

@@ -98,7 +98,7 @@ pub(crate) unsafe fn discard(start: usize, len_bytes: usize) {
 #[cfg(any(target_os = "linux", target_os = "android"))]
 const GUARD_INSTALL: libc::c_int = 102;
 
-/// Makes each access to a range fault although its mapping allows it, without splitting the mapping (Linux 6.13).
+/// Makes each access to a range fault although the mapping allows access, without splitting the mapping (Linux 6.13).
 /// Returns false, and changes nothing, if the system cannot do that here.
 ///
 /// # Safety

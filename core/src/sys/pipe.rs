@@ -99,8 +99,8 @@ pub fn duplicate(fd: RawFd) -> io::Result<OwnedFd> {
 /// Reads up to `len` bytes into `buf` and returns how many were read; 0 means the end of the stream (or a `len` of 0).
 ///
 /// # Errors
-/// `WouldBlock` if there is no data, `EIO` for a terminal whose other side has hung up (Linux), or another errno of
-/// `read(2)`.
+/// `WouldBlock` if there is no data, `EIO` for the master side of a pseudo-terminal whose slave side is closed (Linux),
+/// or another errno of `read(2)`.
 ///
 /// # Safety
 /// `buf` must be valid for writes of `len` bytes, and nothing else may access them during the call.

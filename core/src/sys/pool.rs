@@ -8,7 +8,8 @@
 //!                                 the outcome: Mailbox::put()    --->    the mailbox's fd is readable: take()
 //! ```
 //!
-//! Threads start when all others are busy, up to a fixed number, and end after some idle seconds.
+//! If a job arrives while all threads are busy, a new thread starts, up to a fixed number. An idle thread ends after
+//! some seconds.
 //!
 //! A forked child has none of these threads, and its copy of the pool's lock may stay locked forever. So
 //! [`SharedPool::after_fork`] gives it a new pool. [`SharedPool::end_idle`] ends the idle threads before a fork, so
@@ -43,7 +44,7 @@ pub struct Pool {
     state: Mutex<State>,
     /// Notified when a job is put into the queue, and when idle threads are to end.
     changed: Condvar,
-    /// Notified when a thread has taken a job or has ended, while somebody waits for that.
+    /// Notified when a thread has taken a job or has ended, but only while a caller of [`Pool::end_idle`] waits.
     left: Condvar,
 }
 
@@ -58,7 +59,7 @@ struct State {
     busy: usize,
     /// How many callers of [`Pool::end_idle`] wait. While there are any, no thread becomes idle.
     enders: usize,
-    /// The threads that have ended because of such a caller. The caller joins them.
+    /// The threads that have ended because a caller of [`Pool::end_idle`] waits. That caller joins them.
     ended: Vec<HelperThread>,
 }
 

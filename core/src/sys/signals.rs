@@ -80,7 +80,7 @@ impl SignalPipe {
 /// Sends the signal to this process, as Ctrl-C does. A system call in which the main thread waits ends with `EINTR`.
 ///
 /// # Errors
-/// `EINVAL` if the number is not a signal's.
+/// `EINVAL` if `number` is not the number of a signal.
 pub fn send(number: i32) -> io::Result<()> {
     // SAFETY: the call takes two integers.
     Errno::result(unsafe { libc::kill(libc::getpid(), number) })?;

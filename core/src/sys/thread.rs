@@ -23,7 +23,7 @@ const FAULTS: [libc::c_int; 5] = [
 /// A thread that `spawn` has started. If this value is dropped, the thread continues to run.
 pub struct HelperThread {
     handle: JoinHandle<()>,
-    /// The system's number of the thread; 0 before it runs.
+    /// The system's number of the thread, only on Linux; 0 on other systems, and before the thread runs.
     number: Arc<AtomicI32>,
 }
 

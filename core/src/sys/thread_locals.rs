@@ -133,7 +133,7 @@ mod imp {
         found: Vec<Range<usize>>,
     }
 
-    /// This thread's segments of all libraries, except the libraries that `is_left_out` excludes.
+    /// This thread's segments of at most `max_len` bytes in all libraries, except those that `is_left_out` excludes.
     pub(super) fn segments(max_len: usize) -> Vec<Range<usize>> {
         let mut search = Search {
             max_len,

@@ -28,7 +28,7 @@ fn sleep<'py>(py: Python<'py>, delay_s: f64, value: Py<PyAny>) -> PyResult<Bound
     })
 }
 
-/// Sends a line to a TCP server with tokio's sockets and returns the line that the server answers.
+/// Sends a line to a TCP server with tokio's sockets and returns the line that the server sends back.
 ///
 /// Raises `ConnectionError` if the server cannot be reached, or closes the connection without an answer.
 #[pyfunction]
@@ -57,7 +57,7 @@ fn sum_of<'py>(py: Python<'py>, function: Py<PyAny>, values: Vec<i64>) -> PyResu
     future_into_py(py, async move {
         let mut calls = JoinSet::new();
         for value in values {
-            // A spawned tokio task does not know the event loop and the context of its coroutine, so pass them on.
+            // A spawned tokio task does not inherit the caller's event loop and context, so pass them on.
             let future = Python::attach(|py| {
                 let coroutine = function.bind(py).call1((value,))?;
                 pyo3_async_runtimes::into_future_with_locals(&locals, coroutine)

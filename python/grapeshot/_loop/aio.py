@@ -1,8 +1,8 @@
 """Calls on files that do not block the loop: made with io_uring, or in native threads on systems without it.
 
-A call that need not wait for a disk is made at once, in the loop's thread: the kernel can be asked to read or open a
-file only if it has the data in memory (``RWF_NOWAIT``, ``RESOLVE_CACHED``). All other calls go to the loop's queue
-(``src/aio.rs``), and a future gets the outcome.
+A read or an open that need not wait for a disk is made at once, in the loop's thread: the kernel can be asked to read
+or open a file only if it has the data in memory (``RWF_NOWAIT``, ``RESOLVE_CACHED``). All other calls go to the loop's
+queue (``src/aio.rs``), and a future gets the outcome.
 
 Tasks use this through :mod:`grapeshot.files`, coros through ``coro.aio_read``, ``coro.aio_write`` and
 ``coro.file_sock``.
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from typing import Any
 
-# The position of the file itself, as an offset.
+# The offset that stands for the file's own position.
 OWN_POSITION = -1
 # The largest read that is tried at once: copying more would hold up the loop.
 _MAX_AT_ONCE = 1024 * 1024
 # The most that one sendfile call sends. If this part of the file is not in memory, it is read first (`Prefetch`).
 PART_LEN = 1024 * 1024
-# After a loop's tasks have read this many bytes without waiting, the reading task lets others run. A read counts as at
-# least the second number.
+# After a loop's tasks have read _TURN bytes without waiting, the reading task lets others run. Each read counts as at
+# least _MIN_COST bytes.
 _TURN, _MIN_COST = 4 * 1024 * 1024, 16 * 1024
 # How long the close of a loop waits for calls that have begun (their memory cannot be freed before they end), and how
 # long it holds the GIL each time.

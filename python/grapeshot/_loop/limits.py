@@ -23,9 +23,9 @@ def set_limits(
 ) -> None:
     """Limit how many connections, descriptors and coros the loop may have. A limit that is not given is removed.
 
-    When a limit is reached, servers stop accepting, and continue once the number has fallen. Until then, clients wait
-    in the system's queue, whose length is the server's ``backlog``. If the program itself tries to open more,
-    :class:`LimitError` is raised.
+    When the limit of connections or of descriptors is reached, servers stop accepting, and continue once the number
+    has fallen. Until then, clients wait in the system's queue, whose length is the server's ``backlog``. If the program
+    itself tries to open more, :class:`LimitError` is raised.
 
     Args:
         connections: the number of TCP and Unix stream transports, both accepted and connected.

@@ -1,10 +1,11 @@
 """Handles programs that choose another event loop themselves, in a process that is meant to run on grapeshot.
 
 ``python -m grapeshot`` and GRAPESHOT_INSTALL only affect programs that ask asyncio for a loop. Some servers use uvloop
-instead if it is installed. Both ways set the environment variables that make granian and Sanic ask asyncio for a loop.
-GRAPESHOT_INSTALL also sets uvicorn's variable; ``python -m grapeshot`` sets it only if it runs uvicorn's command. A
-variable that the user has set is kept. For other cases, :func:`watch` writes one line to stderr for each class of loop
-that is not grapeshot's, when the first loop of that class starts; with GRAPESHOT_QUIET=1 it writes nothing.
+instead if it is installed. ``python -m grapeshot`` and GRAPESHOT_INSTALL set the environment variables that make
+granian and Sanic ask asyncio for a loop. GRAPESHOT_INSTALL also sets uvicorn's variable; ``python -m grapeshot`` sets
+it only if it runs uvicorn's command. A variable that the user has set is kept. For other cases, :func:`watch` writes
+one line to stderr for each class of loop that is not grapeshot's, when the first loop of that class starts; with
+GRAPESHOT_QUIET=1 it writes nothing.
 
 Any thread may use this module. Importing the package does not import this module, and :func:`grapeshot.install`
 does not use it: it neither sets variables nor watches.

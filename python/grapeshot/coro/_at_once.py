@@ -1,9 +1,9 @@
 """Reads and writes on descriptors that must stay in blocking mode, because other processes may share them.
 
 A read can block even though the descriptor was ready a moment ago: another process may have taken the data. So each
-call here tells the system not to block in this one call, and is repeated after a wait. No system has such calls for all
-kinds of files. Once a file without them is ready, a real thread reads or writes it for a coro. (Where no coro can wait,
-the calling thread reads or writes it. :func:`write_now` always writes in the calling thread.)
+system call here is made with a flag that makes only this call nonblocking, and is repeated after a wait. No system has
+such a flag for all kinds of files. Once a file of another kind is ready, a real thread reads or writes it for a coro.
+(Where no coro can wait, the calling thread reads or writes it. :func:`write_now` always writes in the calling thread.)
 """
 
 from __future__ import annotations

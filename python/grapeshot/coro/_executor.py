@@ -188,7 +188,7 @@ class _Pool:
         self.futures: set[concurrent.futures.Future[Any]] = set()
         # The coros that are workers.
         self.coros: set[Any] = set()
-        # Whether there will be no further jobs.
+        # Whether no more jobs will come, because the executor was shut down or dropped.
         self.is_ending = False
 
     def is_open(self) -> bool:
@@ -295,9 +295,10 @@ class CoroPoolExecutor(concurrent.futures.ThreadPoolExecutor):
 
     Args:
         max_workers: how many functions run in coros at the same time, and how many in real threads; None means no limit
-            for coros, and as many real threads as a ThreadPoolExecutor has. Workers of an executor with a limit stay
-            until the executor is shut down or dropped, or the loop is closed; others end after 10 seconds without work.
-            With 1, a loop calls all functions in one coro, even functions that would otherwise get a real thread.
+            for coros, and as many real threads as a ThreadPoolExecutor has. If there is no limit, workers end after
+            10 seconds without work; otherwise they stay until the executor is shut down or dropped, or the loop is
+            closed. With 1, a loop calls all functions in one coro, even functions that would otherwise get a real
+            thread.
         thread_name_prefix: the beginning of the names of coros and threads.
 
     Raises:

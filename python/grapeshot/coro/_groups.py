@@ -290,7 +290,7 @@ class Pool:
     def imap(self, fn: Callable[..., Any], /, *iterables: Iterable[Any]) -> Iterator[Any]:
         """Return an iterator over the results, in the order of the items.
 
-        It yields each result as soon as that call and all earlier ones have ended. At once, and again at each ``next``,
+        It yields each result as soon as its call and all earlier calls have ended. At once, and again at each ``next``,
         it starts as many coros as the pool has free places, but at most ``size`` of them are running or have a result
         that was not taken yet. If a call raised, ``next`` raises that exception in place of the result, and the
         iterator can go on. If an iterable raises, its exception comes after the results of the items before it. Several

@@ -78,7 +78,7 @@ class _Watch:
     """A descriptor that becomes readable when a child has ended. It does not fetch the child's status."""
 
     def __init__(self, pid: int) -> None:
-        # the kqueue to which the descriptor belongs, if it is one
+        # on BSD and macOS: the kqueue whose descriptor is `fd`
         self._queue: Any = None
         if sys.platform == "linux":
             try:

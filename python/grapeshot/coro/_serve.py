@@ -86,7 +86,7 @@ class Server:
         self._handshake_timeout_s = handshake_timeout_s
         self._on_closed = on_closed
         self._loop: Any = None
-        # Each coro and its socket, which is closed when the coro has ended, even if it was shut down before it began.
+        # Each coro and its socket. The socket is closed when the coro has ended, even if the coro never ran.
         self._acceptors: dict[Coro[Any], Sock] = {}
         self._connections: dict[Coro[Any], socket.socket] = {}
         self._is_closed = event()
@@ -229,8 +229,9 @@ class Server:
     def _wait_for_place(self, exc: LimitError) -> None:
         """Wait until a connection of this server has ended, but at most _RETRY_DELAY_S.
 
-        The loop's limits count all descriptors and coros, not only this server's. When others end, there is room as
-        well, but this wait does not notice it. So the time is limited.
+        The loop's limits count all descriptors and coros, not only this server's. If other code closes a
+        descriptor, or another coro ends, there is room as well, but this wait does not notice that. So the time is
+        limited.
         """
         if not self._is_pause_logged:
             self._is_pause_logged = True

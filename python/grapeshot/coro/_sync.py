@@ -17,7 +17,7 @@ it belongs to the first thread that uses it while a loop runs there. In other th
 
 Most methods that wait take the arguments ``block`` and ``timeout``. With ``block=False``, or a timeout of 0 seconds or
 below, they do not wait. When the timeout is over, a method that returns a bool returns False, and ``pop_all`` returns
-an empty list; others raise :class:`TimeoutError`, or its subclass Empty (``pop``) or Full (``push``).
+an empty list; the other methods raise :class:`TimeoutError`, or its subclass Empty (``pop``) or Full (``push``).
 """
 
 from __future__ import annotations

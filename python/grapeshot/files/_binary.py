@@ -109,7 +109,7 @@ class BinaryFile(RawFile):
     # --- reading ---
 
     async def read(self, size: int | None = -1, /) -> bytes:
-        """Return ``size`` bytes, less only at the end of the file; with -1 or None, everything up to the end.
+        """Return ``size`` bytes, fewer only at the end of the file; with -1 or None, everything up to the end.
 
         Raises:
             OSError: a call failed. The number and the text are the system's.

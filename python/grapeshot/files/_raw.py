@@ -36,7 +36,7 @@ _MAX_READ = 16 * 1024 * 1024
 
 
 def checked_size(size: int | None) -> int:
-    """Return -1 for None. Raises TypeError if this is not an integer."""
+    """Return ``size`` as an int, and -1 for None. Raises TypeError if it is neither an integer nor None."""
     return -1 if size is None else operator.index(size)
 
 
@@ -242,7 +242,7 @@ class RawFile(AsyncFile):
         return data
 
     def _put_back(self, data: bytes) -> None:
-        """Keep bytes for the next read, unless that will read them from the file again."""
+        """Keep bytes for the next read, unless the next read gets them from the file again."""
         if not self._tracks:
             self._returned += data
 
@@ -384,7 +384,7 @@ class RawFile(AsyncFile):
             self._returned = b"".join(taken) + self._returned
 
     async def write(self, data: ReadableBuffer, /) -> int:
-        """Write the data; return the number of bytes written, which may be less than all.
+        """Write the data; return the number of bytes written, which may be fewer than all.
 
         Raises:
             OSError: the call failed, for example because the disk is full.
@@ -465,7 +465,7 @@ class RawFile(AsyncFile):
         With ``only_data``, metadata that is not needed for reading the data may be left out, as by ``fdatasync(2)``.
 
         Raises:
-            OSError: the disk reports an error, or the file is a pipe or another kind without a disk.
+            OSError: the disk reports an error, or the file is not on a disk (a pipe, for instance).
         """
         await self.flush()
         async with self._lock:
@@ -491,7 +491,7 @@ class RawFile(AsyncFile):
         await self._start_closing()
 
     def _start_closing(self) -> asyncio.Future[None]:
-        """Close the file once the last call has ended; return a future of that. Cancelling the future has no effect."""
+        """Close the file once the last call has ended; return a future of its end. Cancelling it has no effect."""
         fd, self._fd = self._fd, -1
         closed: asyncio.Future[None] = self._queue.loop.create_future()
 

@@ -194,7 +194,7 @@ class TextFile(AsyncFile):
         return text[:count]
 
     async def read(self, size: int | None = -1, /) -> str:
-        """Return ``size`` characters, less only at the end of the file; with -1 or None, everything up to the end.
+        """Return ``size`` characters, fewer only at the end of the file; with -1 or None, everything up to the end.
 
         Raises:
             UnicodeDecodeError: the file has bytes that are not text in this encoding.

@@ -26,7 +26,8 @@ def _loop_of_hub() -> Loop:
     loop = gevent.get_hub().loop
     if not isinstance(loop, Loop):
         raise RuntimeError(
-            f"gevent runs on {loop!r}: set GEVENT_LOOP=grapeshot.gevent.Loop, or call python -m grapeshot.gevent"
+            f"gevent runs on {loop!r}: set GEVENT_LOOP=grapeshot.gevent.Loop, or start the program with"
+            " python -m grapeshot.gevent"
         )
     return loop
 
@@ -39,7 +40,7 @@ def await_(awaitable: Awaitable[_T]) -> _T:
 
     Raises:
         RuntimeError: gevent does not run on :class:`grapeshot.gevent.Loop`.
-        gevent.exceptions.BlockingSwitchOutError: called in the hub, so in a task or callback.
+        gevent.exceptions.BlockingSwitchOutError: called in the hub, where tasks and callbacks run.
     """
     loop = _loop_of_hub()
     hub = gevent.get_hub()
@@ -50,7 +51,7 @@ def await_(awaitable: Awaitable[_T]) -> _T:
             "await_() was called in a task or callback, which runs in the hub: use await there"
         )
     future = _as_future(loop, awaitable)
-    # run() of the hub's loop must not return while the greenlet waits: asyncio's work alone does not keep it.
+    # run() of the hub's loop must not return while the greenlet waits, and asyncio's work alone does not prevent that.
     loop.ref()
     try:
         return _wait(loop, future)
@@ -103,7 +104,7 @@ def _wait(loop: Loop, future: asyncio.Future[_T]) -> _T:
         _wait_for_end(loop, future)
         return future.result()
     finally:
-        del future  # as above
+        del future  # break the reference cycle, as in await_()
 
 
 async def run_sync(fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> _T:

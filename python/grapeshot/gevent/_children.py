@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ._loop import Loop
     from ._watchers import child
 
-# gevent's monkey patching replaces os.waitpid by a function that uses this module.
+# gevent's monkey patching replaces os.waitpid with a function that uses this module.
 _waitpid = gevent.monkey.get_original("os", "waitpid")
 
 
@@ -27,7 +27,7 @@ class Children:
 
     def __init__(self, loop: Loop) -> None:
         self._loop = loop
-        # pid -> the active watchers of that child, from the first watcher to the child's end
+        # pid -> the active watchers of that child. The entry exists from the first watcher until the child has ended.
         self._watchers: dict[int, list[child]] = {}
         # The active watchers of any child.
         self._any: list[child] = []
@@ -55,7 +55,7 @@ class Children:
 
     def _returned(self, pid: int, returncode: int | None) -> None:
         if returncode is None:
-            returncode = 255  # other code has fetched the status; asyncio reports this code then
+            returncode = 255  # other code has fetched the status; asyncio reports 255 in this case, too
         self._ended(pid, -returncode if returncode < 0 else returncode << 8)
 
     def _ended(self, pid: int, status: int) -> None:
@@ -80,7 +80,7 @@ class Children:
             self._look_later()
 
     def forget(self) -> None:
-        """In the child of a fork: the watched processes are children of the parent."""
+        """In the child of a fork: stop watching, because the watched processes are children of the parent."""
         self._watchers.clear()
         self._any.clear()
         self._handle = None

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class HubExecutor(concurrent.futures.Executor):
-    """Calls functions in the real threads of a pool of gevent's.
+    """Calls functions in real threads, which come from a ``ThreadPool`` of gevent.
 
     A ThreadPoolExecutor cannot be used by tasks, which run in the hub: in a patched program its threads are greenlets,
-    and starting one waits. Only the hub's thread may use this executor.
+    and to start a greenlet it waits, which the hub cannot do. Only the hub's thread may use this executor.
     """
 
     MAX_THREADS = 32

@@ -1,6 +1,6 @@
 """``Loop``: gevent's loop interface on a grapeshot loop. Source: ILoop in gevent's ``_interfaces.py``.
 
-gevent's hub is a greenlet that calls ``Loop.run()``, and that runs the grapeshot loop::
+gevent's hub is a greenlet. It calls ``Loop.run()``, which runs the grapeshot loop::
 
     the hub's greenlet                     another greenlet
     Loop.run()
@@ -11,7 +11,7 @@ gevent's hub is a greenlet that calls ``Loop.run()``, and that runs the grapesho
 
 So the grapeshot loop is always somewhere in a callback while a greenlet runs. Each greenlet has a running loop of its
 own, as each thread has one: in the hub, where tasks and callbacks run, it is the grapeshot loop, and in other greenlets
-there is none, unless they call ``asyncio.run()``. ``_watch_switches`` exchanges them.
+there is none, unless they call ``asyncio.run()``. Each switch exchanges the running loops (``_watch_switches``).
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Loop(_core._HubLoop):
         loop._default_executor = HubExecutor()
         self._set_loop(loop)
         _watch_switches()
-        # Callbacks of other threads, which are not counted yet.
+        # Callbacks that other threads have added, and that are not counted in `_references` yet.
         self._from_threads: collections.deque[Callback] = collections.deque()
         # Active watchers, except for io watchers, which the loop finds by their descriptors.
         self._watchers: set[Watcher] = set()
@@ -113,7 +113,7 @@ class Loop(_core._HubLoop):
     # ---------------------------------------------------------------- running
 
     def run(self, nowait: bool = False, once: bool = False) -> None:
-        """Run until nothing that has a reference is left, or :meth:`break_` is called.
+        """Run until :meth:`break_` is called, or until no watcher, callback or :meth:`ref` keeps the loop running.
 
         Args:
             nowait: only look for what is ready now.
@@ -175,7 +175,7 @@ class Loop(_core._HubLoop):
             self.break_()
 
     def _failed(self, watcher: _core._HubIo, exc: BaseException) -> None:
-        """The callback of an io watcher has raised an exception."""
+        """Called when the callback of an io watcher has raised an exception."""
         watcher.stop()  # the descriptor is still ready, so the callback would fail again at once
         self.handle_error(watcher, type(exc), exc, exc.__traceback__)
 
@@ -283,7 +283,7 @@ class Loop(_core._HubLoop):
     # ---------------------------------------------------------------- callbacks
 
     def run_callback(self, func: Callable[..., Any], *args: Any) -> Callback:
-        """Call ``func(*args)`` in the hub soon. Only in the loop's thread."""
+        """Call ``func(*args)`` in the hub soon. Only the loop's thread may call this."""
         self._check_open()
         if self._from_threads:
             self._take()
@@ -350,7 +350,7 @@ class Loop(_core._HubLoop):
         return bool(watchers)
 
     def _wake_soon(self, watcher: _core._HubIo, events: int) -> None:
-        """Fire a watcher whose descriptor is closed. gevent's ``select`` makes POLLNVAL of the events -1."""
+        """Fire a watcher whose descriptor is closed. gevent's ``select`` reports events of -1 as POLLNVAL."""
         self.run_callback(self._wake, watcher, events)
 
     @staticmethod

@@ -1,7 +1,7 @@
 """The watchers of gevent's loop interface, on a grapeshot loop. Source: IWatcher in gevent's ``_interfaces.py``.
 
-A watcher is active between ``start`` and ``stop``. gevent's hub ends its loop when no active watcher with a reference
-is left, so each watcher tells the loop when it becomes active and when it no longer is.
+A watcher is active between ``start`` and ``stop``. An active watcher with a reference keeps ``Loop.run`` from
+returning, so each watcher tells the loop when it becomes active and when it stops being active.
 """
 
 from __future__ import annotations
@@ -377,7 +377,7 @@ class async_(Watcher):  # noqa: N801
 
 
 class child(Watcher):  # noqa: N801
-    """Fires when a child process has ended. ``rpid`` and ``rstatus`` are then what ``waitpid`` has returned.
+    """Fires when a child process has ended. ``rpid`` is then its id, and ``rstatus`` its status as from ``waitpid``.
 
     With a ``pid`` of 0 it fires for any child.
     """

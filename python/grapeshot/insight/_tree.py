@@ -101,7 +101,7 @@ class Tree:
     nodes: list[Node]
     """All coros and tasks."""
     roots: list[Node]
-    """The coros and tasks that no other one waits for. The rest are below these or below a circle."""
+    """The coros and tasks that no other one waits for. All others are below these, in a circle, or below a circle."""
     circles: list[list[Node]]
     """Coros and tasks that wait for each other in a circle. In each list, every one waits for the next; the last one is
     the first one again."""

@@ -103,8 +103,8 @@ class Client:
         self._connecting: asyncio.Task[Exception | None] | None = None
         self._is_closed = False
         # The loop's time() at the start of the current series of attempts to connect. The series ends when an attempt
-        # fails with one of the _FATAL errors, when connect_timeout has passed, or when a connection is lost that has
-        # given answers or has lasted for a while.
+        # fails with one of the _FATAL errors, or when connect_timeout has passed. It also ends when a connection that
+        # has worked (that is, has given answers or has lasted for a while) takes no more calls.
         self._trouble_since: float | None = None
         self._connected_at = 0.0
         self._delay_s = _FIRST_DELAY_S
@@ -125,8 +125,8 @@ class Client:
         argument for it by position.
 
         Raises:
-            RemoteError: the method has raised. A subclass tells that there is no such method, or that it cannot be
-                called like this.
+            RemoteError: the method has raised. Its subclasses mean that there is no such method, that it cannot be
+                called like this, that its result cannot be sent, or that its handler was cancelled.
             DeadlineExceeded: the time is over. This is a TimeoutError.
             ConnectionLost: there was no connection, or it was lost. ``sent`` tells whether the method may have run.
             PacketTooLarge: the encoded arguments are longer than the server accepts.

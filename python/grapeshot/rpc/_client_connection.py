@@ -75,7 +75,7 @@ class ClientConnection(Connection):
         # How many queued calls were cancelled since cancelled calls were last removed from the queue.
         self._cancelled = 0
         self._last = 0
-        # The last number that was passed to the transport.
+        # The number of the last request that was passed to the transport.
         self._last_flushed = 0
         # From the server's goodbye: calls after this number have not run.
         self._last_taken: int | None = None
@@ -280,7 +280,7 @@ class ClientConnection(Connection):
             elif kind == ITEM:
                 target = self._pending[number]
                 if target is not None:
-                    target.add(message[2])  # type: ignore[union-attr]  # AttributeError: an item of a call
+                    target.add(message[2])  # type: ignore[union-attr]  # AttributeError: the call is not a stream
                 return
             elif kind == ERROR:
                 target = self._pending[number]

@@ -55,7 +55,7 @@ class PacketStream(asyncio.Protocol):
         self._transport: Any = None
         self._out = bytearray()
         self._is_flush_due = False
-        # True inside data_received, at whose end all packets are written.
+        # True while received packets are handled. After that, all packets that were sent meanwhile are written.
         self._is_batching = False
         # Received bytes that have not been handled: a part of a packet, or everything since hold() or since the end of
         # a turn (_TURN_S).

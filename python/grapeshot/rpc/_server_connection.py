@@ -1,7 +1,7 @@
 """One connection of a server, and the calls that it has under way.
 
     REQUEST ---> the handler ---> ends at once ------------------------> RESULT or ERROR
-                     '----------> a Call, which knows what runs ---> done, cancelled, deadline ---> RESULT, ERROR, END
+                     '-----> a Call, which watches the handler ---> done, cancelled, deadline ---> RESULT, ERROR, END
 
 While the transport is full of answers that the client has not read, no more requests are handled. So the limits also
 bound the memory that a connection uses. This cannot deadlock, because a :class:`Client` stops reading only until its

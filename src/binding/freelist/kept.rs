@@ -77,7 +77,7 @@ impl Freelist {
 #[cold]
 unsafe fn alloc(kind: *mut ffi::PyTypeObject) -> *mut ffi::PyObject {
     // SAFETY: attached (contract of the caller). The collector's allocator gives tp_basicsize bytes with the header
-    // set, and the rest is zeroed here.
+    // set, and the bytes after the header are zeroed here.
     unsafe {
         let object = ffi::PyObject_GC_New::<ffi::PyObject>(kind);
         if !object.is_null() {

@@ -30,7 +30,7 @@ pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
             method(call::run),
             AcceptMany,
             "accept_many(max=0, /)",
-            "Accept all pending connections, at least one and at most max. Return a list of (socket, address)."
+            "Accept all pending connections, but at most max (0: no limit). Return a list of (socket, address)."
         ),
     ]
 }
@@ -124,8 +124,8 @@ impl Operation for AcceptMany {
     }
 }
 
-/// Makes one system call. The inner result is the result of that call. The outer result is Err only if the descriptor
-/// could not be read from the socket object.
+/// Makes one system call, `accept`. The inner result is the result of that call. The outer result is Err only if the
+/// descriptor could not be read from the socket object.
 fn accept(socket: &Socket<'_>, surroundings: &Surroundings<'_>) -> PyResult<io::Result<(OwnedFd, Address)>> {
     let accepted = socket::accept(socket.descriptor()?);
     if let Some(reactor) = surroundings.reactor {
@@ -176,8 +176,8 @@ fn nonblocking<'py>(kind: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     new_objects::int(kind.py(), (kind_number | socket::NONBLOCKING_TYPE).into())
 }
 
-/// The address, with a numeric host in place of a host name. The package asks the resolver for it, and the coro waits
-/// for the answer. An address without a host name is returned unchanged.
+/// The address, with a numeric host in place of a host name. The package asks the resolver for the numeric host, and
+/// the coro waits for that. An address without a host name is returned unchanged.
 pub(super) fn resolved<'py>(socket: &Socket<'py>, address: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let py = socket.py();
     let family = base_socket::family(socket.object())?;

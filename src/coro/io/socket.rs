@@ -51,7 +51,8 @@ enum StreamKind {
     Unknown = 0,
     /// TCP: a short read means that nothing is left.
     Internet = 1,
-    /// Another stream: a short read means nothing. On a unix socket, a read ends before passed descriptors.
+    /// Another stream: a short read means nothing. On a unix socket, a read stops before data that was sent with
+    /// descriptors.
     Other = 2,
     /// Not a stream: a short read means nothing.
     NoStream = 3,

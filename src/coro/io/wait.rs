@@ -111,7 +111,7 @@ pub(super) struct Target<'a, 'py> {
 enum TimeLimit {
     /// The limit, counted from the start of the first wait.
     For(Limit),
-    /// The time at which the waits end. Set when the first wait begins where no coro runs.
+    /// The time at which the waits end. Set when the first wait begins, if no coro runs in the thread.
     Until(BlockingEnd),
 }
 
@@ -139,7 +139,7 @@ impl Wait {
         self.time_limit = TimeLimit::For(limit);
     }
 
-    /// Begins a wait. Unless `target.is_anew` is set, the caller has found out with a system call that it would block.
+    /// Begins a wait. Unless `target.is_anew` is set, the caller has made a system call that would have blocked.
     /// `MustWait`: the coro must leave its stack now. `Done`: no coro with a loop runs here, so the thread has blocked
     /// until the descriptor was ready.
     ///

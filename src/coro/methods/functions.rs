@@ -254,7 +254,7 @@ fn limit_ns(args: &Args<'_, '_>) -> PyResult<u64> {
     Ok((seconds * 1e9).ceil() as u64)
 }
 
-/// `_coro_report_always(flag)`: whether to report long runs even if no other work waits for their end.
+/// `_coro_report_always(flag)`: sets whether to report long runs even if no other work waits for their end.
 pub(super) fn report_always<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     latency::report_always(args.get(0).map_or(Ok(true), |flag| flag.is_truthy())?);
     Ok(none(py))
@@ -330,7 +330,7 @@ pub(super) fn begins_thread<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectRes
     Ok(bool_object(py, is_coro))
 }
 
-/// `_coro_can_wait()`.
+/// `_coro_can_wait()`: whether a coro runs here that can be suspended now.
 pub(super) fn can_wait<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let can_wait = running(py).is_some() && suspension::suspendable(py).is_ok();
     Ok(bool_object(py, can_wait))
@@ -366,7 +366,7 @@ pub(super) fn send_signal<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectRe
     Ok(is_sent.into_pyobject(py)?.to_owned().into_any())
 }
 
-/// `_coro_stop_watchdog()`.
+/// `_coro_stop_watchdog()`: stops the watchdog until the next run, before a fork or at exit.
 pub(super) fn stop_watchdog<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     watchdog::stop(py);
     Ok(none(py))

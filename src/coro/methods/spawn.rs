@@ -31,7 +31,7 @@ struct Options<'py> {
     has_own_stack: bool,
 }
 
-/// Separates the keyword arguments: `name`, `context` and `stack` are for `spawn`, the rest goes to the function.
+/// Separates the keyword arguments: `name`, `context` and `stack` are for `spawn`, all others are for the function.
 fn sort_keywords<'py>(
     py: Python<'py>,
     args: &Args<'_, 'py>,
@@ -101,8 +101,8 @@ unsafe extern "C" {
     fn PyMethod_Function(method: *mut ffi::PyObject) -> *mut ffi::PyObject;
 }
 
-/// TypeError if `function` cannot be called, or if it is async, because a call would then only make a coroutine that is
-/// never awaited.
+/// TypeError if `function` cannot be called, or if it is async: a call would then only make a coroutine that nothing
+/// awaits, or an async generator that nothing iterates over.
 #[inline]
 fn check_function(function: &Bound<'_, PyAny>, caller: &str) -> PyResult<()> {
     let mut pointer = function.as_ptr();
@@ -150,8 +150,8 @@ fn check_callable(function: &Bound<'_, PyAny>, caller: &str) -> PyResult<()> {
     Ok(())
 }
 
-/// Whether calling `function` makes a coroutine: it is an async function, a method or a `partial` of one, or an object
-/// with an async `__call__`.
+/// Whether calling `function` makes a coroutine or an async generator: it is an async function, a method or a `partial`
+/// of one, or an object with an async `__call__`.
 fn is_async(function: &Bound<'_, PyAny>) -> PyResult<bool> {
     let py = function.py();
     let partial = py.import("functools")?.getattr("partial")?;

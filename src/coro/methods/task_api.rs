@@ -310,7 +310,9 @@ pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
             method,
             exception,
             Coro.exception,
-            "Return the exception, or None. Raises InvalidStateError before the end, CancelledError if cancelled."
+            "\
+                Return the exception, or None. Raises InvalidStateError before the end.\n\n\
+                If the coro was cancelled, raises CancelledError, or CoroCancelled if the caller is a coro."
         ),
         row!(
             method,

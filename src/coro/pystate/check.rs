@@ -11,8 +11,8 @@ use pyo3::types::PyList;
 use super::common_offsets::{CHUNK_SIZE, F_FRAME, PREVIOUS_ITEM};
 use super::{CFrame, field, frames, imp, instrumentation};
 
-/// How many levels of C recursion were left to the thread that imported `grapeshot.coro` (3.12 and 3.13), which is
-/// about what the interpreter allows a thread.
+/// How many levels of C recursion were left to the thread that imported `grapeshot.coro` (3.12 and 3.13). That is about
+/// the number of levels that the interpreter allows each thread.
 static C_LIMIT: AtomicI32 = AtomicI32::new(0);
 
 /// `C_LIMIT`, which `self_check` sets.

@@ -217,7 +217,7 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
                 method,
                 wait,
                 condition_variable.wait,
-                "Wait until this coro is woken. Return the value that was passed to it."
+                "Wait until this coro is woken. Return the value that was given to wake_one(), wake_n() or wake_all()."
             ),
             row!(
                 method,

@@ -243,14 +243,14 @@ fn methods<const R: bool>() -> Vec<ffi::PyMethodDef> {
             method,
             <const R: bool> release::<R>,
             lock.release,
-            "Give the lock to the coro that has waited longest. Raises LockError unless this coro holds it."
+            "Release the lock. The coro that has waited longest gets it. Raises LockError unless this coro holds it."
         ),
         row!(method, <const R: bool> locked::<R>, lock.locked, "Return whether a coro holds the lock."),
         row!(
             method,
             <const R: bool> has_lock::<R>,
             lock.has_lock,
-            "Return whether a coro holds the lock, by default the running one."
+            "Return whether the given coro, by default the running one, holds the lock."
         ),
         row!(method, <const R: bool> enter::<R>, lock.__enter__, "Acquire the lock."),
         row!(method, <const R: bool> exit::<R>, lock.__exit__, "Release the lock."),

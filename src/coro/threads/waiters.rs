@@ -6,7 +6,7 @@
 //!
 //!   grant_first: the request of the waiter with the smallest ticket is granted
 //!     a coro      enters its loop's ready queue, and the loop is woken if it sleeps
-//!     a thread    its own semaphore is released, on which it blocks without the GIL
+//!     a thread    blocks on a semaphore of its own, without the GIL, and this semaphore is released
 //! ```
 //!
 //! All of this is used with the GIL held, so no thread sees a half-finished step. A waiter leaves the queue when it is
@@ -189,7 +189,7 @@ pub(super) trait Source {
     fn give_back(&self, py: Python<'_>);
     /// The current holder; `NOBODY` for a source that is never held.
     fn holder(&self) -> Party;
-    /// Why the caller's thread might block forever, for the message of `cannot_wait`.
+    /// Why blocking the caller's thread might last forever, for the message of `cannot_wait`.
     fn what(&self) -> &'static str;
 }
 
@@ -290,7 +290,7 @@ fn find_way<'py>(py: Python<'py>, source: &impl Source, limit: Limit) -> PyResul
 #[cold]
 fn cannot_wait(py: Python<'_>, what: &str, why: &PyErr) -> PyErr {
     PyRuntimeError::new_err(format!(
-        "{}; the thread does not block instead, because {what} and it might block forever",
+        "{}; blocking the thread instead might last forever, because {what}",
         why.value(py)
     ))
 }

@@ -34,8 +34,8 @@ use crate::binding::native_type::{NativeType, This, with_critical_section};
 use crate::binding::object_cell::ObjectCell;
 use crate::binding::object_ref::ObjectRef;
 
-/// Timers of `call_later` with at least this delay may run up to `SLACK_NS` late (`reactor::timers`), which is at most
-/// a thousandth of the delay.
+/// Timers of `call_later` and sleeps of coros with at least this delay may end up to `SLACK_NS` late
+/// (`reactor::timers`), which is at most a thousandth of the delay.
 const MIN_SLACK_DELAY_S: f64 = 1.0;
 
 /// The number of arguments that fit inside the handle. If there are more, a tuple holds all of them.

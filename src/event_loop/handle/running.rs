@@ -215,7 +215,7 @@ impl<'py> Handle<'py> {
         }
     }
 
-    /// Reports the exception that is set, after there was no memory for the context.
+    /// Reports the exception that is set, because the context could not be copied.
     #[cold]
     fn fail_to_copy(self, event_loop: *mut ffi::PyObject) -> PyResult<()> {
         let py = self.py();

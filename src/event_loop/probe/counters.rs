@@ -76,7 +76,8 @@ counters! {
     polls,
     /// Events that the polls returned: ready descriptors, and the loop's own wake-ups and signals.
     events,
-    /// Handles that were taken from the ready queue, including timers, and handles that were cancelled in the queue.
+    /// Handles that were taken from the ready queue. Timers are included, and so are handles that were cancelled while
+    /// they were in the queue.
     callbacks,
     /// The largest number of ready entries that one iteration had to run.
     most_ready,

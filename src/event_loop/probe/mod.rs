@@ -18,8 +18,8 @@
 //! ```
 //! The counters have no bit: they are always on.
 //!
-//! Any thread may read the mode, the counters and the histograms. Only the thread that has access to the loop's cells
-//! may use the rest.
+//! Any thread may read or change the mode and the limit for slow steps, and read the counters and the results of
+//! measuring. Only the thread that has access to the loop's cells may use the other parts.
 
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;

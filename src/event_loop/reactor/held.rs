@@ -50,7 +50,7 @@ pub(crate) fn flush_running(py: Python<'_>) -> PyResult<()> {
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
 /// Called in the child of a fork. The step continues in the child, but perhaps no loop will run there to send held
-/// writes, so the rest of this run holds nothing.
+/// writes. So no writes are held until this run ends.
 pub(crate) fn after_fork() {
     FORKS.fetch_add(1, Ordering::Relaxed);
     with_running(|held| held.thread.set(0));

@@ -4,8 +4,8 @@
 //! `iteration` runs it.
 //!
 //! Only the thread that runs the loop changes this state. The exceptions are the inbox, the waker, the atomics, and, in
-//! builds with a GIL, the ready queue. Before and after a run, one thread at a time may use the state
-//! (`LoopObject::with_loop_access`). No cell stays borrowed across a call into Python.
+//! builds with a GIL, the ready queue and the shared contexts. Before and after a run, one thread at a time may use the
+//! state (`LoopObject::with_loop_access`). No cell stays borrowed across a call into Python.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};

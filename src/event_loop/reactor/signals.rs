@@ -1,12 +1,13 @@
 //! Lets signals wake the loop from a blocking poll: from the first blocking poll of a run to the end of the run, the
-//! loop's pipe is the descriptor of `signal.set_wakeup_fd`. If the loop has signal handlers, it stays so between runs.
+//! descriptor of `signal.set_wakeup_fd` is the loop's pipe, unless other code has set a descriptor. If the loop has
+//! signal handlers, the pipe stays set between runs.
 //!
 //! Otherwise the loop would notice some signals only at the next event: signals that arrive between the last check of
 //! Python's pending signals and the poller's wait, and signals that the kernel delivers to another thread.
 //!
-//! Everything here belongs to the thread that runs the loop. Only the main thread may set the descriptor, so a run in
-//! another thread does not. If another thread closes or collects the loop, the loop's pipe must stay open for as long
-//! as the interpreter may write to it, which is until the main thread has removed the descriptor.
+//! `Signals` belongs to the thread that runs the loop. Only the main thread may set the descriptor, so a run in another
+//! thread does not set it. If another thread closes or collects the loop, the loop's pipe must stay open for as long as
+//! the interpreter may write to it, which is until the main thread has removed the descriptor.
 //!
 //! ```text
 //!   loop closed in the main thread:    set_wakeup_fd(-1), then the pipe is closed

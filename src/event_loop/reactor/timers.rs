@@ -15,8 +15,8 @@ use crate::event_loop::loop_clock::LoopClock;
 /// Cancelled timers are removed once there are this many and they are at least half of the heap.
 const MIN_SWEPT_TIMERS: usize = 64;
 
-/// If many timers are due together, taking them out of the heap one by one is slow, so the loop sorts the rest. It does
-/// so once it has taken out this many due timers, and at least this fraction (1/16) of the number that is left.
+/// If many timers are due together, taking them out of the heap one by one is slow. So once the loop has taken out this
+/// many due timers, and at least a sixteenth of the number of timers left, it sorts the due timers that are left.
 const FEW_DUE: usize = 16;
 
 /// How many places before its turn a due timer's handle is prefetched. Thousands of handles do not fit into the cache.

@@ -145,8 +145,8 @@ fn deliver(this: Datagram<'_>, first: Option<Inbound>) -> PyResult<()> {
 }
 
 /// Decides what happens to datagrams that were received but not delivered. A closed transport drops them. A paused one
-/// keeps them until `resume_reading()`. If an exception of the protocol has left the loop, they are delivered when the
-/// loop runs again.
+/// keeps them until `resume_reading()`. If an exception of the protocol has left the loop, the datagrams are delivered
+/// when the loop runs again.
 #[cold]
 fn keep_for_later(this: Datagram<'_>, has_failed: bool) {
     if this.flags.has(Flags::CLOSING) {

@@ -225,7 +225,7 @@ pub(super) fn on_writable(this: Datagram<'_>) -> PyResult<()> {
                 break;
             }
             Sent::Refused(error) => {
-                // The other datagrams are sent when the poller reports the socket as writable again.
+                // The remaining datagrams are sent when the poller reports the socket as writable again.
                 return receiving::tell_error(this, error);
             }
             Sent::Failed(error) => {

@@ -58,7 +58,7 @@ impl PipeEnd for Reading {
         sync_interest(this)
     }
 
-    /// EIO is ordinary: a terminal fails with it when its other side has hung up.
+    /// EIO is ordinary: a read from a pseudo-terminal fails with it once the other side of the terminal is closed.
     fn is_ordinary(errno: Option<i32>) -> bool {
         errno == Some(libc::EIO)
     }

@@ -33,8 +33,8 @@ use crate::transports::protocol::{ProtocolCalls, Receiver, run_in};
 ///
 /// asyncio does this in a task and queues `connection_made`. The difference is visible only if the factory,
 /// `connection_made` or another thread queues something in the meantime. Two measures keep asyncio's behaviour in that
-/// case. First, work that was queued before `connection_made` runs before it. Second, as in asyncio there is a task
-/// whose cancellation closes the connection, until the queued work has run.
+/// case. First, work that was queued before `connection_made` runs before it. Second, until the queued work has run,
+/// there is a task whose cancellation closes the connection, as in asyncio.
 pub(in crate::transports) fn accept(
     event_loop: &Bound<'_, PyAny>,
     fd: OwnedFd,

@@ -381,7 +381,8 @@ fn keep_local_address(py: Python<'_>, body: &StreamBody) {
     }
 }
 
-/// Makes `socket` the owner of the descriptor: from now on any code that holds the socket may close the descriptor.
+/// Makes `socket` the owner of the descriptor: from now on any code that has a reference to the socket may close the
+/// descriptor.
 fn set_socket(body: &StreamBody, socket: Bound<'_, PyAny>) {
     keep_local_address(socket.py(), body);
     body.registration.set_owner(&socket);

@@ -98,7 +98,7 @@ class Served:
         return self
 
     def begin_stop(self) -> None:
-        """Begin to stop the server. It may be called again, and the loop may be closed soon after the first call."""
+        """Begin to stop the server. Further calls do nothing: the loop may be closed soon after the first one."""
         if not self._is_stopping:
             self._is_stopping = True
             self.loop.call_soon_threadsafe(self._ending.set)
@@ -147,8 +147,8 @@ def drain(sock: socket.socket) -> bytes:
 
 
 def replies(data: bytes) -> list[tuple[int, dict[str, str], bytes]]:
-    """Split what a server has sent into replies: status, fields, body. A status below 200 has no body. A body with a
-    Transfer-Encoding or without a Content-Length ends with the data.
+    """Split what a server has sent into replies: status, fields, body. A reply with a status below 200 has no body. A
+    body with a Transfer-Encoding or without a Content-Length ends with the data.
     """
     found = []
     while data:

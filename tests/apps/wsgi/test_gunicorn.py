@@ -51,7 +51,7 @@ def pid():
 
 @app.route("/together/<int:wanted>")
 def meet(wanted):
-    "Answers when that many requests are here at once."
+    "Answer when `wanted` requests wait at once."
     global count
     with together:
         count += 1
@@ -120,7 +120,7 @@ def with_asyncio():
 
 
 class Gunicorn(Process):
-    """gunicorn with the application of this file, which listens on a port and on a unix socket."""
+    """gunicorn, listening on a port and on a unix socket, with the application of this file."""
 
     def __init__(self, folder: Path, kind: str, *options: str, config: str = "", workers: int = 1) -> None:
         (folder / "served.py").write_text(f"VERSION = 'one'\n{APPLICATION}", encoding="utf-8")
@@ -353,7 +353,7 @@ def test_a_changed_application(start: Start) -> None:
     config = """
         from gunicorn.reloader import Reloader
 
-        Reloader.__init__.__defaults__ = (None, 0.05, None)  # the interval, which has no setting
+        Reloader.__init__.__defaults__ = (None, 0.05, None)  # the interval, for which gunicorn has no setting
     """
     server = start("coros", "--reload", "--reload-engine", "poll", config=config)
     assert only(talk(server.port, request("/")))[2] == b"one"

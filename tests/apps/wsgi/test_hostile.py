@@ -21,7 +21,7 @@ CHUNKED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n"
 UPGRADE = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: x\r\n"
 
 
-# ---------------------------------------------------------------- the parser, fed directly: the cuts are exact
+# ---------------------------------------------------------------- the parser, fed directly with exactly these pieces
 
 
 class Outcome:
@@ -212,7 +212,7 @@ def trickle(port: int, start: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("start", [b"3;", b"3\r\nabc\r\n0\r\nX: "])
-def test_a_slow_extension_gains_no_time(start: bytes) -> None:
+def test_a_slow_chunk_extension_or_trailer_does_not_extend_the_time_limit(start: bytes) -> None:
     with Served(echo, timeout=0.2) as served:
         assert trickle(served.port, CHUNKED + b"\r\n" + start).startswith(b"HTTP/1.1 408")
 
@@ -232,7 +232,7 @@ def test_one_byte_lines_of_a_long_body() -> None:
         assert wire.reply().body == body
 
 
-# ---------------------------------------------------------------- errors of the parser are answers
+# ---------------------------------------------------------------- the client gets a status for an error of the parser
 
 
 @pytest.mark.parametrize(

@@ -252,7 +252,7 @@ def test_exc_info_replaces_an_answer_that_has_not_begun() -> None:
     assert "x-first" not in fields
 
 
-def test_exc_info_is_raised_where_the_answer_has_begun() -> None:
+def test_exc_info_is_raised_if_the_answer_has_begun() -> None:
     import sys
 
     raised = []

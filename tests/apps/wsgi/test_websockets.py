@@ -50,7 +50,7 @@ def echo(ws):
 
 @sock.route("/together/<int:wanted>")
 def meet(ws, wanted):
-    "Answers once that many clients are here."
+    "Answer once `wanted` clients are here."
     global count
     with together:
         count += 1
@@ -187,7 +187,7 @@ def test_the_server_says_goodbye(served: Served) -> None:
 
 
 @pytest.mark.parametrize("how", ["close", "reset"])
-def test_a_client_that_goes_without_a_word(served: Served, how: str) -> None:
+def test_a_client_that_disconnects_without_a_close_frame(served: Served, how: str) -> None:
     before = sum("gone" in line for line in served.process.output)
     wire = Wire(served.port)
     wire.send(head("GET", "/watch", *HANDSHAKE))

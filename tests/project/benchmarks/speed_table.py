@@ -31,7 +31,7 @@ COUNTED = {
 }
 
 
-# The rows of the README's chart: common applications, and the calls that every program makes.
+# The rows of the README's chart: common applications, and calls that most programs make.
 CHOSEN = {
     "echo-1k-100": "TCP echo, 1 KiB",
     "echo-100k-10": "TCP echo, 100 KiB",

@@ -272,7 +272,7 @@ def test_the_terminal_shows_every_case_and_loop(capsys):
     assert "*" not in text
 
 
-# ---------------------------------------------------------------- taken in parts
+# ---------------------------------------------------------------- comparisons that are measured in parts
 
 
 def test_merged_rows_replace_their_own_and_keep_the_others():

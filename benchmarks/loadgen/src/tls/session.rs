@@ -22,9 +22,9 @@ const PEM: c_int = 1;
 const ERROR_WANT_READ: c_int = 2;
 const ERROR_ZERO_RETURN: c_int = 6;
 
-/// Data on its way between the two sides. OpenSSL's BIO points to it.
+/// Ciphertext on its way between OpenSSL and the socket. OpenSSL's BIO points to this struct.
 struct Transit {
-    /// The rest of the slice that is being opened; empty outside `open`.
+    /// The part of the slice passed to `open` that OpenSSL has not read yet; empty outside `open`.
     incoming: *const u8,
     incoming_len: usize,
     /// Ciphertext to send; the part before `sent` has been sent.
@@ -195,7 +195,7 @@ impl Drop for Context {
     }
 }
 
-/// The state that a session leaves behind, so that a later session can resume it.
+/// The state of a session, with which a later session can resume it.
 pub(crate) struct Ticket {
     library: &'static Library,
     raw: Pointer,
@@ -248,7 +248,7 @@ impl Session {
         }
     }
 
-    /// Resumes the session that left this ticket. Must be called before the handshake.
+    /// Resumes the session from which this ticket comes. Must be called before the handshake.
     ///
     /// # Errors
     /// If OpenSSL rejects the ticket.
@@ -312,7 +312,7 @@ impl Session {
 
     /// Announces the end of our data (`close_notify`).
     pub(crate) fn shut_down(&mut self) {
-        // SAFETY: we own the session. If it can no longer send this, it is closed anyway.
+        // SAFETY: we own the session. A session that can no longer send `close_notify` is closed anyway.
         unsafe {
             if (self.library.SSL_shutdown)(self.ssl) < 0 {
                 (self.library.ERR_clear_error)();

@@ -122,7 +122,8 @@ impl<S: Read + Write> TlsStream<S> {
 }
 
 impl<S: Read + Write> Read for TlsStream<S> {
-    /// Returns plaintext; 0 bytes at the end. `buffer` must be at least as long as the scratch buffer.
+    /// Returns plaintext, or 0 bytes at the end of the session or of the socket's data. `buffer` must be at least as
+    /// long as the scratch buffer.
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let scratch = Rc::clone(&self.scratch);
         let mut ciphertext = scratch.borrow_mut();
@@ -143,8 +144,8 @@ impl<S: Read + Write> Read for TlsStream<S> {
 }
 
 impl<S: Read + Write> Write for TlsStream<S> {
-    /// Accepts whole pieces of `sealed_at_once` bytes, perhaps only the first ones. `flush` sends the part of the
-    /// ciphertext of an accepted piece that does not fit into the socket yet.
+    /// Accepts whole pieces of `sealed_at_once` bytes, perhaps only the first ones. If the ciphertext of an accepted
+    /// piece does not fit into the socket yet, `flush` sends the rest later.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if !self.session.is_established() {
             self.session.handshake()?;

@@ -67,7 +67,7 @@ pub enum Call {
 /// A call that another thread makes.
 pub(super) struct SendCall(pub(super) Call);
 
-// SAFETY: the contract of `Queue::start` keeps the memory valid until the call has ended, in whichever thread.
+// SAFETY: the contract of `Queue::start` keeps the memory valid until the call has ended, whichever thread makes it.
 unsafe impl Send for SendCall {}
 
 impl SendCall {

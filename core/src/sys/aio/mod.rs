@@ -92,7 +92,7 @@ pub struct Queue<T> {
     calls: HashMap<u64, Entry<T>>,
     /// Calls that the ring will make. If it accepts no more calls, threads make them.
     waiting_for_ring: VecDeque<u64>,
-    /// Calls that the ring cannot make. They do not hold back the others.
+    /// Calls that the ring cannot make. They do not delay the calls that the ring makes.
     waiting_for_threads: VecDeque<u64>,
     in_ring: usize,
     /// How many jobs are in the pool. Jobs whose calls were cancelled before they began count too, so that the pool's

@@ -15,7 +15,7 @@ impl Ring {
         None
     }
 
-    /// Makes this like a ring of an old kernel.
+    /// Makes the ring behave as on an old kernel, which cannot truncate files.
     #[cfg(test)]
     pub(super) fn forget_truncate(&mut self) {
         match *self {}

@@ -80,7 +80,7 @@ fn write(queue: &mut Queue<Memory>, fd: RawFd, data: &[u8], offset: i64) -> u64 
     })
 }
 
-/// Waits for `count` ends, and returns them by ticket.
+/// Waits until `count` calls have ended, and returns their results in the order of their tickets.
 fn ends(queue: &mut Queue<Memory>, count: usize) -> Vec<(u64, io::Result<usize>, Memory)> {
     let limit = Instant::now() + Duration::from_secs(60);
     let mut ended = Vec::new();
@@ -187,13 +187,13 @@ fn make_fifo(path: &Path) -> CString {
     name
 }
 
-/// Opens both ends of a FIFO, so that the calls that open it end.
+/// Opens both ends of a FIFO. Calls that wait to open the FIFO then end.
 fn open_both_ends(fifo: &CString) -> RawFd {
     // SAFETY: the path is a live string.
     unsafe { libc::open(fifo.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC) }
 }
 
-/// How many calls a thread has begun.
+/// How many calls of the queue the threads have begun.
 fn begun_in_threads(queue: &Queue<Memory>) -> usize {
     let has_begun = |entry: &&Entry<Memory>| {
         matches!(&entry.state, State::InThread(claim)
@@ -312,7 +312,7 @@ fn a_cancelled_call_reports_what_it_has_done() {
                 "open" => open(&mut queue, &path, libc::O_RDONLY),
                 _ => read(&mut queue, -1, 7, 0),
             };
-            // Wait until the call has ended, but do not take its end.
+            // Wait until the call has ended, but do not call `take` yet.
             super::wait_ready(queue.fd(), false, Some(super::now_ns() + 60_000_000_000)).unwrap();
             assert_eq!(queue.cancel(ticket), None);
             let (outcome, memory) = end(&mut queue);
@@ -327,7 +327,7 @@ fn a_cancelled_call_reports_what_it_has_done() {
 }
 
 #[test]
-fn many_cancellations_do_not_search_or_fill_the_waiting_calls() {
+fn tickets_of_cancelled_calls_do_not_pile_up() {
     let folder = Folder::new("stale");
     let fifo = folder.file("fifo");
     let name = make_fifo(&fifo);
@@ -431,7 +431,7 @@ fn a_queue_of_another_process_does_nothing() {
 }
 
 #[test]
-fn stop_goes_on_where_the_stop_before_has_ended() {
+fn each_stop_continues_where_the_previous_one_stopped() {
     let folder = Folder::new("again");
     let fifo = folder.file("fifo");
     let name = make_fifo(&fifo);

@@ -1,5 +1,5 @@
 //! Watches a child on macOS and the BSDs with a kqueue that has one `EVFILT_PROC`. A kqueue with a pending event is
-//! readable for another kqueue, so the loop's poller can wait for it like for any descriptor. [`super`] has the
+//! readable for another kqueue, so the loop's poller can wait for it as for any descriptor. [`super`] has the
 //! contract.
 //!
 //! Source: `kqueue(2)` of macOS, FreeBSD, NetBSD, OpenBSD.

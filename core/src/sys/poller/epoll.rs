@@ -188,7 +188,7 @@ impl Poller {
     }
 
     /// Waits until an fd is ready or `timeout_ns` has passed (`None`: no limit; `Some(0)`: does not wait). A timeout of
-    /// more than `ONE_STEP_NS` counts from `began_ns`, a recent reading of [`now_ns`], and any other from the call.
+    /// more than `ONE_STEP_NS` counts from `began_ns` (a recent reading of [`now_ns`]), a shorter one from the call.
     /// Returns the number of events that `events` now holds; 0 means that the time has passed.
     ///
     /// # Errors
@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_to_nanoseconds_where_the_kernel_can() {
+    fn epoll_pwait2_is_used_where_the_kernel_has_it() {
         let poller = Poller::new().unwrap();
         // SAFETY: the call has no valid pointers or descriptors, so it can only fail: with EFAULT or EINVAL if it
         // exists.

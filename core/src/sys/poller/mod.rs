@@ -135,7 +135,7 @@ impl Readiness {
     pub const READ: Self = Self(1);
     /// A write will not block.
     pub const WRITE: Self = Self(2);
-    /// Both sides are shut down, or the fd has an error. The poller reports this together with READ and WRITE.
+    /// Both directions are shut down, or the fd has an error. The poller reports this together with READ and WRITE.
     pub const HANGUP: Self = Self(4);
     /// There is the end of the stream, or urgent data of TCP, in addition to ordinary data or instead of it. These end
     /// a read early, so a read that returns less than it was asked for does not mean that nothing is left. The poller
@@ -170,7 +170,7 @@ impl Readiness {
         self.0 & (Self::MORE.0 | Self::HANGUP.0) != 0
     }
 
-    /// Whether both sides are shut down, or the fd has an error.
+    /// Whether both directions are shut down, or the fd has an error.
     #[cfg(test)]
     pub const fn is_hangup(self) -> bool {
         self.0 & Self::HANGUP.0 != 0

@@ -13,7 +13,7 @@ use crate::sys::clock::now_ns;
 /// Far longer than any wait on a loaded machine. After a lost event the test fails instead of hanging.
 const CAP_NS: Option<u64> = Some(60_000_000_000);
 
-/// A poller for each way of waiting, with its name.
+/// One poller for each way of waiting, with the name of the way.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn pollers() -> [(&'static str, Poller); 2] {
     [
@@ -287,7 +287,7 @@ fn a_half_closed_peer_is_only_readable() {
 }
 
 #[test]
-fn a_closed_fd_is_refused() {
+fn an_invalid_fd_is_refused() {
     for (name, poller) in pollers() {
         let error = poller.add(-1, Token(1), Interest::READ).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EBADF), "{name}");
@@ -381,7 +381,7 @@ fn an_event_ends_a_wait_that_has_begun() {
         thread::scope(|scope| {
             scope.spawn(move || {
                 right.write_all(b"x").unwrap();
-                // This read keeps the stream open until the other side has seen the byte.
+                // This read keeps the stream open until the waiting thread has seen the byte.
                 right.set_nonblocking(false).unwrap();
                 assert_eq!(right.read(&mut [0; 1]).unwrap(), 1);
             });

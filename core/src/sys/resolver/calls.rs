@@ -106,7 +106,7 @@ pub enum Failure {
 /// The result of a lookup.
 pub type Outcome = Result<Answer, Failure>;
 
-/// Asks the C library in the calling thread, which may take seconds.
+/// Asks the C library in the calling thread. This may take seconds.
 ///
 /// # Errors
 /// The reason why there is no answer.
@@ -178,7 +178,7 @@ impl Drop for List {
     }
 }
 
-/// None for a family other than the two Internet families, which no known C library returns.
+/// None for an address that is neither IPv4 nor IPv6. No known C library returns such an address.
 fn address_info(entry: &libc::addrinfo) -> Option<AddressInfo> {
     let canonical_name = (!entry.ai_canonname.is_null()).then(|| {
         // SAFETY: a text of the list, which ends with a null byte.

@@ -32,8 +32,8 @@ pub use calls::{
 
 use super::pool::{Delivery, Mailbox, Pool, SharedPool, leaked_once};
 
-/// Whether [`Question::HostByName`] and [`Question::HostByAddress`] can be asked. Only Linux has these functions in a
-/// form that is safe in several threads.
+/// Whether [`Question::HostByName`] and [`Question::HostByAddress`] can be asked. They need functions that are safe in
+/// several threads (`gethostbyname_r` ...). Only the functions of Linux and Android are used.
 pub const HAS_HOST_LOOKUPS: bool = cfg!(any(target_os = "linux", target_os = "android"));
 
 /// The maximum number of remembered answers.
@@ -183,7 +183,7 @@ impl Lookups {
         Ok(ticket)
     }
 
-    /// Looks up the next question, if there is one. The delivery goes to everybody who has asked.
+    /// Looks up the next question, if there is one. The returned function delivers the outcome to all askers.
     fn answer_next(&'static self) -> Delivery {
         let mut state = self.lock();
         state.jobs -= 1;
@@ -202,7 +202,7 @@ impl Lookups {
 }
 
 impl State {
-    /// Adds an asker. Returns true if nobody was asking this.
+    /// Adds an asker. Returns true if nobody was asking this question before.
     fn join(
         &mut self,
         question: &Arc<Question>,

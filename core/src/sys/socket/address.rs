@@ -1,8 +1,8 @@
 //! Socket addresses in the kernel's format, stored compactly.
 //!
-//! Every open connection keeps two addresses for `get_extra_info`, and a `sockaddr_storage` would take 128 bytes for
-//! each. Here an address of up to 28 bytes (IPv4 and IPv6) is stored inline, and a longer one (most Unix paths) in a
-//! box of its exact length.
+//! Every connection stores its peer's address for `get_extra_info`, and often its own address too. A `sockaddr_storage`
+//! would take 128 bytes for each. Here an address of up to 28 bytes (IPv4 and IPv6) is stored inline, and a longer one
+//! (most Unix paths) in a box of its exact length.
 //!
 //! Source: `ip(7)`, `ipv6(7)`, `unix(7)`.
 

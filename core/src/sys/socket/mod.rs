@@ -117,8 +117,8 @@ pub fn is_no_connection(error: &io::Error) -> bool {
     )
 }
 
-/// Whether this error of `accept` concerns only the connection that it took off the queue, which is lost. The next call
-/// may succeed.
+/// Whether this error of `accept` concerns only one connection, which the call has taken off the queue and which is
+/// lost. The next call may succeed.
 ///
 /// Source: `accept(2)`, "Error handling": Linux passes on network errors of the new connection, and programs should
 /// treat them like `EAGAIN`. `EPERM` comes from firewall rules.

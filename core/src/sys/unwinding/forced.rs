@@ -22,7 +22,8 @@ unsafe extern "C" {
 static ORIGINAL: AtomicPtr<c_void> = AtomicPtr::new(ptr::null_mut());
 
 /// From now on, a thread that is ended by `pthread_exit` or `pthread_cancel` hangs as soon as the unwinding reaches a
-/// frame of this library. Call this before any other thread runs code of the library. Further calls have no effect.
+/// Rust frame of this library that has something to drop or to catch. Call this before any other thread runs code of
+/// the library. Further calls have no effect.
 pub fn hang_threads_that_end() {
     let hook = personality as *mut c_void;
     // SAFETY: this is an aligned word of the library's writable data, and only the unwinder reads it.

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 _open = io.open
 _fstat = os.fstat
-# mode -> direction, and whether it is binary. Modes with "+" are left to the original, which with a buffer accepts only
-# seekable files.
+# mode -> direction, and whether it is binary. Modes with "+" are left to the original: with a buffer, it accepts
+# them only for seekable files.
 _MODES = {mode: (way, "b" in kind) for way in "rwax" for kind in ("", "t", "b") for mode in (way + kind, kind + way)}
 
 # A buffer has the size of one block of its file. From Python 3.14 on, it has at least the default size and at most

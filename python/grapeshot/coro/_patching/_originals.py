@@ -28,7 +28,7 @@ _views: dict[str, types.ModuleType] = {}
 # The keepers: modules and packages that go on using the originals.
 _KEEPERS = ["asyncio", "grapeshot", "_frozen_importlib", "_frozen_importlib_external", "importlib"]
 _KEEPERS += ["concurrent.futures.thread", "concurrent.futures.process"]
-# Modules that are patched themselves. The originals that they hold from each other are left alone.
+# Modules that are patched themselves. If one of them has imported an original from another one, it keeps the original.
 _PATCHED = {"threading", "_thread", "queue", "_queue", "time", "socket", "_socket", "select", "ssl", "os", "posix"}
 _PATCHED |= {"selectors", "signal", "_signal", "concurrent.futures"}
 # Modules that need no view, because keepers may call the replacements in them: outside of coros these do what the
@@ -49,7 +49,7 @@ class _View(types.ModuleType):
 
 
 def replace(module_name: str, name: str, new: object) -> None:
-    """Replace an attribute of an imported module by ``new``, and keep the original. A second call does nothing."""
+    """Replace an attribute of an imported module with ``new``, and keep the original. A second call does nothing."""
     module = sys.modules[module_name]
     if (module_name, name) not in originals:
         original = getattr(module, name)

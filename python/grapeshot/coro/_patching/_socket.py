@@ -188,7 +188,7 @@ class SharedWaits(CoroSocket):
             return self._share(_sendmsg, WRITE, args)  # type: ignore[no-any-return]
 
     def sendall(self, data: Any, flags: int = 0, /) -> None:
-        # This does not call the native sendall, because SimultaneousError does not tell how much that has sent.
+        # This does not call the native sendall, because its SimultaneousError would not tell how much was sent.
         left_s: Countdown | None = None
         try:
             sent = self.send(data, flags) if flags else _send(self, data)

@@ -1,7 +1,7 @@
 """The part ``sqlite3`` of :func:`grapeshot.coro.patch`: other coros run while one waits for a locked database.
 
 SQLite itself waits in C code, for up to the connection's timeout. Here SQLite gets a timeout of one millisecond, and
-the coro repeats the call, with pauses, until the connection's own timeout is over. A call may only be repeated if it
+the coro repeats the call, with pauses, until the connection's own timeout is over. A call may be repeated only if it
 has changed nothing when it finds the database locked. These calls can be repeated, or continued:
 
 - In a transaction, or if it begins one, a statement takes its locks before it does anything. So it can be repeated.

@@ -125,8 +125,9 @@ def begins_coro(function: object) -> bool:
         return False
     if _core._coro_current_or_none() is not None:
         return True
-    # A task or a callback starts it. The workers of executors do not count, because those that are idle stay for a
-    # while: otherwise it would depend on the last seconds whether a task can wait for its thread.
+    # A task or a callback starts the thread, which becomes a coro if the loop has live coros. Workers of executors do
+    # not count here: idle workers live on for some seconds, so the kind of thread would depend on whether an executor
+    # was used just before.
     loop: Any = asyncio._get_running_loop()
     workers = {co for executor in loop._coro_executors or () if executor._pool for co in executor._pool.coros}
     return any(co._loop is loop and co not in workers for co in _core._coro_live())
@@ -463,8 +464,8 @@ def patch() -> None:
     """Replace the names.
 
     ``_active_limbo_lock`` and ``_shutdown_locks_lock`` of threading stay real locks. A coro cannot be suspended while
-    it holds one, so no thread waits for them for long. Also, the start of a real thread acquires the first one, and
-    must not let other coros run.
+    it holds one of them, so no thread waits for them for long. Also, the start of a real thread acquires the first one,
+    and must not let other coros run.
     """
     import concurrent.futures.process  # noqa: F401
 

@@ -183,7 +183,10 @@ class TaskPool(BasePool):  # type: ignore[misc]
     # ------------------------------------------------------------------ the end
 
     def hold(self) -> None:
-        """Begin no more tasks. They were not acknowledged, so the broker delivers them again after the worker's end."""
+        """Begin no more tasks.
+
+        Tasks that have not begun are not acknowledged, so the broker delivers them again after the worker's end.
+        """
         self._is_held = True
 
     def on_stop(self) -> None:

@@ -63,7 +63,7 @@ class Job:
     def terminate(self, signal: int | None = None) -> None:
         """Do nothing: Celery has already called :meth:`TaskPool.terminate_job`, which ends a running task."""
 
-    # ------------------------------------------------------------------ in the worker
+    # ------------------------------------------------------------------ in the pool coro
 
     def run(self) -> None:
         if self._is_revoked():
@@ -80,7 +80,7 @@ class Job:
             del running[self._coro.id]
 
     def _is_revoked(self) -> bool:
-        """Whether the task was revoked while it waited for a worker. If so, Celery's request has reported it."""
+        """Whether the task was revoked while it waited for a pool coro. If so, Celery's request has reported it."""
         request = getattr(self._accept_callback, "__self__", None)
         try:
             return request is not None and hasattr(request, "revoked") and bool(request.revoked())
@@ -142,7 +142,7 @@ class Job:
     def _reach_soft_limit(self) -> None:
         self.interrupt()
         if self._timeout_callback is not None:
-            _hiding.spawn_hiding(self._timeout_callback, True, self._soft_timeout)  # logs this
+            _hiding.spawn_hiding(self._timeout_callback, True, self._soft_timeout)  # Celery logs the limit
 
     def interrupt(self) -> None:
         """Raise SoftTimeLimitExceeded where the task waits."""

@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-body", type=int, default=1 << 30, help="bytes of a request's body; 0: no limit (1 GiB)")
     parser.add_argument("--access-log", metavar="FILE", help="file for the access log; - is stdout (no log)")
     parser.add_argument("--error-log", metavar="FILE", default="-", help="file for the error log; - is stderr (-)")
-    parser.add_argument("--log-level", default="INFO", help="of the error log; DEBUG shows refused requests (INFO)")
+    parser.add_argument("--log-level", default="INFO", help="error log's level; DEBUG shows refused requests (INFO)")
     return parser
 
 

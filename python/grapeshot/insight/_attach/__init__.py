@@ -1,8 +1,8 @@
 """The client of a back door: ``python -m grapeshot attach PATH``.
 
-The user edits lines with prompt_toolkit (the extra ``attach``), or with readline where that is not installed. If the
-input is not a terminal, lines are read as they come. The prompt runs in the process at the other end, which also finds
-the completions.
+The user edits lines with prompt_toolkit (the extra ``attach``), or with readline if prompt_toolkit is not installed. If
+the input is not a terminal, lines are read as they come. The prompt runs in the process at the other end, which also
+finds the completions.
 """
 
 from __future__ import annotations

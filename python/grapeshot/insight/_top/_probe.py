@@ -50,7 +50,10 @@ class Probe:
 
 
 def _is_sample(found: Any, parts: tuple[str, ...]) -> bool:
-    """Whether an answer has the fields that the screen and the dump rely on. The views check the rest."""
+    """Whether an answer has the fields that the screen and the dump rely on.
+
+    Other fields are not checked: if they are not valid, the views raise exceptions, which the screen catches.
+    """
     return (
         isinstance(found, dict)
         and type(found.get("pid")) is int

@@ -43,7 +43,7 @@ _ALL_PARTS = tuple(dict.fromkeys(part for parts in _PARTS.values() for part in p
 # The exceptions that unexpected values cause. Such values may come from another version of grapeshot, or from a process
 # that only pretends to be a back door.
 _INVALID_DATA = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
-# Examining coros, tasks and descriptors may take this share of the loop's time.
+# Examining coros, tasks and descriptors may take at most this share of the loop's time.
 _SHARE = 0.02
 _MAX_WORDS = 500
 

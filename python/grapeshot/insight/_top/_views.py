@@ -22,7 +22,7 @@ ORDERS = {
     "slow": ("worst", "latest", "most", "name"),
     "tree": ("most", "growth", "name"),
     "descriptors": ("most", "growth", "name"),
-    # In these two views, each item has lines of its own. The three above have one row for all items that are alike.
+    # In these two views, each item has lines of its own. In the three above, all items that are alike share one row.
     "each tree": ("waits",),
     "each descriptors": ("number", "owner", "what"),
 }

@@ -212,9 +212,10 @@ def enable(
     grapeshot loop begins to run. Until then, nothing listens.
 
     If the value of the variable contains a slash, it is used instead of ``path``; a directory means a file ``PID.bd``
-    in it. Any other value except 0 asks for ``path``. A child of this process, forked or made by multiprocessing, opens
-    a back door of its own at ``path.PID``, or at ``path`` if that contains ``{pid}``. An error while opening is logged
-    (logger ``grapeshot.insight.backdoor``). Pass None as ``signum`` or ``variable`` to disable that way of asking.
+    in it. Any other value asks for ``path``, unless it is 0 or empty. A child of this process, forked or made by
+    multiprocessing, opens a back door of its own at ``path.PID``, or at ``path`` if that contains ``{pid}``. An error
+    while opening is logged (logger ``grapeshot.insight.backdoor``). Pass None as ``signum`` or ``variable`` to disable
+    that way of asking.
 
     Raises:
         ValueError: the program already handles that signal, or this is not the main thread.

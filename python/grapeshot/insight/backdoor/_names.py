@@ -33,7 +33,7 @@ def tasks() -> None:
 
 
 def where(what: Any = None) -> None:
-    """Print the stacks of all threads, tasks and coros, or only of a given task, coro, or part of a name."""
+    """Print the stacks of all threads, tasks and coros, or of a given one, or of all whose names contain a text."""
     waits = _waits.Waits(_running_loop())
     is_found = what is None
     for node in waits.nodes():

@@ -77,7 +77,7 @@ def _check_directory(directory: str, trusted: set[int]) -> None:
 
 
 def linked_to(made: str) -> str | None:
-    """Return the final path of a back door's socket that was created at the path ``made``. None if it is not one.
+    """Return the final path of a back door's socket that was created at the path ``made``. None for other paths.
 
     :class:`SocketFile` creates the socket in a private directory and then links it to its final path.
     """
@@ -124,7 +124,7 @@ class SocketFile:
                     raise
                 # The path is too long. The socket module raises an OSError without an errno for that.
                 extra = len(made) - len(self.path)
-                problem = f"the path is too long for a socket, which is created at a path {extra} characters longer"
+                problem = f"the path is too long for a socket: its first, temporary path has {extra} more characters"
                 raise OSError(errno.ENAMETOOLONG, problem, self.path) from None
             os.chmod(made, 0o600)
             self.sock.listen(_BACKLOG)

@@ -49,7 +49,7 @@ class Slow:
     count: int = 0
     total_s: float = 0.0
     duration_s: float = 0.0
-    """How long the slowest one took. The stack is also from that one, or from another one if that has none."""
+    """How long the slowest callback took. ``stack`` is its stack, or that of another callback if it has none."""
     last_s: float = 0.0
     """When the latest one began, in seconds of ``time.monotonic()``."""
     stack: tuple[str, ...] = ()

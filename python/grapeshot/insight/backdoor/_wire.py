@@ -37,7 +37,7 @@ HELLO = b"\0grapeshot attach 1\n"
 _HEADER = struct.Struct(">cI")
 _ASKING = (b"s", b"i")
 
-# Limits in bytes, for output that a client has not read yet and for input that has not been run yet.
+# Limits: bytes of output that a client has not read yet, and characters of input that has not been run yet.
 MAX_OUTPUT_LEN = 4 << 20
 MAX_INPUT_LEN = 1 << 20
 _PIECE = 1 << 16

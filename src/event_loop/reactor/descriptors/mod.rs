@@ -134,7 +134,7 @@ impl Descriptors {
 
     // ---- registrations ---------------------------------------------------------------------------------------
 
-    /// Whether the registration with this token is still in force.
+    /// Whether the registration with this token is still in the fd table.
     #[inline]
     pub(crate) fn is_registered(&self, token: Token) -> bool {
         self.table.borrow().get(token).is_some()
@@ -202,8 +202,8 @@ impl Descriptors {
     }
 
     /// Removes a registration from the fd table, and its descriptor from the poller if `interest` is not NONE. Does
-    /// nothing if the registration is no longer in force: its number may belong to another one. The caller drops the
-    /// result where any code may run.
+    /// nothing if the table no longer has the registration: the descriptor's number may belong to another one. The
+    /// caller drops the result where any code may run.
     #[must_use = "dropping it may run any code"]
     pub(crate) fn unregister(&self, token: Token, interest: Interest) -> Option<FdUse> {
         let (fd, fd_use) = self.table.borrow_mut().remove_token(token)?;
