@@ -235,6 +235,16 @@ impl Runtime {
         self.live.borrow().len() - self.free_places.borrow().len()
     }
 
+    /// The number of live coros of one loop.
+    pub(super) fn live_count_of(&self, event_loop: *mut ffi::PyObject) -> usize {
+        let live = self.live.borrow();
+        let of_loop = live.iter().filter(|object| {
+            // SAFETY: the table holds a reference to each coro in it. Only the pointer to the coro's loop is read.
+            !object.is_null() && unsafe { &*object.cast::<CoroObject>() }.event_loop.as_ptr() == event_loop
+        });
+        of_loop.count()
+    }
+
     /// Where the stack of a coro of this thread is; None before its first run and after its end. `is_running`: the coro
     /// is the caller, so its stack is the current one.
     pub(super) fn stack_report(&self, coro: Coro<'_>, is_running: bool) -> Option<StackReport> {

@@ -277,7 +277,8 @@ pub(super) fn start(coro: Coro<'_>) -> PyResult<()> {
         return Err(PyRuntimeError::new_err("the coro has lost its loop"));
     };
     let limits = &LoopObject::of(&event_loop).reactor().limits;
-    if let Some(reached) = limits.coros_reached(|| with_runtime(Runtime::live_count)) {
+    let count = || with_runtime(|runtime| runtime.live_count_of(event_loop.as_ptr()));
+    if let Some(reached) = limits.coros_reached(|| with_runtime(Runtime::live_count), count) {
         return Err(reached.error(coro.py()));
     }
     let probe = &LoopObject::of(&event_loop).reactor().probe;

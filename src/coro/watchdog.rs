@@ -36,7 +36,8 @@ use grapeshot_core::sys::thread::{self, HelperThread};
 
 /// Python code runs on this stack, so it has the usual length.
 const STACK_LEN: usize = 8 * 1024 * 1024;
-/// The shortest and the longest sleep: the clock ticks in milliseconds, and sums must not overflow.
+/// The shortest sleep, because the clock ticks in milliseconds, and the longest, which can be added to any time without
+/// an overflow.
 const SLEEP_NS: std::ops::RangeInclusive<u64> = 1_000_000..=3_600_000_000_000;
 /// How long an exit or a fork waits for a report that the watchdog has begun.
 const GRACE: Duration = Duration::from_secs(1);

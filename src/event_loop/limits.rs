@@ -133,11 +133,16 @@ impl Limits {
         (number >= limit).then_some(Reached::Descriptors(limit))
     }
 
-    /// The limit of coros, if one more coro would exceed it. `count` returns how many there are.
+    /// The limit of coros, if one more coro would exceed it. `count` returns how many the loop has, and takes time for
+    /// each coro of the thread; `count_of_thread` returns how many the thread has.
     #[inline]
-    pub(crate) fn coros_reached(&self, count: impl FnOnce() -> usize) -> Option<Reached> {
+    pub(crate) fn coros_reached(
+        &self,
+        count_of_thread: impl FnOnce() -> usize,
+        count: impl FnOnce() -> usize,
+    ) -> Option<Reached> {
         let limit = self.max_coros.get();
-        if limit == UNLIMITED {
+        if limit == UNLIMITED || count_of_thread() < limit {
             return None;
         }
         let count = count();

@@ -26,6 +26,7 @@ static ACCEPT: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 /// The version of the type that `is_unpatched` has last approved; 0 for none. CPython gives a type a new version when
 /// the type or one of its bases changes.
 static VERSION: AtomicU32 = AtomicU32::new(0);
+
 /// True if native code may use the socket's descriptor instead of calling its methods.
 #[inline]
 pub(super) fn is_plain(socket: &Bound<'_, PyAny>) -> bool {

@@ -27,6 +27,23 @@ def in_limits(function, **limits):
     return coro.run(main)
 
 
+def test_coros_of_another_loop_of_the_thread_do_not_count():
+    async def spawn(count):
+        return [coro.spawn(coro.wait) for _ in range(count)]
+
+    first, second = grapeshot.new_event_loop(), grapeshot.new_event_loop()
+    try:
+        waiting = first.run_until_complete(spawn(5))
+        second.set_limits(coros=2)
+        waiting += second.run_until_complete(spawn(2))
+        with pytest.raises(grapeshot.LimitError, match="2 coros of this loop are alive"):
+            second.run_until_complete(spawn(1))
+        assert not any(co.done() for co in waiting)
+    finally:
+        second.close()
+        first.close()
+
+
 def test_spawn_raises_at_the_limit_and_works_again_when_a_coro_has_ended():
     def body():
         waiting = [coro.spawn(coro.wait) for _ in range(2)]

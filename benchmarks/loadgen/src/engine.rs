@@ -18,7 +18,8 @@ use crate::report::{Meter, Phase, Report};
 use crate::target::Target;
 use crate::wire::{self, BUFFER_LEN, TlsClient, Wire};
 
-/// A kind of request and reply. All requests have the same length, so a position in the stream is just a number.
+/// A kind of request and reply. All requests have the same length, so the number of bytes that were sent tells which
+/// request comes next, and how much of it was sent.
 pub(crate) trait Exchange {
     /// The state that a connection keeps between two reads.
     type State: Default;

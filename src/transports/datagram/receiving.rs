@@ -94,22 +94,18 @@ fn receive(this: Datagram<'_>, fd: RawFd, slot_len: usize, limit: usize) -> PyRe
             }
         })
     });
-    let after = match received {
-        Ok(batch) => {
-            if first.is_some() {
-                deliver(this, first)?;
-            }
-            batch.error
-        }
-        Err(error) => Some(error),
+    let (delivered, after) = match received {
+        Ok(batch) if first.is_some() => (deliver(this, first), batch.error),
+        Ok(batch) => (Ok(()), batch.error),
+        Err(error) => (Ok(()), Some(error)),
     };
-    if let Some(error) = fault {
-        return ending::fatal_error(this, error, "Fatal read error on datagram transport");
-    }
-    match after {
-        Some(error) => on_read_error(this, &error),
-        None => Ok(()),
-    }
+    // An exception that leaves the loop comes from a datagram that was received before the error.
+    let reported = match (fault, after) {
+        (Some(error), _) => ending::fatal_error(this, error, "Fatal read error on datagram transport"),
+        (None, Some(error)) => on_read_error(this, &error),
+        (None, None) => Ok(()),
+    };
+    delivered.and(reported)
 }
 
 /// Delivers `first` and then the pending datagrams, until the protocol pauses or closes the transport.

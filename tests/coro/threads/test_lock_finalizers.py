@@ -1,4 +1,6 @@
-"""Finalizers that use locks of patched threads: on a stack where a coro cannot wait, and on one where it can."""
+"""Finalizers that use locks of patched threads. In a finalizer that the garbage collector calls, a coro with a stack of
+its own can wait, and a coro on a shared stack cannot.
+"""
 
 from __future__ import annotations
 

@@ -262,7 +262,7 @@ def test_greenback_in_tasks_beside_coros():
 
 
 def test_greenback_works_in_a_coro_only_by_with_portal_run():
-    """A coro is not an asyncio.Task, so greenback's ensure_portal refuses it. with_portal_run makes one per call."""
+    """A coro is not an asyncio.Task, so greenback's ensure_portal refuses it. with_portal_run accepts it."""
     need("greenback")
     import greenback
 

@@ -98,7 +98,7 @@ def tree(found: list[str] | None, width: int) -> list[Text]:
 
 
 def tallies(found: list[Sample] | None, history: History, order: int, width: int) -> list[Text]:
-    """Return one row for alike items: their number, and its growth since the first and the previous sample."""
+    """Return a table with a row for each group of alike items: their number, and how much it has grown."""
     if found is None:
         return [_line("looking ...", width)]
     lines = [_line(f"{'number':>7}{'growth':>8}{'latest':>8}  what, and where", width, "underline")]
