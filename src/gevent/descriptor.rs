@@ -9,6 +9,7 @@ use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, c_int, c_void};
 use std::io;
 use std::os::fd::RawFd;
+use std::process;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -45,6 +46,8 @@ pub(super) struct DescriptorObject {
     state: Cell<State>,
     /// Identifies the entry in the fd table while the descriptor is registered.
     token: Cell<Token>,
+    /// The process that has registered the descriptor. A forked child shares the poller with its parent at first.
+    pid: Cell<u32>,
     /// What the poller waits for; may be more than the watchers want.
     armed: Cell<Interest>,
     /// Whether `fire_always` is in the ready queue.
@@ -101,7 +104,7 @@ impl Source for DescriptorObject {
             events |= WRITE;
         }
         disarm(this, events & !this.wanted());
-        fire_all(this, events)
+        fire_all(this, events, true)
     }
 
     fn interest(&self) -> Interest {
@@ -154,6 +157,9 @@ impl DescriptorObject {
     }
 
     fn join(&self, watcher: Io<'_>) {
+        if let Some(event_loop) = self.event_loop.get(watcher.py()) {
+            watchers::note_start(watcher, LoopObject::of(&event_loop).reactor().poll_count());
+        }
         self.watchers
             .borrow_mut()
             .push(ObjectRef::new(watcher.to_bound()));
@@ -326,6 +332,7 @@ fn enter(this: Descriptor<'_>, native: &LoopObject) -> io::Result<()> {
             .descriptors
             .register(this.py(), this.fd.get(), fd_use, interest)?;
         this.token.set(token);
+        this.pid.set(process::id());
         this.armed.set(interest);
         Ok(())
     };
@@ -391,11 +398,18 @@ fn disarm(this: Descriptor<'_>, unwanted: c_int) {
 fn end(this: Descriptor<'_>) {
     let armed = this.armed.replace(Interest::NONE);
     if this.state.replace(State::Unregistered) != State::Unregistered {
+        let armed = if is_own(this) { armed } else { Interest::NONE };
         let fd_use = with_descriptors(this, |descriptors| {
             descriptors.unregister(this.token.get(), armed)
         });
         drop(fd_use);
     }
+}
+
+/// Whether this process has registered the descriptor. A forked child must leave the poller alone, because it is the
+/// parent's until `reinit`.
+fn is_own(this: Descriptor<'_>) -> bool {
+    this.pid.get() == process::id()
 }
 
 /// Deregisters the descriptor if no watcher is active.
@@ -407,9 +421,13 @@ pub(super) fn end_if_idle(this: Descriptor<'_>) {
 
 // ---- events ----------------------------------------------------------------------------------------------------------
 
-/// Fires the watchers that want one of these events.
-fn fire_all(this: Descriptor<'_>, events: c_int) -> PyResult<()> {
+/// Fires the watchers that want one of these events. If the events come from a poll, this leaves out watchers that were
+/// started after that poll, because the events may be over. The next poll reports those that are not.
+fn fire_all(this: Descriptor<'_>, events: c_int, is_polled: bool) -> PyResult<()> {
     let py = this.py();
+    let poll_count = with_loop(this, |event_loop| {
+        LoopObject::of(event_loop).reactor().poll_count()
+    });
     let (first, others) = {
         let watchers = this.watchers.borrow();
         let mut all = watchers.iter().map(ObjectRef::new_ref);
@@ -425,6 +443,7 @@ fn fire_all(this: Descriptor<'_>, events: c_int) -> PyResult<()> {
         if events != 0
             && watcher.is_active.get()
             && watchers::is_on(watcher, this)
+            && !(is_polled && poll_count == Some(watcher.started_at.get()))
             && let Err(error) = watchers::fire(watcher, events)
         {
             let reported = with_loop(this, |event_loop| {
@@ -449,7 +468,7 @@ unsafe fn fire_always(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()
         return Ok(());
     }
     with_loop(this, |event_loop| fire_soon(this, LoopObject::of(event_loop)));
-    fire_all(this, READ | WRITE)
+    fire_all(this, READ | WRITE, false)
 }
 
 /// Lets the hub wake the watchers of a descriptor that other code has closed.

@@ -41,6 +41,8 @@ pub(super) struct IoObject {
     descriptor: ObjectCell,
     pub(super) fd: Cell<c_int>,
     pub(super) events: Cell<c_int>,
+    /// The loop's number of polls when the watcher was started.
+    pub(super) started_at: Cell<u64>,
     has_reference: Cell<bool>,
     pub(super) is_active: Cell<bool>,
 }
@@ -203,6 +205,11 @@ fn begin_on(this: Io<'_>, hub_loop: HubLoop<'_>) -> PyResult<()> {
 /// Whether `descriptor` is the one on which the watcher is active, or was the last time.
 pub(super) fn is_on(this: Io<'_>, descriptor: Descriptor<'_>) -> bool {
     this.descriptor.as_ptr() == descriptor.as_ptr()
+}
+
+/// Called when the watcher joins a descriptor. `poll_count` is the loop's number of polls.
+pub(super) fn note_start(this: Io<'_>, poll_count: u64) {
+    this.started_at.set(poll_count);
 }
 
 /// Called when the watcher was taken off its descriptor, which may be another file from now on.

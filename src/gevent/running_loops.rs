@@ -5,6 +5,9 @@
 //! the current tasks in a dict whose keys are the loops, which needs no exchange. A greenlet that is suspended while a
 //! loop runs in it keeps the loop and the task in its attribute `_grapeshot_running`.
 
+use std::cell::Cell;
+use std::ptr;
+
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -27,6 +30,11 @@ struct Functions {
 }
 
 static FUNCTIONS: PyOnceLock<Functions> = PyOnceLock::new();
+
+thread_local! {
+    /// The target of the last switch, only to be compared. A second tracer may report the same switch again.
+    static LAST_TARGET: Cell<*mut ffi::PyObject> = const { Cell::new(ptr::null_mut()) };
+}
 
 impl Functions {
     fn get(py: Python<'_>) -> PyResult<&'static Self> {
@@ -58,7 +66,7 @@ impl Functions {
 fn dict_of<'py>(greenlet: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
     // SAFETY: attached; the call returns a new reference, or null with an exception set.
     let dict = unsafe {
-        let dict = ffi::PyObject_GenericGetDict(greenlet.as_ptr(), std::ptr::null_mut());
+        let dict = ffi::PyObject_GenericGetDict(greenlet.as_ptr(), ptr::null_mut());
         Bound::from_owned_ptr_or_err(greenlet.py(), dict)?
     };
     Ok(dict.cast_into::<PyDict>()?)
@@ -82,8 +90,9 @@ fn exchange<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     };
     let greenlets = greenlets.cast_into::<PyTuple>()?;
     let (origin, target) = (greenlets.get_item(0)?, greenlets.get_item(1)?);
-    if origin.is(&target) {
-        return Ok(none(py)); // for example, a switch to a greenlet that has ended goes to its parent
+    // If origin and target are the same: a switch to a greenlet that has ended went to its parent, for example.
+    if LAST_TARGET.replace(target.as_ptr()) == target.as_ptr() || origin.is(&target) {
+        return Ok(none(py));
     }
     let functions = Functions::get(py)?;
     let running = functions.get_running_loop.bind(py).call0()?;

@@ -537,6 +537,71 @@ def test_the_number_of_a_closed_descriptor_is_used_again():
     )
 
 
+def test_a_forked_child_that_closes_a_socket_leaves_the_parents_alone():
+    """Before `gevent.reinit`, the child shares the poller with its parent."""
+    check(
+        """
+        near, far = socket.socketpair()
+        reader = gevent.spawn(near.recv, 10)
+        gevent.sleep(0.01)
+        done = subprocess.run([sys.executable, "-c", ""], preexec_fn=lambda: os.close(near.fileno()))
+        far.send(b"1")
+        print(done.returncode, reader.get(timeout=10))
+        # The socket is registered, and no greenlet waits.
+        subprocess.run([sys.executable, "-c", ""], preexec_fn=near.close)
+        far.send(b"2")
+        print(gevent.spawn(near.recv, 10).get(timeout=10))
+        near.close()
+        far.close()
+        """
+    )
+
+
+def test_an_event_that_is_over_fires_no_watcher():
+    """The first watcher of an event reads everything and starts the second one again."""
+    check(
+        """
+        loop, fired = gevent.get_hub().loop, []
+        near, far = socket.socketpair()
+        first, second = loop.io(near.fileno(), 1), loop.io(near.fileno(), 1)
+        def drain(other):
+            if not fired:
+                near.recv(10)
+                other.stop()
+                other.start(drain, None)
+            fired.append(1)
+        first.start(drain, second)
+        second.start(drain, first)
+        far.send(b"x")
+        gevent.sleep(0.02)
+        print(len(fired))
+        for watcher in (first, second):
+            watcher.close()
+        near.close()
+        far.close()
+        """
+    )
+
+
+def test_a_second_loop_below_another_tracer():
+    out = run(
+        """
+        import greenlet
+        from grapeshot.gevent import Loop, await_
+        gevent.get_hub()
+        below = greenlet.gettrace()
+        greenlet.settrace(lambda event, args: below(event, args))
+        second = Loop(default=False)
+        async def main():
+            await asyncio.sleep(0.01)
+            return asyncio.get_running_loop() is gevent.get_hub().loop.asyncio_loop
+        print([await_(main()) for _ in range(3)])
+        second.destroy()
+        """
+    )
+    assert out == "[True, True, True]\n"
+
+
 def test_files_that_are_always_ready():
     check(
         """

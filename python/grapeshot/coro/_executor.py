@@ -171,6 +171,10 @@ class _Worker:
         self.wakeup = condition_variable()
 
 
+# The coros that are workers of any executor.
+WORKERS: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
 class _Pool:
     """The workers that an executor has on one loop.
 
@@ -218,6 +222,7 @@ class _Pool:
         coro = spawn_hiding(self._work, worker, name=f"{self._prefix}-{self._count}", context=contextvars.Context())
         coro._make_daemon()
         self.coros.add(coro)
+        WORKERS.add(coro)
         self._count += 1
 
     def _work(self, worker: _Worker) -> None:

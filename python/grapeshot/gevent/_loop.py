@@ -51,6 +51,8 @@ def _watch_switches() -> None:
     previous: Any = greenlet.gettrace()
     if previous is _core._exchange_running_loops or getattr(previous, "exchanges_loops", False):
         return
+    current = greenlet.getcurrent()
+    _core._exchange_running_loops("switch", (current, current))  # tells where the exchanges begin
     if previous is None:
         greenlet.settrace(_core._exchange_running_loops)
         return

@@ -157,6 +157,11 @@ impl Reactor {
         Some(now_ns)
     }
 
+    /// How often the loop has polled.
+    pub(crate) fn poll_count(&self) -> u64 {
+        self.probe.counters.polls.get()
+    }
+
     /// Whether the loop could run something else now: a ready entry, a due timer, or an object that waits for a
     /// descriptor which is ready. The watchdog asks this while a callback or coro runs. Takes nothing out of the queues
     /// or the poller.

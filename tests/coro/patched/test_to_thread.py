@@ -492,9 +492,14 @@ grapeshot.run(main())
 
 
 def test_threads_of_tasks_stay_threads():
-    """A worker that is idle, and a function that waits, do not turn the threads that tasks start into coros."""
+    """Workers of executors do not turn the threads that tasks start into coros, whether they are idle or busy."""
     check(
         """
+async def use_executor():
+    if is_patched:
+        with coro.CoroPoolExecutor() as executor:
+            await asyncio.get_running_loop().run_in_executor(executor, check_place)
+
 def start_and_join():
     ran = []
     thread = threading.Thread(target=lambda: ran.append(is_coro()))
@@ -503,6 +508,8 @@ def start_and_join():
     print(ran)
 
 async def main():
+    start_and_join()
+    await use_executor()
     start_and_join()
     await asyncio.to_thread(check_place)
     start_and_join()

@@ -18,6 +18,7 @@ import types
 
 from grapeshot import _core
 from grapeshot.coro._errors import CancelledError
+from grapeshot.coro._executor import WORKERS
 from grapeshot.coro._hiding import spawn_hiding
 
 from . import _handles, _idents, _import_hooks, _import_locks, _originals, _waits
@@ -129,8 +130,7 @@ def begins_coro(function: object) -> bool:
     # not count here: idle workers live on for some seconds, so the kind of thread would depend on whether an executor
     # was used just before.
     loop: Any = asyncio._get_running_loop()
-    workers = {co for executor in loop._coro_executors or () if executor._pool for co in executor._pool.coros}
-    return any(co._loop is loop and co not in workers for co in _core._coro_live())
+    return any(co._loop is loop and co not in WORKERS for co in _core._coro_live())
 
 
 def _report(function: object, exc: BaseException) -> None:
