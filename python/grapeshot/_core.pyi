@@ -193,7 +193,7 @@ class Loop:
     """The native part of an event loop. It is not usable alone: :class:`grapeshot.Loop` adds the rest.
 
     On itself, it calls these methods of the Python half: ``call_exception_handler``, ``_resolve``, ``_on_slow`` and
-    ``_signals_arrived``. On a server it calls ``_attach``, ``_detach`` and ``_accepting``.
+    ``_signals_arrived``. On a server it calls ``_attach``, ``_detach``, ``_accepting`` and ``is_serving``.
     """
 
     slow_callback_duration: float
@@ -342,15 +342,19 @@ class Loop:
         """
 
     def remove_reader(self, fd: FileDescriptorLike) -> bool:
-        """Stop watching ``fd`` for reading; return whether it was watched. Raises: like :meth:`add_reader`."""
+        """Stop watching ``fd`` for reading; return whether it was watched, False if the loop is closed.
+
+        Raises:
+            RuntimeError, ValueError, OSError: as :meth:`add_reader` does.
+        """
 
     def add_writer(self, fd: FileDescriptorLike, callback: Callable[[*_Ts], Any], *args: *_Ts) -> None:
         """Call ``callback(*args)`` whenever ``fd`` can be written. Otherwise like :meth:`add_reader`."""
 
     def remove_writer(self, fd: FileDescriptorLike) -> bool:
-        """Stop watching ``fd`` for writing; return whether it was watched. Raises: like :meth:`add_reader`."""
+        """Stop watching ``fd`` for writing. Otherwise like :meth:`remove_reader`."""
 
-    # The same, but without the check for a transport, and the add functions return the handle.
+    # The same, but the add functions return the handle, and the remove functions do not check for a transport.
     def _add_reader(self, fd: FileDescriptorLike, callback: Callable[[*_Ts], Any], *args: *_Ts) -> Handle: ...
     def _remove_reader(self, fd: FileDescriptorLike) -> bool: ...
     def _add_writer(self, fd: FileDescriptorLike, callback: Callable[[*_Ts], Any], *args: *_Ts) -> Handle: ...
@@ -778,7 +782,7 @@ class SSLTransport(asyncio.Transport, asyncio.Protocol):
         """Whether the transport is closed or about to be."""
 
     def is_reading(self) -> bool:
-        """Whether the protocol is given the data that arrives."""
+        """Whether reading is not paused. True even after :meth:`close`, as in asyncio."""
 
     def pause_reading(self) -> None:
         """Deliver no data until :meth:`resume_reading`. Idempotent."""
@@ -1147,7 +1151,7 @@ _HUB_EVENTS: object
 def _exchange_running_loops(event: str, greenlets: tuple[Any, Any]) -> None:
     """Exchange the running loops and current tasks of two greenlets, the one that ran and the one that runs next.
 
-    :func:`greenlet.settrace` calls it at each switch.
+    greenlet calls it at each switch, once it was passed to :func:`greenlet.settrace`.
     """
 
 def _set_stream_types(
@@ -1188,10 +1192,10 @@ def _remove_path(path: StrOrBytesPath) -> None:
     """Remove the file at ``path``. Raises: like :func:`os.remove`."""
 
 def _before_fork() -> None:
-    """Before a fork: send the data that the current step of this thread's loop has written but not sent yet."""
+    """Before a fork: send the data that the loop of this thread still holds."""
 
 def _after_fork() -> None:
-    """In the child of a fork: from now on, send data at once when the current step writes it, without holding it."""
+    """In the child of a fork: hold no more writes in this run, because the child may exit before they are sent."""
 
 # Whether _Resolver.gethostbyname and gethostbyaddr work on this system.
 _HAS_HOST_LOOKUPS: bool
@@ -1815,7 +1819,7 @@ def _coro_act() -> None:
 _coro_latency_hint: str
 
 def _coro_set_latency_limit(seconds: float | None, /) -> float:
-    """Set how long anything may hold up a loop of this thread before it is reported: ``coro.set_latency_warning``.
+    """Set how long anything may hold up a loop of this thread before it is reported, for ``coro.set_latency_warning``.
 
     From now on the thread is watched, even without coros. Returns the previous limit. ValueError if ``seconds`` is
     negative or NaN.

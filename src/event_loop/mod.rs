@@ -36,7 +36,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     coroutine_method::register(module)
 }
 
-/// `_before_fork()`: sends the data that the running step has written so far. Otherwise the child would send it too.
+/// `_before_fork()`: sends the data that the loop of this thread still holds. Otherwise the child would send it too.
 #[pyfunction(name = "_before_fork")]
 fn before_fork(py: Python<'_>) -> PyResult<()> {
     reactor::flush_running(py)

@@ -206,7 +206,8 @@ fn add_done_callback<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> ObjectResul
         return Err(PyTypeError::new_err("add_done_callback() takes a callback"));
     };
     let context = context_keyword(&args)?;
-    // SAFETY: attached; a borrowed context that the caller keeps, or a new reference, null with an exception set.
+    // SAFETY: attached; either a borrowed context, which the caller keeps alive, or a new reference, which is null if an
+    // exception is set.
     let context = unsafe {
         if context.is_null() {
             Bound::from_owned_ptr_or_err(py, ffi::PyContext_CopyCurrent())?

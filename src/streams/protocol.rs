@@ -23,8 +23,8 @@ use crate::transports::protocol::{ProtocolCalls, register_object_received};
 pub(super) struct ProtocolObject {
     base: ffi::PyObject,
     event_loop: ObjectCell,
-    /// A weak reference to the reader. As in asyncio, the protocol does not keep the reader alive, so that a connection
-    /// ends when its reader and writer are dropped.
+    /// A weak reference to the reader. As in asyncio, the protocol does not keep the reader alive, and drops data
+    /// for a reader that is gone.
     reader: ObjectCell,
     is_paused: Cell<bool>,
     is_connection_lost: Cell<bool>,

@@ -1,4 +1,5 @@
-//! Compares socket addresses with the addresses of the standard library.
+//! Checks that socket addresses give back their parts, and that the text of IPv6 addresses and the acceptance of Unix
+//! names agree with the standard library.
 #![no_main]
 
 use std::net::Ipv6Addr;

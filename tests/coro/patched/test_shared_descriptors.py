@@ -324,7 +324,7 @@ from grapeshot import coro
 coro.patch()
 from grapeshot.coro._patching import _socket_numbers
 
-NUMBER = 900  # not the number of `sock`, as if `sock` had been closed and opened again
+NUMBER = 900  # a number that `sock` does not have, like one noted before `sock` got another descriptor
 
 def use():
     try:

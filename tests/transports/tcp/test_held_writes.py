@@ -1,4 +1,4 @@
-"""Small writes of one step are sent together: at the end of the step, or before a call that could reveal held data."""
+"""Small writes of a step leave together: at its end or that of its batch, or before a call that reveals held data."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ if sys.version_info >= (3, 12):
 @pytest.mark.parametrize("step", STEPS, ids=lambda step: step.__name__)
 @pytest.mark.xfail_on(asyncio="makes a system call for each write", uvloop="makes a system call for each write")
 async def test_writes_of_one_step_leave_together(loop, step, is_debug):
-    """TCP_NODELAY is set, so each system call sends a segment. A step that the system interrupts may need several
-    calls, so the best of three steps counts.
+    """TCP_NODELAY is set, so each system call sends a segment. If the system suspends the process during a step,
+    the step takes long, and its later writes are sent at once. So the best of three steps counts.
     """
     loop.set_debug(is_debug)
     transport, protocol, peer = await connected(loop)

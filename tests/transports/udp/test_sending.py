@@ -328,7 +328,7 @@ async def test_faults_of_flow_control_are_reported(loop, reported, tmp_path, mon
 
 
 @no_unix
-async def test_a_socket_that_is_full_and_has_no_peer(loop, tmp_path, monkeypatch):
+async def test_pending_datagrams_of_an_unconnected_endpoint(loop, tmp_path, monkeypatch):
     """Pending datagrams keep their addresses, also addresses that only the socket module understands."""
     monkeypatch.chdir(tmp_path)
     with raw_socket(socket.AF_UNIX, "peer") as peer:
