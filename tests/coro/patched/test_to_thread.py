@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 from support import coro_is_available, run_script
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
+needs_anyio = pytest.mark.skipif(importlib.util.find_spec("anyio") is None, reason="anyio is not installed")
 
 HEAD = """
 import sys
@@ -446,6 +449,7 @@ def test_django_settings_may_be_imported_first():
     run_script(None, "from django.conf import settings\nfrom grapeshot import coro\ncoro.patch()")
 
 
+@needs_anyio
 def test_anyio_is_patched_behind_another_finder():
     """pytest puts a finder of its own before all others, and it loads anyio, which has a plugin for pytest."""
     check(
@@ -468,6 +472,7 @@ print(grapeshot.run(main()))
     )
 
 
+@needs_anyio
 def test_a_portal_that_a_function_starts_has_a_loop_of_its_own():
     check(
         """
