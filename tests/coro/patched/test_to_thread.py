@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 from support import coro_is_available, run_script
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
-needs_anyio = pytest.mark.skipif(importlib.util.find_spec("anyio") is None, reason="anyio is not installed")
 
 HEAD = """
 import sys
@@ -449,9 +446,9 @@ def test_django_settings_may_be_imported_first():
     run_script(None, "from django.conf import settings\nfrom grapeshot import coro\ncoro.patch()")
 
 
-@needs_anyio
 def test_anyio_is_patched_behind_another_finder():
     """pytest puts a finder of its own before all others, and it loads anyio, which has a plugin for pytest."""
+    pytest.importorskip("anyio")
     check(
         """
 import importlib.machinery
@@ -472,8 +469,8 @@ print(grapeshot.run(main()))
     )
 
 
-@needs_anyio
 def test_a_portal_that_a_function_starts_has_a_loop_of_its_own():
+    pytest.importorskip("anyio")
     check(
         """
 import anyio.from_thread, anyio.to_thread
