@@ -86,6 +86,7 @@ kept! {
         resume_writing datagram_received error_received sendto recvfrom set_result set_exception done fileno close _attach _detach
         _accepting time call_at context Future Task _signal_handlers family proto flags getaddrinfo _resolve
         _stream_reader_wr feed_data _wakeup_waiter _eof _buffer _waiter _transport _paused _limit cancelled pause_reading name socket
+        _grapeshot_running
     }
     objects {
         futures_dict = "asyncio.futures"."__dict__"
@@ -108,6 +109,8 @@ kept! {
         lookup_error = "_socket"."gaierror"
         host_error = "_socket"."herror"
         buffered_protocol_type = "asyncio"."BufferedProtocol"
+        read_running_loop = "_asyncio"."_get_running_loop"
+        set_running_loop = "_asyncio"."_set_running_loop"
         cancelled_error = "asyncio"."CancelledError"
     }
 }

@@ -21,13 +21,10 @@ use pyo3::types::PyDict;
 use super::coroutine::Coro;
 use super::fiber::Fiber;
 use super::pystate::{self, SWAPS_TASK};
+use crate::binding::names::names;
 
 /// `asyncio.tasks._current_tasks`, up to 3.13.
 static CURRENT_TASKS: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
-
-/// `asyncio._get_running_loop` and `asyncio._set_running_loop`.
-static RUNNING_LOOP: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
-static SET_RUNNING_LOOP: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 
 /// `asyncio.current_task`.
 static CURRENT_TASK: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
@@ -35,10 +32,6 @@ static CURRENT_TASK: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 pub(super) fn set_up(py: Python<'_>) -> PyResult<()> {
     let current = py.import("asyncio")?.getattr("current_task")?;
     CURRENT_TASK.store(current.into_ptr(), Ordering::Release);
-    let running = py.import("_asyncio")?.getattr("_get_running_loop")?;
-    RUNNING_LOOP.store(running.into_ptr(), Ordering::Release);
-    let set_running = py.import("_asyncio")?.getattr("_set_running_loop")?;
-    SET_RUNNING_LOOP.store(set_running.into_ptr(), Ordering::Release);
     if !SWAPS_TASK {
         let tasks = py.import("_asyncio")?.getattr("_current_tasks")?;
         CURRENT_TASKS.store(
@@ -226,7 +219,7 @@ fn exchange_loop(py: Python<'_>, place: &mut *mut ffi::PyObject) -> PyResult<()>
     // SAFETY: attached; the function is never freed; the place has an owned reference or null.
     unsafe {
         let next = if place.is_null() { ffi::Py_None() } else { *place };
-        let set = SET_RUNNING_LOOP.load(Ordering::Relaxed);
+        let set = names(py).set_running_loop.as_ptr();
         drop(Bound::from_owned_ptr_or_err(
             py,
             ffi::PyObject_CallOneArg(set, next),
@@ -330,13 +323,11 @@ pub(super) fn end(fiber: &mut Fiber, _: Python<'_>) {
 
 /// The running loop that asyncio sees in this thread, or None.
 pub(super) fn running_loop(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
-    let function = RUNNING_LOOP.load(Ordering::Relaxed);
-    if function.is_null() {
+    if CURRENT_TASK.load(Ordering::Relaxed).is_null() {
         // The native module is in use without the Python package, which calls `set_up`.
         return Ok(py.None().into_bound(py));
     }
-    // SAFETY: set up before any coro can be made, never freed.
-    unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyObject_CallNoArgs(function)) }
+    names(py).read_running_loop.bind(py).call0()
 }
 
 /// `asyncio.current_task()`: a task, a coro or None.

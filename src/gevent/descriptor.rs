@@ -479,7 +479,7 @@ unsafe fn wake_all_closed(py: Python<'_>, object: *mut ffi::PyObject) -> PyResul
         return Ok(()); // registered again since
     }
     let mut result = Ok(());
-    for watcher in take(this) {
+    for watcher in take(py, this) {
         // SAFETY: it comes from the list.
         result = result.and(watchers::wake_closed(unsafe { watchers::of(&watcher) }));
     }
@@ -487,12 +487,9 @@ unsafe fn wake_all_closed(py: Python<'_>, object: *mut ffi::PyObject) -> PyResul
 }
 
 /// Takes off the watchers, which stay active.
-fn take(this: Descriptor<'_>) -> Vec<Bound<'_, PyAny>> {
+fn take<'py>(py: Python<'py>, this: Descriptor<'_>) -> Vec<Bound<'py, PyAny>> {
     let taken = this.watchers.take();
-    let taken: Vec<_> = taken
-        .into_iter()
-        .map(|watcher| watcher.into_bound(this.py()))
-        .collect();
+    let taken: Vec<_> = taken.into_iter().map(|watcher| watcher.into_bound(py)).collect();
     for watcher in &taken {
         // SAFETY: it comes from the list.
         watchers::forget_descriptor(unsafe { watchers::of(watcher) });
@@ -515,10 +512,7 @@ pub(super) fn take_watchers<'py>(
         return Vec::new();
     };
     end(descriptor);
-    take(descriptor)
-        .into_iter()
-        .map(|watcher| watcher.unbind().into_bound(py))
-        .collect()
+    take(py, descriptor)
 }
 
 /// Deregisters all descriptors of the hub, and takes off their watchers, which stay active. In the child of a fork, the
@@ -538,11 +532,7 @@ pub(super) fn take_all_watchers<'py>(
         } else {
             end(descriptor);
         }
-        taken.extend(
-            take(descriptor)
-                .into_iter()
-                .map(|watcher| watcher.unbind().into_bound(py)),
-        );
+        taken.extend(take(py, descriptor));
     }
     taken
 }

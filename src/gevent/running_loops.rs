@@ -12,54 +12,30 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyString, PyTuple};
+use pyo3::types::{PyDict, PyTuple};
 
 use crate::binding::args::Args;
-use crate::binding::names::Kept;
+use crate::binding::names::{Kept, names};
 use crate::binding::object_result::{ObjectResult, none};
 use crate::binding::rows::{add_function, row};
 
-/// The functions of asyncio that the exchange needs.
-struct Functions {
-    get_running_loop: Kept,
-    set_running_loop: Kept,
-    /// From Python 3.14 on.
-    swap_current_task: Option<Kept>,
-    /// The name of the attribute.
-    attribute: Kept,
-}
-
-static FUNCTIONS: PyOnceLock<Functions> = PyOnceLock::new();
+/// `_asyncio._swap_current_task`, from Python 3.14 on.
+static SWAP_CURRENT_TASK: PyOnceLock<Option<Kept>> = PyOnceLock::new();
 
 thread_local! {
     /// The target of the last switch, only to be compared. A second tracer may report the same switch again.
     static LAST_TARGET: Cell<*mut ffi::PyObject> = const { Cell::new(ptr::null_mut()) };
 }
 
-impl Functions {
-    fn get(py: Python<'_>) -> PyResult<&'static Self> {
-        FUNCTIONS.get_or_try_init(py, || {
-            let asyncio = py.import("_asyncio")?;
-            let kept = |name| Ok::<_, PyErr>(Kept::new(&asyncio.getattr(name)?));
-            Ok(Self {
-                get_running_loop: kept("_get_running_loop")?,
-                set_running_loop: kept("_set_running_loop")?,
-                swap_current_task: if py.version_info() >= (3, 14) {
-                    Some(kept("_swap_current_task")?)
-                } else {
-                    None
-                },
-                attribute: Kept::new(PyString::intern(py, "_grapeshot_running").as_any()),
-            })
-        })
-    }
-
-    fn set_running_loop(&self, event_loop: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.set_running_loop
-            .bind(event_loop.py())
-            .call1((event_loop,))
-            .map(drop)
-    }
+fn swap_current_task(py: Python<'_>) -> PyResult<Option<Kept>> {
+    let swap = SWAP_CURRENT_TASK.get_or_try_init(py, || {
+        if py.version_info() < (3, 14) {
+            return Ok::<_, PyErr>(None);
+        }
+        let swap = py.import("_asyncio")?.getattr("_swap_current_task")?;
+        Ok(Some(Kept::new(&swap)))
+    });
+    swap.copied()
 }
 
 /// The dict with a greenlet's attributes.
@@ -94,26 +70,26 @@ fn exchange<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     if LAST_TARGET.replace(target.as_ptr()) == target.as_ptr() || origin.is(&target) {
         return Ok(none(py));
     }
-    let functions = Functions::get(py)?;
-    let running = functions.get_running_loop.bind(py).call0()?;
-    let kept = take(&target, functions.attribute)?;
+    let (attribute, swap) = (names(py)._grapeshot_running, swap_current_task(py)?);
+    let running = names(py).read_running_loop.bind(py).call0()?;
+    let kept = take(&target, attribute)?;
     if !running.is_none() {
-        let task = match functions.swap_current_task {
+        let task = match swap {
             Some(swap) => swap.bind(py).call1((&running, none(py)))?,
             None => none(py),
         };
-        dict_of(&origin)?.set_item(functions.attribute.bind(py), (&running, task))?;
+        dict_of(&origin)?.set_item(attribute.bind(py), (&running, task))?;
     }
     if let Some(kept) = kept {
         let (event_loop, task) = (kept.get_item(0)?, kept.get_item(1)?);
-        functions.set_running_loop(&event_loop)?;
-        if let Some(swap) = functions.swap_current_task
+        names(py).set_running_loop.bind(py).call1((&event_loop,))?;
+        if let Some(swap) = swap
             && !task.is_none()
         {
             swap.bind(py).call1((event_loop, task))?;
         }
     } else if !running.is_none() {
-        functions.set_running_loop(&none(py))?;
+        names(py).set_running_loop.bind(py).call1((none(py),))?;
     }
     Ok(none(py))
 }
