@@ -62,6 +62,8 @@ mod v312;
 mod v313;
 #[path = "src/coro/pystate/v314_offsets.rs"]
 mod v314;
+#[path = "src/coro/pystate/v314t_offsets.rs"]
+mod v314t;
 #[path = "src/coro/pystate/v315_offsets.rs"]
 mod v315;
 
@@ -92,18 +94,17 @@ pub fn check() -> Result<(), String> {
     println!("cargo::rerun-if-env-changed=PYO3_PYTHON");
     let config = pyo3_build_config::get();
     let version = config.version();
-    if config.is_free_threaded() {
-        return Ok(()); // this build uses `pystate/none.rs`, with which `coro` refuses to be imported
-    }
-    let rows = match (version.major, version.minor) {
-        (3, 11) => v311::rows(),
-        (3, 12) => v312::rows(),
-        (3, 13) => v313::rows(),
-        (3, 14) => v314::rows(),
-        (3, 15) => v315::rows(),
-        _ => return Ok(()), // this build uses `pystate/none.rs` too
+    let rows = match (version.major, version.minor, config.is_free_threaded()) {
+        (3, 11, false) => v311::rows(),
+        (3, 12, false) => v312::rows(),
+        (3, 13, false) => v313::rows(),
+        (3, 14, false) => v314::rows(),
+        (3, 14, true) => v314t::rows(),
+        (3, 15, false) => v315::rows(),
+        _ => return Ok(()), // this build uses `pystate/none.rs`, with which `coro` refuses to be imported
     };
-    let file = format!("{FOLDER}/v{}{}_offsets.rs", version.major, version.minor);
+    let flag = if config.is_free_threaded() { "t" } else { "" };
+    let file = format!("{FOLDER}/v{}{}{flag}_offsets.rs", version.major, version.minor);
     let mut text = HEADERS.to_owned();
     for row in common::rows().iter().chain(&rows) {
         text += &assertions(row).map_err(|error| format!("{file}: {error}"))?;

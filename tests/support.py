@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import importlib.util
 import os
@@ -18,7 +19,7 @@ import threading
 import time
 import tty
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -71,6 +72,27 @@ def until_in_coro(condition: Callable[[], Any]) -> None:
 def gil_is_enabled() -> bool:
     """Return whether the GIL is enabled. A free-threaded build can run with the GIL, too."""
     return getattr(sys, "_is_gil_enabled", lambda: True)()
+
+
+@contextlib.contextmanager
+def recorded_warnings() -> Iterator[list[str]]:
+    """Record the texts of all warnings, in the result when the block ends. Where filters belong to a context (in
+    free-threaded builds), ``warnings.catch_warnings(record=True)`` does not record the warnings of other threads.
+    """
+    texts: list[str] = []
+    shown = warnings.showwarning
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        is_global = warnings.showwarning is shown
+        if is_global:
+            warnings.showwarning = lambda message, *_args, **_kwargs: texts.append(str(message))
+        try:
+            yield texts
+        finally:
+            if is_global:
+                warnings.showwarning = shown
+            texts += [str(entry.message) for entry in caught]
+            caught.clear()
 
 
 # The longest wait for a condition, in seconds.

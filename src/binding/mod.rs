@@ -23,6 +23,7 @@ pub(crate) mod object_result;
 pub(crate) mod rows;
 pub(crate) mod signature;
 pub(crate) mod socket_object;
+pub(crate) mod spin_lock;
 
 use pyo3::exceptions::PyImportError;
 use pyo3::ffi;

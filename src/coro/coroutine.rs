@@ -8,26 +8,30 @@
 //!                                                                       [ waiting ]
 //! ```
 //!
-//! Only the thread of the coro's loop runs the coro. Other threads may read its state. If the coro waits for a lock or
-//! a queue of `threads`, they may also make it ready (`scheduler::make_ready_anywhere`). The GIL orders these accesses.
-//! All fields are cells, because any code that runs during a method may call other methods of the same object.
+//! Only the thread of the coro's loop runs the coro. Other threads may read its status at any time, and its outcome after
+//! its end. If the coro waits for a lock or a queue of `threads`, they may also make it ready
+//! (`scheduler::claim`). All fields are cells, because any code that runs during a method may call other methods of
+//! the same object.
 
 use std::cell::Cell;
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, c_int, c_void};
 use std::mem::offset_of;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::fiber::Fiber;
+use super::errors::{self as coro_errors, ErrorClass};
+use super::fiber::{self, Fiber};
 use super::wait_queue::WaitNode;
 use crate::binding::deallocation::free_memory;
-use crate::binding::errors;
 use crate::binding::native_type::{NativeType, This, with_critical_section};
 use crate::binding::object_cell::ObjectCell;
 use crate::binding::rows::{member, offset_member};
+use crate::binding::{HAS_GIL, current_thread, errors};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
 pub(super) enum Status {
     /// Not started.
     New,
@@ -37,6 +41,27 @@ pub(super) enum Status {
     /// Suspended until it is woken.
     Waiting,
     Done,
+}
+
+/// The status of a coro, which any thread may read. A thread that reads `Done` sees the outcome, too.
+pub(super) struct StatusCell(AtomicU8);
+
+impl StatusCell {
+    #[inline]
+    pub(super) fn get(&self) -> Status {
+        match self.0.load(Ordering::Acquire) {
+            0 => Status::New,
+            1 => Status::Ready,
+            2 => Status::Running,
+            3 => Status::Waiting,
+            _ => Status::Done,
+        }
+    }
+
+    #[inline]
+    pub(super) fn set(&self, status: Status) {
+        self.0.store(status as u8, Ordering::Release);
+    }
 }
 
 #[repr(C)]
@@ -73,7 +98,7 @@ pub(super) struct CoroObject {
     pub(super) place: Cell<usize>,
     /// `threading.get_ident()` of the only thread that may run it.
     pub(super) thread: Cell<u64>,
-    pub(super) status: Cell<Status>,
+    pub(super) status: StatusCell,
     pub(super) has_own_stack: Cell<bool>,
     /// In this coro, asyncio's functions see no running loop.
     pub(super) hides_loop: Cell<bool>,
@@ -111,6 +136,18 @@ impl CoroObject {
     #[inline]
     pub(super) fn is_done(&self) -> bool {
         self.status.get() == Status::Done
+    }
+
+    /// `ScheduleError` unless the coro belongs to this thread.
+    pub(super) fn check_thread(&self, py: Python<'_>) -> PyResult<()> {
+        if self.thread.get() == current_thread() {
+            return Ok(());
+        }
+        Err(coro_errors::new(
+            py,
+            ErrorClass::ScheduleError,
+            "a coro can be used only in the thread of its loop: call loop.call_soon_threadsafe() from other threads",
+        ))
     }
 
     /// The fields that Python code uses as attributes.
@@ -170,7 +207,21 @@ impl NativeType for CoroObject {
         ]
     }
 
+    unsafe fn traverse_rest(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+        let is_running = self.status.get() == Status::Running;
+        // SAFETY: the collector's arguments are passed on; while it runs, no other thread changes the fiber.
+        unsafe { fiber::traverse(self.fiber.get(), is_running, visit, arg) }
+    }
+
+    /// A coro belongs to its thread. In a free-threaded build, other threads may use only the methods that are marked
+    /// as thread-safe, until the coro has ended.
     fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
+        if HAS_GIL {
+            return body();
+        }
+        if !this.is_done() {
+            this.check_thread(this.py())?;
+        }
         with_critical_section(this, body)
     }
 }

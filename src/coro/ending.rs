@@ -14,6 +14,8 @@ use super::errors::{self as coro_errors, ErrorClass};
 use super::function::store;
 use super::runtime::{current, with_runtime};
 use super::{interruption, scheduler};
+use crate::binding::HAS_GIL;
+use crate::event_loop::pyloop::LoopObject;
 
 /// The first round raises `Shutdown` in each coro. From the second round until this many rounds are over, a coro that
 /// has yielded during its cleanup just continues. In later rounds, `Shutdown` is raised in such a coro, too.
@@ -89,7 +91,7 @@ pub(super) fn forget_others(py: Python<'_>) {
 /// `may_yield` is true.
 fn end(coro: Coro<'_>, may_yield: bool) -> PyResult<()> {
     match coro.status.get() {
-        Status::Ready if may_yield => return scheduler::resume(coro),
+        Status::Ready if may_yield => return resume_as_owner(coro),
         Status::Ready | Status::Waiting => {}
         _ => return Ok(()),
     }
@@ -98,7 +100,22 @@ fn end(coro: Coro<'_>, may_yield: bool) -> PyResult<()> {
         .into_value(py)
         .into_bound(py);
     interruption::push(coro, shutdown.into_any())?;
-    coro.wait_node.unlink();
-    coro.status.set(Status::Ready);
-    scheduler::resume(coro)
+    // If it was ready already, its entry in the ready queue finds later that it is not.
+    coro.wait_node.exclusive(|| scheduler::claim(coro));
+    resume_as_owner(coro)
+}
+
+/// Resumes the coro while this thread owns the coro's loop, so that no other thread uses the loop meanwhile (which the
+/// GIL allows). If another thread uses the loop now, the coro is not resumed in this round.
+fn resume_as_owner(coro: Coro<'_>) -> PyResult<()> {
+    let py = coro.py();
+    let Some(event_loop) = coro.event_loop.get(py).filter(|_| !HAS_GIL) else {
+        return scheduler::resume(coro);
+    };
+    let event_loop = LoopObject::of(&event_loop);
+    match event_loop.claim(py) {
+        Ok(true) => event_loop.reactor().access.borrowed(|| scheduler::resume(coro)),
+        Ok(false) => scheduler::resume(coro),
+        Err(_) => Ok(()),
+    }
 }

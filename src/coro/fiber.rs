@@ -1,9 +1,9 @@
 //! `Fiber`: the stack and the interpreter state of one coro, from its first run to its end.
 //!
-//! Only the coro's thread changes a fiber. Other threads may read it, with the GIL held, through `frame`.
+//! Only the coro's thread changes a fiber. In builds with the GIL, other threads may read it through `frame`.
 
 use std::cell::Cell;
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::rc::Rc;
 
@@ -16,6 +16,7 @@ use super::coroutine::{Coro, CoroObject, Status};
 use super::pystate::{self, PyState, Relinked, ThreadStateRoot};
 use super::reprs::Contents;
 use super::thread_locals::Taken;
+use crate::binding::HAS_GIL;
 
 /// Occupies the tail of the memory block that begins with the coro's root chunk (`pystate::Chunks`).
 #[repr(C)]
@@ -118,6 +119,54 @@ impl Fiber {
     pub(super) fn used_len(&self) -> usize {
         self.top - self.sp
     }
+
+    /// The innermost Python frame of the stack that does not run: the coro's if it is suspended, the thread's own while
+    /// the coro runs. Null if there is none.
+    ///
+    /// # Safety
+    /// A stack that was not evicted is in its place.
+    unsafe fn innermost_frame(&self) -> *mut u8 {
+        if self.saved.is_some() {
+            self.innermost
+        } else {
+            // SAFETY: by the contract.
+            unsafe { self.state.innermost() }
+        }
+    }
+}
+
+/// Reports the references of the stack that does not run, the coro's or the thread's own, which the collector of a
+/// free-threaded build would not find (`PyState::traverse`).
+///
+/// # Safety
+/// Called by the collector; `fiber` is null or the fiber of a live coro.
+pub(super) unsafe fn traverse(
+    fiber: *mut Fiber,
+    is_running: bool,
+    visit: ffi::visitproc,
+    arg: *mut c_void,
+) -> c_int {
+    if HAS_GIL {
+        return 0;
+    }
+    // SAFETY: by the contract. If the coro runs, its state is the one of the thread's own stack, which is in its place.
+    unsafe {
+        match fiber.as_ref() {
+            Some(fiber) => {
+                let innermost = fiber.innermost_frame();
+                fiber.state.traverse(innermost, is_running, visit, arg)
+            }
+            None => 0,
+        }
+    }
+}
+
+/// Called in the child of a fork, for the coro that has forked.
+pub(super) fn after_fork(coro: Coro<'_>) {
+    // SAFETY: the coro is the caller, and nothing else uses its fiber before this returns.
+    if let Some(fiber) = unsafe { coro.fiber.get().as_mut() } {
+        fiber.state.after_fork();
+    }
 }
 
 /// The innermost Python frame of a suspended coro as a frame object; None if the coro is running, has not begun or has
@@ -133,11 +182,6 @@ pub(super) fn frame(coro: Coro<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
         let Some(fiber) = coro.fiber.get().as_ref() else {
             return Ok(None);
         };
-        let innermost = if fiber.saved.is_some() {
-            fiber.innermost
-        } else {
-            fiber.state.innermost()
-        };
-        Ok(pystate::frame_object(py, innermost))
+        Ok(pystate::frame_object(py, fiber.innermost_frame()))
     }
 }

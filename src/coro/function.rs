@@ -18,7 +18,7 @@ use super::notifier::{self, report};
 use super::runtime::{Runtime, with_runtime};
 use super::tasks;
 use crate::binding::errors;
-use crate::binding::native_type::This;
+use crate::binding::native_type::{This, with_critical_section};
 use crate::event_loop::pyloop::LoopObject;
 
 /// The outermost function on a coro's stack. Like `suspension::wait_at_boundary`, it keeps almost nothing on the stack
@@ -73,7 +73,9 @@ fn end(coro: Coro<'static>, result: *mut ffi::PyObject) {
         // SAFETY: a new reference, or null with an exception set.
         let result = unsafe { Bound::from_owned_ptr_or_err(py, result) };
         // These are dropped here, on the coro's stack, so that their finalizers may still wait.
-        drop((coro.function.take(py), coro.args.take(py), coro.kwargs.take(py)));
+        drop(with_critical_section(coro, || {
+            (coro.function.take(py), coro.args.take(py), coro.kwargs.take(py))
+        }));
         leave_context(coro, result).map(Some)
     });
 }
@@ -133,7 +135,10 @@ pub(super) fn finish(runtime: &Runtime, coro: Coro<'_>) -> PyResult<()> {
     let is_child = runtime.is_forked.replace(false);
     tasks::unregister(coro);
     let kept = runtime.leave(coro);
-    drop(coro.context.take(py));
+    // Other threads may read the coro's attributes now.
+    let (context, callbacks) =
+        with_critical_section(coro, || (coro.context.take(py), coro.callbacks.take(py)));
+    drop(context);
     let event_loop = coro.event_loop.get(py);
     let leaving = coro.exception.get(py).and_then(|exception| {
         let error = PyErr::from_value(exception);
@@ -141,7 +146,7 @@ pub(super) fn finish(runtime: &Runtime, coro: Coro<'_>) -> PyResult<()> {
     });
     let has_listeners = !is_child || hooks::end_child(&kept, leaving.is_some())?;
     if has_listeners
-        && let Some(callbacks) = coro.callbacks.take(py)
+        && let Some(callbacks) = callbacks
         && let Some(event_loop) = &event_loop
         && !LoopObject::of(event_loop).reactor().is_closed()
         && let Err(error) = schedule_callbacks(coro, &callbacks, event_loop)

@@ -2,8 +2,8 @@
 //! that ends a coro, except for cancellations and exceptions that leave the loop. It is called in the coro, while the
 //! coro's stack and context still exist. So it is not called for a coro that gets no stack and ends with `MemoryError`.
 
-use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{mem, ptr};
 
 use pyo3::exceptions::{PyKeyboardInterrupt, PySystemExit};
 use pyo3::ffi;
@@ -13,18 +13,18 @@ use super::coroutine::Coro;
 use super::errors::{ErrorClass, is_a};
 use crate::binding::errors;
 
-/// An owned reference, or null. Read and exchanged only while attached to an interpreter with the GIL.
-static NOTIFIER: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
+/// The function. No code runs while the lock is held, except that a reference is taken.
+static NOTIFIER: Mutex<Option<Py<PyAny>>> = Mutex::new(None);
+
+fn notifier() -> MutexGuard<'static, Option<Py<PyAny>>> {
+    // A panic cannot leave the value half written.
+    NOTIFIER.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// Sets or removes the function, and returns the previous one.
-pub(super) fn exchange<'py>(
-    py: Python<'py>,
-    notifier: Option<Bound<'py, PyAny>>,
-) -> Option<Bound<'py, PyAny>> {
-    let new = notifier.map_or(ptr::null_mut(), Bound::into_ptr);
-    let old = NOTIFIER.swap(new, Ordering::AcqRel);
-    // SAFETY: the static owned the reference, which is passed to the caller.
-    unsafe { Bound::from_owned_ptr_or_opt(py, old) }
+pub(super) fn exchange<'py>(py: Python<'py>, new: Option<Bound<'py, PyAny>>) -> Option<Bound<'py, PyAny>> {
+    let old = mem::replace(&mut *self::notifier(), new.map(Bound::unbind));
+    old.map(|old| old.into_bound(py))
 }
 
 /// Calls the notifier with `error`, which ends the running coro `coro`, unless `error` is a `CancelledError` or leaves
@@ -33,8 +33,9 @@ pub(super) fn exchange<'py>(
 #[cold]
 pub(super) fn tell(coro: Coro<'_>, error: PyErr) -> PyErr {
     let py = coro.py();
-    // SAFETY: attached, so the notifier cannot be exchanged between the load and the new reference.
-    let notifier = unsafe { Bound::from_borrowed_ptr_or_opt(py, NOTIFIER.load(Ordering::Acquire)) };
+    let notifier = notifier()
+        .as_ref()
+        .map(|notifier| notifier.clone_ref(py).into_bound(py));
     let Some(notifier) = notifier else {
         return error;
     };

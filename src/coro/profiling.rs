@@ -22,6 +22,7 @@ use pyo3::prelude::*;
 use super::coroutine::Coro;
 use super::pystate::{self, Event, Version};
 use super::runtime::Runtime;
+use crate::binding::HAS_GIL;
 
 /// Called before the thread state becomes the coro's, so that a profile function that was just set sees the thread's
 /// own frames first. Returns the version of the instrumentation, for `report_calls`.
@@ -95,8 +96,13 @@ where
 {
     let py = coro.py();
     let collecting = runtime.collecting.replace(coro.as_ptr());
-    // SAFETY: attached.
-    let was_enabled = unsafe { ffi::PyGC_Disable() };
+    // Without a GIL the switch would concern other threads, too, and it is not needed: the coro is not evicted meanwhile.
+    let was_enabled = if HAS_GIL {
+        // SAFETY: attached.
+        unsafe { ffi::PyGC_Disable() }
+    } else {
+        0
+    };
     if let Err(error) = body(py) {
         error.write_unraisable(py, None);
     }

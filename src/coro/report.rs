@@ -1,5 +1,5 @@
-//! Describes a late run for the log: its kind, its name and where it is in the code. The watchdog calls this while the
-//! run goes on; the thread itself calls it when the run has ended.
+//! Describes, for the log, a run that has blocked its thread for too long (`pulse`): its kind, its name and where it is
+//! in the code. The watchdog calls this while the run goes on; the thread itself calls it when the run has ended.
 //!
 //! Called attached, from any thread.
 

@@ -18,6 +18,12 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
+use crate::binding::HAS_GIL;
+
+/// How far the items are from the start of their memory: free-threaded builds put their number before them
+/// (`_PyListArray`, `Objects/listobject.c`).
+const ITEMS_OFFSET: usize = if HAS_GIL { 0 } else { size_of::<ffi::Py_ssize_t>() };
+
 /// The contents of a list object, as in its fields: owned references, in memory that Python allocated. A stack that has
 /// ended leaves nothing in its list, so no contents are left when a fiber is freed.
 pub(super) struct Contents {
@@ -90,9 +96,9 @@ unsafe fn exchange_contents(list: *mut ffi::PyListObject, place: &mut Option<Box
         };
         if before.len != 0 {
             *place = Some(Box::new(before));
-        } else {
+        } else if !before.items.is_null() {
             // The old list was empty, but may have memory.
-            ffi::PyMem_Free(before.items.cast());
+            ffi::PyMem_Free(before.items.cast::<u8>().sub(ITEMS_OFFSET).cast());
         }
     }
 }

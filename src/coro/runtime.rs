@@ -29,6 +29,7 @@ use super::{pystate, tasks};
 use crate::binding::current_thread;
 use crate::binding::deallocation;
 use crate::binding::native_type::This;
+use crate::binding::object_cell::ObjectCell;
 use crate::event_loop::probe::Counters;
 use crate::event_loop::pyloop::LoopObject;
 
@@ -58,6 +59,8 @@ pub(super) struct Runtime {
     pub(super) collecting_before: Cell<*mut ffi::PyObject>,
     /// The stack pointer of the thread's own stack while a coro runs.
     pub(super) main_sp: Cell<usize>,
+    /// An empty context that the timers of this thread's coros share, so that no context is copied for each sleep.
+    timer_context: ObjectCell,
     pub(super) thread_locals: Search,
     pub(super) reprs: ReprList,
     pub(super) slots: Slots,
@@ -188,6 +191,7 @@ impl Runtime {
             is_collecting: Cell::new(false),
             collecting_before: Cell::new(ptr::null_mut()),
             main_sp: Cell::new(0),
+            timer_context: ObjectCell::empty(),
             thread_locals: Search::new(),
             reprs: ReprList::new(),
             slots: Slots::new(),
@@ -219,6 +223,31 @@ impl Runtime {
         let object = self.current.get();
         // SAFETY: the running coro is kept by the table of live coros.
         (!object.is_null()).then(|| unsafe { This::new(py, object) })
+    }
+
+    /// A borrowed context for a timer; null if there is no memory for it (the handle then copies the current one).
+    #[inline]
+    pub(super) fn timer_context(&self, py: Python<'_>) -> *mut ffi::PyObject {
+        if !self.timer_context.is_set() {
+            self.make_timer_context(py);
+        }
+        self.timer_context.as_ptr()
+    }
+
+    #[cold]
+    fn make_timer_context(&self, py: Python<'_>) {
+        // SAFETY: attached; a new reference, or null with an exception set.
+        match unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyContext_New()) } {
+            Ok(context) => self.timer_context.set(context),
+            Err(_no_memory) => {}
+        }
+    }
+
+    /// Drops what this thread keeps for its coros' timers and `repr` calls, because the thread ends.
+    pub(super) fn end_thread(&self, py: Python<'_>) {
+        self.is_ending.set(true);
+        self.reprs.forget(py);
+        drop(self.timer_context.take(py));
     }
 
     /// New references to all coros that have started and not ended.
@@ -410,6 +439,7 @@ impl Runtime {
                 innermost: fiber.innermost,
                 data: (start, fiber.state.data_top()),
             });
+            fiber.state.leave_slot();
             shared.stack.evict(fiber.sp, &saved);
         }
         fiber.saved = Some(saved);
@@ -454,6 +484,7 @@ impl Runtime {
             unsafe {
                 shared.stack.restore(&saved);
                 fiber.relinked.restore();
+                fiber.state.return_to_slot();
             }
             let len_bytes = saved.len_bytes();
             let stats = &self.stats;

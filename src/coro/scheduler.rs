@@ -29,6 +29,7 @@ use super::notifier::report;
 use super::pulse::Subject;
 use super::runtime::{Runtime, counters_of, with_runtime};
 use super::{hooks, latency, profiling, pystate, stamps, tasks, thread_locals};
+use crate::binding::current_thread;
 use crate::binding::native_type::This;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::reactor::Reactor;
@@ -46,7 +47,7 @@ pub(super) fn resume(coro: Coro<'_>) -> PyResult<()> {
         return Ok(());
     }
     with_runtime(|runtime| {
-        if !runtime.current.get().is_null() || coro.thread.get() != runtime.thread {
+        if !runtime.current.get().is_null() || coro.thread.get() != runtime.thread || !pystate::may_run() {
             return refuse(runtime, coro);
         }
         match runtime.install(coro, run_on_stack) {
@@ -71,13 +72,15 @@ pub(super) fn resume(coro: Coro<'_>) -> PyResult<()> {
     })
 }
 
-/// Reports that a coro cannot run here: it was resumed by a loop that runs inside another coro, or in a thread that is
-/// not its own. The coro's stack cannot be used in either place.
+/// Reports that a coro cannot run here: it was resumed by a loop that runs inside another coro, in a thread that is not
+/// its own, or too late. The coro's stack cannot be used in any of these places.
 #[cold]
 fn refuse(runtime: &Runtime, coro: Coro<'_>) -> PyResult<()> {
     // The coro stays suspended until its own loop is closed or its own thread ends.
     coro.status.set(Status::Waiting);
-    let why = if runtime.current.get().is_null() {
+    let why = if !pystate::may_run() {
+        "no coro can run while the interpreter exits"
+    } else if runtime.current.get().is_null() {
         "a coro can run only in the thread that created it"
     } else {
         "a coro cannot run another loop's coros"
@@ -167,6 +170,7 @@ fn run(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) {
         runtime.reprs.exchange(&mut (*fiber).reprs);
         (*fiber).state.note_version(thread);
         runtime.current.set(ptr::null_mut());
+        pystate::resume_critical_sections();
         if pystate::version(thread) != version {
             // A monitoring tool was switched on or off while the coro ran. The interpreter could not see the frames of
             // the thread's own stack then, so their code is instrumented now.
@@ -198,14 +202,11 @@ unsafe fn take_thread_locals(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fibe
     unsafe { thread_locals::take(coro.py(), search, &mut fiber.taken, &stack, main_sp) };
 }
 
-/// Puts the coro into its loop's ready queue.
+/// Puts a coro that was claimed into its loop's ready queue.
 #[inline]
-fn queue(coro: Coro<'_>) {
+pub(super) fn queue(coro: Coro<'_>) {
     if let Some(event_loop) = coro.event_loop.get(coro.py()) {
-        LoopObject::of(&event_loop)
-            .reactor()
-            .ready
-            .defer(coro.to_bound(), resume_entry);
+        LoopObject::of(&event_loop).defer(coro.to_bound(), resume_entry);
     }
 }
 
@@ -252,19 +253,35 @@ fn prefetch(start: *const u8, len_bytes: usize) {
     }
 }
 
-/// Makes a new, waiting or yielding coro ready. A waiting one is removed from the queue in which it waits.
+/// Makes a new, waiting or yielding coro ready. A waiting one is removed from the queue in which it waits. Does nothing if
+/// another thread has just made the coro ready.
 #[inline]
 pub(super) fn make_ready(coro: Coro<'_>) {
-    coro.wait_node.unlink();
-    coro.status.set(Status::Ready);
-    queue(coro);
+    if coro.wait_node.exclusive(|| claim(coro)) {
+        queue(coro);
+    }
 }
 
-/// Like `make_ready`, from any thread, even one that has no loop. Wakes the coro's loop if it sleeps.
-pub(super) fn make_ready_anywhere(coro: Coro<'_>) {
-    coro.wait_node.unlink();
+/// Marks the coro as ready and removes it from the queue in which it waits. The caller, and nobody else, then resumes it
+/// or puts it into its loop's ready queue. Returns false if the coro was ready already. If the queue is shared, this is
+/// called inside of its `exclusive`.
+#[inline]
+pub(super) fn claim(coro: Coro<'_>) -> bool {
+    if coro.status.get() == Status::Ready {
+        return false;
+    }
+    // In this order: a thread that finds the coro in no queue also finds the status.
     coro.status.set(Status::Ready);
-    if let Some(event_loop) = coro.event_loop.get(coro.py()) {
+    coro.wait_node.unlink_now();
+    true
+}
+
+/// Puts a coro that was claimed into its loop's ready queue, from any thread, even one that has no loop. Wakes the loop
+/// if it sleeps.
+pub(super) fn queue_from_anywhere(coro: Coro<'_>) {
+    if coro.thread.get() == current_thread() {
+        queue(coro);
+    } else if let Some(event_loop) = coro.event_loop.get(coro.py()) {
         LoopObject::of(&event_loop)
             .reactor()
             .defer_from_anywhere(coro.to_bound(), resume_entry);

@@ -79,8 +79,12 @@ fn take_wakeup(coro: Coro<'_>) -> PyResult<Bound<'_, PyAny>> {
 /// Attached, on the stack of the coro that the switch was prepared for. Nothing is borrowed.
 #[inline(always)]
 unsafe fn leave(switch: &PreparedSwitch) {
-    // SAFETY: by the contract; the thread's own stack was left at `main_sp` by `run`.
-    unsafe { arch::switch(switch.sp_place.as_ptr(), switch.main_sp) };
+    // SAFETY: by the contract; the thread's own stack was left at `main_sp` by `run`. After the switch the thread state
+    // is the coro's again.
+    unsafe {
+        arch::switch(switch.sp_place.as_ptr(), switch.main_sp);
+        pystate::resume_critical_sections();
+    }
 }
 
 /// Gives the thread back to the scheduler until the coro is woken. Returns the value or raises the exception that it
@@ -428,13 +432,8 @@ pub(super) fn act(coro: Coro<'_>) -> PyResult<()> {
 
 /// `_coro_end_sleep`, the function that a sleep's timer calls.
 static END_SLEEP: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
-/// An empty context that all these timers share, so that no context is copied for each sleep.
-static EMPTY_CONTEXT: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
-
 pub(super) fn set_end_sleep(function: &Bound<'_, PyAny>) {
     END_SLEEP.store(function.clone().into_ptr(), Ordering::Release);
-    // SAFETY: attached. Null (no memory) makes the handle copy the current context instead.
-    EMPTY_CONTEXT.store(unsafe { ffi::PyContext_New() }, Ordering::Release);
 }
 
 /// Begins a sleep of the running coro until the loop's clock shows `when_s`. `delay_s` is the delay that the caller
@@ -480,7 +479,7 @@ pub(super) fn set_timer(coro: Coro<'_>, when_s: f64, function: *mut ffi::PyObjec
         event_loop.as_ptr().cast(),
         function,
         &[coro.as_ptr()],
-        EMPTY_CONTEXT.load(Ordering::Relaxed),
+        with_runtime(|runtime| runtime.timer_context(py)),
         Some(when_s),
     )?;
     LoopObject::of(&event_loop).reactor().push_timer(handle.new_ref());

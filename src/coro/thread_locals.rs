@@ -99,7 +99,8 @@ impl Search {
         let Ok(dict) = dict.cast::<PyDict>() else {
             return;
         };
-        for (key, _) in dict {
+        // A copy: in a free-threaded build, other threads may change the dict meanwhile.
+        for key in dict.keys() {
             let Some(rest) = key
                 .cast::<PyString>()
                 .ok()

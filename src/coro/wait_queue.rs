@@ -10,16 +10,22 @@
 //! ```
 //!
 //! A coro is in at most one queue, and only while it waits. It is removed when it is made ready
-//! (`scheduler::make_ready`) or interrupted. So a queue contains only waiting coros, and its length is always right. A
-//! queue of a `sync` primitive is used by one thread only, a queue of `threads` by any thread that holds the GIL.
+//! (`scheduler::make_ready`) or interrupted. So a queue contains only waiting coros, and its length is always right.
+//!
+//! A queue of a `sync` primitive is used by one thread only. A queue of `threads` is *shared*: any thread may take a coro
+//! out of it. The GIL orders these accesses; in a free-threaded build, one lock for all shared queues does
+//! (`WaitQueue::exclusive`). Whoever takes a coro out of a shared queue also sets its status, while it holds the lock
+//! (`scheduler::claim`). So of two threads that want to wake the same coro, one finds that it is ready already.
 
 use std::cell::Cell;
 use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use pyo3::prelude::*;
 
 use super::coroutine::{Coro, CoroObject};
 use crate::binding::native_type::This;
+use crate::binding::spin_lock::SpinLock;
 
 /// Must not move while a coro is in it. It is a field of a Python object, and each waiting coro keeps that object alive
 /// through a frame on its stack.
@@ -27,11 +33,14 @@ pub(super) struct WaitQueue {
     first: Cell<*mut CoroObject>,
     last: Cell<*mut CoroObject>,
     len: Cell<usize>,
+    /// Any thread may take coros out of it.
+    is_shared: Cell<bool>,
 }
 
 /// A coro's position in a queue. All zeroes: the coro is in no queue.
 pub(super) struct WaitNode {
-    queue: Cell<*const WaitQueue>,
+    /// Only the coro's own thread stores a queue here. If the queue is shared, any thread may store null.
+    queue: AtomicPtr<WaitQueue>,
     next: Cell<*mut CoroObject>,
     previous: Cell<*mut CoroObject>,
     /// A number whose meaning each primitive defines, such as an amount, the kind of the waiter, or its ticket.
@@ -43,9 +52,28 @@ pub(super) struct WaitNode {
     pub(super) is_late: Cell<bool>,
 }
 
+/// The lock of all shared queues.
+static SHARED: SpinLock = SpinLock::new();
+
 impl WaitQueue {
+    /// Makes this a queue from which any thread may take coros. It is empty.
+    pub(super) fn share(&self) {
+        self.is_shared.set(true);
+    }
+
+    /// Runs `body` while no other thread changes this queue or the status of a coro in it. For `body` the rules of
+    /// `SpinLock::with` hold.
+    #[inline]
+    pub(super) fn exclusive<R>(&self, body: impl FnOnce() -> R) -> R {
+        if self.is_shared.get() {
+            SHARED.with(body)
+        } else {
+            body()
+        }
+    }
+
     pub(super) fn len(&self) -> usize {
-        self.len.get()
+        self.exclusive(|| self.len.get())
     }
 
     #[inline]
@@ -53,7 +81,8 @@ impl WaitQueue {
         self.first.get().is_null()
     }
 
-    /// The coro that has waited longest, None if the queue is empty.
+    /// The coro that has waited longest, None if the queue is empty. If the queue is shared, this is called inside of
+    /// `exclusive`.
     #[inline]
     pub(super) fn first<'py>(&self, py: Python<'py>) -> Option<Coro<'py>> {
         let first = self.first.get();
@@ -67,10 +96,16 @@ impl WaitQueue {
     /// Appends a coro that is about to wait.
     #[inline]
     pub(super) fn push(&self, coro: Coro<'_>, request: i64) {
+        self.exclusive(|| self.append(coro, request));
+    }
+
+    #[inline]
+    fn append(&self, coro: Coro<'_>, request: i64) {
         let node = &coro.wait_node;
         debug_assert!(!node.is_queued());
         let (object, last) = (coro.as_ptr().cast::<CoroObject>(), self.last.get());
-        node.queue.set(self);
+        node.queue
+            .store(ptr::from_ref(self).cast_mut(), Ordering::Relaxed);
         node.previous.set(last);
         node.next.set(ptr::null_mut());
         node.request.set(request);
@@ -88,28 +123,47 @@ impl WaitQueue {
 
     /// Removes all coros from the queue; they stay suspended.
     pub(super) fn clear(&self) {
-        while let Some(first) = ptr::NonNull::new(self.first.get()) {
-            // SAFETY: queued, so alive.
-            unsafe { first.as_ref() }.wait_node.unlink();
-        }
+        self.exclusive(|| {
+            while let Some(first) = ptr::NonNull::new(self.first.get()) {
+                // SAFETY: queued, so alive.
+                unsafe { first.as_ref() }.wait_node.unlink_now();
+            }
+        });
     }
 }
 
 impl WaitNode {
     #[inline]
     pub(super) fn is_queued(&self) -> bool {
-        !self.queue.get().is_null()
+        !self.queue.load(Ordering::Acquire).is_null()
     }
 
     /// The address of the queue, a field of the object that the coro waits for; 0 if the coro is in no queue.
     pub(super) fn queue_address(&self) -> usize {
-        self.queue.get().addr()
+        self.queue.load(Ordering::Relaxed).addr()
     }
 
-    /// Removes the coro from its queue, if it is in one.
+    /// Runs `body` while no other thread takes the coro out of the queue that it is in. Called by the coro's own thread.
+    #[inline]
+    pub(super) fn exclusive<R>(&self, body: impl FnOnce() -> R) -> R {
+        // SAFETY: if the coro is in a queue, the queue exists: a frame on the coro's stack keeps the object that the
+        // queue is a part of, and only this thread could run the coro.
+        match unsafe { self.queue.load(Ordering::Acquire).as_ref() } {
+            Some(queue) => queue.exclusive(body),
+            None => body(),
+        }
+    }
+
+    /// Removes the coro from its queue, if it is in one. Called by the coro's own thread.
     #[inline]
     pub(super) fn unlink(&self) {
-        let queue = self.queue.replace(ptr::null());
+        self.exclusive(|| self.unlink_now());
+    }
+
+    /// Like `unlink`. If the queue is shared, this is called inside of `exclusive`.
+    #[inline]
+    pub(super) fn unlink_now(&self) {
+        let queue = self.queue.load(Ordering::Relaxed);
         if queue.is_null() {
             return;
         }
@@ -119,19 +173,21 @@ impl WaitNode {
         );
         // SAFETY: the queue lives as long as a coro is in it; this coro's neighbours are in it too, so they are alive.
         unsafe {
-            let queue = &*queue;
+            let list = &*queue;
             if previous.is_null() {
-                queue.first.set(next);
+                list.first.set(next);
             } else {
                 (*previous).wait_node.next.set(next);
             }
             if next.is_null() {
-                queue.last.set(previous);
+                list.last.set(previous);
             } else {
                 (*next).wait_node.previous.set(previous);
             }
-            queue.len.set(queue.len.get() - 1);
+            list.len.set(list.len.get() - 1);
         }
+        // Last: another thread that reads null here also sees what was stored before.
+        self.queue.store(ptr::null_mut(), Ordering::Release);
     }
 }
 

@@ -20,6 +20,9 @@
 //! behind. Up to Python 3.13, CPython ends a thread that asks for the GIL of an exiting interpreter, inside that call;
 //! `sys/unwinding` handles this for the watchdog too.
 //!
+//! Free-threaded builds have no watchdog: it could neither keep the object of a run alive nor read the frames of a thread
+//! that runs. There, late runs are reported when they end.
+//!
 //! Callers of `watch`, `unwatch` and `stop` hold the GIL. While the watchdog uses Python (`is_reporting`), no thread
 //! that holds the GIL waits for it, and the watchdog holds no lock.
 
@@ -31,6 +34,7 @@ use std::time::Duration;
 use pyo3::prelude::*;
 
 use super::pulse::Pulse;
+use crate::binding::HAS_GIL;
 use grapeshot_core::sys::clock;
 use grapeshot_core::sys::thread::{self, HelperThread};
 
@@ -107,6 +111,9 @@ fn get_or_make(report: Report) -> &'static Watchdog {
 #[cold]
 pub(super) fn watch(pulse: &Arc<Pulse>, report: Report) {
     pulse.set_unwatched(false);
+    if !HAS_GIL {
+        return; // nothing would keep the run from ending while the watchdog looks at it
+    }
     let watchdog = get_or_make(report);
     let mut state = watchdog.lock();
     if !state.has(pulse) {

@@ -16,10 +16,10 @@ use super::pyloop::{self, LoopObject};
 use super::{call_methods, limit_methods, loop_clock, probe, tasks, watching};
 use crate::binding::args::Args;
 use crate::binding::attributes::set_value;
+use crate::binding::errors;
 use crate::binding::native_type::{This, new_type, slot};
 use crate::binding::object_result::{ObjectResult, bool_object, none};
 use crate::binding::rows::{getset_slot, getter, methods_slot, row, threadsafe_getter};
-use crate::binding::{HAS_GIL, errors};
 
 fn is_running<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(bool_object(this.py(), this.reactor.access.owner() != 0))
@@ -55,15 +55,7 @@ fn check_running<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> ObjectRe
 
 fn run<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     this.reactor.check_closed()?;
-    let claim = || {
-        if !HAS_GIL && this.reactor.access.is_visited_by_others() {
-            return Err(PyRuntimeError::new_err(
-                "Cannot run the event loop while another thread is in one of its methods",
-            ));
-        }
-        Ok(this.reactor.access.claim())
-    };
-    if !LoopObject::with_loop_access(&this, this.py(), claim)? {
+    if !this.claim(this.py())? {
         return Err(PyRuntimeError::new_err("This event loop is already running"));
     }
     // pyo3 drops an owned error at once only if pyo3 itself has attached the thread. Otherwise the drop waits for the

@@ -17,6 +17,7 @@ use pyo3::types::PyType;
 
 use super::loop_clock::{ClockVersion, LoopClock};
 use super::reactor::Reactor;
+use super::source::Deferred;
 use crate::binding::deallocation::free_memory;
 use crate::binding::native_type::{NativeType, This};
 use crate::binding::object_cell::ObjectCell;
@@ -105,6 +106,43 @@ impl LoopObject {
             self.check_thread()?;
             let _visit = self.reactor.access.begin_visit();
             body()
+        })
+    }
+
+    /// `ReadyWork::defer` in the loop's thread, even while the loop does not run.
+    #[inline]
+    pub(crate) fn defer(&self, object: Bound<'_, PyAny>, run: Deferred) {
+        let access = &self.reactor.access;
+        if HAS_GIL || access.owner() == current_thread() {
+            self.reactor.ready.defer(object, run);
+        } else {
+            self.defer_while_idle(object, run);
+        }
+    }
+
+    #[cold]
+    fn defer_while_idle(&self, object: Bound<'_, PyAny>, run: Deferred) {
+        let deferred = self.with_loop_access(object.py(), || {
+            self.reactor.ready.defer(object.clone(), run);
+            Ok(())
+        });
+        if deferred.is_err() {
+            // The loop runs in another thread now.
+            self.reactor.defer_from_anywhere(object, run);
+        }
+    }
+
+    /// Makes this thread the owner of the loop. False if it is that already.
+    ///
+    /// In free-threaded builds, raises RuntimeError if another thread runs the loop or is in one of its methods.
+    pub(crate) fn claim(&self, py: Python<'_>) -> PyResult<bool> {
+        self.with_loop_access(py, || {
+            if !HAS_GIL && self.reactor.access.is_visited_by_others() {
+                return Err(PyRuntimeError::new_err(
+                    "Cannot run the event loop while another thread is in one of its methods",
+                ));
+            }
+            Ok(self.reactor.access.claim())
         })
     }
 

@@ -7,7 +7,7 @@ import gc
 import weakref
 
 import pytest
-from support import coro_is_available
+from support import coro_is_available, gil_is_enabled
 
 import grapeshot
 
@@ -236,6 +236,9 @@ FAILING = {
 
 @pytest.mark.parametrize("way", FAILING)
 def test_a_handled_exception_is_freed_without_the_collector(way):
+    if way == "threads.run" and not gil_is_enabled():
+        pytest.skip("without a GIL, the idle thread that made the exception keeps a part of its reference count")
+
     def main():
         gc.collect()
         gc.disable()

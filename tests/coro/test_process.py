@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from support import coro_is_available, run_script
+from support import coro_is_available, gil_is_enabled, run_script
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 if coro_is_available():
@@ -75,6 +75,7 @@ coro.run(main)
     assert lines == ["child ['child', 'main'] 45 coro 1", "status 7", *ENDS, "[0, 1, 2]"]
 
 
+@pytest.mark.skipif(not gil_is_enabled(), reason="without a GIL there is no watchdog")
 def test_a_fork_waits_for_a_record_of_the_latency_warning():
     """A thread logs the record. If the process forked beside that thread, CPython 3.12 and later would warn, and the
     warning would be an error here.

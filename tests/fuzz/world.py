@@ -22,7 +22,7 @@ from grapeshot import _core, streams
 
 try:
     from grapeshot import coro
-except ImportError:  # not available on free-threaded builds and on unsupported processors
+except ImportError:  # not available on some versions of Python and on unsupported processors
     coro = None  # type: ignore[assignment]
 
 

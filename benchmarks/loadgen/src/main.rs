@@ -132,7 +132,7 @@ struct EchoArgs {
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..))]
     verify_every: u64,
     /// Let one in --every messages of a connection begin with this byte; the latency of these messages does not count
-    /// (only with a --size below 16)
+    /// (only for `echo`, with a --size below 16)
     #[arg(long, requires = "every")]
     other_byte: Option<u8>,
     /// Begin one message in this many with --other-byte

@@ -164,17 +164,18 @@ async def make_transport(
 
 # --- starting with a preexec_fn -------------------------------------------------------------------
 
-# The threads that start children with a preexec_fn, and the id of the process they belong to. They are kept until the
-# program ends: a preexec_fn often sets PR_SET_PDEATHSIG, and that signal is sent as soon as the thread that started the
-# child ends.
-_starters: tuple[int, concurrent.futures.ThreadPoolExecutor] | None = None
+# The threads that start children with a preexec_fn, by the id of the process they belong to: the child of a fork does
+# not have its parent's threads. They are kept until the program ends: a preexec_fn often sets PR_SET_PDEATHSIG, and
+# that signal is sent as soon as the thread that started the child ends.
+_starters: dict[int, concurrent.futures.ThreadPoolExecutor] = {}
 
 
 def _starter_threads() -> concurrent.futures.ThreadPoolExecutor:
-    global _starters
-    if _starters is None or _starters[0] != os.getpid():  # the child of a fork does not have its parent's threads
-        _starters = os.getpid(), concurrent.futures.ThreadPoolExecutor(16, "grapeshot-preexec")
-    return _starters[1]
+    threads = _starters.get(os.getpid())
+    if threads is None:
+        # If loops of two threads do this at the same time, both get the same one. The other one has no threads yet.
+        threads = _starters.setdefault(os.getpid(), concurrent.futures.ThreadPoolExecutor(16, "grapeshot-preexec"))
+    return threads
 
 
 async def _start_in_thread(loop: BaseLoop, start: Callable[[], Process]) -> Process:

@@ -11,8 +11,8 @@ A coro lets others run whenever it waits. Its code needs neither ``async`` nor `
 and tasks alike.
 Most names come from Shrapnel, IronPort's library of cooperative threads.
 
-This module is not available on free-threaded builds of Python, nor on Python versions and processors that it does not
-support. Importing it there raises ImportError with the reason; the rest of the package still works.
+This module is not available on Python versions and processors that it does not support. Importing it there raises
+ImportError with the reason; the rest of the package still works.
 """
 
 from __future__ import annotations

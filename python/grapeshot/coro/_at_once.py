@@ -84,6 +84,9 @@ class _ReadCall(_ThreadCall):
 
 # descriptor -> the call that is running in a real thread, or whose result was not fully taken yet
 _pending_reads: dict[int, _ReadCall] = {}
+# Held while this table or a result in it is changed. Reentrant: a finalizer may read while its thread holds it.
+_changing: Any = _thread.RLock()
+os.register_at_fork(after_in_child=_changing._at_fork_reinit)
 
 
 def _identity_of(fd: int) -> tuple[int, ...]:
@@ -120,27 +123,34 @@ def _pending_read_of(fd: int) -> _ReadCall | None:
     pending = _pending_reads.get(fd)
     if pending is not None and not pending.is_of(fd):
         # The number now refers to another file, or this is the child of a fork.
-        del _pending_reads[fd]
+        _forget(fd, pending)
         return None
     return pending
 
 
+def _forget(fd: int, pending: _ReadCall) -> None:
+    with _changing:
+        if _pending_reads.get(fd) is pending:
+            del _pending_reads[fd]
+
+
 def _read_in_thread(fd: int, call: Callable[[], Any], length: int | None) -> Any:
     while True:
-        pending = _pending_read_of(fd)
-        if pending is None:
-            pending = _pending_reads[fd] = _ReadCall(fd, call)
+        with _changing:
+            pending = _pending_read_of(fd)
+            if pending is None:
+                pending = _pending_reads[fd] = _ReadCall(fd, call)
         try:
             pending.wait()
         except OSError:
-            if _pending_reads.get(fd) is pending:
-                del _pending_reads[fd]
+            _forget(fd, pending)
             raise
-        if _pending_reads.get(fd) is pending:
-            value = pending.take(length)
-            if pending.is_used_up():
-                del _pending_reads[fd]
-            return value
+        with _changing:
+            if _pending_reads.get(fd) is pending:
+                value = pending.take(length)
+                if pending.is_used_up():
+                    del _pending_reads[fd]
+                return value
         # Another coro took all of the data: start a new call.
 
 

@@ -18,6 +18,7 @@ All other methods call the host's. A BorrowedLoop belongs to the host's thread.
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import inspect
 import warnings
@@ -113,14 +114,27 @@ class BorrowedLoop(asyncio.AbstractEventLoop):
             raise AttributeError(name)
         return getattr(self._host, name)
 
-    def __del__(self, _warn: Any = warnings.warn) -> None:
+    def __del__(self, _warn: Any = warnings.warn, _get_ident: Any = _thread.get_ident) -> None:
         if vars(self).get("_run") is None or self._is_closed:
             return
         _warn(f"unclosed event loop {self!r}", ResourceWarning, source=self)
-        if not self._host.is_closed():
-            for task in self._run.left():
+        host, run = self._host, self._run
+        if host._thread_id in (None, _get_ident()):
+            self._abandon(host, run)
+            return
+        # The garbage collector may call this in any thread, so leave the work to the host.
+        try:
+            host.call_soon_threadsafe(self._abandon, host, run)
+        except RuntimeError:
+            pass  # the host was closed
+
+    @staticmethod
+    def _abandon(host: Loop, run: Run) -> None:
+        """End a run whose loop was dropped without closing it."""
+        if not host.is_closed():
+            for task in run.left():
                 task.cancel()
-        self._run.end()
+        run.end()
 
     # ------------------------------------------------------------------ running
 

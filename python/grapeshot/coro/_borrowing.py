@@ -199,6 +199,11 @@ def _stop(host: weakref.ref[Loop]) -> None:
         type(loop).stop(loop)
 
 
+def leave_run(context: contextvars.Context) -> None:
+    """Make code that will run in ``context``, and the coros that it starts, belong to no run."""
+    context.run(_run_of_context.set, None)
+
+
 def tasks_of_run(loop: asyncio.AbstractEventLoop | None, found: set[Any]) -> set[Any]:
     """Return the tasks in ``found`` that belong to the current run; outside of a run, all of them.
 

@@ -43,8 +43,9 @@ class Coro(_core.Coro["_T_co"]):
 
     def __repr__(self) -> str:
         state = self._status
-        if self._exception is not None:
-            state = "cancelled" if self.cancelled() else f"done exception={self._exception!r}"
+        exception = self._exception if self.done() else None
+        if exception is not None:
+            state = "cancelled" if self.cancelled() else f"done exception={exception!r}"
         elif self._awaited is not None:
             state += f" wait_for={self._awaited!r}"
         if self._source_traceback:
@@ -139,7 +140,7 @@ class Coro(_core.Coro["_T_co"]):
 
     def cancelled(self) -> bool:
         """Return True if the coro has ended because it was cancelled, shut down or interrupted."""
-        return isinstance(self._exception, asyncio.CancelledError)
+        return self.done() and isinstance(self._exception, asyncio.CancelledError)
 
     def get_name(self) -> str:
         """Return the name, like :meth:`asyncio.Task.get_name`."""
@@ -165,7 +166,8 @@ class Coro(_core.Coro["_T_co"]):
         outermost frames. For a coro that has not begun, or has returned, the list is empty.
         """
         frames: list[FrameType] = []
-        entry = None if self._exception is None else self._exception.__traceback__
+        exception = self._exception if self.done() else None
+        entry = None if exception is None else exception.__traceback__
         while entry is not None and (limit is None or len(frames) < limit):
             frames.append(entry.tb_frame)
             entry = entry.tb_next

@@ -262,7 +262,7 @@ class _Pool:
 
     def cancel_jobs(self) -> None:
         """Cancel the jobs that have not begun."""
-        for job in list(self._jobs):
+        for job in self._jobs.copy():  # a worker of another thread may take jobs meanwhile
             job.future.cancel()
 
     def end(self, _: object = None) -> None:
@@ -336,19 +336,23 @@ class CoroPoolExecutor(concurrent.futures.ThreadPoolExecutor):
         self, loop: BaseLoop, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs
     ) -> concurrent.futures.Future[_T]:
         """Like :meth:`submit`, for a caller that knows the running loop, and that ``fn`` needs no thread."""
-        pool = self._pool_of(loop)
+        job = _Job(fn, args, kwargs)
+        before = self._pool  # if it is replaced, finalizers of its jobs must not run while the lock is held
+        with self._shutdown_lock:
+            pool = self._pool_of(loop)
+            if pool is not None:
+                if self._shutdown:
+                    raise RuntimeError("cannot schedule new futures after shutdown")
+                pool.futures.add(job.future)
+        del before
         if pool is None:
             return super().submit(fn, *args, **kwargs)
-        job = _Job(fn, args, kwargs)
-        with self._shutdown_lock:
-            if self._shutdown:
-                raise RuntimeError("cannot schedule new futures after shutdown")
-            pool.futures.add(job.future)
         job.future.add_done_callback(pool.futures.discard)
         pool.add(job)
         return job.future
 
     def _pool_of(self, loop: BaseLoop) -> _Pool | None:
+        """Return the pool if it is on this loop, or None. The caller holds the lock."""
         pool = self._pool
         if pool is not None and pool.loop() is loop:
             return pool

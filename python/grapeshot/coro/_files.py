@@ -12,6 +12,7 @@ So the system cannot reuse the number of a descriptor while a coro waits on it o
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import io
@@ -135,7 +136,7 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
         if self.closed:
             return
         self._fd.close()
-        self._end_waits()
+        self._end_waits(list(self._waiting))
 
     def detach(self) -> int:
         """Close the object but not the descriptor, and return the descriptor, which the caller then owns.
@@ -242,12 +243,11 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
                 self._wait(wait, fd, left_s())
 
     def _wait(self, wait: Callable[..., None], fd: int, left_s: float | None) -> None:
-        if self.closed:  # closed by another coro while this one yielded
-            raise _errors.ClosedError("the file is closed")
         co = _core._coro_current_or_none()
         if co is None:
             self._wait_here(wait, fd, left_s)
             return
+        # The coro is added before the test, so that close() in another thread either finds it or is seen here.
         self._waiting.add(co)
         try:
             self._wait_here(wait, fd, left_s)
@@ -255,6 +255,8 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
             self._waiting.discard(co)
 
     def _wait_here(self, wait: Callable[..., None], fd: int, left_s: float | None) -> None:
+        if self.closed:  # closed by another coro while this one yielded, or by another thread
+            raise _errors.ClosedError("the file is closed")
         try:
             wait(fd, left_s)
         except TimeoutError:
@@ -262,16 +264,21 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
                 raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN)) from None
             raise
 
-    def _end_waits(self) -> None:
-        """Raise ClosedError in the coros that wait."""
-        for co in list(self._waiting):
+    def _end_waits(self, coros: list[Any]) -> None:
+        """Raise ClosedError in those of the coros that still wait."""
+        elsewhere: dict[Any, list[Any]] = {}
+        for co in coros:
+            if co not in self._waiting:
+                continue
             try:
                 co._throw(_errors.ClosedError("the descriptor was closed while a coro waited on it"))
             except _errors.DeadCoroutine:
                 pass
             except _errors.ScheduleError:  # the coro belongs to another thread, so do this there
-                co._loop.call_soon_threadsafe(self._end_waits)
-                return
+                elsewhere.setdefault(co._loop, []).append(co)
+        for loop, others in elsewhere.items():
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(self._end_waits, others)
 
 
 class file_sock(fd_sock):  # noqa: N801
@@ -298,7 +305,8 @@ class file_sock(fd_sock):  # noqa: N801
         kind = os.fstat(fd).st_mode
         self._is_regular = stat.S_ISREG(kind) or stat.S_ISBLK(kind) or stat.S_ISDIR(kind)
         self._file = file
-        self._is_in_use = False
+        # Held by the coro that uses the file. Nobody waits for it.
+        self._in_use = threading.Lock()
         # Held while a call is under way. Coros can wait for it, and threads too.
         self._under_way: Any = None
         self._position = 0
@@ -327,10 +335,14 @@ class file_sock(fd_sock):  # noqa: N801
             return super().recv(count)
         if count < 0:
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-        at = self._position
-        data = self._use(lambda fd, on_end: _aio.read(fd, count, at, on_end))
-        self._position = at + len(data)
-        return data
+
+        def read(fd: int, on_end: Callable[[Any], object]) -> bytes:
+            at = self._position
+            data = _aio.read(fd, count, at, on_end)
+            self._position = at + len(data)
+            return data
+
+        return self._use(read)
 
     def recv_into(self, buffer: WriteableBuffer, /) -> int:
         """Read into a buffer; return the number of bytes, 0 at the end. Raises the same exceptions as :meth:`recv`."""
@@ -346,13 +358,18 @@ class file_sock(fd_sock):  # noqa: N801
         """Write the data; return the number of bytes written. Raises the same exceptions as :meth:`recv`."""
         if not self._is_regular:
             return super().send(data)
-        at, octets = aio.OWN_POSITION if self._appends else self._position, aio.octets(data)
-        written = self._use(lambda fd, on_end: _aio.write(fd, octets, at, on_end))
-        if not self._appends:
-            self._position = at + written
-        elif not self.closed:
-            self._position = os.lseek(self._fd.fd, 0, os.SEEK_CUR)
-        return written
+        octets = aio.octets(data)
+
+        def write(fd: int, on_end: Callable[[Any], object]) -> int:
+            at = aio.OWN_POSITION if self._appends else self._position
+            written = _aio.write(fd, octets, at, on_end)
+            if not self._appends:
+                self._position = at + written
+            elif not self.closed:
+                self._position = os.lseek(fd, 0, os.SEEK_CUR)
+            return written
+
+        return self._use(write)
 
     def tell(self) -> int:
         """Return the position in a regular file. Raises OSError if this is not a regular file."""
@@ -380,9 +397,8 @@ class file_sock(fd_sock):  # noqa: N801
 
     def _use(self, call: Callable[[int, Callable[[Any], object]], _T]) -> _T:
         """Make a call with the descriptor, which stays open until the call has ended, even after an interruption."""
-        if self._is_in_use:
+        if not self._in_use.acquire(blocking=False):
             raise _errors.SimultaneousError("another coro is using this file: one coro at a time may use it")
-        self._is_in_use = True
         try:
             self._wait_for_interrupted()
             fd = self._fd.__enter__()
@@ -395,7 +411,7 @@ class file_sock(fd_sock):  # noqa: N801
 
             return call(fd, on_end)
         finally:
-            self._is_in_use = False
+            self._in_use.release()
 
     def _wait_for_interrupted(self) -> None:
         """Wait until the call of an interrupted coro has ended. Otherwise its write could follow a later write."""

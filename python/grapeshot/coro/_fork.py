@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
 
 from grapeshot import _core
 from grapeshot._loop import Loop, lifecycle
@@ -29,25 +30,24 @@ if TYPE_CHECKING:
 
 # Objects that belong to the parent. The child never frees them: that could run their finalizers and `finally` blocks.
 _forgotten: list[Any] = []
-# The tasks of the loop, while a coro forks. They are listed before the fork because from Python 3.14 on asyncio's own
-# list is empty in the child. (It does not stay empty: when one of the tasks ends there, the others are listed again.)
-_tasks: set[Any] = set()
+# While a coro of this thread forks, its attribute `tasks` has the tasks of the loop. They are listed before the fork
+# because from Python 3.14 on asyncio's own list is empty in the child. (It does not stay empty: when one of the tasks
+# ends there, the others are listed again.)
+_forking = threading.local()
 
 
 def before_fork() -> None:
     """Prepare for a fork: end the threads of the latency warning, and list the tasks of the loop."""
-    global _tasks
     _core._coro_stop_watchdog()
     _latency.wait_logged()
     co = _core._coro_current_or_none()
     if co is not None:
-        _tasks = asyncio.all_tasks(co._loop)
+        _forking.tasks = asyncio.all_tasks(co._loop)
 
 
 def after_fork_in_parent() -> None:
     """Drop the list of tasks. (The watchdog starts again when it is needed.)"""
-    global _tasks
-    _tasks = set()
+    vars(_forking).pop("tasks", None)
 
 
 def after_fork_in_child() -> None:
@@ -58,10 +58,8 @@ def after_fork_in_child() -> None:
 
 
 def _forget_parent(loop: Loop, kept: object) -> None:
-    global _tasks
     lifecycle.forget_parent(loop)
-    tasks, _tasks = _tasks, set()
-    for task in tasks:
+    for task in vars(_forking).pop("tasks", ()):
         if isinstance(task, asyncio.Task) and task is not kept:
             asyncio._unregister_task(task)
             _forgotten.append(task)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import errno
 import io
 import os
@@ -46,6 +47,9 @@ _UNDER_WAY = frozenset((errno.EINPROGRESS, errno.EALREADY, errno.EINTR))
 _CONNECT_TELLS = sys.platform == "linux"
 # The first and the longest pause between two attempts to connect while the server's queue is full, in seconds.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
+# Held while data is put back or taken out again. Reentrant: a finalizer may receive while its thread holds it.
+_putting_back: Any = _thread.RLock()
+os.register_at_fork(after_in_child=_putting_back._at_fork_reinit)
 
 
 class CoroSocket(_Native):
@@ -139,13 +143,15 @@ class CoroSocket(_Native):
     # other code. Native code calls these methods, too.
 
     def _put_back(self, data: bytes) -> None:
-        self._unread = data + getattr(self, "_unread", b"")
-        self._note_unread(True)
+        with _putting_back:
+            self._unread = data + getattr(self, "_unread", b"")
+            self._note_unread(True)
 
     def _take_unread(self, count: int) -> bytes | None:
-        data = getattr(self, "_unread", b"")
-        self._unread = data[count:]
-        self._note_unread(len(data) > count)
+        with _putting_back:
+            data = getattr(self, "_unread", b"")
+            self._unread = data[count:]
+            self._note_unread(len(data) > count)
         return data[:count] or None
 
     def _take_unread_into(self, buffer: Any, count: int) -> int | None:

@@ -6,6 +6,8 @@ import sys
 
 from grapeshot import _core
 
+from ._errors import ScheduleError
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import CodeType, FrameType, TracebackType
@@ -18,9 +20,13 @@ def where(co: Coro[Any]) -> str:
     """Return where a coro is suspended, as ``file:line function|file:line function``, the outermost frame first.
 
     For a coro that is not suspended, return its state: ``new``, ``ready`` (not begun), ``running`` or ``done``. The
-    coro may belong to another thread. No references to its frames are kept.
+    coro may belong to another thread; if there is no GIL, which would keep it suspended, return its state, too. No
+    references to its frames are kept.
     """
-    frame: FrameType | None = co.get_frame()
+    try:
+        frame: FrameType | None = co.get_frame()
+    except ScheduleError:
+        frame = None
     if frame is None:
         return co._status
     places: list[str] = []

@@ -146,7 +146,7 @@ class _Client(coro.sock):
         if self.gettimeout() is not None:
             return super().send(data, flags)
         if self._sending is None:
-            self._sending = _core.thread_lock()
+            vars(self).setdefault("_sending", _core.thread_lock())  # another thread may do so at the same time
         self._send_whole(data, flags)
         with memoryview(data) as view:
             return view.nbytes
@@ -213,8 +213,10 @@ class Worker(AsyncWorker):  # type: ignore[misc]  # gunicorn has no types
             self._wake()
 
     def _wake(self) -> None:
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._changed.set)
+        loop = self._loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has just been closed
+                loop.call_soon_threadsafe(self._changed.set)
 
     def init_process(self) -> None:
         """Called in the new process: patch, then let gunicorn import the application and run the worker."""

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 class HubExecutor(concurrent.futures.Executor):
     """Calls functions in real threads, which come from a ``ThreadPool`` of gevent.
 
-    A ThreadPoolExecutor cannot be used by tasks, which run in the hub: in a patched program its threads are greenlets,
-    and to start a greenlet it waits, which the hub cannot do. Only the hub's thread may use this executor.
+    Tasks run in the hub, which cannot wait, so they cannot use a ThreadPoolExecutor: in a patched program its threads
+    are greenlets, and ``Thread.start()`` waits until the new greenlet has begun to run. Only the hub's thread may use
+    this executor.
     """
 
     MAX_THREADS = 32
@@ -74,7 +75,7 @@ class HubExecutor(concurrent.futures.Executor):
 
 
 def _outcome(call: Callable[[], Any]) -> tuple[bool, Any]:
-    """Call a function in the pool, which would print its exception."""
+    """Call a function in a thread of the pool. Return its exception, because the pool would print a raised one."""
     try:
         return True, call()
     except BaseException as exc:

@@ -6,6 +6,7 @@ While no observer is set, the CPU clock is not read. Only the loop's thread uses
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import weakref
 
@@ -130,6 +131,8 @@ class Charges:
         self._named: dict[Subject, _Open] = {}
         # For owners that have ended and were alike: label, cpu_ns, steps and number of owners.
         self._ended: dict[_Key, list[Any]] = {}
+        # The accounts of owners that have ended and are not in `_ended` yet. An owner may be freed in any thread.
+        self._just_ended: collections.deque[_Open] = collections.deque()
 
     def charge(self, what: Any, wall_ns: int, cpu_ns: int) -> None:
         """Count a step of ``what``, which is a callback, a coro or a transport."""
@@ -144,6 +147,7 @@ class Charges:
         subject = subject_of(what)
         if subject in self._named:
             return self._named[subject]
+        self._add_up_ended()
         account = _Open(subject)
         key = id(owner)
         try:
@@ -156,13 +160,17 @@ class Charges:
 
     def _end(self, key: int) -> None:
         # This may run while the interpreter exits, when module globals are gone: call no function of this module.
-        account = self._open.pop(key)
-        total = self._ended.setdefault(account.key, [account.label, 0, 0, 0])
-        if total[0] != account.label:
-            total[0] = account.key[1]
-        total[1] += account.cpu_ns
-        total[2] += account.steps
-        total[3] += 1
+        self._just_ended.append(self._open.pop(key))
+
+    def _add_up_ended(self) -> None:
+        while self._just_ended:
+            account = self._just_ended.popleft()
+            total = self._ended.setdefault(account.key, [account.label, 0, 0, 0])
+            if total[0] != account.label:
+                total[0] = account.key[1]
+            total[1] += account.cpu_ns
+            total[2] += account.steps
+            total[3] += 1
 
     def of(self, owner: Any) -> tuple[float, int]:
         """Return the CPU seconds and the number of steps of an owner that is alive."""
@@ -171,6 +179,7 @@ class Charges:
 
     def all(self) -> list[Cpu]:
         """Return all accounts, the largest first."""
+        self._add_up_ended()
         found = []
         for each in [*self._open.values(), *self._named.values()]:
             kind, alike, place = each.key

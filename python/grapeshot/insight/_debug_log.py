@@ -13,6 +13,7 @@ Without it, the only cost is the test of a flag for each read and send.
 
 from __future__ import annotations
 
+import _thread
 import logging
 import os
 import sys
@@ -31,6 +32,10 @@ _latency_s: float | None = None
 _logs_io = False
 _logs_tls = False
 _is_read = False
+# Held while the variable is read. A real lock, even after ``coro.patch()``.
+_originals: Any = sys.modules.get("grapeshot.coro._patching._originals")
+_reading: Any = (_originals.get_original("_thread", "RLock") if _originals else _thread.RLock)()
+os.register_at_fork(after_in_child=_reading._at_fork_reinit)
 
 
 class _ToStderr(logging.StreamHandler):  # type: ignore[type-arg]  # a class without items
@@ -49,8 +54,12 @@ def begin(loop: Any) -> None:
     """Start the logging that the environment variable asks for. Called for each new loop."""
     global _is_read
     if not _is_read:
-        _is_read = True
-        _read(os.environ.get("GRAPESHOT_DEBUG", ""))
+        with _reading:
+            if not _is_read:
+                try:
+                    _read(os.environ.get("GRAPESHOT_DEBUG", ""))
+                finally:
+                    _is_read = True
     if _latency_s is not None:
         from ._charges import observe_steps
 

@@ -16,6 +16,7 @@ from grapeshot._loop import lifecycle
 from grapeshot._loop.base import BaseLoop
 from grapeshot._loop.helper_thread import HelperThread
 
+from . import _waits
 from ._subjects import Subject, application_protocol, subject_of
 
 TYPE_CHECKING = False
@@ -48,8 +49,8 @@ class SlowCallback:
     duration_s: float
     stack: tuple[str, ...]
     """Its stack, as the lines of a traceback. The stack is taken when the callback has run for at least half of the
-    smallest ``seconds`` of all listeners with ``stacks``. Empty if there is no such listener, or if C code kept the GIL
-    so that the watching thread could not run."""
+    smallest ``seconds`` of all listeners with ``stacks``. Empty if there is no such listener, if C code kept the GIL so
+    that the watching thread could not run, or if there is no GIL."""
     subject: Subject | None = field(default=None, repr=False)
     """Its kind, name, function and place. Names that asyncio made, like ``Task-7``, are left out."""
 
@@ -187,7 +188,8 @@ class _StackRecorder(HelperThread):
         # Take the first stack after the given time, and another one each time the running time has doubled.
         if ran_ns < (2 * seen_after_ns if seen_ns == since_ns else self._after_ns):
             return
-        stack = _stack_of(sys._current_frames().get(thread))
+        frame = sys._current_frames().get(thread) if _waits.threads_are_readable() else None
+        stack = _stack_of(frame)
         if loop._running_since_ns() == since_ns:
             self._seen = (since_ns, ran_ns, stack)
 

@@ -285,7 +285,8 @@ def _threads(loop: Any) -> list[Thread]:
         if frame is None or thread.ident == threading.get_ident():
             continue
         is_idle = (os.path.basename(frame.f_code.co_filename), frame.f_code.co_name) == _WORKER
-        stack = [] if is_idle else _waits.stack_lines(_waits.thread_frames(frame))
+        is_shown = not is_idle and _waits.threads_are_readable()
+        stack = _waits.stack_lines(_waits.thread_frames(frame)) if is_shown else []
         found.append(Thread(thread.name, thread in workers, is_idle, stack))
     return found
 

@@ -325,6 +325,14 @@ def stack_lines(frames: Iterator[FrameType]) -> list[str]:
     return [line for entry in summary.format() for line in entry.rstrip("\n").split("\n")]
 
 
+def threads_are_readable() -> bool:
+    """Return whether the frames of other threads can be read.
+
+    If there is no GIL, these threads run meanwhile, and coros even move the memory of their frames.
+    """
+    return getattr(sys, "_is_gil_enabled", lambda: True)()
+
+
 def thread_frames(frame: FrameType | None) -> Iterator[FrameType]:
     """Yield the frames of a thread, the outermost first, up to the first frame of the code that builds the tree."""
     found: list[FrameType] = []

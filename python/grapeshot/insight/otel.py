@@ -108,14 +108,16 @@ class Exporter:
 
     def _number(self, name: str) -> Callable[[metrics.CallbackOptions], Iterable[metrics.Observation]]:
         def observe(_options: metrics.CallbackOptions) -> Iterable[metrics.Observation]:
-            if self._loop is not None:
-                yield metrics.Observation(getattr(self._loop.statistics(), name), self._attributes)
+            loop = self._loop  # another thread may close the exporter
+            if loop is not None:
+                yield metrics.Observation(getattr(loop.statistics(), name), self._attributes)
 
         return observe
 
     def _percentiles(self, name: str) -> Callable[[metrics.CallbackOptions], Iterable[metrics.Observation]]:
         def observe(_options: metrics.CallbackOptions) -> Iterable[metrics.Observation]:
-            found: Histogram | None = None if self._loop is None else getattr(self._loop.statistics(), name)
+            loop = self._loop
+            found: Histogram | None = None if loop is None else getattr(loop.statistics(), name)
             if found is not None and found.count:
                 for percent in _PERCENTILES:
                     attributes: dict[str, str | int] = {**self._attributes, "percentile": percent}

@@ -17,6 +17,7 @@ use pyo3::prelude::*;
 
 use super::wait::{self, Waiting};
 use crate::binding::{base_socket, current_thread};
+use crate::coro::scheduler;
 use crate::coro::sync::Limit;
 use crate::event_loop::reactor::{Direction, Reactor};
 
@@ -168,9 +169,10 @@ impl<'py> Socket<'py> {
         let py = self.py();
         self.extra().is_drained.set(false);
         for direction in [Direction::Read, Direction::Write] {
-            let Some(coro) = self.extra().waiting.get(py, direction) else {
+            let Some(object) = self.extra().waiting.get(py, direction) else {
                 continue;
             };
+            let coro = scheduler::coro_of(&object);
             if coro.thread.get() == current_thread() {
                 let kept = self.extra().waiting.take(py, direction);
                 wait::forget(coro, self.descriptor()?, direction);
@@ -180,10 +182,8 @@ impl<'py> Socket<'py> {
                 // The coro's own thread ends the wait, if the coro still waits then.
                 let end = py.import("grapeshot._core")?.getattr("_coro_end_closed_wait")?;
                 let is_write = direction == Direction::Write;
-                let told = event_loop.call_method1(
-                    "call_soon_threadsafe",
-                    (end, &self.object, is_write, coro.to_bound()),
-                );
+                let told =
+                    event_loop.call_method1("call_soon_threadsafe", (end, &self.object, is_write, &object));
                 if let Err(error) = told {
                     // The loop is closed, so it has no waits any more.
                     drop(error);

@@ -14,9 +14,10 @@ use pyo3::exceptions::{PyRuntimeError, PyTimeoutError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::binding::errors;
 use crate::binding::native_type::This;
-use crate::coro::coroutine::{Coro, Status};
+use crate::binding::spin_lock::SpinLock;
+use crate::binding::{HAS_GIL, current_thread, errors};
+use crate::coro::coroutine::{Coro, CoroObject, Status};
 use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::suspension;
 use crate::coro::sync::{Deadline, Limit};
@@ -38,6 +39,8 @@ pub(super) struct Waiting {
     stamp: Cell<u64>,
     /// The value of `forks()` when this record was last used.
     forks: Cell<u32>,
+    /// For `reader` and `writer`: another thread may close the socket, or wait on it in a loop of its own.
+    lock: SpinLock,
 }
 
 impl Waiting {
@@ -56,25 +59,46 @@ impl Waiting {
     }
 
     /// The waiting coro, if there is one.
-    pub(super) fn get<'py>(&self, py: Python<'py>, direction: Direction) -> Option<Coro<'py>> {
-        let object = self.place(direction).get();
-        // SAFETY: null, or a coro whose reference is held here; the result is used before other code runs.
-        (!object.is_null()).then(|| unsafe { This::new(py, object) })
+    pub(super) fn get<'py>(&self, py: Python<'py>, direction: Direction) -> Option<Bound<'py, PyAny>> {
+        self.lock.with(|| {
+            // SAFETY: null, or a coro whose reference is held here; from_borrowed adds one for the result.
+            unsafe { Bound::from_borrowed_ptr_or_opt(py, self.place(direction).get()) }
+        })
     }
 
-    fn set(&self, direction: Direction, coro: Coro<'_>) {
-        drop(self.take(coro.py(), direction));
-        self.place(direction).set(coro.to_bound().into_ptr());
+    fn is_free(&self, direction: Direction) -> bool {
+        self.lock.with(|| self.place(direction).get().is_null())
+    }
+
+    /// Records that `coro` waits, in place of another coro of its thread. Returns false if a coro of another thread
+    /// waits.
+    fn set(&self, direction: Direction, coro: Coro<'_>) -> bool {
+        let new = coro.to_bound().into_ptr();
+        let rest = self.lock.with(|| {
+            let place = self.place(direction);
+            // SAFETY: null, or a coro whose reference is held here.
+            let is_elsewhere = unsafe { place.get().cast::<CoroObject>().as_ref() }
+                .is_some_and(|other| other.thread.get() != coro.thread.get());
+            if is_elsewhere { new } else { place.replace(new) }
+        });
+        // SAFETY: the reference that was held here before, null, or the new one, which is not needed.
+        drop(unsafe { Bound::from_owned_ptr_or_opt(coro.py(), rest) });
+        rest != new
     }
 
     /// Removes the waiting coro if it is the given one. Returns whether it was.
     #[inline]
     fn take_if(&self, coro: Coro<'_>, direction: Direction) -> bool {
-        let place = self.place(direction);
-        let is_its = place.get() == coro.as_ptr();
+        let is_its = self.lock.with(|| {
+            let place = self.place(direction);
+            let is_its = place.get() == coro.as_ptr();
+            if is_its {
+                place.set(ptr::null_mut());
+            }
+            is_its
+        });
         if is_its {
-            place.set(ptr::null_mut());
-            // SAFETY: `place` owned this reference, and has just been set to null.
+            // SAFETY: this reference was held here until now.
             drop(unsafe { Bound::from_owned_ptr(coro.py(), coro.as_ptr()) });
         }
         is_its
@@ -87,7 +111,7 @@ impl Waiting {
 
     /// Removes and returns the waiting coro.
     pub(super) fn take<'py>(&self, py: Python<'py>, direction: Direction) -> Option<Bound<'py, PyAny>> {
-        let object = self.place(direction).replace(ptr::null_mut());
+        let object = self.lock.with(|| self.place(direction).replace(ptr::null_mut()));
         // SAFETY: the reference moves into the result.
         unsafe { Bound::from_owned_ptr_or_opt(py, object) }
     }
@@ -194,8 +218,7 @@ impl Wait {
         let is_plain = matches!(self.time_limit, TimeLimit::For(Limit::Endless))
             && !coro.wake_value.is_set()
             && !coro.wake_exception.is_set();
-        let place = waiting.place(Direction::Read);
-        if !is_plain || !place.get().is_null() {
+        if !is_plain || !waiting.is_free(Direction::Read) {
             return false;
         }
         let entry = || DeferredCall::new(coro.to_bound(), wake);
@@ -205,7 +228,11 @@ impl Wait {
                 .wait_again(fd, waiting.stamp.get(), Direction::Read, true, entry)
         });
         if has_begun {
-            place.set(coro.to_bound().into_ptr());
+            if !waiting.set(Direction::Read, coro) {
+                // A coro of another thread has just begun to wait. `enter` finds it, and raises an error.
+                forget(coro, fd, Direction::Read);
+                return false;
+            }
             (self.fd, self.direction) = (fd, Direction::Read);
             coro.has_event.set(false);
             coro.status.set(Status::Waiting);
@@ -277,16 +304,13 @@ fn enter(coro: Coro<'_>, target: Target<'_, '_>) -> PyResult<()> {
         return Err(errors::os_error(&io::Error::from_raw_os_error(libc::EBADF)));
     }
     let entry = || DeferredCall::new(coro.to_bound(), wake);
-    let is_free = target
-        .waiting
-        .is_none_or(|waiting| waiting.get(py, direction).is_none());
+    let is_free = target.waiting.is_none_or(|waiting| waiting.is_free(direction));
     if let Some(waiting) = target.waiting
         && is_free
         && !target.is_anew
         && descriptors.wait_again(fd, waiting.stamp.get(), direction, false, entry)
     {
-        waiting.set(direction, coro);
-        return Ok(());
+        return record(coro, waiting, fd, direction);
     }
     watching::refuse_transport(owner, py, fd)?;
     if !is_free {
@@ -310,9 +334,19 @@ fn enter(coro: Coro<'_>, target: Target<'_, '_>) -> PyResult<()> {
     }
     if let Some(waiting) = target.waiting {
         waiting.stamp.set(descriptors.stamp(fd));
-        waiting.set(direction, coro);
+        record(coro, waiting, fd, direction)?;
     }
     Ok(())
+}
+
+/// Records in the socket that the coro, which is in the fd table, waits on it.
+#[inline]
+fn record(coro: Coro<'_>, waiting: &Waiting, fd: RawFd, direction: Direction) -> PyResult<()> {
+    if waiting.set(direction, coro) {
+        return Ok(());
+    }
+    forget(coro, fd, direction);
+    Err(simultaneous(coro.py(), fd, direction))
 }
 
 /// Called when the descriptor has an event, or its file is gone. The entry holds a reference to the coro.
@@ -324,7 +358,8 @@ unsafe fn wake(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     let coro: Coro<'_> = unsafe { This::new(py, object) };
     // A coro that continues leaves the fd table before it does anything else. So a coro that waits now is waiting for
     // this event.
-    if coro.status.get() == Status::Waiting && !coro.wait_node.is_queued() {
+    let is_here = HAS_GIL || coro.thread.get() == current_thread();
+    if is_here && coro.status.get() == Status::Waiting && !coro.wait_node.is_queued() {
         coro.has_event.set(true);
         scheduler::make_ready(coro);
     }
@@ -397,8 +432,13 @@ pub(super) fn end_closed(coro: Coro<'_>) {
 /// Removes a coro of this thread from the fd table of its loop, before its descriptor is closed.
 pub(super) fn forget(coro: Coro<'_>, fd: RawFd, direction: Direction) {
     if let Some(event_loop) = coro.event_loop.get(coro.py()) {
-        let reactor = LoopObject::of(&event_loop).reactor();
-        reactor.descriptors.forget_waiter(fd, direction, coro.as_ptr());
+        let event_loop = LoopObject::of(&event_loop);
+        // If another thread runs the loop now, the entry stays, and finds later that the coro does not wait for it.
+        let _ = event_loop.with_loop_access(coro.py(), || {
+            let descriptors = &event_loop.reactor().descriptors;
+            descriptors.forget_waiter(fd, direction, coro.as_ptr());
+            Ok(())
+        });
     }
 }
 

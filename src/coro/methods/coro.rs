@@ -10,11 +10,12 @@ use pyo3::types::{PyList, PyString, PyType};
 use super::functions::acts;
 use super::{stacks, task_api};
 use crate::binding::args::Args;
-use crate::binding::current_thread;
-use crate::binding::native_type::{new_type, slot};
+use crate::binding::native_type::{new_type, slot, with_critical_section};
 use crate::binding::new_objects;
 use crate::binding::object_result::{ObjectResult, bool_object, none};
-use crate::binding::rows::{class_getitem, getset_slot, getter, members_slot, methods_slot, row};
+use crate::binding::rows::{
+    class_getitem, getset_slot, getter, members_slot, methods_slot, row, threadsafe_getter,
+};
 use crate::coro::coroutine::{Coro, CoroObject, Status, finalize};
 use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::{fiber, interruption, scheduler, tasks};
@@ -22,14 +23,7 @@ use crate::event_loop::pyloop::LoopObject;
 
 /// `ScheduleError` unless the coro belongs to this thread.
 pub(super) fn check_thread(coro: Coro<'_>) -> PyResult<()> {
-    if coro.thread.get() == current_thread() {
-        return Ok(());
-    }
-    Err(coro_errors::new(
-        coro.py(),
-        ErrorClass::ScheduleError,
-        "a coro can be used only in the thread of its loop: call loop.call_soon_threadsafe() from other threads",
-    ))
+    coro.check_thread(coro.py())
 }
 
 /// Like `check_thread`, and raises `RuntimeError` if the coro's loop is closed, because nothing could run the coro.
@@ -177,7 +171,7 @@ fn id(this: Coro<'_>) -> ObjectResult<'_> {
 
 fn name(this: Coro<'_>) -> ObjectResult<'_> {
     let py = this.py();
-    Ok(match this.name.get(py) {
+    Ok(match with_critical_section(this, || this.name.get(py)) {
         Some(name) => name,
         None => PyString::new(py, &format!("coro {}", this.id.get())).into_any(),
     })
@@ -185,7 +179,11 @@ fn name(this: Coro<'_>) -> ObjectResult<'_> {
 
 fn set_name<'py>(this: Coro<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     if let Some(name) = args.get(0) {
-        this.name.set(name.str()?.into_any());
+        let name = name.str()?.into_any();
+        // The old name is dropped outside of the section.
+        drop(with_critical_section(this, || {
+            this.name.replace(Some(name), this.py())
+        }));
     }
     Ok(none(this.py()))
 }
@@ -257,7 +255,7 @@ fn methods() -> Vec<ffi::PyMethodDef> {
     vec![
         row!(method, start, Coro.start, "Schedule a new coro."),
         row!(
-            method,
+            threadsafe_method,
             require_thread,
             Coro._check_thread,
             "Raise ScheduleError in any thread except the coro's own."
@@ -300,7 +298,7 @@ fn methods() -> Vec<ffi::PyMethodDef> {
             "Return where the coro's stack is."
         ),
         row!(
-            method,
+            threadsafe_method,
             done,
             Coro.done,
             "Return whether the function has returned or raised."
@@ -323,25 +321,30 @@ fn methods() -> Vec<ffi::PyMethodDef> {
             Coro.get_frame,
             "Return the innermost frame of a suspended coro. None if the coro is not suspended."
         ),
-        row!(method, set_name, Coro.set_name, "Change the name of the coro."),
+        row!(
+            threadsafe_method,
+            set_name,
+            Coro.set_name,
+            "Change the name of the coro."
+        ),
         class_getitem(),
     ]
 }
 
 fn getters() -> Vec<ffi::PyGetSetDef> {
     vec![
-        getter(
+        threadsafe_getter(
             c"id",
             id,
             c"A number that is unique among the coros of the process.",
         ),
-        getter(c"name", name, c"The name of the coro."),
-        getter(
+        threadsafe_getter(c"name", name, c"The name of the coro."),
+        threadsafe_getter(
             c"_status",
             status,
             c"The status: new, ready, running, waiting or done.",
         ),
-        getter(c"_loop", event_loop, c"The loop that runs the coro."),
+        threadsafe_getter(c"_loop", event_loop, c"The loop that runs the coro."),
         getter(
             c"_context",
             context,

@@ -17,7 +17,7 @@ use crate::coro::coroutine::{Coro, Outcome, Status};
 use crate::coro::errors::{self as coro_errors, ErrorClass};
 use crate::coro::runtime::{current as running, with_runtime};
 use crate::coro::{
-    collector, ending, hooks, latency, notifier, pystate, report, scheduler, suspension, sync, tasks,
+    collector, ending, fiber, hooks, latency, notifier, pystate, report, scheduler, suspension, sync, tasks,
     threads, visibility, watchdog,
 };
 use crate::event_loop::handle::HandleRef;
@@ -162,7 +162,9 @@ pub(super) fn end_sleep<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResu
 /// Ends a wait whose timeout has expired. The timer of the wait calls this.
 pub(super) fn end_wait<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     if let Some(object) = args.get(0) {
-        sync::end_wait(scheduler::coro_from(&object)?);
+        let coro = scheduler::coro_from(&object)?;
+        check_thread(coro)?;
+        sync::end_wait(coro);
     }
     Ok(none(py))
 }
@@ -281,10 +283,7 @@ pub(super) fn shut_down<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResu
 
 /// `_coro_end_thread()`: marks this thread as ending, so that no more coros are made in it.
 pub(super) fn end_thread<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
-    with_runtime(|runtime| {
-        runtime.is_ending.set(true);
-        runtime.reprs.forget(py);
-    });
+    with_runtime(|runtime| runtime.end_thread(py));
     Ok(none(py))
 }
 
@@ -295,6 +294,9 @@ pub(super) fn after_fork<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult
     with_runtime(|runtime| {
         watchdog::after_fork(&runtime.pulse);
         runtime.is_forked.set(forker.is_some());
+        if let Some(forker) = forker {
+            fiber::after_fork(forker);
+        }
     });
     if forker.is_some() {
         ending::forget_others(py);
@@ -361,7 +363,7 @@ pub(super) fn send_signal<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectRe
     };
     let current = py.import("_signal")?.getattr("getsignal")?.call1((&number,))?;
     let number: i32 = number.extract()?;
-    // The handler cannot change in between: the main thread would need the GIL for that.
+    // With a GIL the handler cannot change in between, because the main thread would need the GIL for that.
     let is_sent = current.is(&handler) && signals::send(number).is_ok();
     Ok(is_sent.into_pyobject(py)?.to_owned().into_any())
 }

@@ -96,7 +96,7 @@ fn result<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
             "Result is not set.",
         ));
     }
-    take_visible_outcome(this)
+    with_critical_section(this, || take_visible_outcome(this))
 }
 
 fn exception<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
@@ -108,14 +108,14 @@ fn exception<'py>(this: Coro<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
             "Exception is not set.",
         ));
     }
-    match this.exception.get(py) {
+    with_critical_section(this, || match this.exception.get(py) {
         Some(exception) if coro_errors::is_a(&exception, ErrorClass::Cancelled) => take_visible_outcome(this),
         Some(exception) => {
             this.is_unseen.set(false);
             Ok(exception)
         }
         None => Ok(none(py)),
-    }
+    })
 }
 
 // ---- callbacks -----------------------------------------------------------------------------------------------
@@ -255,11 +255,18 @@ fn step(this: This<'_, AwaitObject>) -> PyResult<CoroutineStep<'_>> {
     Ok(Progress::MustWait(object))
 }
 
+/// `step` while no other thread uses the iterator.
+fn step_alone(this: This<'_, AwaitObject>) -> PyResult<CoroutineStep<'_>> {
+    with_critical_section(this, || step(this))
+}
+
 unsafe extern "C" fn iternext(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: CPython calls tp_iternext attached with an object of this type.
     unsafe {
         let py = Python::assume_attached();
-        errors::at_boundary(py, ptr::null_mut(), || step(This::new(py, slf))?.into_iternext())
+        errors::at_boundary(py, ptr::null_mut(), || {
+            step_alone(This::new(py, slf))?.into_iternext()
+        })
     }
 }
 
@@ -273,7 +280,7 @@ unsafe extern "C" fn am_send(
         let py = Python::assume_attached();
         let (object, outcome) =
             errors::at_boundary(py, (ptr::null_mut(), ffi::PySendResult::PYGEN_ERROR), || {
-                step(This::new(py, slf)).map(CoroutineStep::into_am_send)
+                step_alone(This::new(py, slf)).map(CoroutineStep::into_am_send)
             });
         *result = object;
         outcome
@@ -301,13 +308,13 @@ pub(super) fn methods() -> Vec<ffi::PyMethodDef> {
             "Return the result, or raise the exception."
         ),
         row!(
-            method,
+            threadsafe_method,
             result,
             Coro.result,
             "Return the result, or raise the exception. Raises asyncio.InvalidStateError before the end."
         ),
         row!(
-            method,
+            threadsafe_method,
             exception,
             Coro.exception,
             "\

@@ -8,8 +8,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
-use super::common_offsets::{CHUNK_SIZE, F_FRAME, PREVIOUS_ITEM};
-use super::{CFrame, field, frames, imp, instrumentation};
+use super::common_offsets::{CHUNK_SIZE, PREVIOUS_ITEM};
+use super::{CFrame, field, frames, imp, instrumentation, unlocked};
 
 /// How many levels of C recursion were left to the thread that imported `grapeshot.coro` (3.12 and 3.13). That is about
 /// the number of levels that the interpreter allows each thread.
@@ -25,6 +25,7 @@ pub(in crate::coro) fn self_check(py: Python<'_>) -> PyResult<Option<String>> {
     if let Some(reason) = imp::UNSUPPORTED
         .or_else(imp::look_up)
         .or_else(instrumentation::look_up)
+        .or_else(unlocked::look_up)
     {
         return Ok(Some(reason.to_owned()));
     }
@@ -90,14 +91,14 @@ pub(in crate::coro) fn self_check(py: Python<'_>) -> PyResult<Option<String>> {
             (has_running_loop(py, start)?, "the running loop"),
             (has_profile_object(py, start)?, "the profile function"),
         ];
-        let wrong = checks.iter().find(|(is_right, _)| !is_right);
+        let wrong = match checks.iter().find(|(is_right, _)| !is_right) {
+            Some((_, what)) => Some(*what),
+            None => unlocked::check(py, start)?,
+        };
         if wrong.is_none() {
             frames::measure(py)?;
         }
-        Ok(
-            wrong
-                .map(|(_, what)| format!("this interpreter's thread state has an unexpected layout: {what}")),
-        )
+        Ok(wrong.map(|what| format!("this interpreter's thread state has an unexpected layout: {what}")))
     }
 }
 
@@ -213,7 +214,7 @@ unsafe fn has_frame(py: Python<'_>, thread: *mut ffi::PyThreadState) -> PyResult
             return Ok(true);
         }
         let frame = Bound::from_owned_ptr_or_err(py, frame.cast())?;
-        let shown: *mut u8 = *field(frame.as_ptr().cast(), F_FRAME);
+        let shown: *mut u8 = *field(frame.as_ptr().cast(), imp::F_FRAME);
         let chain = imp::innermost(*field(thread.cast(), imp::FRAME));
         Ok(shown == chain)
     }
@@ -254,8 +255,8 @@ unsafe fn has_caller(py: Python<'_>, thread: *mut ffi::PyThreadState) -> PyResul
             return Ok(true);
         }
         let caller = Bound::from_owned_ptr_or_err(py, caller.cast())?;
-        let wanted: *mut u8 = *field(caller.as_ptr().cast(), F_FRAME);
-        let mut previous: *mut u8 = *field(*field(frame.as_ptr().cast(), F_FRAME), imp::FRAME_PREVIOUS);
+        let wanted: *mut u8 = *field(caller.as_ptr().cast(), imp::F_FRAME);
+        let mut previous: *mut u8 = *field(*field(frame.as_ptr().cast(), imp::F_FRAME), imp::FRAME_PREVIOUS);
         // There may be an entry frame for each call through C between the frame and its caller.
         for _ in 0..100 {
             if previous == wanted || !(here..here + STACK_LEN).contains(&(previous as usize)) {

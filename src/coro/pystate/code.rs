@@ -5,8 +5,7 @@ use std::ffi::c_int;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::common_offsets::CODE_FLAGS;
-use super::field;
+use super::{field, imp};
 
 /// `inspect.CO_COROUTINE` and `inspect.CO_ASYNC_GENERATOR`.
 const IS_ASYNC: c_int = 0x80 | 0x200;
@@ -18,13 +17,14 @@ const IS_ASYNC: c_int = 0x80 | 0x200;
 #[inline]
 pub(in crate::coro) unsafe fn is_async_function(function: *mut ffi::PyObject) -> bool {
     // SAFETY: by the contract; a function has a code object, which it keeps.
-    unsafe { *field::<c_int>(ffi::PyFunction_GetCode(function).cast(), CODE_FLAGS) & IS_ASYNC != 0 }
+    unsafe { *field::<c_int>(ffi::PyFunction_GetCode(function).cast(), imp::CODE_FLAGS) & IS_ASYNC != 0 }
 }
 
 /// Whether the flags of this function's code are at the expected offset.
 pub(in crate::coro) fn has_known_code(function: &Bound<'_, PyAny>) -> PyResult<bool> {
     let flags: c_int = function.getattr("__code__")?.getattr("co_flags")?.extract()?;
     // SAFETY: an object with `__code__` is a function here; the offset is inside a code object in every version.
-    let found = unsafe { *field::<c_int>(ffi::PyFunction_GetCode(function.as_ptr()).cast(), CODE_FLAGS) };
+    let found =
+        unsafe { *field::<c_int>(ffi::PyFunction_GetCode(function.as_ptr()).cast(), imp::CODE_FLAGS) };
     Ok(found == flags)
 }

@@ -7,7 +7,4 @@ offsets! {
     CHUNK_SIZE: usize = 8 => "size_t" _PyStackChunk.size;
     CHUNK_TOP: usize = 16 => "size_t" _PyStackChunk.top;
     CHUNK_DATA: usize = 24 => "void *" _PyStackChunk.data;
-    CODE_FLAGS: usize = 48 => "int" PyCodeObject.co_flags;
-    // After the header and `f_back`.
-    F_FRAME: usize = 24 => "void *" PyFrameObject.f_frame;
 }

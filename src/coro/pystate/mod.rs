@@ -18,6 +18,7 @@
 //! | trash nesting (up to 3.12) | the coro may yield inside a nested deallocation |
 //! | the executor (3.13 and later) | the JIT code that is running |
 //! | the running task (3.14 and later) | asyncio's current task: the coro itself, unless other code sets another one |
+//! | `critical_section`, `c_stack_refs` (free-threaded) | lists whose nodes lie on the stack (`free_threaded.rs`) |
 //!
 //! Trace and profile functions, `delete_later` and all other fields belong to the thread. From 3.14 on, other code
 //! changes two more parts of the thread state for the time that a coro runs: `tasks` exchanges the running loop if the
@@ -25,13 +26,16 @@
 //!
 //! The scheduler swaps the coro's part on the thread's own stack, attached.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::ptr;
 
 use pyo3::ffi;
 use pyo3::prelude::*;
 
 use common_offsets::{EXC_INFO_LEN, PREVIOUS_ITEM};
+use unlocked::Unlocked;
+
+use crate::binding::HAS_GIL;
 
 /// A table of offsets. Each row has the name of a constant, its value, and the part of a C structure that has this
 /// offset and this type, or this size:
@@ -66,15 +70,22 @@ mod imp;
 #[cfg(all(Py_3_13, not(Py_3_14), not(Py_GIL_DISABLED)))]
 #[path = "v313.rs"]
 mod imp;
-#[cfg(all(Py_3_14, not(Py_3_15), not(Py_GIL_DISABLED)))]
+#[cfg(all(Py_3_14, not(Py_3_15)))]
 #[path = "v314.rs"]
 mod imp;
 #[cfg(all(Py_3_15, not(Py_3_16), not(Py_GIL_DISABLED)))]
 #[path = "v315.rs"]
 mod imp;
-#[cfg(any(Py_3_16, Py_GIL_DISABLED))]
+#[cfg(any(Py_3_16, all(Py_GIL_DISABLED, any(not(Py_3_14), Py_3_15))))]
 #[path = "none.rs"]
 mod imp;
+
+#[cfg(all(Py_GIL_DISABLED, Py_3_14, not(Py_3_15)))]
+#[path = "free_threaded.rs"]
+mod unlocked;
+#[cfg(not(all(Py_GIL_DISABLED, Py_3_14, not(Py_3_15))))]
+#[path = "with_gil.rs"]
+mod unlocked;
 
 /// Whether asyncio keeps the running task in the thread state, so that `PyState::swap` swaps it too.
 pub(super) const SWAPS_TASK: bool = imp::RUNNING_TASK.is_some();
@@ -126,6 +137,8 @@ pub(super) struct PyState {
     trash_nesting: c_int,
     /// The version of the instrumentation that the code of the frames has.
     version: usize,
+    /// What only a free-threaded build has.
+    unlocked: Unlocked,
 }
 
 const _: () =
@@ -182,6 +195,7 @@ impl PyState {
             what_event: -1,
             trash_nesting: 0,
             version: 0,
+            unlocked: Unlocked::empty(),
         }
     }
 
@@ -221,6 +235,7 @@ impl PyState {
         let thread = thread.cast::<u8>();
         // SAFETY: the offsets fit this interpreter (checked at build and at import), and the thread is attached.
         unsafe {
+            self.unlocked.swap(thread);
             imp::before_swap(thread, self.frame, self.tracing);
             ptr::swap(field(thread, imp::FRAME), &raw mut self.frame);
             ptr::swap(field(thread, imp::EXC_INFO), &raw mut self.exc_info);
@@ -260,6 +275,43 @@ impl PyState {
     pub(super) unsafe fn innermost(&self) -> *mut u8 {
         // SAFETY: the pointer is the coro's root or lies on its stack (contract).
         unsafe { imp::innermost(self.frame) }
+    }
+
+    /// Called before the stack of a state that is not in use by the thread is evicted.
+    ///
+    /// # Safety
+    /// The stack is in its place.
+    #[inline(always)]
+    pub(super) unsafe fn leave_slot(&mut self) {
+        // SAFETY: by the contract.
+        unsafe { self.unlocked.leave_slot() };
+    }
+
+    /// Called when the stack is in its place again.
+    #[inline(always)]
+    pub(super) fn return_to_slot(&mut self) {
+        self.unlocked.return_to_slot();
+    }
+
+    /// Reports the references of the stack that the collector finds only on a stack that runs: none in builds with the
+    /// GIL. `innermost`: the innermost frame, or null. `is_own`: this is the state of a thread's own stack.
+    ///
+    /// # Safety
+    /// Called by the collector, for a state that is not in use by the thread.
+    pub(super) unsafe fn traverse(
+        &self,
+        innermost: *mut u8,
+        is_own: bool,
+        visit: ffi::visitproc,
+        arg: *mut c_void,
+    ) -> c_int {
+        // SAFETY: by the contract.
+        unsafe { self.unlocked.traverse(innermost, is_own, visit, arg) }
+    }
+
+    /// Called in the child of a fork, for the coro that has forked.
+    pub(super) fn after_fork(&mut self) {
+        self.unlocked.after_fork();
     }
 
     /// The top of the data stack of a state that is not in use by the thread.
@@ -379,7 +431,8 @@ pub(super) unsafe fn frame_object(py: Python<'_>, innermost: *mut u8) -> Option<
     unsafe {
         let thread = ffi::PyThreadState_Get();
         let place = field::<*mut u8>(thread.cast(), imp::FRAME);
-        let was_enabled = ffi::PyGC_Disable();
+        // Without a GIL, the collector does not run in the getter anyway, and other threads may need it meanwhile.
+        let was_enabled = if HAS_GIL { ffi::PyGC_Disable() } else { 0 };
         let own = std::mem::replace(&mut *place, imp::show(&raw mut holder, innermost));
         let frame = ffi::PyThreadState_GetFrame(thread);
         *place = own;
@@ -388,6 +441,23 @@ pub(super) unsafe fn frame_object(py: Python<'_>, innermost: *mut u8) -> Option<
         }
         Bound::from_owned_ptr_or_opt(py, frame.cast())
     }
+}
+
+/// Whether coros may be resumed. A free-threaded build resumes none while the interpreter exits.
+#[inline(always)]
+pub(super) fn may_run() -> bool {
+    unlocked::may_run()
+}
+
+/// Called on a stack that continues, after the switch: takes the lock again that C code on this stack held (free-threaded
+/// builds). While the thread waits for the lock, other threads may run, as in any call into Python.
+///
+/// # Safety
+/// Attached, and the thread state belongs to the stack that runs.
+#[inline(always)]
+pub(super) unsafe fn resume_critical_sections() {
+    // SAFETY: by the contract.
+    unsafe { unlocked::resume_critical_sections() };
 }
 
 /// Tells the interpreter the bounds of the stack that C code is about to run on, so that deep recursion ends in

@@ -1,5 +1,5 @@
-//! The placeholder for an interpreter whose thread state has an unknown layout, or which has no GIL: the package works,
-//! but importing `grapeshot.coro` raises `ImportError`.
+//! The placeholder for an interpreter whose thread state has an unknown layout: the package works, but importing
+//! `grapeshot.coro` raises `ImportError`.
 
 use std::ffi::c_int;
 use std::ptr;
@@ -11,7 +11,7 @@ use super::CFrame;
 /// The reason why coros are not available.
 #[cfg(Py_GIL_DISABLED)]
 pub(in crate::coro) const UNSUPPORTED: Option<&str> =
-    Some("coros need the GIL, but this is a free-threaded build of Python");
+    Some("coros support only CPython 3.14 among the free-threaded builds");
 #[cfg(not(Py_GIL_DISABLED))]
 pub(in crate::coro) const UNSUPPORTED: Option<&str> = Some("coros support only CPython 3.11 to 3.15");
 
@@ -41,6 +41,8 @@ pub(super) const EXECUTOR: Option<usize> = None;
 pub(super) const HAS_ENTRY_FRAMES: bool = false;
 pub(super) const FRAME_PREVIOUS: usize = 0;
 pub(super) const CODE_VERSION: Option<usize> = None;
+pub(super) const CODE_FLAGS: usize = 0;
+pub(super) const F_FRAME: usize = 0;
 pub(super) const RUNNING_TASK: Option<usize> = None;
 pub(super) const RUNNING_LOOP: Option<usize> = None;
 

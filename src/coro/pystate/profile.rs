@@ -11,7 +11,6 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::common_offsets::F_FRAME;
 use super::{CFrame, field, imp};
 
 /// The event that a profile function is called with.
@@ -150,7 +149,7 @@ pub(in crate::coro) unsafe fn tell(
         };
         ffi::PyThreadState_EnterTracing(thread);
         let place = field::<*mut u8>(thread.cast(), imp::FRAME);
-        let shown = *field(frame.as_ptr().cast(), F_FRAME);
+        let shown = *field(frame.as_ptr().cast(), imp::F_FRAME);
         let own = std::mem::replace(&mut *place, imp::show(&raw mut holder, shown));
         let status = function(ptr::null_mut(), frame.as_ptr().cast(), what, ffi::Py_None());
         *place = own;

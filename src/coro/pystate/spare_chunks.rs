@@ -9,7 +9,7 @@
 
 use std::ffi::c_void;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, TryLockError};
 
 use pyo3::ffi;
@@ -26,7 +26,7 @@ struct Free(*mut c_void);
 // SAFETY: a free block is used only by the list that it is in.
 unsafe impl Send for Free {}
 
-/// The allocator's context.
+/// The data of the allocator.
 struct Keeper {
     /// The interpreter's previous allocator. Its functions may be called from any attached thread.
     base: ffi::PyObjectArenaAllocator,
@@ -34,8 +34,8 @@ struct Keeper {
 }
 
 impl Keeper {
-    /// Calls a function with the list, if it can be locked without waiting. None if the list is locked: by a thread of
-    /// an interpreter that has a GIL of its own or, in a forked child, by a thread of the parent.
+    /// Calls a function with the list, if it can be locked without waiting. None if the list is locked: by
+    /// another thread that has no GIL or another one or, in a forked child, by a thread of the parent.
     fn with_kept<R>(&self, function: impl FnOnce(&mut Vec<Free>) -> R) -> Option<R> {
         match self.kept.try_lock() {
             Ok(mut kept) => Some(function(&mut kept)),
@@ -44,9 +44,13 @@ impl Keeper {
     }
 }
 
-extern "C" fn allocate(context: *mut c_void, len: usize) -> *mut c_void {
-    // SAFETY: `keep_chunks` gave the allocator this context, and it is never freed.
-    let keeper = unsafe { &*context.cast::<Keeper>() };
+/// Made once and never freed. The allocator's own context is not used: in a free-threaded build, another thread may call
+/// the new function with the old context while both are being replaced.
+static KEEPER: AtomicPtr<Keeper> = AtomicPtr::new(ptr::null_mut());
+
+extern "C" fn allocate(_context: *mut c_void, len: usize) -> *mut c_void {
+    // SAFETY: `keep_chunks` has stored the keeper before it passed this function on.
+    let keeper = unsafe { &*KEEPER.load(Ordering::Acquire) };
     if len == LEN
         && let Some(Some(block)) = keeper.with_kept(Vec::pop)
     {
@@ -58,9 +62,9 @@ extern "C" fn allocate(context: *mut c_void, len: usize) -> *mut c_void {
         .map_or(ptr::null_mut(), |base| base(keeper.base.ctx, len))
 }
 
-extern "C" fn free(context: *mut c_void, block: *mut c_void, len: usize) {
+extern "C" fn free(_context: *mut c_void, block: *mut c_void, len: usize) {
     // SAFETY: as in `allocate`.
-    let keeper = unsafe { &*context.cast::<Keeper>() };
+    let keeper = unsafe { &*KEEPER.load(Ordering::Acquire) };
     let keep = |kept: &mut Vec<Free>| {
         let has_place = kept.len() < kept.capacity();
         if has_place {
@@ -96,8 +100,9 @@ pub(in crate::coro) fn keep_chunks(_attached: Python<'_>) {
             base: arena,
             kept: Mutex::new(Vec::with_capacity(KEPT)),
         }));
+        KEEPER.store(keeper, Ordering::Release);
         arena = ffi::PyObjectArenaAllocator {
-            ctx: ptr::from_mut(keeper).cast(),
+            ctx: ptr::null_mut(),
             alloc: Some(allocate),
             free: Some(free),
         };

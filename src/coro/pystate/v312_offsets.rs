@@ -26,6 +26,9 @@ offsets! {
     EXECUTOR: Option<usize> = None;
     FRAME_PREVIOUS: usize = 8 => "void *" _PyInterpreterFrame.previous;
     CODE_VERSION: Option<usize> = Some(160) => "uint64_t" PyCodeObject._co_instrumentation_version;
+    CODE_FLAGS: usize = 48 => "int" PyCodeObject.co_flags;
+    // After the header and `f_back`.
+    F_FRAME: usize = 24 => "void *" PyFrameObject.f_frame;
     CFRAME_LEN: usize = 16 => sizeof(_PyCFrame);
     CURRENT_FRAME: usize = 0 => "void *" _PyCFrame.current_frame;
     // asyncio keeps the running task in a dict instead (`coro/tasks.rs`), and the running loop outside of this

@@ -183,6 +183,7 @@ fn use_here<'py>(this: Condition<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
 }
 
 fn first<'py>(this: Condition<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
+    check_thread(this)?;
     let py = this.py();
     match this.waiters.first(py) {
         Some(first) => Ok(first.wait_node.request.get().into_pyobject(py)?.into_any()),

@@ -313,9 +313,12 @@ unsafe extern "C" fn init(
                 Some(limit) if !limit.is_none() => limit.extract::<isize>()?,
                 _ => 0,
             };
-            this.max_len.set(limit.max(0).unsigned_abs());
-            FifoObject::admit_pushers(this);
-            Ok(0)
+            FifoObject::with_access(this, || {
+                check_thread(this)?;
+                this.max_len.set(limit.max(0).unsigned_abs());
+                FifoObject::admit_pushers(this);
+                Ok(0)
+            })
         })
     }
 }

@@ -15,7 +15,7 @@ struct Item {
 }
 
 /// Owns its references. It has no lock: only one thread uses a primitive of `sync`, and a queue of `threads` is used
-/// with the GIL held.
+/// with the GIL held or, in a free-threaded build, in a critical section.
 pub(in crate::coro) struct ItemQueue(UnsafeCell<VecDeque<Item>>);
 
 impl ItemQueue {

@@ -134,8 +134,16 @@ impl Drop for Deadline<'_> {
 
 /// Ends a wait whose timeout has expired: a coro that still waits is woken without a grant.
 pub(in crate::coro) fn end_wait(coro: Coro<'_>) {
-    if coro.status.get() == Status::Waiting && coro.wait_node.is_queued() {
-        coro.wait_node.is_late.set(true);
-        scheduler::make_ready(coro);
+    let node = &coro.wait_node;
+    let is_woken = node.exclusive(|| {
+        let is_waiting = coro.status.get() == Status::Waiting && node.is_queued();
+        if is_waiting {
+            node.is_late.set(true);
+            scheduler::claim(coro);
+        }
+        is_waiting
+    });
+    if is_woken {
+        scheduler::queue(coro);
     }
 }

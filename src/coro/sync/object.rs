@@ -71,7 +71,8 @@ pub(super) fn check_thread<T: Primitive>(this: This<'_, T>) -> PyResult<()> {
 #[cold]
 fn check_elsewhere(py: Python<'_>, head: &Head, object: *mut ffi::PyObject) -> PyResult<()> {
     if head.thread.get() == 0 {
-        if has_loop(py)? {
+        // `has_loop` may let another thread run.
+        if has_loop(py)? && matches!(head.thread.get(), 0) {
             head.thread.set(current_thread());
             return Ok(());
         }

@@ -195,9 +195,12 @@ unsafe extern "C" fn init(
                     "a semaphore must have 0 or more permits, got {value}"
                 )));
             }
-            this.available.set(value);
-            SemaphoreObject::pass_on(this);
-            Ok(0)
+            SemaphoreObject::with_access(this, || {
+                check_thread(this)?;
+                this.available.set(value);
+                SemaphoreObject::pass_on(this);
+                Ok(0)
+            })
         })
     }
 }

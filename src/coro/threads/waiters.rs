@@ -9,15 +9,17 @@
 //!     a thread    blocks on a semaphore of its own, without the GIL, and this semaphore is released
 //! ```
 //!
-//! All of this is used with the GIL held, so no thread sees a half-finished step. A waiter leaves the queue when it is
+//! All of this is used with the GIL held or, in a free-threaded build, in a critical section of the object that contains
+//! the `Waiters`. So no thread sees a half-finished step. But a coro may leave its `WaitQueue` in its own thread without
+//! that section, which `WaitQueue::exclusive` orders. A waiter leaves the queue when it is
 //! granted its request, when its timeout expires, or when it is interrupted. A waiter that is interrupted after a
 //! grant, before it runs, gives the grant back, so nothing is lost. Waiting involves no polling.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_longlong, c_void};
-use std::rc::Rc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
@@ -117,17 +119,22 @@ impl Party {
 }
 
 /// A real thread that waits. Both the thread and the queue hold a reference to it, so an interpreter that ends a thread
-/// during its wait leaves no dangling pointer. The reference counts change only with the GIL held.
+/// during its wait leaves no dangling pointer.
 struct ThreadWaiter {
     /// Locked until the thread is woken.
     semaphore: *mut c_void,
-    is_granted: Cell<bool>,
+    is_granted: AtomicBool,
     party: Party,
     ticket: i64,
 }
 
+// SAFETY: any thread may release the semaphore, and the other fields are atomic or do not change.
+unsafe impl Send for ThreadWaiter {}
+// SAFETY: as above.
+unsafe impl Sync for ThreadWaiter {}
+
 impl ThreadWaiter {
-    fn new(py: Python<'_>, ticket: i64) -> PyResult<Rc<Self>> {
+    fn new(py: Python<'_>, ticket: i64) -> PyResult<Arc<Self>> {
         // SAFETY: makes a lock, or returns null; a new lock is taken at once.
         let semaphore = unsafe {
             let semaphore = PyThread_allocate_lock();
@@ -137,13 +144,17 @@ impl ThreadWaiter {
             PyThread_acquire_lock(semaphore, 0);
             semaphore
         };
-        Ok(Rc::new(Self {
+        Ok(Arc::new(Self {
             semaphore,
-            is_granted: Cell::new(false),
+            is_granted: AtomicBool::new(false),
             // If a coro has to block its thread, the grant is the coro's, not the thread's.
             party: Party::running(py),
             ticket,
         }))
+    }
+
+    fn is_granted(&self) -> bool {
+        self.is_granted.load(Ordering::Acquire)
     }
 
     /// Blocks without the GIL until the semaphore is released, a signal arrives, or the time is over.
@@ -174,7 +185,7 @@ impl Drop for ThreadWaiter {
 /// object alive.
 pub(super) struct Waiters {
     coros: WaitQueue,
-    threads: RefCell<VecDeque<Rc<ThreadWaiter>>>,
+    threads: RefCell<VecDeque<Arc<ThreadWaiter>>>,
     next_ticket: Cell<i64>,
     /// `FORKS` when the queue was last used.
     forks: Cell<u32>,
@@ -301,8 +312,11 @@ impl Waiters {
     /// # Safety
     /// `place` is zeroed memory that no other code has a pointer to.
     pub(super) unsafe fn init(place: *mut Self) {
-        // SAFETY: by the contract.
-        unsafe { (&raw mut (*place).threads).write(RefCell::new(VecDeque::new())) };
+        // SAFETY: by the contract; a zeroed `WaitQueue` is an empty one.
+        unsafe {
+            (&raw mut (*place).threads).write(RefCell::new(VecDeque::new()));
+            (*place).coros.share();
+        }
     }
 
     fn ticket(&self) -> i64 {
@@ -346,15 +360,15 @@ impl Waiters {
             Ok(waiter) => waiter,
             Err(error) => return EndedWait::interrupted(error),
         };
-        self.threads.borrow_mut().push_back(Rc::clone(&waiter));
+        self.threads.borrow_mut().push_back(Arc::clone(&waiter));
         let ended = |result, is_late| EndedWait {
             result,
-            is_granted: waiter.is_granted.get(),
+            is_granted: waiter.is_granted(),
             is_late,
         };
         loop {
             let status = waiter.block(until);
-            if waiter.is_granted.get() {
+            if waiter.is_granted() {
                 return ended(Ok(none(py)), false);
             }
             match status {
@@ -366,7 +380,7 @@ impl Waiters {
                 INTERRUPTED => {
                     if let Err(error) = py.check_signals() {
                         // The handler may have released what this thread waits for.
-                        if !waiter.is_granted.get() {
+                        if !waiter.is_granted() {
                             self.remove(ticket);
                         }
                         return ended(Err(error), false);
@@ -392,32 +406,42 @@ impl Waiters {
 
     fn grant_one(&self, py: Python<'_>) -> Option<Party> {
         self.forget_parents();
+        let first_thread = self.threads.borrow().front().map(|waiter| waiter.ticket);
+        if let Some(object) = self.coros.exclusive(|| self.claim_first_coro(py, first_thread)) {
+            let coro = scheduler::coro_of(&object);
+            scheduler::queue_from_anywhere(coro);
+            return Some(Party::of_coro(coro));
+        }
+        let waiter = self.threads.borrow_mut().pop_front()?;
+        waiter.is_granted.store(true, Ordering::Release);
+        // SAFETY: locked since it was made, and released only here.
+        unsafe { PyThread_release_lock(waiter.semaphore) };
+        Some(waiter.party)
+    }
+
+    /// Grants the first coro its request, if it waits for longer than the thread with the ticket `first_thread`. Coros
+    /// that cannot run any more are removed from the queue. Called inside of `exclusive`.
+    fn claim_first_coro<'py>(&self, py: Python<'py>, first_thread: Option<i64>) -> Option<Bound<'py, PyAny>> {
         loop {
-            let first_thread = self.threads.borrow().front().map(|waiter| waiter.ticket);
-            let coro = self.coros.first(py);
-            if let Some(coro) = coro
-                && first_thread.is_none_or(|ticket| coro.wait_node.request.get() < ticket)
-            {
-                if can_run(coro) {
-                    scheduler::make_ready_anywhere(coro);
-                    coro.wait_node.is_granted.set(true);
-                    return Some(Party::of_coro(coro));
-                }
-                coro.wait_node.unlink();
-                continue;
+            let coro = self.coros.first(py)?;
+            let node = &coro.wait_node;
+            if first_thread.is_some_and(|ticket| ticket < node.request.get()) {
+                return None;
             }
-            let waiter = self.threads.borrow_mut().pop_front()?;
-            waiter.is_granted.set(true);
-            // SAFETY: locked since it was made, and released only here.
-            unsafe { PyThread_release_lock(waiter.semaphore) };
-            return Some(waiter.party);
+            if can_run(coro) {
+                node.is_granted.set(true);
+                scheduler::claim(coro);
+                return Some(coro.to_bound());
+            }
+            node.unlink_now();
         }
     }
 }
 
-/// Whether the coro's loop can still run it. A coro whose loop is closed stays suspended where it waits.
+/// Whether the coro's loop can still run it. A coro whose loop is closed stays suspended where it waits. Takes no
+/// reference to the loop, because none may be dropped inside of `exclusive`.
 fn can_run(coro: Coro<'_>) -> bool {
-    coro.event_loop
-        .get(coro.py())
-        .is_some_and(|event_loop| !LoopObject::of(&event_loop).reactor().is_closed())
+    // SAFETY: null, or the loop, which a coro keeps alive from its start to its end.
+    let event_loop = unsafe { coro.event_loop.as_ptr().cast::<LoopObject>().as_ref() };
+    event_loop.is_some_and(|event_loop| !event_loop.reactor().is_closed())
 }

@@ -1,7 +1,7 @@
 //! Keeps track of the threads that use the loop: the thread that runs it, or, in free-threaded builds, the threads that
 //! call its methods while it does not run.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::binding::current_thread;
@@ -9,6 +9,8 @@ use crate::binding::current_thread;
 pub(crate) struct Access {
     /// The thread inside `Reactor::run`; 0 if there is none.
     owner: AtomicU64,
+    /// The owner does not run the loop, but only one of its coros (`borrow`). Only the owner uses it.
+    is_borrowed: Cell<bool>,
     /// The threads inside `LoopObject::with_loop_access` while no thread runs the loop, in free-threaded builds.
     /// Touched only inside the loop's critical section. A thread gives up that section while it waits for another
     /// thread, so several threads can be listed here.
@@ -19,6 +21,7 @@ impl Access {
     pub(super) const fn new() -> Self {
         Self {
             owner: AtomicU64::new(0),
+            is_borrowed: Cell::new(false),
             visitors: RefCell::new(Vec::new()),
         }
     }
@@ -39,6 +42,21 @@ impl Access {
 
     pub(super) fn release(&self) {
         self.owner.store(0, Ordering::Release);
+    }
+
+    /// Whether a thread runs the loop, and not only one of its coros. Called by the owner, or while there is none.
+    #[inline]
+    pub(super) fn is_running(&self) -> bool {
+        self.owner() != 0 && !self.is_borrowed.get()
+    }
+
+    /// Runs `body`, which resumes a coro of the loop, as the owner. The caller has claimed the loop.
+    pub(crate) fn borrowed<R>(&self, body: impl FnOnce() -> R) -> R {
+        self.is_borrowed.set(true);
+        let result = body();
+        self.is_borrowed.set(false);
+        self.release();
+        result
     }
 
     /// Records that this thread uses the loop's cells until the result is dropped. The thread must hold the loop's

@@ -138,12 +138,13 @@ impl Reactor {
         let iteration = pacing.next_iteration();
         let is_alone = Pacing::may_skip(iteration)
             && self.ready.is_empty()
+            && (HAS_GIL || self.ready.is_inbox_empty())
             && !self.has_events.get()
             && self.held.is_empty();
         if !is_alone
             || self.probe.has(Mode::STEPS - Mode::OBSERVED)
             || self.is_stopping()
-            || self.access.owner() == 0
+            || !self.access.is_running()
         {
             return None;
         }

@@ -199,15 +199,14 @@ impl Reactor {
     #[cold]
     pub(crate) fn push_timer_from_outside(&self, py: Python<'_>, handle: HandleRef) {
         self.defer_from_anywhere(handle.into_bound(py), enter_timer);
-        self.empty_closed_inbox();
     }
 
-    /// `ReadyWork::defer` from any thread. Wakes the loop if it sleeps. The loop must not be closed, or the caller must
-    /// call `empty_closed_inbox`.
+    /// `ReadyWork::defer` from any thread. Wakes the loop if it sleeps.
     pub(crate) fn defer_from_anywhere(&self, object: Bound<'_, PyAny>, run: Deferred) {
         if self.ready.defer_from_anywhere(object, run) {
             self.wake();
         }
+        self.empty_closed_inbox();
     }
 
     /// Wakes the loop out of its poll.

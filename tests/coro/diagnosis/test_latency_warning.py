@@ -13,9 +13,12 @@ import threading
 import time
 
 import pytest
-from support import coro_is_available, run_script, wait_until
+from support import coro_is_available, gil_is_enabled, run_script, wait_until
 
-pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
+pytestmark = [
+    pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter"),
+    pytest.mark.skipif(not gil_is_enabled(), reason="without a GIL there is no watchdog (test_free_threading.py)"),
+]
 if coro_is_available():
     import grapeshot
     from grapeshot import coro

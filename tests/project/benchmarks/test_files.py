@@ -1,4 +1,4 @@
-"""The harness that compares files: each library does all the work, and both numbers of a run have a row."""
+"""The harness that compares libraries for files: each does all kinds of work, and CPU and wall time each have a row."""
 
 from __future__ import annotations
 

@@ -10,7 +10,9 @@ asyncio.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+import threading
 import warnings
 
 from grapeshot.coro import _other_patchers
@@ -62,6 +64,10 @@ _NEEDS = {
 _MODULES = {"sqlite3": "_c_waits"}
 
 _patched: set[str] = set()
+# Held during patch(), so that no thread takes a replacement of another one for an original. Reentrant: a module that
+# patch() imports may call it.
+_lock: Any = threading.RLock()
+os.register_at_fork(after_in_child=_lock._at_fork_reinit)
 
 
 class PatchWarning(RuntimeWarning):
@@ -113,23 +119,24 @@ def patch(*parts: str, **switches: bool) -> None:
         RuntimeError: gevent or eventlet has already patched the standard library. Only one package can patch it: after
             ``patch()``, the patching functions of gevent and eventlet raise RuntimeError, too.
     """
-    chosen = [part for part in _choose(parts, switches) if part not in _patched]
-    if not chosen:
-        return
-    _other_patchers.check("coro.patch()", RuntimeError)
-    before = set(_originals.originals)
-    if not _import_hooks.is_installed():
-        _import_hooks.install()
-        for name, refuse in _other_patchers.refuse().items():
-            _import_hooks.after_import(name, refuse)
-    for part in chosen:
-        _load(part).patch()
-        _patched.add(part)
-    _originals.give_views()
-    news = {}
-    for key in _originals.originals.keys() - before:
-        news[key] = getattr(sys.modules[key[0]], key[1])
-    text = _holders.repair(news).describe()
+    with _lock:
+        chosen = [part for part in _choose(parts, switches) if part not in _patched]
+        if not chosen:
+            return
+        _other_patchers.check("coro.patch()", RuntimeError)
+        before = set(_originals.originals)
+        if not _import_hooks.is_installed():
+            _import_hooks.install()
+            for name, refuse in _other_patchers.refuse().items():
+                _import_hooks.after_import(name, refuse)
+        for part in chosen:
+            _load(part).patch()
+            _patched.add(part)
+        _originals.give_views()
+        news = {}
+        for key in _originals.originals.keys() - before:
+            news[key] = getattr(sys.modules[key[0]], key[1])
+        text = _holders.repair(news).describe()
     if text is not None:
         warnings.warn(text, PatchWarning, stacklevel=2)
 
@@ -138,7 +145,7 @@ def is_patched(name: str) -> bool:
     """Return True if a part (``"thread"``), a module (``"threading"``) or a name (``"time.sleep"``) is patched."""
     if name in _PARTS:
         return name in _patched
-    if any(module == name for module, _ in _originals.originals):
+    if any(module == name for module, _ in list(_originals.originals)):
         return True
     module_name, _, attribute = name.rpartition(".")
     return (module_name, attribute) in _originals.originals

@@ -6,6 +6,9 @@
 
 from __future__ import annotations
 
+import _thread
+import importlib._bootstrap as _bootstrap
+import os
 import sys
 
 from . import _originals
@@ -19,6 +22,9 @@ if TYPE_CHECKING:
 _calls: dict[str, Callable[[Any], None]] = {}
 # The modules that _Finder is looking for now. It ignores these, so that the other finders find them.
 _finding: set[str] = set()
+# Held while _Finder changes its place.
+_moving: Any = _thread.RLock()
+os.register_at_fork(after_in_child=_moving._at_fork_reinit)
 
 
 class _Loader:
@@ -43,15 +49,18 @@ class _Loader:
 
 class _Finder:
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if sys.meta_path[0] is not self and self in sys.meta_path:
-            # pytest puts its finder first, which then loads some of the modules that have to be patched.
-            sys.meta_path.remove(self)
-            sys.meta_path.insert(0, self)
+        if sys.meta_path[0] is not self:
+            with _moving:
+                if sys.meta_path[0] is not self and self in sys.meta_path:
+                    # pytest puts its finder first, which then loads some of the modules that have to be patched. The
+                    # finder is never missing from the list, because other threads import at the same time.
+                    sys.meta_path.insert(0, self)
+                    del sys.meta_path[sys.meta_path.index(self, 1)]
         if name in _finding or not (name in _calls or _originals.replacements(name)):
             return None
         _finding.add(name)
         try:
-            for finder in sys.meta_path:
+            for finder in list(sys.meta_path):
                 spec = finder.find_spec(name, path, target)
                 if spec is not None:
                     spec.loader = _Loader(spec.loader)  # type: ignore[assignment]
@@ -65,13 +74,17 @@ def after_import(module_name: str, call: Callable[[Any], None]) -> None:
     """Call ``call(module)`` after each import of a module, and now if it is already imported."""
     _calls[module_name] = call
     module = sys.modules.get(module_name)
+    if getattr(getattr(module, "__spec__", None), "_initializing", False):
+        # Another thread is importing the module: wait for that. The import may have begun too early to call `call`.
+        _bootstrap._lock_unlock_module(module_name)  # type: ignore[attr-defined]
+        module = sys.modules.get(module_name)
     if module is not None:
         call(module)
 
 
 def is_installed() -> bool:
     """Whether :func:`install` was called."""
-    return any(isinstance(finder, _Finder) for finder in sys.meta_path)
+    return any(isinstance(finder, _Finder) for finder in list(sys.meta_path))
 
 
 def install() -> None:

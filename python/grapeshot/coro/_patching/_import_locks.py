@@ -64,6 +64,11 @@ def _wait_for_owner(lock: Any) -> None:
                 wakeups.remove(wakeup)
 
 
+def _depth(lock: Any) -> int:
+    """How often the owner has acquired the lock. Python 3.11 counts with a number, later versions with a list."""
+    return lock.count if isinstance(lock.count, int) else len(lock.count)
+
+
 def patch() -> None:
     """Patch the import locks so that a coro waits for another one that imports the same module."""
     kind: Any = _bootstrap._ModuleLock  # type: ignore[attr-defined]
@@ -75,17 +80,19 @@ def patch() -> None:
         if _can_wait():
             _wait_for_owner(self)
         result = real_acquire(self)
-        if getattr(self, "_grapeshot_owner", None) is None:
+        if _depth(self) == 1:
             self._grapeshot_owner = _coro_ident()
         return result
 
     def release(self: Any) -> None:
-        real_release(self)
-        if not self.count:
+        # After the real release, the lock may already belong to another thread. The coros that wait are coros of this
+        # thread, so they run only after the real release.
+        if self.owner == _get_ident() and _depth(self) == 1:
             self._grapeshot_owner = None
             wakeups = self.__dict__.pop("_grapeshot_wakeups", ())
             for wakeup in wakeups:
                 wakeup.release()
+        real_release(self)
 
     acquire._is_grapeshot = True  # type: ignore[attr-defined]
     kind.acquire, kind.release = acquire, release

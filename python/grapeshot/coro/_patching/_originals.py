@@ -78,7 +78,7 @@ def replacements(module_name: str) -> list[tuple[str, Any]]:
 
 def is_replacement(function: object) -> bool:
     """Whether :func:`replace` has put this object somewhere."""
-    return any(new is function for names in _replacements.values() for new in names.values())
+    return any(new is function for names in list(_replacements.values()) for new in list(names.values()))
 
 
 def get_original(module: str, name: str) -> Any:
@@ -96,14 +96,15 @@ def view(module_name: str) -> types.ModuleType:
     """Return the view of an imported module. There is one per module; :func:`replace` adds the originals to it."""
     found = _views.get(module_name)
     if found is None:
-        found = _views[module_name] = _View(sys.modules[module_name])
+        found = _views.setdefault(module_name, _View(sys.modules[module_name]))
     return found
 
 
 def other_view(module_name: str, **names: Any) -> types.ModuleType:
     """Return an additional view of a module, which has the given values under the given names."""
     made = _View(sys.modules[module_name])
-    made.__dict__.update({name: value for (module, name), value in originals.items() if module == module_name}, **names)
+    known = list(originals.items())
+    made.__dict__.update({name: value for (module, name), value in known if module == module_name}, **names)
     return made
 
 

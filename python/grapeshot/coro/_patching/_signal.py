@@ -11,6 +11,7 @@ poll for them.
 
 from __future__ import annotations
 
+import contextlib
 import signal as _module
 
 from grapeshot import _core
@@ -40,9 +41,9 @@ def _deliver(number: int, frame: Any) -> None:
     handler, owner = _handlers.get(number, (None, None))
     if handler is None:
         return
-    pausing, _pausing[:] = _pausing[:], []
-    for lock in pausing:
-        lock.release()
+    for _ in range(len(_pausing)):
+        with contextlib.suppress(IndexError):  # a coro of another thread was interrupted, and is no longer in the list
+            _pausing.pop(0).release()
     try:
         handler(number, frame)
     except BaseException as exc:
@@ -70,7 +71,7 @@ def signal(signalnum: Any, handler: Any, /) -> Any:
 def getsignal(signalnum: Any, /) -> Any:
     """Return the current action for the given signal."""
     handler = _getsignal(signalnum)
-    return _handlers[int(signalnum)][0] if handler is _deliver else handler
+    return _handlers.get(int(signalnum), (handler,))[0] if handler is _deliver else handler
 
 
 def pause() -> None:
@@ -84,7 +85,7 @@ def pause() -> None:
     try:
         lock.acquire()
     finally:
-        if lock in _pausing:
+        with contextlib.suppress(ValueError):
             _pausing.remove(lock)
 
 

@@ -7,6 +7,7 @@ the number from ``fileno`` or ``detach``, which note it here.
 
 from __future__ import annotations
 
+import _thread
 import os
 import socket
 import weakref
@@ -19,6 +20,9 @@ _fstat, _set_blocking = os.fstat, os.set_blocking
 _number_of = socket.socket.fileno
 # number -> the socket, or if the socket was detached, the inode
 _known: dict[int, weakref.ref[socket.socket] | int] = {}
+# Held while this table is changed. Reentrant: a finalizer may change it while its thread holds it.
+_changing: Any = _thread.RLock()
+os.register_at_fork(after_in_child=_changing._at_fork_reinit)
 
 
 def note(sock: socket.socket, number: int) -> None:
@@ -27,19 +31,23 @@ def note(sock: socket.socket, number: int) -> None:
     if isinstance(known, weakref.ref) and known() is sock:
         return
     if number >= 0:
-        _known[number] = weakref.ref(sock)
+        with _changing:
+            _known[number] = weakref.ref(sock)
 
 
 def note_detached(number: int) -> None:
     """Note the number of a descriptor that was detached from a socket without a timeout."""
     if number >= 0:
-        _known[number] = _fstat(number).st_ino
+        inode = _fstat(number).st_ino
+        with _changing:
+            _known[number] = inode
 
 
 def _forget(number: int, known: object) -> None:
-    # Another real thread may have noted another socket under this number in between.
-    if _known.get(number) is known:
-        _known.pop(number, None)
+    with _changing:
+        # Another real thread may have noted another socket under this number in between.
+        if _known.get(number) is known:
+            del _known[number]
 
 
 def is_blocking(number: int) -> bool:

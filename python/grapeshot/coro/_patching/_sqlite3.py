@@ -38,7 +38,7 @@ from . import _originals, _waits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from typing import Any
 
 _monotonic = _core._coro_monotonic
@@ -248,9 +248,9 @@ class _Callbacks:
     """Wraps the program's callbacks of a connection, so that they are not called for statements of this module."""
 
     def __init__(self) -> None:
-        # The thread or coro that is executing a statement of this module now. In other threads and coros, statements
-        # still call the callbacks.
-        self.off_for: int | None = None
+        # The threads and coros that are executing a statement of this module now. In other threads and coros,
+        # statements still call the callbacks.
+        self.off_for: set[int] = set()
 
     def wrap(self, callback: Any, result: Any) -> Any:
         """Return a callback that calls the program's, or returns ``result`` while callbacks are off."""
@@ -258,7 +258,7 @@ class _Callbacks:
             return callback
 
         def call(*args: Any) -> Any:
-            return result if self.off_for == _ident() else callback(*args)
+            return result if _ident() in self.off_for else callback(*args)
 
         return call
 
@@ -266,9 +266,10 @@ class _Callbacks:
 class Connection(sqlite3.Connection):
     """A connection whose calls let other coros run while the database is locked."""
 
-    # The timeout that the program has set, and the one that SQLite has now.
+    # The timeout that the program has set.
     _limit_ms = 0
-    _now_ms = 0
+    # The timeout that SQLite has now, in a list; each change makes a new list. None: not known, or being changed.
+    _now_ms: Sequence[int | None] = (0,)
     # True once SQLite itself has to wait for locks, because calls of this connection cannot be repeated safely.
     _blocks = False
     _has_functions = False
@@ -277,7 +278,7 @@ class Connection(sqlite3.Connection):
     def __init__(self, database: Any, *args: Any, **kwargs: Any) -> None:
         timeout = args[0] if args else kwargs.get("timeout", 5.0)
         if isinstance(timeout, (int, float)) and _PROBE_S < timeout < 2**31 / 1000:
-            self._limit_ms, self._now_ms = int(timeout * 1000), _PROBE_MS
+            self._limit_ms, self._now_ms = int(timeout * 1000), [_PROBE_MS]
             if args:
                 args = (_PROBE_S, *args[1:])
             else:
@@ -291,10 +292,19 @@ class Connection(sqlite3.Connection):
 
     def _set_now(self, limit_ms: int) -> None:
         """Set SQLite's own timeout."""
-        if self._now_ms != limit_ms:
-            with self._callbacks_off():
-                _Cursor.execute(_Connection.cursor(self), f"PRAGMA busy_timeout={limit_ms}").close()
-            self._now_ms = limit_ms
+        if self._now_ms[0] == limit_ms:
+            return
+        # There is no lock, because it could be a deadlock: this statement waits for statements of other threads, and a
+        # function of the program that such a statement calls may come here, too.
+        now_ms: list[int | None] = [None]
+        self._now_ms = now_ms
+        with self._callbacks_off():
+            _Cursor.execute(_Connection.cursor(self), f"PRAGMA busy_timeout={limit_ms}").close()
+        if self._now_ms is now_ms:
+            now_ms[0] = limit_ms
+        else:
+            # Another thread has changed it at the same time. Nobody knows which change was the last one.
+            self._now_ms = [None]
 
     @contextlib.contextmanager
     def _callbacks_off(self) -> Iterator[None]:
@@ -303,11 +313,12 @@ class Connection(sqlite3.Connection):
         if callbacks is None:
             yield
             return
-        callbacks.off_for = _ident()
+        ident = _ident()
+        callbacks.off_for.add(ident)
         try:
             yield
         finally:
-            callbacks.off_for = None
+            callbacks.off_for.discard(ident)
 
     def _call_blocking(self, call: Callable[..., Any], *args: Any) -> Any:
         self._set_now(self._limit_ms)
@@ -381,8 +392,10 @@ class Connection(sqlite3.Connection):
     def _note_timeout(self) -> None:
         plain = _Connection.cursor(self)
         plain.row_factory = None
+        now_ms: list[int | None] = [None]
+        self._now_ms = now_ms
         with self._callbacks_off():
-            self._limit_ms = self._now_ms = _Cursor.execute(plain, "PRAGMA busy_timeout").fetchone()[0]
+            self._limit_ms = now_ms[0] = _Cursor.execute(plain, "PRAGMA busy_timeout").fetchone()[0]
         plain.close()
 
     # ------------------------------------------------------------ scripts

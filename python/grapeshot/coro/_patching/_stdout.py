@@ -100,8 +100,12 @@ class _Outlet:
         return len(view)
 
     def _write_left(self, write: Callable[[Any], object]) -> None:
-        while self._left:
-            write(self._left.pop(0))
+        while True:
+            try:
+                data = self._left.pop(0)
+            except IndexError:  # a callback in another thread, which does not wait for the lock, may take the data, too
+                return
+            write(data)
 
     def _write_as_coro(self, data: Any) -> None:
         rest = memoryview(data).cast("B")

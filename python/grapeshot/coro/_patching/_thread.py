@@ -17,6 +17,7 @@ import threading
 import types
 
 from grapeshot import _core
+from grapeshot.coro import _borrowing
 from grapeshot.coro._errors import CancelledError
 from grapeshot.coro._executor import WORKERS
 from grapeshot.coro._hiding import spawn_hiding
@@ -161,6 +162,10 @@ def _spawn(function: Callable[..., object], args: Any, kwargs: Any, running: Run
     # Like a thread, it begins with an empty context (from Python 3.14 on, threading itself sets one), and asyncio sees
     # no running loop in it.
     coro = spawn_hiding(_run, function, args, kwargs, running, name=name, context=contextvars.Context())
+    inherited = getattr(thread, "_context", None)
+    if isinstance(inherited, contextvars.Context):
+        # Free-threaded builds copy the context of the caller, who may be in a run of a borrowed loop.
+        _borrowing.leave_run(inherited)
     if thread.daemon if isinstance(thread, threading.Thread) else is_daemon:
         coro._make_daemon()
     _running.add(coro)

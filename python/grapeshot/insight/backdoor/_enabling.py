@@ -6,6 +6,7 @@ GRAPESHOT_BACKDOOR contains a path, without any code in the program.
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import logging
 import os
@@ -32,12 +33,18 @@ _logger = logging.getLogger("grapeshot.insight.backdoor")
 _asked: list[Switch] = []
 # The switch of `python -m grapeshot` and the like. A switch of the program whose variable is set replaces it.
 _of_command: Switch | None = None
+# Held while a switch opens or closes, because loops of several threads may begin to run at the same time. A real lock,
+# even after ``coro.patch()``.
+_originals: Any = sys.modules.get("grapeshot.coro._patching._originals")
+_opening: Any = (_originals.get_original("_thread", "RLock") if _originals else _thread.RLock)()
+os.register_at_fork(after_in_child=_opening._at_fork_reinit)
 
 
 def _on_run(loop: Any) -> None:
     """Open the requested back doors, because a loop begins to run. Some may still be open from an earlier run."""
     for switch in tuple(_asked):
-        if switch.server is None or switch.server._loop is not loop:
+        server = switch.server
+        if server is None or server._loop is not loop:
             loop.call_soon(switch._open)
 
 
@@ -83,13 +90,14 @@ class Switch:
             if signal.getsignal(self._signum) == self._on_signal:
                 signal.signal(self._signum, self._before)
             self._signum = None
-        if self in _asked:
-            _asked.remove(self)
-            if not _asked:
-                hooks.on_run = None
-        if self.server is not None:
-            self.server.close()
-            self.server = None
+        with _opening:
+            if self in _asked:
+                _asked.remove(self)
+                if not _asked:
+                    hooks.on_run = None
+            server, self.server = self.server, None
+        if server is not None:
+            server.close()
 
     def _on_signal(self, _signum: int, _frame: FrameType | None) -> None:
         self._ask()
@@ -107,19 +115,20 @@ class Switch:
             # This is the child of a fork, and the back door is its parent's.
             self._pid = os.getpid()
             self.server = None
-        if self not in _asked or _tree.running_loop() is None:
-            return
-        if self.server is not None and not self.server.is_closed:
-            return
         path = self._path
         if "{pid}" not in path and self._is_in_child():
             path += ".{pid}"
         try:
-            self.server = serve(path, namespace=self._namespace)
+            with _opening:
+                if self not in _asked or _tree.running_loop() is None:
+                    return
+                if self.server is not None and not self.server.is_closed:
+                    return
+                server = self.server = serve(path, namespace=self._namespace)
         except (OSError, ValueError) as exc:
             self._report_failure(exc)
         else:
-            self._report_success(self.server.path)
+            self._report_success(server.path)
 
     def _is_in_child(self) -> bool:
         """Whether a parent process may be using the path: this process was forked, or started by multiprocessing."""
@@ -158,8 +167,9 @@ class _SwitchOfCommand(Switch):
 
     def _at_exit(self) -> None:
         """Remove the socket's file, in case the program has not closed its loop."""
-        if self.server is not None and not self.server.is_closed and self._pid == os.getpid():
-            self.server._file.close()
+        server = self.server
+        if server is not None and not server.is_closed and self._pid == os.getpid():
+            server._file.close()
 
 
 def open_by_environment() -> None:

@@ -47,7 +47,7 @@ def where(what: Any = None) -> None:
             continue  # this is the thread that runs the command
         if what is None or what is thread or (isinstance(what, str) and what in thread.name):
             is_found = True
-            lines = _waits.stack_lines(_waits.thread_frames(frame))
+            lines = _waits.stack_lines(_waits.thread_frames(frame)) if _waits.threads_are_readable() else []
             print("\n".join([f"thread {thread.name!r}", *(f"  {line}" for line in lines)]))  # noqa: T201
     if not is_found:
         print(f"{what!r} is not a task, coro or other thread of this loop, nor part of the name of one")  # noqa: T201

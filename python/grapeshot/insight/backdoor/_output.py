@@ -6,7 +6,9 @@ starts are covered, too. While there are clients, ``sys.stdout``, ``sys.stderr``
 
 from __future__ import annotations
 
+import _thread
 import contextvars
+import os
 import sys
 
 TYPE_CHECKING = False
@@ -81,26 +83,32 @@ class _Display:
 
 
 _users = 0
+# Held while this number and the streams are changed. A real lock, even after ``coro.patch()``.
+_originals: Any = sys.modules.get("grapeshot.coro._patching._originals")
+_changing: Any = (_originals.get_original("_thread", "RLock") if _originals else _thread.RLock)()
+os.register_at_fork(after_in_child=_changing._at_fork_reinit)
 
 
 def take() -> None:
     """Start redirecting the output of clients. Each call must be paired with a call of :func:`give_back`."""
     global _users
-    _users += 1
-    if _users == 1:
-        for name in _STREAMS:
-            setattr(sys, name, Stream(getattr(sys, name)))
-        sys.displayhook = _Display(sys.displayhook)
+    with _changing:
+        _users += 1
+        if _users == 1:
+            for name in _STREAMS:
+                setattr(sys, name, Stream(getattr(sys, name)))
+            sys.displayhook = _Display(sys.displayhook)
 
 
 def give_back() -> None:
     """Undo one call of :func:`take`. A stream or hook that other code has set since then is kept."""
     global _users
-    _users -= 1
-    if _users == 0:
-        for name in _STREAMS:
-            stream: Any = getattr(sys, name)
-            if isinstance(stream, Stream):
-                setattr(sys, name, stream.below)
-        if isinstance(sys.displayhook, _Display):
-            sys.displayhook = sys.displayhook.below
+    with _changing:
+        _users -= 1
+        if _users == 0:
+            for name in _STREAMS:
+                stream: Any = getattr(sys, name)
+                if isinstance(stream, Stream):
+                    setattr(sys, name, stream.below)
+            if isinstance(sys.displayhook, _Display):
+                sys.displayhook = sys.displayhook.below

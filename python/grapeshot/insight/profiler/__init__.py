@@ -15,6 +15,7 @@ that are started during the profile are profiled. The profiler has no cost when 
 
 from __future__ import annotations
 
+import _thread
 import os
 import sys
 import types
@@ -36,6 +37,10 @@ __all__ = ["FunctionRow", "OwnerRow", "Profile", "profile", "run"]
 # The profile that is being taken, and where it was started.
 _taken: profile | None = None
 _begun: str | None = None
+# Held while a profile begins. A real lock, even after ``coro.patch()``.
+_originals: Any = sys.modules.get("grapeshot.coro._patching._originals")
+_beginning: Any = (_originals.get_original("_thread", "RLock") if _originals else _thread.RLock)()
+os.register_at_fork(after_in_child=_beginning._at_fork_reinit)
 
 
 class profile:  # noqa: N801  # used like a function
@@ -65,14 +70,15 @@ class profile:  # noqa: N801  # used like a function
 
     def _begin(self, frame: types.FrameType | None) -> None:
         global _taken, _begun
-        if _begun is not None:
-            raise RuntimeError(f"a profile is already being taken; it was started at {_begun}")
-        if self._collector is not None:
-            raise RuntimeError("a profile() object works for one block only: call profile() again for another one")
-        where = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "?"
-        cost_ns = _cost.measure()
-        self._collector = collector = Collector(cost_ns=cost_ns)
-        _taken, _begun = self, where
+        with _beginning:
+            if _begun is not None:
+                raise RuntimeError(f"a profile is already being taken; it was started at {_begun}")
+            if self._collector is not None:
+                raise RuntimeError("a profile() object works for one block only: call profile() again for another one")
+            where = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else "?"
+            cost_ns = _cost.measure()
+            self._collector = collector = Collector(cost_ns=cost_ns)
+            _taken, _begun = self, where
         try:
             collector.begin_here(frame)
             _core._coro_set_switch_stamps(True)

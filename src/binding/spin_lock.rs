@@ -1,0 +1,43 @@
+//! A lock for a few memory accesses that the GIL orders in other builds.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::HAS_GIL;
+
+/// A lock that a thread holds only while it neither detaches nor runs Python code, so for less than a microsecond. The
+/// garbage collector and `os.fork()` wait until all other threads have stopped at a point where they could detach, so
+/// they never find it locked. All zeroes: unlocked. In builds with the GIL it does nothing.
+pub(crate) struct SpinLock(AtomicBool);
+
+/// Releases the lock when the section ends, even by a panic.
+struct Unlock<'a>(&'a AtomicBool);
+
+impl Drop for Unlock<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+impl SpinLock {
+    pub(crate) const fn new() -> Self {
+        Self(AtomicBool::new(false))
+    }
+
+    /// Runs `body` while no other thread runs code under this lock. `body` must not drop a reference to a Python object,
+    /// and must not use this lock.
+    #[inline(always)]
+    pub(crate) fn with<R>(&self, body: impl FnOnce() -> R) -> R {
+        if HAS_GIL {
+            return body();
+        }
+        while self
+            .0
+            .compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed)
+            .is_err()
+        {
+            std::thread::yield_now();
+        }
+        let _unlock = Unlock(&self.0);
+        body()
+    }
+}
