@@ -17,7 +17,7 @@ from .runner import Runner
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, TypeVar
+    from typing import Any, TypeVar, overload
 
     _T = TypeVar("_T")
 
@@ -28,7 +28,18 @@ _replaced: tuple[str, Any] | None = None
 _replaced_streams: dict[tuple[types.ModuleType, str], Any] = {}
 
 
-def run(main: Awaitable[_T], *, debug: bool | None = None) -> _T:
+if TYPE_CHECKING:
+
+    @overload
+    def run(main: Awaitable[_T], *, debug: bool | None = None) -> _T: ...
+
+    @overload
+    def run(
+        main: Callable[[], Awaitable[_T]], *, debug: bool | None = None, threads: int, restart: bool = False
+    ) -> list[_T]: ...
+
+
+def run(main: Any, *, debug: bool | None = None, threads: int | None = None, restart: bool = False) -> Any:
     """Run ``main`` to its end on a new grapeshot loop and return its result, as :func:`asyncio.run` does.
 
     At the end, the loop's async generators and default executor are shut down and the loop is closed. Ctrl-C cancels
@@ -36,17 +47,33 @@ def run(main: Awaitable[_T], *, debug: bool | None = None) -> _T:
     that moment and does not yield, KeyboardInterrupt is raised in the coro. ``debug`` sets the loop's debug mode unless
     it is None.
 
+    With ``threads``, ``main`` is an async function without arguments. It is called in this thread and in
+    ``threads - 1`` new ones, each with a loop of its own, and the results come back as a list. On a free-threaded
+    Python the threads run at the same time. If ``main`` raises in one of them, it is cancelled in the others, and the
+    exception is raised here when all have ended. Ctrl-C, or any other exception that leaves the loop of this thread,
+    ends all of them in the same way. With ``restart``, ``main`` is instead called again in a thread in which it raised
+    an :class:`Exception`, which is logged, after a delay of 0.1 to 5 seconds.
+
     Raises:
-        RuntimeError: another event loop is running in this thread.
+        RuntimeError: another event loop is running in this thread, or no more threads can be started.
+        TypeError: ``threads`` is given and ``main`` is not a function.
+        ValueError: ``threads`` is less than 1.
         TypeError, ValueError: this Python's :class:`asyncio.Runner` cannot run ``main``. Which awaitables besides
             coroutines it accepts, and which error it raises, depends on the Python version.
 
     Source: :class:`asyncio.Runner` (Python 3.11+) with :func:`new_event_loop` as its loop factory.
     """
     check_none_runs("asyncio.run()")
+    if threads is not None:
+        from . import threads as _threads
+
+        _threads.check(main, threads)
+        main = _threads.run(main, threads, debug=debug, restart=restart)
+    elif restart:
+        raise TypeError("run(restart=True) needs threads=")
     with Runner(debug=debug, loop_factory=new_event_loop) as runner:
         # The runner of a newer Python accepts any awaitable. An older one raises its own error.
-        return runner.run(main)  # type: ignore[arg-type, unused-ignore]
+        return runner.run(main)
 
 
 def check_none_runs(what: str) -> None:

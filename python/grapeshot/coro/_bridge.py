@@ -242,6 +242,9 @@ else:
 if TYPE_CHECKING:
 
     @overload
+    def run(fn: Callable[..., _T], /, *args: Any, threads: int, restart: bool = False, **kwargs: Any) -> list[_T]: ...
+
+    @overload
     def run(
         fn: Callable[..., _T],
         /,
@@ -277,12 +280,19 @@ def run(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     seconds, KeyboardInterrupt is raised in it. Coros that this thread spawned earlier, while no loop was running, run
     on this loop, too.
 
+    With ``threads=N``, ``fn`` runs in this thread and in ``N - 1`` new ones, in the first coro of a loop in each of
+    them, and the results come back as a list. See :func:`grapeshot.run`, also for ``restart``.
+
     Raises:
-        RuntimeError: a loop is already running in this thread.
+        RuntimeError: a loop is already running in this thread, or no more threads can be started.
         TypeError: ``fn`` cannot be called, or is an async function.
+        ValueError: ``threads`` is less than 1.
     """
     _run.check_none_runs("coro.run()")
     _core._coro_check_function(fn, "run")
+    if "threads" in kwargs:
+        threads, restart = kwargs.pop("threads"), kwargs.pop("restart", False)
+        return _run.run(lambda: run_sync(fn, *args, **kwargs), threads=threads, restart=restart)
     # In a coro that hides the loop, new_event_loop() returns a loop that borrows the hidden one: use that.
     loop = None if _core._coro_is_hidden() else take_pending_loop()
     return _run.run_on(loop or new_event_loop(), run_sync(fn, *args, **kwargs))
