@@ -17,7 +17,7 @@ import warnings
 from unittest import mock
 
 import pytest
-from support import CAP_S, HOST, coro_is_available, raw_pair, run_script, until
+from support import CAP_S, HOST, coro_is_available, gil_is_enabled, raw_pair, run_script, until
 
 import grapeshot
 from grapeshot.insight import _measuring
@@ -252,6 +252,7 @@ def recorders():
     )
 
 
+@pytest.mark.skipif(not gil_is_enabled(), reason="without a GIL, stacks of other threads cannot be read")
 def test_stacks(loop):
     told = []
     loop.add_slow_listener(told.append, 0.05, stacks=True)
@@ -272,6 +273,7 @@ def test_stacks(loop):
 
 
 @pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
+@pytest.mark.skipif(not gil_is_enabled(), reason="without a GIL, stacks of other threads cannot be read")
 def test_stacks_in_a_patched_program():
     """The sampling thread is a real thread. Threads of a patched `threading` are coros, which could not run during the
     slow callback.

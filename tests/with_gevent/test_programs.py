@@ -300,7 +300,7 @@ def accepts(port: int) -> bool:
     client = http.client.HTTPConnection(HOST, port, timeout=CAP_S)
     try:
         client.connect()
-    except ConnectionRefusedError:
+    except (ConnectionRefusedError, ConnectionResetError):  # reset: closed before it was accepted
         return False
     finally:
         client.close()

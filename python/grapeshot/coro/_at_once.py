@@ -15,6 +15,7 @@ import select
 import stat
 
 from grapeshot import _core
+from grapeshot._loop.locks import real_rlock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -85,8 +86,7 @@ class _ReadCall(_ThreadCall):
 # descriptor -> the call that is running in a real thread, or whose result was not fully taken yet
 _pending_reads: dict[int, _ReadCall] = {}
 # Held while this table or a result in it is changed. Reentrant: a finalizer may read while its thread holds it.
-_changing: Any = _thread.RLock()
-os.register_at_fork(after_in_child=_changing._at_fork_reinit)
+_changing = real_rlock()
 
 
 def _identity_of(fd: int) -> tuple[int, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import errno
 import io
 import os
@@ -11,6 +10,7 @@ import sys
 
 from grapeshot import _core
 from grapeshot._loop.aio import PART_LEN, Prefetch
+from grapeshot._loop.locks import real_rlock
 
 from . import _dns
 from ._aio import wait_in_memory
@@ -48,8 +48,7 @@ _CONNECT_TELLS = sys.platform == "linux"
 # The first and the longest pause between two attempts to connect while the server's queue is full, in seconds.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
 # Held while data is put back or taken out again. Reentrant: a finalizer may receive while its thread holds it.
-_putting_back: Any = _thread.RLock()
-os.register_at_fork(after_in_child=_putting_back._at_fork_reinit)
+_putting_back = real_rlock()
 
 
 class CoroSocket(_Native):

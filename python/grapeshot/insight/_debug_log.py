@@ -13,11 +13,12 @@ Without it, the only cost is the test of a flag for each read and send.
 
 from __future__ import annotations
 
-import _thread
 import logging
 import os
 import sys
 import warnings
+
+from grapeshot._loop.locks import real_rlock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,10 +33,8 @@ _latency_s: float | None = None
 _logs_io = False
 _logs_tls = False
 _is_read = False
-# Held while the variable is read. A real lock, even after ``coro.patch()``.
-_originals: Any = sys.modules.get("grapeshot.coro._patching._originals")
-_reading: Any = (_originals.get_original("_thread", "RLock") if _originals else _thread.RLock)()
-os.register_at_fork(after_in_child=_reading._at_fork_reinit)
+# Held while the variable is read.
+_reading = real_rlock()
 
 
 class _ToStderr(logging.StreamHandler):  # type: ignore[type-arg]  # a class without items

@@ -10,11 +10,10 @@ asyncio.
 from __future__ import annotations
 
 import importlib
-import os
 import sys
-import threading
 import warnings
 
+from grapeshot._loop.locks import real_rlock
 from grapeshot.coro import _other_patchers
 
 from . import _holders, _import_hooks, _originals
@@ -66,8 +65,7 @@ _MODULES = {"sqlite3": "_c_waits"}
 _patched: set[str] = set()
 # Held during patch(), so that no thread takes a replacement of another one for an original. Reentrant: a module that
 # patch() imports may call it.
-_lock: Any = threading.RLock()
-os.register_at_fork(after_in_child=_lock._at_fork_reinit)
+_lock = real_rlock()
 
 
 class PatchWarning(RuntimeWarning):

@@ -6,10 +6,10 @@
 
 from __future__ import annotations
 
-import _thread
 import importlib._bootstrap as _bootstrap
-import os
 import sys
+
+from grapeshot._loop.locks import real_rlock
 
 from . import _originals
 
@@ -23,8 +23,7 @@ _calls: dict[str, Callable[[Any], None]] = {}
 # The modules that _Finder is looking for now. It ignores these, so that the other finders find them.
 _finding: set[str] = set()
 # Held while _Finder changes its place.
-_moving: Any = _thread.RLock()
-os.register_at_fork(after_in_child=_moving._at_fork_reinit)
+_moving = real_rlock()
 
 
 class _Loader:

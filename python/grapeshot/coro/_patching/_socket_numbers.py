@@ -7,10 +7,11 @@ the number from ``fileno`` or ``detach``, which note it here.
 
 from __future__ import annotations
 
-import _thread
 import os
 import socket
 import weakref
+
+from grapeshot._loop.locks import real_rlock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,8 +22,7 @@ _number_of = socket.socket.fileno
 # number -> the socket, or if the socket was detached, the inode
 _known: dict[int, weakref.ref[socket.socket] | int] = {}
 # Held while this table is changed. Reentrant: a finalizer may change it while its thread holds it.
-_changing: Any = _thread.RLock()
-os.register_at_fork(after_in_child=_changing._at_fork_reinit)
+_changing = real_rlock()
 
 
 def note(sock: socket.socket, number: int) -> None:

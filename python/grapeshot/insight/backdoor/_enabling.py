@@ -6,7 +6,6 @@ GRAPESHOT_BACKDOOR contains a path, without any code in the program.
 
 from __future__ import annotations
 
-import _thread
 import atexit
 import logging
 import os
@@ -14,6 +13,7 @@ import signal
 import sys
 
 from grapeshot._loop import hooks
+from grapeshot._loop.locks import real_rlock
 from grapeshot.insight import _tree
 
 from ._server import Server, serve
@@ -33,11 +33,8 @@ _logger = logging.getLogger("grapeshot.insight.backdoor")
 _asked: list[Switch] = []
 # The switch of `python -m grapeshot` and the like. A switch of the program whose variable is set replaces it.
 _of_command: Switch | None = None
-# Held while a switch opens or closes, because loops of several threads may begin to run at the same time. A real lock,
-# even after ``coro.patch()``.
-_originals: Any = sys.modules.get("grapeshot.coro._patching._originals")
-_opening: Any = (_originals.get_original("_thread", "RLock") if _originals else _thread.RLock)()
-os.register_at_fork(after_in_child=_opening._at_fork_reinit)
+# Held while a switch opens or closes, because loops of several threads may begin to run at the same time.
+_opening = real_rlock()
 
 
 def _on_run(loop: Any) -> None:

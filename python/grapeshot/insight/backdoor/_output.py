@@ -6,10 +6,10 @@ starts are covered, too. While there are clients, ``sys.stdout``, ``sys.stderr``
 
 from __future__ import annotations
 
-import _thread
 import contextvars
-import os
 import sys
+
+from grapeshot._loop.locks import real_rlock
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -83,10 +83,8 @@ class _Display:
 
 
 _users = 0
-# Held while this number and the streams are changed. A real lock, even after ``coro.patch()``.
-_originals: Any = sys.modules.get("grapeshot.coro._patching._originals")
-_changing: Any = (_originals.get_original("_thread", "RLock") if _originals else _thread.RLock)()
-os.register_at_fork(after_in_child=_changing._at_fork_reinit)
+# Held while this number and the streams are changed.
+_changing = real_rlock()
 
 
 def take() -> None:

@@ -15,12 +15,12 @@ that are started during the profile are profiled. The profiler has no cost when 
 
 from __future__ import annotations
 
-import _thread
 import os
 import sys
 import types
 
 from grapeshot import _core
+from grapeshot._loop.locks import real_rlock
 from grapeshot._start import run as _run
 
 from . import _cost, _events
@@ -37,10 +37,8 @@ __all__ = ["FunctionRow", "OwnerRow", "Profile", "profile", "run"]
 # The profile that is being taken, and where it was started.
 _taken: profile | None = None
 _begun: str | None = None
-# Held while a profile begins. A real lock, even after ``coro.patch()``.
-_originals: Any = sys.modules.get("grapeshot.coro._patching._originals")
-_beginning: Any = (_originals.get_original("_thread", "RLock") if _originals else _thread.RLock)()
-os.register_at_fork(after_in_child=_beginning._at_fork_reinit)
+# Held while a profile begins.
+_beginning = real_rlock()
 
 
 class profile:  # noqa: N801  # used like a function

@@ -1,0 +1,20 @@
+"""Locks for the package's own state, which threads share. ``coro.patch()`` does not replace them."""
+
+from __future__ import annotations
+
+import _thread
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+# This module is imported with the package, so before any call of `coro.patch()`.
+_RLock = _thread.RLock
+
+
+def real_rlock() -> Any:
+    """Return a new ``_thread.RLock``, which is free in the child of a fork. A coro must not wait while it holds it."""
+    lock: Any = _RLock()
+    os.register_at_fork(after_in_child=lock._at_fork_reinit)
+    return lock
