@@ -1,5 +1,5 @@
-//! Passes the signatures of the functions and methods that `_core.pyi` declares to the compiler, so that a signature is
-//! written once, in the stub.
+//! Passes to the compiler the signatures of the functions and methods that `_core.pyi` declares. So each signature is
+//! written only once, in the stub.
 //!
 //! For the method `call_at` of the class `Loop`, the environment variable `_core.Loop.call_at` has the text
 //! `call_at(when, callback, *args, context=None)`: without `self` and types, with defaults as `repr()` shows them. The

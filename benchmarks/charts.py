@@ -33,8 +33,8 @@ DARK = Theme(text="#e6edf3", grid="#3d444d")
 PAGE = Theme(text="#010203", grid="#040506")
 CSS = {PAGE.text: "var(--text)", PAGE.grid: "var(--grid)"}
 
-# Colour and marker of the usual participants; all others have the look OTHER. The participants listed here that appear
-# in the same chart differ in both, for readers who cannot tell the colours apart.
+# Colour and marker of the usual participants; all others have the look OTHER. If two of the usual participants appear
+# in one chart, they differ in colour and in marker, for readers who cannot tell the colours apart.
 LOOKS = {
     OURS: ("#8b5cf6", "o"),
     "uvloop": ("#0ea5e9", "s"),

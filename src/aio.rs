@@ -308,7 +308,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             method,
             stop,
             _AioQueue.stop,
-            "Cancel all calls, and wait until they have ended, at most this many seconds; return how many have not."
+            "Cancel all calls and wait until they end, at most limit seconds. Return how many have not ended."
         ),
     ];
     let slots = [slot(ffi::Py_tp_new, new as *mut c_void), methods_slot(methods)];

@@ -166,8 +166,8 @@ SETTINGS: dict[str, Callable[[], Any]] = {
 
 
 def _replaced(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return the names whose values are other objects now, or absent. New names do not count: imports add them. Nor do
-    equal values: `time.tzset()`, for example, sets some again.
+    """Return the names whose values are other objects now, or absent. New names do not count, because imports add them.
+    Equal values do not count either: `time.tzset()`, for example, sets some names again.
     """
 
     def is_same(value: Any, other: Any) -> bool:

@@ -76,8 +76,8 @@ def gil_is_enabled() -> bool:
 
 @contextlib.contextmanager
 def recorded_warnings() -> Iterator[list[str]]:
-    """Record the texts of all warnings, in the result when the block ends. Where filters belong to a context (in
-    free-threaded builds), ``warnings.catch_warnings(record=True)`` does not record the warnings of other threads.
+    """Record the texts of all warnings. The list is complete when the block has ended. In free-threaded builds, where
+    filters belong to a context, ``warnings.catch_warnings(record=True)`` does not record the warnings of other threads.
     """
     texts: list[str] = []
     shown = warnings.showwarning

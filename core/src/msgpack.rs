@@ -2,12 +2,12 @@
 //!
 //! Python randomizes the hashes of strings and bytes, but not of numbers, dates and tuples of numbers. A peer can
 //! therefore choose map keys whose hashes collide. Inserting them into a dict takes time that grows with the square of
-//! their number, so a small packet can stop the process for seconds:
+//! their number, so a small packet can stop the process for seconds. Therefore each kind of key has a limit:
 //!
 //! - Python decoders turn an array that is a map key into a tuple. A packet of 240 KB whose keys are tuples with the
 //!   same hash takes seconds. So a packet may have only a limited number of arrays and maps as keys.
 //! - Integers as keys are inserted into a model of the dict that counts the steps: see [`probing`](crate::probing).
-//! - Floats and extension values (such as dates) as keys are only counted.
+//! - Floats and extension values (such as dates) as keys are only counted, and their number is limited.
 //!
 //! Source: <https://github.com/msgpack/msgpack/blob/master/spec.md>
 
@@ -24,8 +24,8 @@ const MAX_KEY_VALUES: usize = 3000;
 /// How many floats and extension values a whole packet may have as keys. The worst choice of them takes about 0.2 s.
 const MAX_OTHER_KEYS: u32 = 20_000;
 
-/// The integer keys of a map are probed only if the map has more keys than this. The worst map with fewer keys takes
-/// half a millisecond.
+/// The integer keys of a map are probed (inserted into the model of the dict) only if the map has more keys than this.
+/// The worst map with fewer keys takes half a millisecond.
 const MIN_PROBED: u32 = 1000;
 
 /// How many other keys a map may have if it has more than `MIN_PROBED` integers as keys. The hashes of strings are

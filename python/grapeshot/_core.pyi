@@ -84,6 +84,7 @@ __all__ = [
     "_coro_set_selfishness",
     "_coro_set_stack_slots",
     "_coro_set_switch_stamps",
+    "_coro_set_undisturbed",
     "_coro_setup",
     "_coro_show_loop",
     "_coro_shut_down",
@@ -192,8 +193,8 @@ class TimerHandle(Handle, asyncio.TimerHandle):  # type: ignore[misc]  # asyncio
 class Loop:
     """The native part of an event loop. It is not usable alone: :class:`grapeshot.Loop` adds the rest.
 
-    On itself, it calls these methods of the Python half: ``call_exception_handler``, ``_resolve``, ``_on_slow`` and
-    ``_signals_arrived``. On a server it calls ``_attach``, ``_detach``, ``_accepting`` and ``is_serving``.
+    It calls these methods of the Python half: ``call_exception_handler``, ``_resolve``, ``_on_slow`` and
+    ``_signals_arrived``. It calls these methods of a server: ``_attach``, ``_detach``, ``_accepting``, ``is_serving``.
     """
 
     slow_callback_duration: float
@@ -938,7 +939,7 @@ class _Resolver:
     """Looks up names in threads that do not use Python. Each loop that looks up names has one.
 
     A method that asks returns a ticket at once, and :meth:`take` delivers the answer with this ticket. An answer that
-    is at most ``max_age`` seconds old may be used again. Equal questions that are under way are asked only once.
+    is at most ``max_age`` seconds old may be used again. While a question is under way, an equal one shares its lookup.
     """
 
     def fileno(self) -> int:
@@ -964,7 +965,7 @@ class _Resolver:
     def forget(self, ticket: int, /) -> None:
         """Withdraw a question. If nobody else has asked it and the lookup has not begun, the lookup is not made."""
     def take(self, into: list[tuple[int, Any]], /) -> None:
-        """Append the tickets of answers that have arrived to a list, each with the answer or the exception to raise.
+        """Append a pair to ``into`` for each answer that has arrived: the ticket, and the answer or exception to raise.
 
         Raises:
             MemoryError: the next call appends the rest.
@@ -977,8 +978,8 @@ class _AioQueue:
     """Makes calls on files without blocking the loop: with io_uring, or in threads on systems without it.
 
     Each loop that uses files has one. All methods that start a call return its ticket, or raise OSError if the process
-    cannot start a thread. Offset -1 means the file's own position. With the environment variable
-    GRAPESHOT_FILE_THREADS, threads make all calls.
+    cannot start a thread. Offset -1 means the file's own position. If the environment variable GRAPESHOT_FILE_THREADS
+    is set, threads make all calls.
     """
 
     def open(self, path: bytes, flags: int, mode: int, /) -> int:
@@ -996,7 +997,7 @@ class _AioQueue:
     def cancel(self, ticket: int, /) -> bool:
         """Cancel a call. Return True if it had not begun; otherwise :meth:`take` still delivers its result later."""
     def take(self, into: list[tuple[int, Any]], /) -> None:
-        """Append the tickets of the calls that have ended to a list, each with its result or the exception to raise.
+        """Append a pair to ``into`` for each call that has ended: its ticket, and its result or exception to raise.
 
         Raises:
             MemoryError: the next call appends the rest.
@@ -1151,7 +1152,7 @@ _HUB_EVENTS: object
 def _exchange_running_loops(event: str, greenlets: tuple[Any, Any]) -> None:
     """Exchange the running loops and current tasks of two greenlets, the one that ran and the one that runs next.
 
-    greenlet calls it at each switch, once it was passed to :func:`greenlet.settrace`.
+    greenlet calls this function at each switch, once the function was passed to :func:`greenlet.settrace`.
     """
 
 def _set_stream_types(
@@ -1457,6 +1458,8 @@ class thread_lock:  # noqa: N801
         """Whether the lock is held."""
     def locked_lock(self) -> bool:
         """The same as ``locked``."""
+    def _release_save(self) -> tuple[int, int]: ...
+    def _acquire_restore(self, state: tuple[int, int], /) -> None: ...
     def _at_fork_reinit(self) -> None: ...
     def __enter__(self, blocking: bool = True, timeout: float = -1) -> bool: ...
     def __exit__(self, *args: object) -> None: ...
@@ -1586,10 +1589,10 @@ class fifo(Generic[_T]):  # noqa: N801
 class channel(Generic[_T]):  # noqa: N801
     """A rendezvous, as in Stackless Python: ``send`` and ``receive`` wait for each other.
 
-    If its partner is already waiting, a coro continues at once, and the partner goes to the end of the ready queue. If
-    a sender is interrupted before a receiver has taken its value, the value is withdrawn. If a receiver is interrupted
-    after the sender has continued, the next receiver gets the value. Iterating over a channel receives until it is
-    closed.
+    A coro whose partner is already waiting continues at once, and the partner goes to the end of the ready queue. If a
+    sender is interrupted before a receiver has taken its value, the value is withdrawn. If a receiver is interrupted
+    after the sender has continued, the next receiver gets the value. Iterating over a channel receives until the
+    channel is closed.
     """
 
     def __class_getitem__(cls, item: Any, /) -> GenericAlias: ...
@@ -1725,6 +1728,12 @@ def _coro_begins_thread() -> bool:
     It does so in coros, and where a loop that has coros is running.
     """
 
+def _coro_set_undisturbed(flag: bool, /) -> bool:
+    """Set whether interruptions do not end the running coro's waits for locks that threads share. Return the old value.
+
+    They are raised at the coro's next other wait. Outside of a coro this does nothing.
+    """
+
 def _coro_can_wait() -> bool:
     """Whether a coro is running here and may wait."""
 
@@ -1850,7 +1859,8 @@ def _coro_shut_down(loop: Any, rounds: int, /) -> int:
 
     The loop need not be running.
 
-    Returns how many coros are left. If a coro raises SystemExit or KeyboardInterrupt, it is raised here at the end.
+    Returns how many coros are left. If a coro raises SystemExit or KeyboardInterrupt, that exception is raised here at
+    the end.
     """
 
 def _coro_end_thread() -> None:

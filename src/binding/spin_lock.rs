@@ -23,8 +23,8 @@ impl SpinLock {
         Self(AtomicBool::new(false))
     }
 
-    /// Runs `body` while no other thread runs code under this lock. `body` must not drop a reference to a Python object,
-    /// and must not use this lock.
+    /// Runs `body` while no other thread runs code under this lock. `body` must not drop a reference to a Python
+    /// object, and must not use this lock.
     #[inline(always)]
     pub(crate) fn with<R>(&self, body: impl FnOnce() -> R) -> R {
         if HAS_GIL {

@@ -22,7 +22,8 @@ pub(super) fn note(py: Python<'_>, phase: &Bound<'_, PyAny>) -> PyResult<()> {
         let current = runtime.current.get();
         if !is_start {
             // A coro with a stack of its own may have waited during the collection, so other coros may have run. None
-            // of them can have started a collection, because the collector does not nest.
+            // of them can have started a collection, because the collector does not nest. So if `is_collecting` is set,
+            // the start of this collection has set it.
             if runtime.is_collecting.replace(false) {
                 runtime
                     .collecting

@@ -8,10 +8,10 @@
 //!                                                                       [ waiting ]
 //! ```
 //!
-//! Only the thread of the coro's loop runs the coro. Other threads may read its status at any time, and its outcome after
-//! its end. If the coro waits for a lock or a queue of `threads`, they may also make it ready
-//! (`scheduler::claim`). All fields are cells, because any code that runs during a method may call other methods of
-//! the same object.
+//! Only the thread of the coro's loop runs the coro. Other threads may read its status at any time, and its outcome
+//! after its end. If the coro waits for a lock or a queue of `threads`, other threads may also make it ready
+//! (`scheduler::claim`). All fields are cells, because any code that runs during a method may call other methods of the
+//! same object.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -89,7 +89,7 @@ pub(super) struct CoroObject {
     /// The future that `await_` waits for.
     awaited: ObjectCell,
     weakrefs: Cell<*mut ffi::PyObject>,
-    /// How many `cancel()` calls `uncancel()` has not taken back.
+    /// The number of `cancel()` calls that were not taken back by `uncancel()`.
     cancel_count: Cell<c_int>,
     /// `_asyncio_future_blocking`: set by `await`, reset by the task that waits.
     pub(super) is_blocking: Cell<u8>,
@@ -106,6 +106,8 @@ pub(super) struct CoroObject {
     pub(super) is_daemon: Cell<bool>,
     /// The coro is a daemon that did not end when it was shut down. It is not shut down again.
     pub(super) is_given_up: Cell<bool>,
+    /// Interruptions do not end the coro's waits for locks of `threads`, unless these have a time limit.
+    pub(super) is_undisturbed: Cell<bool>,
     /// The coro became ready because of an event on the descriptor that it waits for.
     pub(super) has_event: Cell<bool>,
     /// The coro has started but not run yet, and a stack of its own is reserved for it.
@@ -213,8 +215,8 @@ impl NativeType for CoroObject {
         unsafe { fiber::traverse(self.fiber.get(), is_running, visit, arg) }
     }
 
-    /// A coro belongs to its thread. In a free-threaded build, other threads may use only the methods that are marked
-    /// as thread-safe, until the coro has ended.
+    /// A coro belongs to its thread. In a free-threaded build, until the coro has ended, other threads may use only the
+    /// methods that are marked as thread-safe (`threadsafe_method`).
     fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
         if HAS_GIL {
             return body();

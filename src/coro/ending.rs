@@ -100,13 +100,15 @@ fn end(coro: Coro<'_>, may_yield: bool) -> PyResult<()> {
         .into_value(py)
         .into_bound(py);
     interruption::push(coro, shutdown.into_any())?;
-    // If it was ready already, its entry in the ready queue finds later that it is not.
+    // If the coro was ready already, it has an entry in the ready queue. That entry later does nothing, because the
+    // coro is no longer ready then.
     coro.wait_node.exclusive(|| scheduler::claim(coro));
     resume_as_owner(coro)
 }
 
-/// Resumes the coro while this thread owns the coro's loop, so that no other thread uses the loop meanwhile (which the
-/// GIL allows). If another thread uses the loop now, the coro is not resumed in this round.
+/// Resumes the coro. In a free-threaded build, this thread owns the coro's loop meanwhile, so that no other thread uses
+/// the loop. If another thread uses the loop already, the coro is not resumed in this round. With a GIL, other threads
+/// may use the loop.
 fn resume_as_owner(coro: Coro<'_>) -> PyResult<()> {
     let py = coro.py();
     let Some(event_loop) = coro.event_loop.get(py).filter(|_| !HAS_GIL) else {

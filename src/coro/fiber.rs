@@ -135,8 +135,8 @@ impl Fiber {
     }
 }
 
-/// Reports the references of the stack that does not run, the coro's or the thread's own, which the collector of a
-/// free-threaded build would not find (`PyState::traverse`).
+/// Reports the references of the stack that does not run: the coro's or the thread's own. The collector of a
+/// free-threaded build does not find these references by itself (`PyState::traverse`).
 ///
 /// # Safety
 /// Called by the collector; `fiber` is null or the fiber of a live coro.

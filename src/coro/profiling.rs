@@ -96,7 +96,8 @@ where
 {
     let py = coro.py();
     let collecting = runtime.collecting.replace(coro.as_ptr());
-    // Without a GIL the switch would concern other threads, too, and it is not needed: the coro is not evicted meanwhile.
+    // Without a GIL the collector stays on: to switch it off would affect other threads, too. It is not necessary
+    // either, because the coro is not evicted meanwhile.
     let was_enabled = if HAS_GIL {
         // SAFETY: attached.
         unsafe { ffi::PyGC_Disable() }

@@ -20,8 +20,8 @@ use pyo3::types::{PyDict, PyList};
 
 use crate::binding::HAS_GIL;
 
-/// How far the items are from the start of their memory: free-threaded builds put their number before them
-/// (`_PyListArray`, `Objects/listobject.c`).
+/// How far the items of a list are from the start of their memory: free-threaded builds store the list's capacity in
+/// front of the items (`_PyListArray`, `Objects/listobject.c`).
 const ITEMS_OFFSET: usize = if HAS_GIL { 0 } else { size_of::<ffi::Py_ssize_t>() };
 
 /// The contents of a list object, as in its fields: owned references, in memory that Python allocated. A stack that has

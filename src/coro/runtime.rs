@@ -37,6 +37,7 @@ use crate::event_loop::pyloop::LoopObject;
 const DEFAULT_MAX_ACTS: u16 = 4;
 /// The length of one stack, in address space.
 pub(super) const STACK_LEN: usize = 8 * 1024 * 1024;
+
 /// The coro state of one thread.
 pub(super) struct Runtime {
     /// `threading.get_ident()` of the thread.
@@ -53,8 +54,8 @@ pub(super) struct Runtime {
     /// The coro that must not wait now, null if there is none: a garbage collection is running on its stack, which may
     /// be evicted (`collector`), or a native profile function is being told of its frames (`profiling`).
     pub(super) collecting: Cell<*mut ffi::PyObject>,
-    /// Whether a collection runs on the stack of `collecting`, and what `collecting` was when it began: a profile
-    /// function that must not wait may have started it.
+    /// Whether a collection runs on the stack of `collecting`, and the value of `collecting` before that collection
+    /// began. That value is not null if a native profile function, which must not wait, has started the collection.
     pub(super) is_collecting: Cell<bool>,
     pub(super) collecting_before: Cell<*mut ffi::PyObject>,
     /// The stack pointer of the thread's own stack while a coro runs.

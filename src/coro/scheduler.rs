@@ -253,8 +253,8 @@ fn prefetch(start: *const u8, len_bytes: usize) {
     }
 }
 
-/// Makes a new, waiting or yielding coro ready. A waiting one is removed from the queue in which it waits. Does nothing if
-/// another thread has just made the coro ready.
+/// Makes a new, waiting or yielding coro ready. A waiting one is removed from the queue in which it waits. Does nothing
+/// if another thread has just made the coro ready.
 #[inline]
 pub(super) fn make_ready(coro: Coro<'_>) {
     if coro.wait_node.exclusive(|| claim(coro)) {
@@ -262,15 +262,15 @@ pub(super) fn make_ready(coro: Coro<'_>) {
     }
 }
 
-/// Marks the coro as ready and removes it from the queue in which it waits. The caller, and nobody else, then resumes it
-/// or puts it into its loop's ready queue. Returns false if the coro was ready already. If the queue is shared, this is
-/// called inside of its `exclusive`.
+/// Marks the coro as ready and removes it from the queue in which it waits. The caller, and nobody else, then resumes
+/// it or puts it into its loop's ready queue. Returns false if the coro was ready already. If the queue is shared, this
+/// is called inside of its `exclusive`.
 #[inline]
 pub(super) fn claim(coro: Coro<'_>) -> bool {
     if coro.status.get() == Status::Ready {
         return false;
     }
-    // In this order: a thread that finds the coro in no queue also finds the status.
+    // In this order, so that a thread that finds the coro in no queue also sees the new status.
     coro.status.set(Status::Ready);
     coro.wait_node.unlink_now();
     true

@@ -70,7 +70,7 @@ pub(super) fn register(coro: Coro<'_>) -> PyResult<()> {
     if registry.is_null() {
         return tell(coro, &REGISTER);
     }
-    // SAFETY: attached; a set that is never freed. All weak references without a callback to one object are the same
+    // SAFETY: attached; a set that is never freed. All weak references to one object that have no callback are the same
     // object, so `unregister` finds this one again. It needs no callback, because the coro lives until `unregister` is
     // called.
     unsafe {

@@ -13,8 +13,8 @@
 //! Which variable holds the head depends on the version of pybind11. Up to 3.0.1 it may be the value of a pthread key
 //! that pybind11's own structure contains; from 3.0.2 on, each extension has a thread-local variable for it. So the
 //! variable is recognized by its value: a thread-local variable that points into the stack of the waiting coro belongs
-//! to the coro. The search runs only if pybind11 is
-//! loaded, and only for stacks that are deep enough to contain a call through C++.
+//! to the coro. The search runs only if pybind11 is loaded, and only for stacks that are deep enough to contain a call
+//! through C++.
 //!
 //! The scheduler calls this on the thread's own stack.
 

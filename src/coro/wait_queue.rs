@@ -12,10 +12,11 @@
 //! A coro is in at most one queue, and only while it waits. It is removed when it is made ready
 //! (`scheduler::make_ready`) or interrupted. So a queue contains only waiting coros, and its length is always right.
 //!
-//! A queue of a `sync` primitive is used by one thread only. A queue of `threads` is *shared*: any thread may take a coro
-//! out of it. The GIL orders these accesses; in a free-threaded build, one lock for all shared queues does
-//! (`WaitQueue::exclusive`). Whoever takes a coro out of a shared queue also sets its status, while it holds the lock
-//! (`scheduler::claim`). So of two threads that want to wake the same coro, one finds that it is ready already.
+//! A queue of a `sync` primitive is used by one thread only. A queue of `threads` is *shared*: any thread may take a
+//! coro out of it. The GIL orders these accesses; in a free-threaded build, one lock for all shared queues does
+//! (`WaitQueue::exclusive`). A thread that takes a coro out of a shared queue also sets the coro's status, while it
+//! holds the lock (`scheduler::claim`). So if two threads want to wake the same coro, the second one finds that the
+//! coro is ready already.
 
 use std::cell::Cell;
 use std::ptr;
@@ -143,7 +144,8 @@ impl WaitNode {
         self.queue.load(Ordering::Relaxed).addr()
     }
 
-    /// Runs `body` while no other thread takes the coro out of the queue that it is in. Called by the coro's own thread.
+    /// Runs `body` while no other thread takes the coro out of the queue that the coro is in. Called by the coro's own
+    /// thread.
     #[inline]
     pub(super) fn exclusive<R>(&self, body: impl FnOnce() -> R) -> R {
         // SAFETY: if the coro is in a queue, the queue exists: a frame on the coro's stack keeps the object that the

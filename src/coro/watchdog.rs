@@ -20,8 +20,8 @@
 //! behind. Up to Python 3.13, CPython ends a thread that asks for the GIL of an exiting interpreter, inside that call;
 //! `sys/unwinding` handles this for the watchdog too.
 //!
-//! Free-threaded builds have no watchdog: it could neither keep the object of a run alive nor read the frames of a thread
-//! that runs. There, late runs are reported when they end.
+//! Free-threaded builds have no watchdog: it could neither keep the object of a run alive nor read the frames of a
+//! thread that runs. There, late runs are reported when they end.
 //!
 //! Callers of `watch`, `unwatch` and `stop` hold the GIL. While the watchdog uses Python (`is_reporting`), no thread
 //! that holds the GIL waits for it, and the watchdog holds no lock.
@@ -40,8 +40,8 @@ use grapeshot_core::sys::thread::{self, HelperThread};
 
 /// Python code runs on this stack, so it has the usual length.
 const STACK_LEN: usize = 8 * 1024 * 1024;
-/// The shortest sleep, because the clock ticks in milliseconds, and the longest, which can be added to any time without
-/// an overflow.
+/// The shortest and the longest sleep. A shorter sleep would be of no use, because the clock ticks in milliseconds. The
+/// longest one can be added to any time without an overflow.
 const SLEEP_NS: std::ops::RangeInclusive<u64> = 1_000_000..=3_600_000_000_000;
 /// How long an exit or a fork waits for a report that the watchdog has begun.
 const GRACE: Duration = Duration::from_secs(1);
@@ -52,8 +52,8 @@ pub(super) type Report = fn(Python<'_>, &Pulse, u64) -> PyResult<()>;
 struct Watchdog {
     state: Mutex<State>,
     report: Report,
-    /// Notified when a thread is added, when a limit changes, when no thread is left, and when the watchdog has finished
-    /// using Python.
+    /// Notified when a thread is added, when a limit changes, when no thread is left, and when the watchdog has
+    /// finished using Python.
     changed: Condvar,
 }
 

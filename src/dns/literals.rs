@@ -55,7 +55,7 @@ unsafe impl Send for Pattern {}
 static PATTERNS: Mutex<Vec<(Question, Pattern)>> = Mutex::new(Vec::new());
 
 /// CPython's own `socket.getaddrinfo` and `_socket.getaddrinfo`. If a program replaced one of them before the import,
-/// this has an object that is equal to nothing in the place of that function.
+/// the place of that function has a plain `object()`, which is equal to no function.
 static ORIGINALS: PyOnceLock<[Kept; 2]> = PyOnceLock::new();
 
 #[derive(Clone, Copy)]

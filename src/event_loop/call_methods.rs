@@ -38,8 +38,8 @@ pub(super) fn context_keyword(args: &Args<'_, '_>) -> PyResult<*mut ffi::PyObjec
 /// Comparing the address of the tuple is just as cheap.
 static ASYNCIO_KWNAMES: AtomicPtr<ffi::PyObject> = AtomicPtr::new(ptr::null_mut());
 
-/// Called with the keyword names of a call that has the keyword `context`, as a string that is not the interned one.
-/// Keeps the tuple if this is the only keyword and no tuple is kept yet.
+/// Called with the keyword names of a call whose keyword `context` is not the interned string. Keeps the tuple if
+/// `context` is the only keyword and no tuple is kept yet.
 #[cold]
 fn keep_kwnames(kwnames: *mut ffi::PyObject) {
     // SAFETY: the live tuple of the running call.

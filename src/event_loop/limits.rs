@@ -133,8 +133,8 @@ impl Limits {
         (number >= limit).then_some(Reached::Descriptors(limit))
     }
 
-    /// The limit of coros, if one more coro would exceed it. `count` returns how many the loop has, and takes time for
-    /// each coro of the thread; `count_of_thread` returns how many the thread has.
+    /// The limit of coros, if one more coro would exceed it. `count_of_thread` returns how many coros the thread has.
+    /// `count` returns how many of them belong to the loop, and has to look at each of them.
     #[inline]
     pub(crate) fn coros_reached(
         &self,

@@ -85,7 +85,8 @@ impl<'a> LoopClock<'a> {
             .iter()
             .zip(&NATIVE)
             .all(|(name, native)| self.is_native_method(py, *name, native.load(Ordering::Acquire)));
-        // If the type had no version, the lookups have given it one, if it can have one. Then the next check stores it.
+        // If the type had no version, the lookups have given it one, unless CPython has run out of versions. The next
+        // check stores that version.
         if is_native && before != 0 && before == self.type_version() {
             self.version.0.store(before, Ordering::Relaxed);
         } else {

@@ -132,7 +132,7 @@ impl LoopObject {
         }
     }
 
-    /// Makes this thread the owner of the loop. False if it is that already.
+    /// Makes this thread the owner of the loop. False if the loop already has an owner.
     ///
     /// In free-threaded builds, raises RuntimeError if another thread runs the loop or is in one of its methods.
     pub(crate) fn claim(&self, py: Python<'_>) -> PyResult<bool> {

@@ -206,8 +206,8 @@ fn add_done_callback<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> ObjectResul
         return Err(PyTypeError::new_err("add_done_callback() takes a callback"));
     };
     let context = context_keyword(&args)?;
-    // SAFETY: attached; either a borrowed context, which the caller keeps alive, or a new reference, which is null if an
-    // exception is set.
+    // SAFETY: attached; either a borrowed context, which the caller keeps alive, or a new reference, which is null if
+    // an exception is set.
     let context = unsafe {
         if context.is_null() {
             Bound::from_owned_ptr_or_err(py, ffi::PyContext_CopyCurrent())?
@@ -237,8 +237,8 @@ fn remove_done_callback<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> ObjectRe
         return Ok(none(py));
     };
     // A comparison may raise, add callbacks, or end the wait. So the list is replaced only after all of its entries
-    // were compared, also those that were added by then, and the first callback is taken out only after its own
-    // comparison.
+    // were compared, including those that comparisons have added. The first callback, which is not in the list, is
+    // taken out only after its own comparison.
     if let Some(more) = this.more.get(py) {
         let (more, kept, mut index) = (more.cast_into::<PyList>()?, PyList::empty(py), 0);
         while index < more.len() {

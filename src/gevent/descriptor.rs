@@ -201,7 +201,7 @@ fn with_descriptors<R>(this: Descriptor<'_>, body: impl FnOnce(&Descriptors) -> 
 // ---- watchers come and go --------------------------------------------------------------------------------------------
 
 /// Puts a watcher back on the descriptor on which it was before. Returns false if the descriptor is not registered any
-/// more; it may be another file by now.
+/// more; its number may belong to another file by now.
 #[inline]
 pub(super) fn rejoin(this: Descriptor<'_>, watcher: Io<'_>) -> bool {
     let is_known = match this.state.get() {
@@ -374,7 +374,7 @@ fn arm(this: Descriptor<'_>, wanted: Interest) -> bool {
     is_armed
 }
 
-/// Makes the poller wait no longer for these events, which have happened, but which no watcher wants.
+/// Makes the poller stop waiting for these events: they have happened, but no watcher wants them.
 #[inline]
 fn disarm(this: Descriptor<'_>, unwanted: c_int) {
     let armed = this.armed.get();
@@ -422,7 +422,7 @@ pub(super) fn end_if_idle(this: Descriptor<'_>) {
 // ---- events ----------------------------------------------------------------------------------------------------------
 
 /// Fires the watchers that want one of these events. If the events come from a poll, this leaves out watchers that were
-/// started after that poll, because the events may be over. The next poll reports those that are not.
+/// started after that poll, because the events may be over by now. If they are not over, the next poll reports them.
 fn fire_all(this: Descriptor<'_>, events: c_int, is_polled: bool) -> PyResult<()> {
     let py = this.py();
     let poll_count = with_loop(this, |event_loop| {

@@ -222,7 +222,7 @@ pub(super) fn wake_closed(this: Io<'_>) -> PyResult<()> {
     with_hub_loop(this, |hub_loop| hub_loop::wake_closed(hub_loop, this))
 }
 
-/// `_begin()`: puts an active watcher that was taken off its descriptor back on it, in the child of a fork.
+/// `_begin()`, called in the child of a fork: puts an active watcher back on its descriptor, if it was taken off.
 fn begin<'py>(this: Io<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     if this.is_active.get() && !this.descriptor.is_set() {
         with_hub_loop(this, |hub_loop| begin_on(this, hub_loop))?;

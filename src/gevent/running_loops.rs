@@ -66,7 +66,8 @@ fn exchange<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     };
     let greenlets = greenlets.cast_into::<PyTuple>()?;
     let (origin, target) = (greenlets.get_item(0)?, greenlets.get_item(1)?);
-    // If origin and target are the same: a switch to a greenlet that has ended went to its parent, for example.
+    // Nothing changes if this switch was reported before, or if it leads back to the greenlet that it came from. For
+    // example, a switch to a greenlet that has ended goes to its parent, which may be the greenlet that switches.
     if LAST_TARGET.replace(target.as_ptr()) == target.as_ptr() || origin.is(&target) {
         return Ok(none(py));
     }

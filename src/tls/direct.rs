@@ -100,10 +100,11 @@ impl Direct {
         }
     }
 
-    /// Lets OpenSSL read `data` where it lies, until the result is dropped. The rest is copied then.
+    /// Lets OpenSSL read `data` where it lies, until the result is dropped. The bytes that OpenSSL has not read by then
+    /// are copied.
     pub(super) fn lend<'a>(&'a self, data: &'a [u8]) -> Lent<'a> {
-        // SAFETY: the result borrows the data, and `Lent::drop` withdraws it. (If the result is leaked, the memory of
-        // the loop's buffer is still there; but nothing here leaks it.)
+        // SAFETY: the result borrows the data, and `Lent::drop` withdraws it. (Nothing here leaks the result.
+        // If it were leaked, the memory of the loop's buffer would still be there.)
         unsafe { locked(self.buffers()).lend(data.as_ptr(), data.len()) };
         Lent(self)
     }

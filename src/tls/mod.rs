@@ -18,7 +18,7 @@
 //!
 //! The object is used on the loop's thread only. All fields are cells, because a call into Python may re-enter every
 //! method. It has no descriptor of its own: any object with the methods of `asyncio.Transport` can be its inner
-//! transport, another `SSLTransport` too.
+//! transport, including another `SSLTransport`.
 
 mod bio;
 mod buffer_view;

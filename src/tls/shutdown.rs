@@ -1,8 +1,8 @@
 //! The orderly end of a TLS connection: written data is sent, `close_notify` is exchanged, and the application is told.
 //!
-//! Data that comes after the application's `close()` is discarded, as asyncio's documentation says: `SSL_shutdown`
-//! would fail on such data, which may have been on the way already. Data that the peer sent before it ended the
-//! connection is delivered before the end is reported.
+//! Data that comes after the application's `close()` is discarded, as asyncio's documentation says. Such data may have
+//! been on the way already, and `SSL_shutdown` would fail on it. Data that the peer sent before it ended the connection
+//! is delivered before the end is reported.
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -107,7 +107,8 @@ pub(super) fn discard(this: Tls<'_>) -> PyResult<bool> {
     }
 }
 
-/// Sends `close_notify`, and closes the inner transport once the peer's has come too or the stream has ended.
+/// Sends `close_notify`, and closes the inner transport once the peer's `close_notify` has come or the stream has
+/// ended.
 pub(super) fn shut_down(this: Tls<'_>) -> PyResult<()> {
     let py = this.py();
     let is_done = if this.flags.has(Flags::INNER_EOF) {

@@ -58,7 +58,7 @@ impl Flushable for TlsObject {
     }
 
     /// The caller of `corked` flushes, because it may deliver more data first. But if the callback has raised, the
-    /// connection ends or the exception leaves the loop, so then the writes are sent here.
+    /// connection ends or the exception leaves the loop, and the caller does not flush. So the writes are sent here.
     #[inline]
     fn uncork(this: Tls<'_>, has_raised: bool) -> PyResult<()> {
         if has_raised { send_collected(this) } else { Ok(()) }
@@ -110,8 +110,8 @@ pub(super) fn write(this: Tls<'_>, data: &Bound<'_, PyAny>) -> PyResult<()> {
     after_push(this, new_len)
 }
 
-/// `write(data)` for another TLS transport above this one. That transport has already collected its data, so neither
-/// the data nor any data that was written before it is held here.
+/// `write(data)` for another TLS transport above this one. That transport has already collected its data. So this
+/// transport does not hold `data`, and also sends the writes that it has held before.
 pub(super) fn write_collected(this: Tls<'_>, data: &Bound<'_, PyAny>) -> PyResult<()> {
     write(this, data)?;
     flush_policy::send_held(this)

@@ -102,10 +102,10 @@ fn accept(this: This<'_, ListenerObject>) -> PyResult<()> {
 }
 
 impl Source for ListenerObject {
-    /// Once `loop.stop()` was called, no connection is accepted until the next run. asyncio behaves in the same way: it
-    /// makes the protocol and the transport in a task, which would start in the next run. If a callback stops the loop
-    /// and cancels all tasks, it would otherwise miss the tasks of connections that are accepted later in the same
-    /// iteration.
+    /// Once `loop.stop()` was called, no connection is accepted until the next run. Suppose that a callback stops the
+    /// loop and cancels all tasks. If connections were accepted later in the same iteration, the callback would miss
+    /// their tasks. asyncio makes the protocol and the transport of such a connection in the next run, too: it makes
+    /// them in a task.
     fn on_ready(this: This<'_, Self>, _: Readiness) -> PyResult<()> {
         let Some(event_loop) = this.event_loop.get(this.py()) else {
             return Ok(());

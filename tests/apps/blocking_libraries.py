@@ -462,7 +462,7 @@ class Thrift(Library):
         self.meeting = Meeting()
         self.listening = TServerSocket(HOST, 0, socket_family=socket.AF_INET)
         self.listening.listen()
-        self.listening.listen = lambda: None  # the server would call it again, and get another port
+        self.listening.listen = lambda: None  # serve() calls it again, and the original would choose another port
         server = TThreadedServer(self, self.listening, daemon=True)
         # Only the end of the program stops the server.
         threading.Thread(target=server.serve, daemon=True).start()

@@ -323,7 +323,7 @@ class RabbitMQ(Daemon):
             "rabbitmq-server", "Debian: rabbitmq-server", "/usr/lib/rabbitmq/bin", variable="REQUIRE_RABBITMQ"
         )
         if os.geteuid() == 0:
-            self.user = "rabbitmq"  # the package's account; as root, its start script would switch to it anyway
+            self.user = "rabbitmq"  # the package's account, to which RabbitMQ's start script switches if root runs it
         super().__init__(certificates)
 
     def prepare(self) -> None:

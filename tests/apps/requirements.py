@@ -1,9 +1,13 @@
 """Programs and packages that the application tests need. A missing one skips the test, or fails it.
 
 A skipped test gives the reason, and the summary of the run repeats it (see conftest.py). Environment variables turn
-skips into failures: `REQUIRE_SERVERS=1`, set in the project's CI, for a missing program or a missing package of
-requirements/dev.txt; `REQUIRE_FRAMEWORKS=1` and `REQUIRE_RABBITMQ=1`, set by .ci/matrix, for a missing package of
-requirements/frameworks.txt and for RabbitMQ; and `REQUIRE_NODE=1` for Node.js (see pages.py).
+skips into failures if something is missing:
+
+- `REQUIRE_SERVERS=1`: a program, or a package of requirements/dev.txt. .ci/run and .ci/matrix set this variable if they
+  find or can install the servers.
+- `REQUIRE_FRAMEWORKS=1`: a package of requirements/frameworks.txt. .ci/matrix sets this variable.
+- `REQUIRE_RABBITMQ=1`: RabbitMQ. .ci/matrix sets this variable if it finds or can install RabbitMQ.
+- `REQUIRE_NODE=1`: Node.js (see pages.py).
 """
 
 from __future__ import annotations

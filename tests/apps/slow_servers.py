@@ -165,7 +165,9 @@ class SlowServers:
         return self.start(serve)
 
     def lines(self, greeting: bytes, answer: Callable[[bytes], bytes | None]) -> int:
-        """Start a server of a line protocol. `answer` returns the answer to a line; LATE at its end delays it."""
+        """Start a server of a line protocol. `answer` returns the reply to a line. A reply that ends with LATE is
+        delayed.
+        """
         crowd = self._crowd()
 
         async def serve(reader: Reader, writer: Writer) -> None:

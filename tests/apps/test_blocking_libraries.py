@@ -47,7 +47,9 @@ def overlap(library: str, way: str = "", **arguments: Any) -> Job:
 
 
 def check_overlap(place: str, jobs: list[Job]) -> None:
-    """Check that calls overlap. The machine's speed decides how many; if each call blocked the loop, none would."""
+    """Check that calls overlap. How many calls overlap depends on the machine's speed; if each call blocked the loop,
+    no calls would overlap.
+    """
     for name, seen in run(place, jobs).items():
         assert not seen["wrong"], f"{name}: {len(seen['wrong'])} of {COUNT} are wrong\n{seen['wrong'][0]}"
         assert seen["most"] > 1, name

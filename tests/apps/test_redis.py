@@ -34,8 +34,8 @@ def prefix() -> str:
     return f"test{next(_prefixes)}:"
 
 
-# The kind of loop, and whether the functions of asyncio with which redis-py connects are replaced by grapeshot's, which
-# give native streams.
+# For each name: the kind of loop, and whether grapeshot's functions replace the asyncio functions with which redis-py
+# connects. grapeshot's functions give native streams.
 LOOPS = {"asyncio": ("asyncio", False), "grapeshot": ("grapeshot", False), "native streams": ("grapeshot", True)}
 
 

@@ -3,7 +3,8 @@
 The tests of `test.test_asyncio` make their loops in four ways: through the policy (`asyncio.new_event_loop`,
 `asyncio.run`, `asyncio.Runner`), by naming a class (`asyncio.SelectorEventLoop`, `asyncio.EventLoop`), through
 `TestCase.new_test_loop` (a loop with simulated time) and by building a bare `BaseEventLoop`. `Substitution.install`
-redirects the first three before a test module is imported; `Substitution.adapt` handles the last one in the module.
+redirects the first three before a test module is imported; `Substitution.adapt` handles the fourth in the imported
+module.
 
 Every loop is counted by its class, so that a run can prove which loop it tested. Loops of asyncio's own that are built
 despite the substitution are counted, too.

@@ -25,7 +25,8 @@ def status(pid):
 atexit.register(lambda: say("atexit", where()))
 """
 
-# Coros in each state, a task and an async generator. Each notes its end in `gone`, and in the child prints a line, too.
+# Coros in each state, and also a task and an async generator. Each of them notes its end in `gone`. If it ends in the
+# child, it prints a line, too.
 CROWD = """
 class Crowd:
     def __init__(self):

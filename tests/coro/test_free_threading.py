@@ -94,7 +94,7 @@ def test_a_function_that_only_a_suspended_frame_refers_to():
 
 
 def test_a_coro_that_only_its_own_frames_refer_to():
-    """The arguments are borrowed by the inner frames, so there are more references to the coro than count."""
+    """The inner frames borrow their argument, so the coro has more references than its reference count says."""
     ended: list = []
 
     def main():
@@ -324,7 +324,7 @@ def test_a_lock_of_coros_and_threads(kind):
 
 
 def test_a_lock_with_timeouts_in_coros_and_threads():
-    """A waiter whose time is over at the moment of its grant neither loses the lock nor keeps it."""
+    """If a waiter's time is over at the moment when it is granted the lock, the lock does not stay locked forever."""
     lock, count = _core.thread_lock(), [0]
 
     def work(number):
@@ -398,7 +398,7 @@ def test_a_queue_of_coros_and_threads():
 
 
 def test_interrupts_beside_grants():
-    """A coro that is interrupted in its own thread while another thread grants it the lock passes the lock on."""
+    """If a coro is interrupted in its thread while another thread grants it the lock, the coro passes the lock on."""
     lock = _core.thread_lock()
     is_over = threading.Event()
 
@@ -530,7 +530,7 @@ def test_names_and_states_from_other_threads():
 
 
 def test_a_late_run_is_reported_when_it_ends(caplog):
-    """With or without a watchdog, which could report it earlier."""
+    """This holds with and without a watchdog. (A watchdog may have reported the run earlier, too.)"""
 
     def main():
         before = coro.set_latency_warning(0.05, always=True)

@@ -93,7 +93,7 @@ def test_every_member_has_help_and_a_signature(kind, name):
     value = inspect.getattr_static(owner, name)
     assert (value.__doc__ or "").strip(), f"{kind}.{name} has no help"
     if callable(value) and not isinstance(value, property):
-        # A method with two names shows grapeshot's name under Shrapnel's name (rw_lock.read_lock), too.
+        # If a method has two names, its `__name__` is grapeshot's, even if `name` is Shrapnel's (rw_lock.read_lock).
         assert inspect.getattr_static(owner, value.__name__) is value
         inspect.signature(value)
 

@@ -137,7 +137,7 @@ async def test_a_descriptor_that_is_not_closed(loop, tmp_path):
         async with grapeshot.files.open(fd, "rb", closefd=False) as file:
             assert await file.read(3) == b"234"
             assert not file.closefd
-        # The descriptor's position is where the file's was, although more was read ahead.
+        # The descriptor is now at the position of the file object, although the file object had read further ahead.
         assert os.read(fd, 2) == b"56"
     finally:
         os.close(fd)

@@ -59,7 +59,9 @@ def long_ones(histogram, least_s=BUSY_S):
 
 @pytest.mark.parametrize("delay_s", [0.01, 1])
 def test_the_delay_of_a_timer_that_a_callback_holds_up_counts_from_its_deadline(loop, delay_s):
-    """With `delay_s=1` the timer has slack. It does not count here: a callback makes the timer late, not the sleep."""
+    """With `delay_s=1` the timer has slack. The slack does not count here, because a callback makes the timer late, and
+    not the loop's sleep.
+    """
     loop.measure_callbacks()
 
     def hold_up():

@@ -356,7 +356,9 @@ async def test_slow_tasks_are_one_row_for_a_function(loop):
 
 
 async def test_unread_output_is_shown(loop, serve):
-    """The first screen shows unread output, whose memory grows although no coro or task waits for it."""
+    """The first screen shows how much memory unread output takes. No coro or task waits for such output to be read, so
+    the list of waits does not show it.
+    """
 
     class Talker(asyncio.Protocol):
         def connection_made(self, transport):

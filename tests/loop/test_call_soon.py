@@ -209,8 +209,8 @@ def test_ready_callbacks_run_before_the_events_of_the_next_poll(loop):
             transport, _ = await loop.connect_accepted_socket(Logging, here)
             for number in range(50):
                 ready = loop.create_future()
-                for number in range(40):  # all run in the next iteration
-                    loop.call_soon(log.append, number)
+                for entry in range(40):  # all run in the next iteration
+                    loop.call_soon(log.append, entry)
                 there.send(b"%d" % number)
                 loop.call_soon(loop.call_soon, ready.set_result, None)
                 await ready

@@ -1,4 +1,4 @@
-"""A chain of objects, each of which refers to the one before, is freed on a stack of any size, however long it is."""
+"""A chain of objects of any length, each of which refers to the one before, is freed on a stack of any size."""
 
 from __future__ import annotations
 

@@ -259,7 +259,7 @@ async def test_the_order_of_timers(loop, clock):
 
 
 async def test_blocking_waits_follow_the_clock(loop):
-    """The loop sleeps for the time that is left by the program's clock, and reads that clock again afterwards."""
+    """The loop sleeps for the time that is left according to the program's clock, and then reads that clock again."""
     real, jumps = loop.time, []
 
     def fast():

@@ -105,7 +105,7 @@ async def test_create_task_refuses_keywords_that_are_not_its_own(loop, new_loop,
     """`loop` is one of the refused keywords: create_task cannot make a task of another loop."""
     loop.set_task_factory(factory)
     other = new_loop()
-    for keyword in ("loop", "loop", "unknown"):
+    for keyword in ("loop", "unknown"):
         coroutine = asyncio.sleep(0)
         with pytest.raises(TypeError):
             loop.create_task(coroutine, **extra, **{keyword: other})

@@ -1,7 +1,7 @@
 """The rooms of the two crates form layers: a room uses only rooms below it. (`lint-imports` checks Python's rooms.)
 
 cargo keeps the two crates apart: grapeshot-core can use only what core/Cargo.toml lists, and crates cannot depend on
-each other in a circle. Inside a crate every module could name every other one. So these tests let cargo check
+each other in a circle. Inside a crate, the compiler lets every module name every other. So these tests let cargo check
 each room in a crate that has only this room and the rooms that it may use. A room that names any other room does not
 compile there.
 """

@@ -196,7 +196,7 @@ async def test_connecting_to_a_server_that_closes_each_connection_slows_down(loo
 
 
 async def test_a_goodbye_moves_calls_to_the_next_server(loop):
-    """A server that ends gracefully loses no call: calls that it has not accepted run on the next one."""
+    """A server that ends gracefully loses no call: calls that it has not accepted run on the next server."""
     path = os.path.join(tempfile.mkdtemp(), "s")
     servers = []
 

@@ -59,7 +59,7 @@ async def test_a_stream_of_large_items_waits_for_the_transport(loop):
             for _ in range(100):
                 await asyncio.sleep(0)
                 assert connection.pending_bytes() < 3_000_000
-            assert both.methods.begun[-1] < 100  # the socket buffers are full long before the window of 1,000
+            assert both.methods.begun[-1] < 100  # the socket buffers fill up long before the window of 1,000 items does
             client._connection._transport.resume_reading()
             for _ in range(20):
                 await anext(stream)

@@ -29,7 +29,7 @@ def test_each_thread_has_a_loop_of_its_own():
 
 
 def test_the_threads_serve_at_the_same_time():
-    """Each has a listening socket, and the kernel spreads the connections."""
+    """Each thread has a listening socket, and the kernel spreads the connections."""
     served: set[str] = set()
     ports: list[int] = []
     all_listen = threading.Barrier(COUNT + 1, timeout=30)
@@ -74,7 +74,7 @@ def test_the_threads_serve_at_the_same_time():
 
 @pytest.mark.parametrize("failing", [threading.current_thread().name, "grapeshot-2"])
 def test_a_failure_ends_all(failing):
-    """Also a failure at the start, before the others have begun."""
+    """This also holds for a failure at the start, before the other threads have begun."""
     ended: list[str] = []
 
     async def main():
@@ -135,7 +135,7 @@ def test_cancelling_main_in_one_thread():
     async def main():
         if threading.current_thread().name == "grapeshot-2":
             asyncio.current_task().cancel()
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(100)
 
     with pytest.raises(asyncio.CancelledError):
         grapeshot.run(main, threads=2)

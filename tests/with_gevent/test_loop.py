@@ -558,7 +558,7 @@ def test_a_forked_child_that_closes_a_socket_leaves_the_parents_alone():
 
 
 def test_an_event_that_is_over_fires_no_watcher():
-    """The first watcher of an event reads everything and starts the second one again."""
+    """The watcher that fires first reads all data, and stops and restarts the other watcher, which must not fire."""
     check(
         """
         loop, fired = gevent.get_hub().loop, []

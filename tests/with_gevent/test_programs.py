@@ -793,7 +793,7 @@ def ask(query, *values):
     finally:
         connection.close()
 
-# The queries end because they are cancelled, after all of them were seen.
+# The program cancels these queries when it has seen that all of them run.
 def sleep():
     try:
         return ask("SELECT pg_sleep(600)")

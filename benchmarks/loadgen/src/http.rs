@@ -14,8 +14,8 @@ pub(crate) struct Expected {
 pub(crate) struct Http {
     requests: Vec<u8>,
     request_len: usize,
-    /// The request for the other path (as long as the ordinary request), and a number `n`: one in `n` requests is this
-    /// one.
+    /// The request for the other path, which has the same length as the ordinary request, and a number `n`: one in `n`
+    /// requests is for the other path.
     other: Option<(Vec<u8>, u64)>,
     expected: Expected,
 }

@@ -2,9 +2,10 @@
 //!
 //! A small or irregular read goes into a scratch buffer, and is then copied into an object of exactly its size. Reads
 //! of 8 to 256 KiB that always have about the same size go directly into an object of that size, which saves the copy.
-//! That begins only after several reads in a row for which the same size of object is suitable. If a single unusual
-//! read could choose the size, the next message could get an object that is too small, and arrive in pieces. A caller
-//! that chooses the size of the object itself needs only one earlier read of a suitable size ([`ReadSize::suits`]).
+//! Such direct reads begin only after several reads in a row for which the same size of object is suitable. If a single
+//! unusual read could choose the size, the next message could get an object that is too small, and arrive in pieces. A
+//! caller that chooses the size of the object itself needs only one earlier read of a suitable size
+//! ([`ReadSize::suits`]).
 //!
 //! A [`ReadSize`] belongs to the loop's thread.
 
@@ -16,7 +17,8 @@ const MIN_DIRECT_LEN: usize = 8 * 1024;
 const MAX_DIRECT_LEN: usize = 256 * 1024;
 /// The size of an object that a read goes into directly is a multiple of this.
 const UNIT: usize = 4 * 1024;
-/// If each of this many reads repeats the size of the read before it, the next read goes directly into an object.
+/// After this many reads in a row that each repeat the size of the read before, the next read goes directly into an
+/// object.
 const STEADY_READS: u8 = 4;
 
 /// The history of one socket. It takes only two bytes, because every open connection has one.

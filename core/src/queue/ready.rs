@@ -11,8 +11,8 @@
 //!    index = position & (capacity - 1)
 //! ```
 //!
-//! It is not synchronized: the GIL protects it or, in free-threaded builds, only the loop's thread uses it. The elements
-//! that are left when it is dropped are dropped with it.
+//! The queue is not synchronized: the GIL protects it or, in free-threaded builds, only the loop's thread uses it.
+//! Dropping the queue drops the elements that are left in it.
 
 use std::mem::MaybeUninit;
 

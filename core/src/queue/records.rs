@@ -1,9 +1,9 @@
 //! Finds where TLS records begin and end in the received bytes. A record is a header of five bytes and a body, whose
 //! length is in the header (RFC 8446, section 5.1).
 //!
-//! A call of `SSL_read` without a whole record is wasted. Where it is made through `ssl.SSLObject`, it even raises
-//! `SSLWantReadError`, which costs more than decrypting a small record. So the TLS code of the extension counts the whole records, and usually calls `SSL_read` exactly once
-//! for each.
+//! A call of `SSL_read` without a whole record is wasted. If the call is made through `ssl.SSLObject`, it even raises
+//! `SSLWantReadError`, which costs more than decrypting a small record. So the TLS code of the extension counts the
+//! whole records, and usually calls `SSL_read` exactly once for each.
 //!
 //! ```text
 //!   type  version   length        body

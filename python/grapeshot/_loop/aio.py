@@ -1,8 +1,8 @@
 """Calls on files that do not block the loop: made with io_uring, or in native threads on systems without it.
 
-A read or an open that need not wait for a disk is made at once, in the loop's thread: the kernel can be asked to read
-or open a file only if it has the data in memory (``RWF_NOWAIT``, ``RESOLVE_CACHED``). All other calls go to the loop's
-queue (``src/aio.rs``), and a future gets the outcome.
+A read or an open that need not wait for a disk is made at once, in the loop's thread. This is possible because a flag
+(``RWF_NOWAIT``, ``RESOLVE_CACHED``) makes the kernel refuse the call if it needs data that is not in memory. All other
+calls go to the loop's queue (``src/aio.rs``), and a future gets the outcome.
 
 Tasks use this through :mod:`grapeshot.files`, coros through ``coro.aio_read``, ``coro.aio_write`` and
 ``coro.file_sock``.
@@ -33,8 +33,8 @@ PART_LEN = 1024 * 1024
 # After a loop's tasks have read _TURN bytes without waiting, the reading task lets others run. Each read counts as at
 # least _MIN_COST bytes.
 _TURN, _MIN_COST = 4 * 1024 * 1024, 16 * 1024
-# How long the close of a loop waits for calls that have begun (their memory cannot be freed before they end), and how
-# long it holds the GIL each time.
+# How long the close of a loop waits for calls that have begun (their memory cannot be freed before they end). It waits
+# in steps, and holds the GIL for at most _STOP_STEP_S in each step.
 _STOP_S, _STOP_STEP_S = 1.0, 0.01
 
 os.register_at_fork(before=_core._aio_before_fork, after_in_child=_core._aio_after_fork)
@@ -116,7 +116,7 @@ def queue_of(loop: Any) -> AioQueue:
 
 
 def octets(data: Any) -> bytes:
-    """Return a copy of bytes-like data that nobody can change; ``bytes`` itself is not copied.
+    """Return an immutable copy of bytes-like data; ``bytes`` itself is not copied.
 
     Raises:
         TypeError: the object is not bytes-like.

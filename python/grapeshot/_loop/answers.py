@@ -71,7 +71,8 @@ class Answers:
                 add_reader = partial(_core.Loop._add_reader, self._loop)
             else:
                 add_reader = self._loop.add_reader
-            # In an empty context: the first caller's context, with all its values, would live as long as the loop.
+            # In an empty context: otherwise the first caller's context, with all its values, would live as long as the
+            # loop.
             contextvars.Context().run(add_reader, native.fileno(), self._deliver)
             self._native = native
         return native
@@ -118,8 +119,8 @@ class Answers:
     def _deliver(self) -> None:
         """Give the answers that have arrived to their futures.
 
-        If an exception such as KeyboardInterrupt interrupts this method, the loop calls it again in its next iteration,
-        and it begins with the same answer.
+        If an exception such as KeyboardInterrupt interrupts this method, the loop calls the method again in the next
+        iteration, and the method begins with the same answer.
         """
         native = self._own()
         if native is None:

@@ -81,7 +81,7 @@ class BaseLoop(_core.Loop, asyncio.AbstractEventLoop):
     _sendfile_native: Callable[..., Coroutine[Any, Any, int]]
     _sock_sendfile_native: Callable[..., Coroutine[Any, Any, int]]
     # Signals: the handlers by number; and the numbers whose Python handler has run, but which have not been read from
-    # the wake-up pipe yet. The latter include numbers that were lost because the pipe was full.
+    # the wake-up pipe yet. `_signals_noted` also has the numbers that were lost because the pipe was full.
     _signal_handlers: dict[int, SignalHandler] | None = None
     _signals_noted: set[int]
 

@@ -2,8 +2,9 @@
 
 Names do not go to the default executor, so they do not wait behind other work there. The C library is asked in native
 threads of the process (``core/src/sys/resolver``), which do no other work, and for which the exit of the process does
-not wait. If a program has replaced ``socket.getaddrinfo`` or ``socket.getnameinfo``, the replacement is called in the
-executor, as on asyncio, for IP addresses too; so are CPython's own functions for arguments that raise an error.
+not wait. If a program has replaced ``socket.getaddrinfo`` or ``socket.getnameinfo``, the executor calls the
+replacement, as on asyncio, even for IP addresses. For arguments that raise an error, the executor calls CPython's own
+functions.
 
 Most IP addresses with a numeric port never get here, because ``Loop.getaddrinfo`` answers them natively
 (``src/dns/literals.rs``). The rest (with a zone, with ``host=None``, with unusual flags, or in debug mode) still needs
@@ -68,8 +69,8 @@ _patched: list[Callable[..., Any]] = []
 _core._set_resolver(_ORIGINAL["getaddrinfo"], _NATIVE["getaddrinfo"])
 _FAMILIES = {int(family): family for family in socket.AddressFamily}
 _KINDS = {int(kind): kind for kind in socket.SocketKind}
-# Returned instead of a question that the C library answers without a server and without files, so that the caller can
-# ask it in its own thread.
+# The C library answers some questions without a server and without files. In place of such a question, the functions
+# below return AT_ONCE, and the caller calls the C library in its own thread.
 AT_ONCE: Question = ("", ())
 
 os.register_at_fork(before=_core._resolver_before_fork, after_in_child=_core._resolver_after_fork)
@@ -294,7 +295,7 @@ def is_special(host: object) -> bool:
 
 
 def address_infos(answer: list[AddrInfo]) -> list[AddrInfo]:
-    """Give the families and types of an answer the enumerations of the socket module, where these have a member."""
+    """Replace families and types in an answer by members of the socket module's enumerations, where these exist."""
     return [
         (_FAMILIES.get(family, family), _KINDS.get(kind, kind), proto, name, address)
         for family, kind, proto, name, address in answer

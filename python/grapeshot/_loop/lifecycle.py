@@ -319,8 +319,8 @@ async def shutdown_default_executor(loop: BaseLoop, timeout: float | None = None
             executor.shutdown(wait=False)
     else:
         if sys.version_info < (3, 13):
-            # On these versions join() waits for a lock, which tools that detect blocking calls report. Sleep until the
-            # thread has ended instead.
+            # On these versions join() waits for a lock, and tools that detect blocking calls report such a wait. So
+            # sleep until the thread has ended.
             while joiner.is_alive():  # noqa: ASYNC110
                 await asyncio.sleep(1e-6)
         joiner.join()

@@ -4,9 +4,9 @@
 
 The C handler runs only if a Python handler is set, so this module sets one. The byte is the signal's number. The native
 loop sets the pipe (``signal.set_wakeup_fd``) before it blocks in the main thread, and removes it when the run ends,
-unless the loop has a signal handler. With one, the pipe stays set between runs, and the next run calls the handlers of
-the signals that arrived in between. :func:`signal.set_wakeup_fd` works only in the main thread, and only one loop at a
-time receives the bytes. SIGCHLD gets no special treatment.
+unless the loop has a signal handler. If it has one, the pipe stays set between runs, and the next run calls the
+handlers of the signals that arrived in between. :func:`signal.set_wakeup_fd` works only in the main thread, and only
+one loop at a time receives the bytes. SIGCHLD gets no special treatment.
 """
 
 from __future__ import annotations

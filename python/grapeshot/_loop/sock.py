@@ -1,8 +1,8 @@
 """``sock_connect``, and the signatures of the other operations on plain sockets.
 
 ``sock_connect`` is written in Python because it runs only once per connection and may have to resolve a name. The other
-operations (``sock_recv`` and so on) are native: ``src/sock``. The functions here that have their names never run. They
-provide signatures and docstrings, and make ``inspect`` and ``unittest.mock`` recognize coroutine functions.
+operations (``sock_recv`` and so on) are native: ``src/sock``. The functions of the same names in this module never run.
+They provide signatures and docstrings, and make ``inspect`` and ``unittest.mock`` recognize coroutine functions.
 """
 
 from __future__ import annotations

@@ -165,15 +165,16 @@ async def make_transport(
 # --- starting with a preexec_fn -------------------------------------------------------------------
 
 # The threads that start children with a preexec_fn, by the id of the process they belong to: the child of a fork does
-# not have its parent's threads. They are kept until the program ends: a preexec_fn often sets PR_SET_PDEATHSIG, and
-# that signal is sent as soon as the thread that started the child ends.
+# not have its parent's threads. All of these threads are kept until the program ends, because a preexec_fn often sets
+# PR_SET_PDEATHSIG, and that signal is sent as soon as the thread that started the child ends.
 _starters: dict[int, concurrent.futures.ThreadPoolExecutor] = {}
 
 
 def _starter_threads() -> concurrent.futures.ThreadPoolExecutor:
     threads = _starters.get(os.getpid())
     if threads is None:
-        # If loops of two threads do this at the same time, both get the same one. The other one has no threads yet.
+        # If the loops of two threads make an executor at the same time, both use the one that was stored first. The
+        # other executor has not started any threads.
         threads = _starters.setdefault(os.getpid(), concurrent.futures.ThreadPoolExecutor(16, "grapeshot-preexec"))
     return threads
 

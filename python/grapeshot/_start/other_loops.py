@@ -7,8 +7,8 @@ it only if it runs uvicorn's command. A variable that the user has set is kept. 
 one line to stderr for each class of loop that is not grapeshot's, when the first loop of that class starts; with
 GRAPESHOT_QUIET=1 it writes nothing.
 
-Any thread may use this module. Importing the package does not import this module, and :func:`grapeshot.install`
-does not use it: it neither sets variables nor watches.
+Any thread may use this module. Importing the package does not import this module. :func:`grapeshot.install` does not
+use this module, so a plain ``install()`` neither sets variables nor watches.
 """
 
 from __future__ import annotations

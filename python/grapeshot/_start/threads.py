@@ -69,14 +69,17 @@ class Threads:
         try:
             for other in self._others:
                 waits.append(other.start())  # noqa: PERF401  # what has started must end, even if this fails
-            await asyncio.wait(waits, return_when=asyncio.FIRST_EXCEPTION)
+            pending = set(waits)
+            # FIRST_EXCEPTION would not return for a main function that was cancelled.
+            while pending and not any(wait.done() and _has_failed(wait) for wait in waits):
+                _, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
         finally:
             self.is_over = True
             waits[0].cancel()
             for other in self._others:
                 other.cancel()
             await _all_done(waits)
-        failed = [wait for wait in waits if not wait.cancelled() and wait.exception() is not None]
+        failed = [wait for wait in waits if not wait.cancelled() and _has_failed(wait)]
         return [wait.result() for wait in failed or waits]
 
     async def supervise(self, name: str) -> Any:
@@ -147,6 +150,10 @@ class _Other:
                 self._loop.call_soon_threadsafe(self._task.cancel)
 
 
+def _has_failed(wait: asyncio.Future[Any]) -> bool:
+    return wait.cancelled() or wait.exception() is not None
+
+
 def _set_result(future: asyncio.Future[Any], result: Any) -> None:
     if not future.done():
         future.set_result(result)
@@ -158,7 +165,8 @@ def _set_exception(future: asyncio.Future[Any], exc: BaseException) -> None:
     if isinstance(exc, asyncio.CancelledError):
         future.cancel()
     elif isinstance(exc, (SystemExit, KeyboardInterrupt)):
-        # A future would hand it to the task that waits, which would then leave the loop before the other threads end.
+        # If the future had this exception itself, the task that awaits the future would raise it. The exception would
+        # then leave the loop before the other threads have ended.
         future.set_exception(_Exit(exc))
     else:
         future.set_exception(exc)

@@ -2,8 +2,9 @@
 
 A read can block even though the descriptor was ready a moment ago: another process may have taken the data. So each
 system call here is made with a flag that makes only this call nonblocking, and is repeated after a wait. No system has
-such a flag for all kinds of files. Once a file of another kind is ready, a real thread reads or writes it for a coro.
-(Where no coro can wait, the calling thread reads or writes it. :func:`write_now` always writes in the calling thread.)
+such a flag for all kinds of files. A file for which there is no flag is handled in another way: once it is ready, a
+real thread reads or writes it for a coro. (Where no coro can wait, the calling thread reads or writes it.
+:func:`write_now` always writes in the calling thread.)
 """
 
 from __future__ import annotations

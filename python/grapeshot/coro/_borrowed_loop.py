@@ -338,7 +338,8 @@ class BorrowedLoop(asyncio.AbstractEventLoop):
     def set_debug(self, enabled: bool) -> None:
         """Switch debug mode on until this run ends, or off again.
 
-        After False, the host stays in debug mode as long as other runs want it, or if it was in debug mode before.
+        After ``set_debug(False)``, the host stays in debug mode as long as other runs want debug mode, or if it was in
+        debug mode before.
         """
         self._own_debug = bool(enabled)
         self._run.set_debug(self._host, self._own_debug)

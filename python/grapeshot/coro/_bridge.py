@@ -280,8 +280,8 @@ def run(fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     seconds, KeyboardInterrupt is raised in it. Coros that this thread spawned earlier, while no loop was running, run
     on this loop, too.
 
-    With ``threads=N``, ``fn`` runs in this thread and in ``N - 1`` new ones, in the first coro of a loop in each of
-    them, and the results come back as a list. See :func:`grapeshot.run`, also for ``restart``.
+    With ``threads=N``, ``fn`` runs in this thread and in ``N - 1`` new ones. Each thread has a loop of its own and runs
+    ``fn`` in the loop's first coro. The results come back as a list. See :func:`grapeshot.run`, also for ``restart``.
 
     Raises:
         RuntimeError: a loop is already running in this thread, or no more threads can be started.

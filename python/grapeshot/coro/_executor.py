@@ -59,8 +59,8 @@ def modules_in_thread(*names: str) -> None:
 def needs_thread(fn: Any, args: Iterable[Any] = ()) -> bool:
     """Whether a function must be called in a real thread.
 
-    This is so if it is marked, or if one of its arguments is a marked function, which it will probably call (frameworks
-    wrap functions in this way), or if it is written in C and not patched by grapeshot.
+    This is so in three cases: the function is marked; or one of its arguments is a marked function, which it will
+    probably call (frameworks wrap functions in this way); or it is written in C, and grapeshot has not patched it.
     """
     args = list(args)
     while True:
@@ -335,9 +335,9 @@ class CoroPoolExecutor(concurrent.futures.ThreadPoolExecutor):
     def _submit_to_coro(
         self, loop: BaseLoop, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs
     ) -> concurrent.futures.Future[_T]:
-        """Like :meth:`submit`, for a caller that knows the running loop, and that ``fn`` needs no thread."""
+        """Like :meth:`submit`, for a caller that knows the running loop and has checked that ``fn`` needs no thread."""
         job = _Job(fn, args, kwargs)
-        before = self._pool  # if it is replaced, finalizers of its jobs must not run while the lock is held
+        before = self._pool  # keeps a pool that is replaced: finalizers of its jobs must not run with the lock held
         with self._shutdown_lock:
             pool = self._pool_of(loop)
             if pool is not None:

@@ -2,8 +2,8 @@
 
 The kernel reports when a pipe, a FIFO or a terminal is ready, and the coro waits for that. It always reports regular
 files as ready, although reading them can block, so the loop's queue reads and writes them (``_loop/aio.py``). These
-calls use a position that the object keeps, not the file's own. The object moves this position only when the coro gets
-the result, so a coro that is interrupted before that loses no data.
+reads and writes use a position that the object keeps, not the file's own. The object moves this position only when the
+coro gets the result, so a coro that is interrupted before that loses no data.
 
     close() --> ClosedError in the coros that wait --> the last user closes the descriptor
 
@@ -82,9 +82,10 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
 
     ``fd_sock(fd, *, closefd=True)``
 
-    With ``closefd`` the object owns the descriptor: it makes it nonblocking, and :meth:`close` closes it. Otherwise it
-    does not change the descriptor's mode, because other processes may share it (standard input, for instance). Each
-    call is then nonblocking on its own. For the kinds of files that have no such calls, a real thread makes the call.
+    With ``closefd`` the object owns the descriptor, makes it nonblocking, and closes it in :meth:`close`. Otherwise the
+    descriptor's mode does not change, because other processes may share the descriptor (standard input, for instance).
+    Each call is then nonblocking on its own. For the kinds of files that have no such calls, a real thread makes the
+    call.
 
     A ``recv`` that is interrupted loses no data. After an interrupted ``sendall`` it is not known how much was written.
     In a thread without coros, the calls block the thread.

@@ -127,7 +127,7 @@ class future(_Generic["_T"]):  # noqa: N801
         return self._value  # type: ignore[return-value]
 
     def add_done_callback(self, fn: Callable[[Any], object]) -> None:
-        """Have the loop call ``fn(self)`` once the future is set; without a running loop, call ``fn`` directly then."""
+        """Have the loop call ``fn(self)`` once the future is set. If no loop runs then, ``fn`` is called directly."""
         self._waiters._use()
         if self._is_set:
             self._call_soon(fn)

@@ -290,11 +290,11 @@ class Pool:
     def imap(self, fn: Callable[..., Any], /, *iterables: Iterable[Any]) -> Iterator[Any]:
         """Return an iterator over the results, in the order of the items.
 
-        It yields each result as soon as its call and all earlier calls have ended. At once, and again at each ``next``,
-        it starts as many coros as the pool has free places, but at most ``size`` of them are running or have a result
-        that was not taken yet. If a call raised, ``next`` raises that exception in place of the result, and the
-        iterator can go on. If an iterable raises, its exception comes after the results of the items before it. Several
-        coros may share the iterator.
+        It yields each result as soon as its call and all earlier calls have ended. When the iterator is made, and again
+        at each ``next``, it starts a coro in each free place of the pool. At most ``size`` of its coros are running or
+        have a result that was not taken yet. If a call raised, ``next`` raises that exception in place of the result,
+        and the iterator can go on. If an iterable raises, its exception comes after the results of the items before it.
+        Several coros may share the iterator.
         """
         return _Results(self, fn, zip(*iterables, strict=False), in_order=True)
 
@@ -391,7 +391,7 @@ class _Results:
                 del ended  # the exception's traceback keeps this frame: break the cycle
 
     def _start(self) -> None:
-        """Start coros until items or free places run out, or as many results are pending as the pool has places."""
+        """Start coros until items or free places run out, or ``size`` of them run or have a result not taken yet."""
         while len(self._coros) < self._pool._size:
             if self._next is None and self._error is None:
                 try:

@@ -12,8 +12,8 @@ Only coros can wait; anywhere else, a call that would have to wait raises YieldF
 can make the calls that do not wait (``release``, ``push``, ``set``, ``wake_*``, ``acquire`` of a free semaphore, ...),
 but only a coro can hold a lock, a mutex or an ``rw_lock``.
 
-An object belongs to one thread. If a loop is running in the thread that makes it, it belongs to this thread. Otherwise
-it belongs to the first thread that uses it while a loop runs there. In other threads its methods raise ScheduleError.
+An object belongs to one thread: to the thread that makes it, if a loop is running there, and otherwise to the first
+thread that uses the object while a loop runs there. In other threads its methods raise ScheduleError.
 
 Most methods that wait take the arguments ``block`` and ``timeout``. With ``block=False``, or a timeout of 0 seconds or
 below, they do not wait. When the timeout is over, a method that returns a bool returns False, and ``pop_all`` returns
@@ -93,10 +93,10 @@ _READ, _WRITE = 0, 1
 class rw_lock:  # noqa: N801
     """A lock that either many readers or one writer can hold. Coros get it in the order in which they come.
 
-    So readers that come after a waiting writer wait until it is done. The lock is recursive: a coro that holds it for
-    reading may acquire it for reading again, even while a writer waits; a coro that holds it for writing may acquire it
-    again for writing or for reading. A coro that holds it only for reading and tries to write gets LockError, because
-    it would wait for itself. A coro must release the lock as often as it has acquired it.
+    So readers that come after a waiting writer wait until the writer is done. The lock is recursive: a coro that holds
+    it for reading may acquire it for reading again, even while a writer waits; a coro that holds it for writing may
+    acquire it again for writing or for reading. A coro that holds it only for reading and tries to write gets
+    LockError, because it would wait for itself. A coro must release the lock as often as it has acquired it.
     """
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class rw_lock:  # noqa: N801
         return f"<{type(self).__name__} {state}{_waiting(self._waiters)}>"
 
     def acquire_read(self, block: bool = True, timeout: float | None = None) -> bool:
-        """Wait for coros that came earlier, and until no other coro holds the lock for writing; hold it for reading.
+        """Wait until it is this coro's turn and no other coro holds the lock for writing; then hold it for reading.
 
         Returns False if that was not possible in time.
         """
@@ -131,7 +131,7 @@ class rw_lock:  # noqa: N801
         return True
 
     def acquire_write(self, block: bool = True, timeout: float | None = None) -> bool:
-        """Wait for coros that came earlier, and until no other coro holds the lock; hold it for writing.
+        """Wait until it is this coro's turn and no other coro holds the lock; then hold it for writing.
 
         Returns False if that was not possible in time.
 

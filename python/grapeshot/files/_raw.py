@@ -1,8 +1,9 @@
 """What all files have in common, and :class:`RawFile`, which makes one call for each method.
 
-A file that was opened by its path keeps its position itself and passes it to each call, so that an interrupted read
-does not move it. All other files (descriptors that the program has passed, append mode, pipes) use the descriptor's own
-position. Bytes that an interrupted read has taken from such a file are given to the next read.
+The object of a file that was opened by its path keeps the position itself and passes it to each call, so that an
+interrupted read does not move the position. All other files (descriptors that the program has passed, append mode,
+pipes) use the descriptor's own position. Bytes that an interrupted read has taken from such a file are given to the
+next read.
 
 The number of bytes that a call has written is noted when the call ends (``_written``), even if nobody waits for it any
 longer. So data is neither lost nor written twice after an interruption.

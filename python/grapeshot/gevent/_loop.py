@@ -9,9 +9,10 @@ gevent's hub is a greenlet. It calls ``Loop.run()``, which runs the grapeshot lo
           Loop._call: callback(*args) ---> waiter.switch(): the greenlet goes on
                       returns        <---- the greenlet waits: hub.switch()
 
-So the grapeshot loop is always somewhere in a callback while a greenlet runs. Each greenlet has a running loop of its
-own, as each thread has one: in the hub, where tasks and callbacks run, it is the grapeshot loop, and in other greenlets
-there is none, unless they call ``asyncio.run()``. Each switch exchanges the running loops (``_watch_switches``).
+So the grapeshot loop is always somewhere in a callback while a greenlet runs. asyncio's running loop is normally kept
+per thread; here it is kept per greenlet. In the hub, where tasks and callbacks run, it is the grapeshot loop. In other
+greenlets no loop is running, unless they call ``asyncio.run()``. Each switch exchanges the running loops
+(``_watch_switches``).
 """
 
 from __future__ import annotations

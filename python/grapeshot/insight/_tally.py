@@ -1,4 +1,4 @@
-"""Counts items that are alike, so that a thousand connections of one server become one row, and shows its growth."""
+"""Counts items that are alike: a thousand connections of one server become one row. Also shows how each row grows."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ from ._errors import PacketTooLarge, ProtocolError
 MAX_PACKET = 1024 * 1024
 # The largest length that fits into the header.
 MAX_LENGTH = 2**32 - 1
-# When more than this has been collected, it is written at once, so that the transport can report that it is full.
+# When more bytes than this have been collected, they are written at once, so that the transport can report that it is
+# full.
 _BATCH_BYTES = 64 * 1024
 _HEADER_BYTES = 4
 _LINGER_S = 5.0

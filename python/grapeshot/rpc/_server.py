@@ -141,8 +141,8 @@ class Server:
     async def listen_unix(self, path: str | PathLike[str], *, ssl: _ssl.SSLContext | None = None) -> None:
         """Listen on a Unix socket.
 
-        Which users can connect depends on the permissions of its directory and, on Linux, of the socket file, which
-        follow the process's umask.
+        Which users can connect depends on the permissions of the directory and, on Linux, also on the permissions of
+        the socket file. The permissions of the file follow the process's umask.
 
         With :class:`Pickle`, only processes of this user can connect.
 

@@ -29,8 +29,8 @@ use crate::event_loop::source::DeferredCall;
 use crate::event_loop::watching;
 
 /// The coros that wait on a socket object, at most one for each direction: owned references, or null. All zeroes means
-/// that no coro waits. In the child of a fork no coro waits either: the waits, and the registrations in the kernel,
-/// belong to the parent.
+/// that no coro waits. In the child of a fork, a record from before the fork counts as empty: those waits, and the
+/// registrations in the kernel, belong to the parent.
 #[repr(C)]
 pub(super) struct Waiting {
     reader: Cell<*mut ffi::PyObject>,
@@ -70,8 +70,8 @@ impl Waiting {
         self.lock.with(|| self.place(direction).get().is_null())
     }
 
-    /// Records that `coro` waits, in place of another coro of its thread. Returns false if a coro of another thread
-    /// waits.
+    /// Records that `coro` waits. Replaces a recorded coro of the same thread. Returns false, and changes nothing, if a
+    /// coro of another thread waits.
     fn set(&self, direction: Direction, coro: Coro<'_>) -> bool {
         let new = coro.to_bound().into_ptr();
         let rest = self.lock.with(|| {
@@ -247,7 +247,7 @@ impl Wait {
         if let Some(waiting) = waiting
             && !waiting.take_if(coro, self.direction)
         {
-            // The object was closed during the wait, which has ended the wait. The descriptor's number may belong to
+            // The object was closed during the wait, and that has ended the wait. The descriptor's number may belong to
             // another file by now.
             return true;
         }
@@ -433,7 +433,8 @@ pub(super) fn end_closed(coro: Coro<'_>) {
 pub(super) fn forget(coro: Coro<'_>, fd: RawFd, direction: Direction) {
     if let Some(event_loop) = coro.event_loop.get(coro.py()) {
         let event_loop = LoopObject::of(&event_loop);
-        // If another thread runs the loop now, the entry stays, and finds later that the coro does not wait for it.
+        // If another thread runs the loop now, the entry stays. When `wake` is called for the entry, it finds that the
+        // coro does not wait for it any more.
         let _ = event_loop.with_loop_access(coro.py(), || {
             let descriptors = &event_loop.reactor().descriptors;
             descriptors.forget_waiter(fd, direction, coro.as_ptr());

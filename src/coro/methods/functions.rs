@@ -338,6 +338,14 @@ pub(super) fn can_wait<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'
     Ok(bool_object(py, can_wait))
 }
 
+/// `_coro_set_undisturbed(flag)`: sets whether interruptions do not end the running coro's waits for locks that threads
+/// share. Returns what was set before. Outside of a coro it does nothing.
+pub(super) fn set_undisturbed<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
+    let flag = args.get(0).map_or(Ok(true), |flag| flag.is_truthy())?;
+    let before = running(py).is_some_and(|coro| coro.is_undisturbed.replace(flag));
+    Ok(bool_object(py, before))
+}
+
 /// `_coro_unwatch()`: called when a loop of this thread is closed, and when the thread ends. It does nothing if the
 /// loop is closed by code that another loop of this thread is running.
 pub(super) fn unwatch<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {

@@ -266,6 +266,12 @@ fn functions() -> Vec<ffi::PyMethodDef> {
         ),
         row!(
             function,
+            functions::set_undisturbed,
+            _coro_set_undisturbed,
+            "Set whether interruptions do not end waits for locks that threads share."
+        ),
+        row!(
+            function,
             functions::can_wait,
             _coro_can_wait,
             "Return whether a coro is running here that can wait."

@@ -19,10 +19,10 @@
 //! ```
 //!
 //! The collector first subtracts the references that it finds from the reference counts. Deferred references were never
-//! counted, so they must not be reported then; later, when it looks for everything that is reachable, they must be.
-//! CPython's own `_PyGC_VisitStackRef` compares the visitor with the two functions that subtract. These are not exported,
-//! but they are the only visitors that get a null argument (`update_refs` and `handle_resurrected_objects` in
-//! `Python/gc_free_threading.c`).
+//! counted, so they must not be reported then. Later the collector looks for everything that is reachable, and then
+//! they must be reported. To tell the two cases apart, CPython's `_PyGC_VisitStackRef` compares the visitor with the
+//! two functions that subtract. These are not exported. But they are the only visitors that get a null argument
+//! (`update_refs` and `handle_resurrected_objects` in `Python/gc_free_threading.c`), so `traverse` checks the argument.
 //!
 //! The collector runs while all other threads have stopped, each at a point where it may be interrupted. There is no
 //! such point between the moment when a switch changes the thread state and the moment when the stack has changed.
@@ -53,8 +53,8 @@ pub(super) struct Unlocked {
     critical_section: usize,
     /// The innermost node of the list of stack references.
     stack_refs: *mut u8,
-    /// The deferred references in that list while the stack is evicted, and with it the nodes. None while the stack is
-    /// in its place.
+    /// The deferred references in that list, while the stack with the nodes is evicted. None while the stack is in its
+    /// place.
     evicted_refs: Option<Vec<*mut ffi::PyObject>>,
     /// `forks()` at the last switch.
     forks: u32,
@@ -122,8 +122,8 @@ impl Unlocked {
     /// `is_own`: it is a thread's own stack, while a coro runs.
     ///
     /// # Safety
-    /// Called by the collector. The stack is suspended in its place, or was evicted after a call of `leave_slot` and its
-    /// frames are linked past the entry frames (`Relinked`).
+    /// Called by the collector. The stack is suspended in its place, or it was evicted after a call of `leave_slot` and
+    /// its frames are linked past the entry frames (`Relinked`).
     pub(super) unsafe fn traverse(
         &self,
         innermost: *mut u8,
@@ -139,8 +139,8 @@ impl Unlocked {
         // SAFETY: may be called at any time.
         let is_finalizing = unsafe { ffi::Py_IsFinalizing() } != 0;
         if arg.is_null() || is_finalizing {
-            // While the interpreter exits, no coro is resumed (`may_run`), and CPython frees objects to which only deferred
-            // references are left.
+            // While the interpreter exits, no coro is resumed (`may_run`), and CPython frees objects to which only
+            // deferred references are left.
             return 0;
         }
         let mut report = |object: Option<*mut ffi::PyObject>| match object {
@@ -223,7 +223,7 @@ pub(super) fn may_run() -> bool {
     unsafe { ffi::Py_IsFinalizing() == 0 }
 }
 
-/// The object of a deferred stack reference. None if the reference is empty, counts, or is an integer.
+/// The object of a deferred stack reference. None if the reference is empty, counted, or an integer.
 fn deferred(reference: usize) -> Option<*mut ffi::PyObject> {
     let is_deferred = reference & INTEGER == DEFERRED && reference != DEFERRED;
     is_deferred.then(|| ptr::with_exposed_provenance_mut(reference & !INTEGER))

@@ -13,7 +13,7 @@
 //! | `context`, `context_ver` | its `contextvars` |
 //! | `datastack_*` | the memory of its Python frames |
 //! | recursion counters | kept as the depth used, since the limit may change while the coro waits |
-//! | `recursion_headroom` | while an exception is made, the depth may exceed the limit, and the coro may yield |
+//! | `recursion_headroom` | while an exception is made, the depth may exceed the limit; the coro may yield just then |
 //! | `tracing`, `what_event` | the coro may yield inside a trace function |
 //! | trash nesting (up to 3.12) | the coro may yield inside a nested deallocation |
 //! | the executor (3.13 and later) | the JIT code that is running |
@@ -293,8 +293,9 @@ impl PyState {
         self.unlocked.return_to_slot();
     }
 
-    /// Reports the references of the stack that the collector finds only on a stack that runs: none in builds with the
-    /// GIL. `innermost`: the innermost frame, or null. `is_own`: this is the state of a thread's own stack.
+    /// Reports those references of the stack that the collector finds by itself only while the stack runs. In builds
+    /// with the GIL there are none. `innermost`: the innermost frame, or null. `is_own`: this is the state of a
+    /// thread's own stack.
     ///
     /// # Safety
     /// Called by the collector, for a state that is not in use by the thread.
@@ -449,8 +450,8 @@ pub(super) fn may_run() -> bool {
     unlocked::may_run()
 }
 
-/// Called on a stack that continues, after the switch: takes the lock again that C code on this stack held (free-threaded
-/// builds). While the thread waits for the lock, other threads may run, as in any call into Python.
+/// Called on a stack that continues, after the switch. In free-threaded builds, takes the lock again that C code on
+/// this stack held. While the thread waits for the lock, other threads may run, as in any call into Python.
 ///
 /// # Safety
 /// Attached, and the thread state belongs to the stack that runs.

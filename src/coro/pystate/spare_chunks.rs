@@ -34,8 +34,8 @@ struct Keeper {
 }
 
 impl Keeper {
-    /// Calls a function with the list, if it can be locked without waiting. None if the list is locked: by
-    /// another thread that has no GIL or another one or, in a forked child, by a thread of the parent.
+    /// Calls a function with the list, if it can be locked without waiting. None if another thread has locked the list:
+    /// in a free-threaded build, in an interpreter with a GIL of its own, or in the parent before this process forked.
     fn with_kept<R>(&self, function: impl FnOnce(&mut Vec<Free>) -> R) -> Option<R> {
         match self.kept.try_lock() {
             Ok(mut kept) => Some(function(&mut kept)),
@@ -44,8 +44,8 @@ impl Keeper {
     }
 }
 
-/// Made once and never freed. The allocator's own context is not used: in a free-threaded build, another thread may call
-/// the new function with the old context while both are being replaced.
+/// Made once and never freed. The allocator's own context is not used: in a free-threaded build, another thread may
+/// call the new function with the old context while both are being replaced.
 static KEEPER: AtomicPtr<Keeper> = AtomicPtr::new(ptr::null_mut());
 
 extern "C" fn allocate(_context: *mut c_void, len: usize) -> *mut c_void {

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyTuple, PyType};
 
 use super::limit;
-use super::waiters::{Party, Source, Waiters, take_or_wait, take_through_interruptions};
+use super::waiters::{Party, Source, Waiters, take_or_wait, take_undisturbed};
 use crate::binding::args::Args;
 use crate::binding::deallocation::{drop_contents, free_memory};
 use crate::binding::errors;
@@ -19,8 +19,6 @@ use crate::binding::native_type::{
 };
 use crate::binding::object_result::{ObjectResult, bool_object, none};
 use crate::binding::rows::{members_slot, methods_slot, offset_member, row};
-use crate::coro::interruption;
-use crate::coro::runtime;
 use crate::coro::sync::limit::Limit;
 
 /// The initial state is all zeroes, except for the waiters.
@@ -115,7 +113,7 @@ fn release<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> ObjectRe
         return Err(not_acquired());
     }
     if holder.is_nobody() {
-        return Err(PyRuntimeError::new_err("release unlocked lock"));
+        return Err(not_locked());
     }
     if R && this.depth.get() > 0 {
         this.depth.set(this.depth.get() - 1);
@@ -123,6 +121,11 @@ fn release<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> ObjectRe
         this.give_back(py);
     }
     Ok(none(py))
+}
+
+#[cold]
+fn not_locked() -> PyErr {
+    PyRuntimeError::new_err("release unlocked lock")
 }
 
 #[cold]
@@ -142,7 +145,36 @@ fn at_fork_reinit<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> O
     Ok(none(this.py()))
 }
 
-// ---- methods of the RLock only, for `threading.Condition` -----------------------------------------------------
+// ---- for `threading.Condition` ---------------------------------------------------------------------------------
+
+/// Releases the lock with all levels. Returns the argument for `_acquire_restore`.
+fn release_save<'py, const R: bool>(this: Lock<'py, R>, _: Args<'_, 'py>) -> ObjectResult<'py> {
+    let py = this.py();
+    let holder = this.holder.get();
+    if holder.is_nobody() {
+        return Err(if R { not_acquired() } else { not_locked() });
+    }
+    let state = (this.depth.get() + 1, holder.ident())
+        .into_pyobject(py)?
+        .into_any();
+    this.give_back(py);
+    Ok(state)
+}
+
+/// Acquires the lock with as many levels as before. An interruption does not end this wait, because `Condition.wait`
+/// has promised to return with the lock held.
+fn acquire_restore<'py, const R: bool>(this: Lock<'py, R>, args: Args<'_, 'py>) -> ObjectResult<'py> {
+    let py = this.py();
+    let state = args
+        .get(0)
+        .ok_or_else(|| PyTypeError::new_err("a tuple is required"))?;
+    let (count, _): (usize, u64) = state.cast::<PyTuple>()?.extract()?;
+    take_undisturbed(py, &*this)?;
+    this.depth.set(count.saturating_sub(1));
+    Ok(none(py))
+}
+
+// ---- methods of the RLock only -----------------------------------------------------------------------------------
 
 fn is_owned<'py>(this: Lock<'py, true>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     Ok(bool_object(
@@ -155,47 +187,6 @@ fn recursion_count<'py>(this: Lock<'py, true>, _: Args<'_, 'py>) -> ObjectResult
     let is_owned = this.holder.get() == Party::running(this.py());
     let count = if is_owned { this.depth.get() + 1 } else { 0 };
     Ok(count.into_pyobject(this.py())?.into_any())
-}
-
-/// Releases all levels. Returns the argument for `_acquire_restore`.
-fn release_save<'py>(this: Lock<'py, true>, _: Args<'_, 'py>) -> ObjectResult<'py> {
-    let py = this.py();
-    let holder = this.holder.get();
-    if holder.is_nobody() {
-        return Err(not_acquired());
-    }
-    let state = (this.depth.get() + 1, holder.ident())
-        .into_pyobject(py)?
-        .into_any();
-    this.give_back(py);
-    Ok(state)
-}
-
-/// Acquires the lock with as many levels as before. An interruption does not end this wait, because `Condition.wait`
-/// has promised to return with the lock held. In a coro, the interruption is raised at its next wait. In a real thread,
-/// an exception from a signal handler is raised once the lock is held.
-fn acquire_restore<'py>(this: Lock<'py, true>, args: Args<'_, 'py>) -> ObjectResult<'py> {
-    let py = this.py();
-    let state = args
-        .get(0)
-        .ok_or_else(|| PyTypeError::new_err("a tuple is required"))?;
-    let (count, _): (usize, u64) = state.cast::<PyTuple>()?.extract()?;
-    let interruptions = take_through_interruptions(py, &*this)?;
-    this.depth.set(count.saturating_sub(1));
-    match runtime::current_anywhere(py) {
-        Some(coro) => {
-            for error in interruptions.into_iter().rev() {
-                interruption::put_back(coro, error)?;
-            }
-        }
-        // An exception from a signal handler.
-        None => {
-            if let Some(error) = interruptions.into_iter().next() {
-                return Err(error);
-            }
-        }
-    }
-    Ok(none(py))
 }
 
 // ---- the types ------------------------------------------------------------------------------------------------
@@ -231,6 +222,18 @@ fn methods<const R: bool>() -> Vec<ffi::PyMethodDef> {
             "Acquire the lock."
         ),
         row!(method, <const R: bool> release::<R>, thread_lock.__exit__, "Release the lock."),
+        row!(
+            method,
+            <const R: bool> release_save::<R>,
+            thread_lock._release_save,
+            "Release the lock completely, for Condition.wait()."
+        ),
+        row!(
+            method,
+            <const R: bool> acquire_restore::<R>,
+            thread_lock._acquire_restore,
+            "Acquire the lock as often as before, for Condition.wait()."
+        ),
     ]
 }
 
@@ -279,18 +282,6 @@ pub(super) fn make_recursive_type<'py>(module: &Bound<'py, PyModule>) -> PyResul
             recursion_count,
             thread_rlock._recursion_count,
             "Return how often the running coro or thread has acquired the lock."
-        ),
-        row!(
-            method,
-            release_save,
-            thread_rlock._release_save,
-            "Release the lock completely, for Condition.wait()."
-        ),
-        row!(
-            method,
-            acquire_restore,
-            thread_rlock._acquire_restore,
-            "Acquire the lock as often as before, for Condition.wait()."
         ),
     ]);
     if module.py().version_info() >= (3, 14) {

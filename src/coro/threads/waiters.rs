@@ -9,11 +9,13 @@
 //!     a thread    blocks on a semaphore of its own, without the GIL, and this semaphore is released
 //! ```
 //!
-//! All of this is used with the GIL held or, in a free-threaded build, in a critical section of the object that contains
-//! the `Waiters`. So no thread sees a half-finished step. But a coro may leave its `WaitQueue` in its own thread without
-//! that section, which `WaitQueue::exclusive` orders. A waiter leaves the queue when it is
-//! granted its request, when its timeout expires, or when it is interrupted. A waiter that is interrupted after a
-//! grant, before it runs, gives the grant back, so nothing is lost. Waiting involves no polling.
+//! All of this is used with the GIL held or, in a free-threaded build, in a critical section of the object that
+//! contains the `Waiters`. So no thread sees a half-finished step. There is one exception: a coro may leave its
+//! `WaitQueue` in its own thread outside of that section. `WaitQueue::exclusive` orders these accesses.
+//!
+//! A waiter leaves the queue when it is granted its request, when its timeout expires, or when it is interrupted. A
+//! waiter that is interrupted after a grant, before it runs, gives the grant back, so nothing is lost. Waiting involves
+//! no polling.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -32,7 +34,7 @@ use crate::coro::coroutine::Coro;
 use crate::coro::sync::limit::{Deadline, Limit};
 use crate::coro::sync::object::{EndedWait, wait_in_queue};
 use crate::coro::wait_queue::WaitQueue;
-use crate::coro::{runtime, scheduler, suspension};
+use crate::coro::{interruption, runtime, scheduler, suspension};
 use crate::event_loop::pyloop::LoopObject;
 
 // From `pythread.h`, which pyo3 does not cover.
@@ -239,6 +241,10 @@ fn poll(py: Python<'_>, source: &impl Source) -> PyResult<bool> {
 }
 
 fn wait_for(py: Python<'_>, source: &impl Source, limit: Limit) -> PyResult<bool> {
+    let is_undisturbed = runtime::current_anywhere(py).is_some_and(|coro| coro.is_undisturbed.get());
+    if is_undisturbed && matches!(limit, Limit::Endless) {
+        return take_undisturbed(py, source).map(|()| true);
+    }
     let way = find_way(py, source, limit)?;
     // `find_way` may have run destructors that made the source available, so the source is tried again before the first
     // wait.
@@ -259,11 +265,9 @@ fn wait_for(py: Python<'_>, source: &impl Source, limit: Limit) -> PyResult<bool
     Ok(true)
 }
 
-/// Takes `source`, waiting for it in spite of all interruptions. Returns the interruptions, oldest first.
-///
-/// # Errors
-/// The caller cannot wait; `source` was not taken.
-pub(super) fn take_through_interruptions(py: Python<'_>, source: &impl Source) -> PyResult<Vec<PyErr>> {
+/// Takes `source`, waiting for it in spite of all interruptions. In a coro, they are raised at its next wait. In a real
+/// thread, an exception from a signal handler is raised once `source` was taken.
+pub(super) fn take_undisturbed(py: Python<'_>, source: &impl Source) -> PyResult<()> {
     let mut interruptions = Vec::new();
     while !source.take(py) {
         let way = find_way(py, source, Limit::Endless)?;
@@ -278,7 +282,13 @@ pub(super) fn take_through_interruptions(py: Python<'_>, source: &impl Source) -
             break;
         }
     }
-    Ok(interruptions)
+    match runtime::current_anywhere(py) {
+        Some(coro) => interruptions
+            .into_iter()
+            .rev()
+            .try_for_each(|error| interruption::put_back(coro, error)),
+        None => interruptions.into_iter().next().map_or(Ok(()), Err),
+    }
 }
 
 /// Decides how the caller waits. A coro leaves its stack if it can. If no coro is running, the thread blocks. A coro
@@ -419,7 +429,7 @@ impl Waiters {
         Some(waiter.party)
     }
 
-    /// Grants the first coro its request, if it waits for longer than the thread with the ticket `first_thread`. Coros
+    /// Grants the first coro its request, if it has waited longer than the thread with the ticket `first_thread`. Coros
     /// that cannot run any more are removed from the queue. Called inside of `exclusive`.
     fn claim_first_coro<'py>(&self, py: Python<'py>, first_thread: Option<i64>) -> Option<Bound<'py, PyAny>> {
         loop {

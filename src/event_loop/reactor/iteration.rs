@@ -128,7 +128,7 @@ impl Reactor {
         self.run_ready(py, event_loop, self.ready.len())
     }
 
-    /// A coro that yields calls this before it queues itself. If the next iteration would only run that one entry,
+    /// A coro that yields calls this before it queues itself. If the next iteration would run only this coro,
     /// because no other entry is ready, no timer is due, no write is held and no poll is needed, this call counts as
     /// that iteration: it returns the time of the native clock, and the coro continues without being queued. Returns
     /// None otherwise.
@@ -201,8 +201,8 @@ impl Reactor {
     }
 
     /// Waits for events and returns their number. Blocks (detached) unless `timeout_ns` is `Some(0)` or there is other
-    /// work by now. The timeout counts from `now_ns`, and was computed when the counter `timers_set` had the given
-    /// value.
+    /// work by now. The timeout was computed at the time `now_ns`, when the counter `timers_set` had the given value.
+    /// The poller counts it from `now_ns` or from the call (`Poller::wait_since`).
     fn poll(&self, py: Python<'_>, timeout_ns: Option<u64>, now_ns: u64, timers_set: u64) -> PyResult<usize> {
         if timeout_ns != Some(0) {
             self.signals.prepare(py, &self.descriptors.poller)?;

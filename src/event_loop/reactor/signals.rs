@@ -2,8 +2,8 @@
 //! descriptor of `signal.set_wakeup_fd` is the loop's pipe, unless other code has set a descriptor. If the loop has
 //! signal handlers, the pipe stays set between runs.
 //!
-//! Otherwise the loop would notice some signals only at the next event: signals that arrive between the last check of
-//! Python's pending signals and the poller's wait, and signals that the kernel delivers to another thread.
+//! Without the pipe, the loop would notice some signals only at the next event: signals that arrive between the last
+//! check of Python's pending signals and the poller's wait, and signals that the kernel delivers to another thread.
 //!
 //! `Signals` belongs to the thread that runs the loop. Only the main thread may set the descriptor, so a run in another
 //! thread does not set it. If another thread closes or collects the loop, the loop's pipe must stay open for as long as

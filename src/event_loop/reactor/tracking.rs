@@ -12,8 +12,8 @@ use crate::event_loop::handle::{Handle, HandleRef};
 
 /// A reference to the newest handle that was made while the loop did not run.
 ///
-/// The collector tracks this handle. When the next handle takes its place here, it stays tracked only if the program
-/// has kept a reference to it. So the collector sees every cycle through a pending handle of an abandoned loop.
+/// The collector tracks this handle. When the next handle takes its place here, the old one stays tracked only if the
+/// program has kept a reference to it. So the collector sees every cycle through a pending handle of an abandoned loop.
 pub(super) struct NewestHandle(Cell<Option<HandleRef>>);
 
 impl NewestHandle {

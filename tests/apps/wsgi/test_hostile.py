@@ -25,7 +25,7 @@ UPGRADE = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: x\r\n"
 
 
 class Outcome:
-    """The requests and the refusal, if any, that a connection finds in a stream that arrives in these pieces."""
+    """What a connection finds in a stream that arrives in these pieces: the requests, and the refusal, if any."""
 
     def __init__(self, pieces: Iterable[bytes], **limits: int) -> None:
         from grapeshot.coro.wsgi._request import RequestError, RequestParser

@@ -160,7 +160,9 @@ def test_a_run_that_delays_a_transport_is_reported(records):
 
 
 def test_a_run_that_delays_nothing_is_not_reported(records):
-    """Other coros wait for later timers and for descriptors without data. No coro waits for data that has arrived."""
+    """Other coros wait for later timers and for descriptors without data. Data has arrived at one descriptor, but no
+    coro waits for it.
+    """
 
     def main():
         pair, unread = Pair(), Pair()

@@ -297,8 +297,8 @@ def test_monitoring(is_global):
     assert counts == {key: number * COUNT for key, number in once[2].items()}
 
 
-# A tool is switched on while coros wait, so that no thread state refers to their frames. The tool has not instrumented
-# their functions before.
+# A tool is switched on while coros wait. At that time no thread state refers to the coros' frames, and the tool has not
+# instrumented the coros' functions before.
 WATCH = """
     import sys
     import grapeshot

@@ -477,7 +477,7 @@ def test_the_position_of_a_buffered_file(tmp_path):
 
 
 class Pieces:
-    """A source that returns its pieces one after the other. It raises a piece that is an exception."""
+    """A source that returns its pieces one after the other. If a piece is an exception, the source raises it."""
 
     def __init__(self, *pieces):
         self.pieces = list(pieces)

@@ -1,4 +1,4 @@
-"""`coro.watch_file` with kqueue, where it differs from inotify: it compares directory listings and keeps files open."""
+"""What is special about `coro.watch_file` with kqueue: it compares directory listings and keeps files open."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def leave():
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
 def test_descriptors_run_out_at_the_start(folder, leave, count):
-    """The descriptors run out at the kqueue, at the directory, at its listing, or at the second file."""
+    """The descriptors run out when the kqueue, the directory, its listing or the second file is opened."""
     for name in ("a", "b"):
         (folder / name).touch()
 

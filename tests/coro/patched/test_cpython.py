@@ -3,9 +3,10 @@
 EXCEPTIONS lists the tests that do not pass patched, with a reason each. They run as well, and a listed test that passes
 must be removed from the list; only tests that would never end do not run.
 
-TEST_CPYTHON=all, which .ci/matrix sets, runs every module both plain and patched and compares all outcomes: a test that
-passes plain must not be skipped patched, either. Without the variable, as in .ci/run, only the modules of `QUICK` run.
-They run patched; a module with a failed test also runs plain, to see whether the test passes there.
+TEST_CPYTHON=all, which .ci/matrix sets, runs every module both plain and patched and compares all outcomes. With it, a
+test that passes plain must not be skipped when the module runs patched. Without the variable, as in .ci/run, only the
+modules of `QUICK` run. They run patched; a module with a failed test also runs plain, to see whether the test passes
+there.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ QUICK = {
 }
 
 # Leave out the tests of process pools, which are not about threads, and the test of VSOCK: where VSOCK exists without a
-# hypervisor, the test also hangs plain.
+# hypervisor, that test hangs without patching, too.
 WITHOUT = {"test_concurrent_futures": "Process", "test_socket": "ThreadedVSOCK"}
 
 

@@ -87,8 +87,8 @@ print(coro.run(lambda: coro.sleep_relative(0)))
 
 
 def test_functions_that_were_imported_before_are_refused_too(head):
-    """A function that was imported before `coro.patch()` is not replaced. It raises because it calls functions that
-    are.
+    """A function that was imported before `coro.patch()` is not replaced. It raises because the functions that it calls
+    are replaced.
     """
     code = """
 import gevent.monkey, eventlet, eventlet.patcher

@@ -193,7 +193,7 @@ def test_threads_of_a_pool_are_real_or_coros():
 
 
 def test_a_task_of_the_loop_serves_the_blocking_code():
-    """Each call can end only if the loop runs while the call waits, except the first read from the pipe."""
+    """Except for the first read from the pipe, each call can end only if the loop runs while the call waits."""
     assert run(
         """
         from grapeshot import coro

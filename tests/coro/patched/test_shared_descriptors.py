@@ -324,7 +324,7 @@ from grapeshot import coro
 coro.patch()
 from grapeshot.coro._patching import _socket_numbers
 
-NUMBER = 900  # a number that `sock` does not have, like one noted before `sock` got another descriptor
+NUMBER = 900  # not the number of `sock`, as if `sock` had got another descriptor after this number was noted
 
 def use():
     try:

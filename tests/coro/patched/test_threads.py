@@ -412,6 +412,89 @@ def test_timer_and_condition():
     ) == ["True", "False", "True"]
 
 
+def test_an_interrupted_wait_passes_its_notification_on():
+    """A coro is notified, and interrupted before it runs. The other one that waits gets the notification."""
+    assert (
+        run(
+            """
+        def main():
+            for lock in (threading.Lock(), threading.RLock()):
+                condition, woken = threading.Condition(lock), []
+                def wait(name):
+                    with condition:
+                        try:
+                            woken.append((name, condition.wait(10)))
+                        except coro.Interrupted:
+                            woken.append((name, "interrupted"))
+                            assert condition._is_owned()
+                first, second = coro.spawn(wait, "first"), coro.spawn(wait, "second")
+                coro.yield_slice()
+                with condition:
+                    condition.notify()
+                    first.interrupt()
+                first.join()
+                second.join()
+                print(woken)
+        coro.run(main)
+        """
+        )
+        == ["[('first', 'interrupted'), ('second', True)]"] * 2
+    )
+
+
+def test_an_interruption_does_not_keep_a_permit_from_being_given_back():
+    """`release` waits for the lock inside of the semaphore. The interruption is raised at the next wait."""
+    assert (
+        run(
+            """
+        def main():
+            for semaphore in (threading.Semaphore(0), threading.BoundedSemaphore(1)):
+                if isinstance(semaphore, threading.BoundedSemaphore):
+                    semaphore.acquire()
+                seen = []
+                def give():
+                    semaphore.release()
+                    seen.append("released")
+                    try:
+                        coro.sleep_relative(10)
+                    except coro.Interrupted:
+                        seen.append("interrupted")
+                with semaphore._cond:
+                    giving = coro.spawn(give)
+                    coro.yield_slice()
+                    giving.interrupt()
+                    coro.yield_slice()
+                    assert seen == []
+                giving.join()
+                print(seen, semaphore.acquire(blocking=False))
+        coro.run(main)
+        """
+        )
+        == ["['released', 'interrupted'] True"] * 2
+    )
+
+
+def test_a_notification_while_the_lock_is_taken_again_counts():
+    """The time of a wait is over, but before the coro has the lock again, it is notified."""
+    assert run(
+        """
+        def main():
+            condition, outcomes = threading.Condition(), []
+            def wait():
+                with condition:
+                    outcomes.append(condition.wait(0.001))
+            waiting = coro.spawn(wait)
+            coro.yield_slice()
+            with condition:
+                coro.sleep_relative(0.05)
+                condition.notify()
+            waiting.join()
+            print(outcomes)
+        coro.run(main)
+        """
+    ) == ["[True]"]
+
+
 def test_sleep():
     assert run(
         """

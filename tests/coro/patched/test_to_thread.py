@@ -95,7 +95,7 @@ print("the end")
 
 
 def test_many_wait_at_once():
-    """300 functions wait for each other. A pool of real threads has fewer workers, so they would wait forever."""
+    """300 functions wait for each other. In a pool of real threads, with its fewer workers, they would wait forever."""
     pytest.importorskip("anyio")
     run_script(
         None,
@@ -447,7 +447,7 @@ def test_django_settings_may_be_imported_first():
 
 
 def test_anyio_is_patched_behind_another_finder():
-    """pytest puts a finder of its own before all others, and it loads anyio, which has a plugin for pytest."""
+    """pytest puts a finder of its own before all others. That finder loads anyio, because anyio has a pytest plugin."""
     pytest.importorskip("anyio")
     check(
         """
@@ -494,7 +494,7 @@ grapeshot.run(main())
 
 
 def test_threads_of_tasks_stay_threads():
-    """Workers of executors do not turn the threads that tasks start into coros, whether they are idle or busy."""
+    """Threads that tasks start are real threads, even while the loop has executor workers (coros), idle or busy."""
     check(
         """
 async def use_executor():

@@ -182,7 +182,7 @@ def special_methods(world: World) -> None:
 
 
 class Finalized:
-    """Has no `__init__`: a thread that walks frames could keep the frame of that call alive, and with it the object."""
+    """Has no `__init__`: a thread that walks frames could keep the frame of `__init__` alive, and so the object."""
 
     log: list[int]
 

@@ -82,7 +82,9 @@ def test_exceptions_thrown_into_generators():
 
 
 def test_a_handler_around_a_yield_of_a_generator():
-    """While a generator handles an exception, it sees this one. Afterwards it sees the one that its caller handles."""
+    """While a generator handles an exception, `sys.exception()` in the generator returns that exception. Afterwards it
+    returns the exception that the caller handles.
+    """
 
     def generate():
         try:

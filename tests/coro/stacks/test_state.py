@@ -335,7 +335,9 @@ def test_finalizers_of_the_collector_cannot_yield_on_a_shared_stack(leave, stack
 
 @needs_coros
 def test_a_native_profile_function_that_collects():
-    """A native profile function that runs beside the coro's stack may not wait, not even after a collection."""
+    """While grapeshot tells a native profile function about a coro's frames, on the thread's own stack, the function
+    may not wait, not even after a collection.
+    """
     out = run_script(
         None,
         """

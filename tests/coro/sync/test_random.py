@@ -61,8 +61,9 @@ class Worker:
         coro.wait()
 
     def wait_in_queue(self, wait, *args, what=True, **limit):
-        """Wait with `wait(*args, **limit)` for `what`, whose queue `Bench.queue_of` names. When the wait ends, no
-        earlier waiter of this queue may still wait, unless the wait has timed out (it returns False or []).
+        """Call `wait(*args, **limit)`, which waits for `what` in the queue that `Bench.queue_of` names. When the wait
+        ends, no earlier waiter of this queue may still wait, unless the wait has timed out (then it returns False or
+        []).
         """
         self.wants = what
         self.since = self.bench.tick()

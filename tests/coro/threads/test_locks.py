@@ -320,25 +320,26 @@ def test_interrupted_waiter_leaves_nothing_behind(is_granted):
     assert waiting_count(lock) == 0
 
 
-def test_acquire_restore_is_not_interrupted():
+@pytest.mark.parametrize("kind", ["thread_lock", "thread_rlock"])
+def test_acquire_restore_is_not_interrupted(kind):
     """Condition.wait() must return with the lock held, so the interruption is raised only at the next wait."""
-    lock = make("thread_rlock")
+    lock, levels = make(kind), 2 if kind == "thread_rlock" else 1
     seen = []
 
     def restore():
-        lock.acquire()
-        lock.acquire()
+        for _ in range(levels):
+            lock.acquire()
         state = lock._release_save()
         with lock_of_main:
             pass
         lock._acquire_restore(state)
-        seen.append(lock._recursion_count())
+        seen.append(lock.acquire(blocking=False) if kind == "thread_lock" else lock._recursion_count())
         try:
             coro.yield_slice()
         except coro.Interrupted as exc:
             seen.append(exc.args[0])
-        lock.release()
-        lock.release()
+        for _ in range(levels):
+            lock.release()
 
     lock_of_main = make("thread_lock")
 
@@ -356,7 +357,7 @@ def test_acquire_restore_is_not_interrupted():
         waiter.join()
 
     coro.run(main)
-    assert seen == [2, "now"]
+    assert seen == [2 if kind == "thread_rlock" else False, "now"]
 
 
 def test_signal_interrupts_the_main_thread():

@@ -216,7 +216,7 @@ def test_run_cancels_remaining_coros():
 
 
 def ended_runners():
-    """Yield, for each way to end, a function that ends in this way, and a new task and a new coro that will call it."""
+    """For each way to end, yield a function that ends in this way, and a new task and a new coro that will call it."""
 
     def give():
         return 5

@@ -55,13 +55,13 @@ mod system {
     }
 
     /// Opens an existing file, directory or block device if the kernel has all parts of its path in memory. Returns
-    /// `None` if the call would wait for a disk or for another process that has a lease on the file, if this is another
-    /// kind of file (opening a FIFO waits for its other end), or if the system cannot tell.
+    /// `None` if the call would wait for a disk or for another process that has a lease on the file, if the path
+    /// names another kind of file (opening a FIFO waits for its other end), or if the system cannot tell.
     ///
     /// # Errors
     /// An errno of `openat2(2)` or `open(2)`.
     pub fn open_now(path: &CStr, flags: c_int) -> io::Result<Option<RawFd>> {
-        // With the first three flags the call may wait. With O_NOFOLLOW, the link in /proc could not be opened.
+        // With the first three flags the call may wait. O_NOFOLLOW forbids opening the link in /proc (used below).
         if flags & (libc::O_CREAT | libc::O_TRUNC | libc::O_TMPFILE | libc::O_NOFOLLOW) != 0 {
             return Ok(None);
         }
@@ -71,7 +71,7 @@ mod system {
         if !matches!(file_kind(place.as_raw_fd()), Ok(FileKind::Other)) {
             return Ok(None);
         }
-        // Opening the path a second time might find another file there.
+        // The file is opened through the link in /proc: the path could lead to another file by now.
         let Ok(same) = CString::new(format!("/proc/self/fd/{}", place.as_raw_fd())) else {
             return Ok(None);
         };
@@ -107,7 +107,7 @@ mod system {
         }
     }
 
-    /// A descriptor for the place of a file, which does not open the file. `None` as for [`open_now`].
+    /// A descriptor (`O_PATH`) that refers to a file without opening it. `None` as for [`open_now`].
     fn look_up_now(path: &CStr) -> io::Result<Option<OwnedFd>> {
         // SAFETY: for this C structure of integers, all zeros are valid.
         let mut how: libc::open_how = unsafe { std::mem::zeroed() };

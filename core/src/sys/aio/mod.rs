@@ -425,7 +425,7 @@ impl<T> Drop for Queue<T> {
         let is_foreign = self.is_foreign();
         for (_, entry) in self.calls.drain() {
             // A call that has not begun must not be made later, when its descriptor may belong to another file. But a
-            // `close` that waits in the pool is made, because its descriptor belongs to it.
+            // `close` that waits in the pool is made, because the descriptor belongs to the call.
             if is_foreign || !entry.is_cancelled_before_it_begins() {
                 // The kernel or a thread may still use this memory.
                 std::mem::forget(entry.memory);

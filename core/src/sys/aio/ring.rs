@@ -85,8 +85,8 @@ impl Ring {
                 .flags(flags | libc::O_CLOEXEC)
                 .mode(mode)
                 .build()
-                // Otherwise the kernel tries to open the file without waiting, which succeeds for a FIFO even if nobody
-                // has opened its other end.
+                // Without this flag the kernel first tries to open the file without waiting. For a FIFO, that succeeds
+                // even if nobody has opened its other end.
                 .flags(squeue::Flags::ASYNC),
             Call::Close { fd } => opcode::Close::new(Fd(fd)).build(),
             Call::Read {

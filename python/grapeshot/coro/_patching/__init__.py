@@ -63,8 +63,8 @@ _NEEDS = {
 _MODULES = {"sqlite3": "_c_waits"}
 
 _patched: set[str] = set()
-# Held during patch(), so that no thread takes a replacement of another one for an original. Reentrant: a module that
-# patch() imports may call it.
+# Held during patch(), so that no thread mistakes a replacement that another thread has made for an original. Reentrant:
+# a module that patch() imports may call patch().
 _lock = real_rlock()
 
 
@@ -98,8 +98,8 @@ def patch(*parts: str, **switches: bool) -> None:
     Without arguments it patches all parts except ``futures`` and ``to_thread``. With names, as in
     ``patch("thread", "time")``, it patches only these parts and the parts that they need. A keyword switches one part
     off (``patch(queue=False)``) or on: ``patch(futures=True)`` also turns threads of ``ThreadPoolExecutor`` into coros.
-    ``patch(to_thread=True)`` runs in coros the blocking functions that asyncio, anyio (and so Starlette and FastAPI)
-    and asgiref (and so Django) would run in threads. Parts that are already patched are skipped.
+    With ``patch(to_thread=True)``, coros run the blocking functions that asyncio, anyio (and so Starlette and FastAPI)
+    and asgiref (and so Django) otherwise run in threads. Parts that are already patched are skipped.
 
     The parts are ``thread queue time socket dns select ssl os open subprocess multiprocessing stdin stdout signal
     sqlite3 futures to_thread``.

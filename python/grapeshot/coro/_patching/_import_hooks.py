@@ -51,8 +51,9 @@ class _Finder:
         if sys.meta_path[0] is not self:
             with _moving:
                 if sys.meta_path[0] is not self and self in sys.meta_path:
-                    # pytest puts its finder first, which then loads some of the modules that have to be patched. The
-                    # finder is never missing from the list, because other threads import at the same time.
+                    # pytest puts its own finder first, and that finder then loads some of the modules that have to be
+                    # patched. So move this finder back to the first place. It must not be missing from the list in
+                    # between, because other threads import at the same time.
                     sys.meta_path.insert(0, self)
                     del sys.meta_path[sys.meta_path.index(self, 1)]
         if name in _finding or not (name in _calls or _originals.replacements(name)):

@@ -13,7 +13,7 @@ from queue import Empty
 
 from grapeshot import _core
 
-from . import _import_hooks, _originals, _waits
+from . import _import_hooks, _originals, _thread, _waits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ def _patch_queues(module: Any) -> None:
         _yield_after_failure(module, name)
     for name in ("empty", "full", "qsize"):
         _yield_after(module, name)
+    _thread.undisturbed(module.Queue, "task_done")
 
 
 def patch() -> None:

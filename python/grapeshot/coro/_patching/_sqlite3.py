@@ -4,7 +4,8 @@ SQLite itself waits in C code, for up to the connection's timeout. Here SQLite g
 the coro repeats the call, with pauses, until the connection's own timeout is over. A call may be repeated only if it
 has changed nothing when it finds the database locked. These calls can be repeated, or continued:
 
-- In a transaction, or if it begins one, a statement takes its locks before it does anything. So it can be repeated.
+- A statement in a transaction, or one that begins a transaction, takes its locks before it does anything. So it can be
+  repeated.
 - Outside of a transaction, a statement also commits. If the commit fails, SQLite undoes the statement, so it can be
   repeated as a whole.
 - ``executemany`` is continued with the first parameters that were not used yet, and a script with the first statement
@@ -294,8 +295,8 @@ class Connection(sqlite3.Connection):
         """Set SQLite's own timeout."""
         if self._now_ms[0] == limit_ms:
             return
-        # There is no lock, because it could be a deadlock: this statement waits for statements of other threads, and a
-        # function of the program that such a statement calls may come here, too.
+        # No lock is held here, because that could lead to a deadlock: the PRAGMA waits for statements of other threads,
+        # and a function of the program that such a statement calls may come here, too.
         now_ms: list[int | None] = [None]
         self._now_ms = now_ms
         with self._callbacks_off():

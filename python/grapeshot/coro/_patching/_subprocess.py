@@ -1,8 +1,8 @@
 """The part ``subprocess`` of :func:`grapeshot.coro.patch`.
 
 ``Popen`` waits with ``os.waitpid``, ``selectors``, ``os.read`` and ``time.sleep``, which other parts patch. This part
-patches its pipes, which are file objects that read and write in C code. It also puts patched sockets that a child
-inherits into blocking mode (``_socket_numbers.lend``).
+patches the pipes of ``Popen``, which are file objects that read and write in C code. It also puts patched sockets that
+a child inherits into blocking mode (``_socket_numbers.lend``).
 """
 
 from __future__ import annotations

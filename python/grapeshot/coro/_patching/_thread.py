@@ -392,13 +392,77 @@ def _yield_after_failure(kind: Any, name: str) -> None:
     setattr(kind, name, call)
 
 
+def _wait(self: Any, timeout: float | None = None) -> bool:
+    """Replaces ``threading.Condition.wait``, whose callers may be interrupted where coros wait.
+
+    If a wait is interrupted after it was notified, the notification goes to another waiter. If it is notified when its
+    time is over, but before it has the lock again, it counts as notified.
+    """
+    if not self._is_owned():
+        raise RuntimeError("cannot wait on un-acquired lock")
+    waiter: Any = _core.thread_lock()
+    waiter.acquire()
+    self._waiters.append(waiter)
+    state = self._release_save()
+    is_notified = False
+    try:
+        if timeout is None:
+            is_notified = waiter.acquire()
+        elif timeout > 0:
+            is_notified = waiter.acquire(True, timeout)
+        else:
+            is_notified = waiter.acquire(False)
+    except BaseException:
+        self._acquire_restore(state)
+        if not _leave(self._waiters, waiter):
+            self.notify()
+        raise
+    self._acquire_restore(state)
+    return is_notified or not _leave(self._waiters, waiter)
+
+
+def _leave(waiters: Any, waiter: Any) -> bool:
+    """Remove the waiter. Return False if ``notify`` has removed it."""
+    try:
+        waiters.remove(waiter)
+    except ValueError:
+        return False
+    return True
+
+
+def undisturbed(kind: Any, name: str) -> None:
+    """Patch a method that gives something back: an interruption does not end its wait for the lock inside.
+
+    Otherwise a timeout could lose, for example, a permit of a semaphore. Such a lock is never held for long.
+    """
+    method = getattr(kind, name)
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        before = _core._coro_set_undisturbed(True)
+        try:
+            return method(*args, **kwargs)
+        finally:
+            _core._coro_set_undisturbed(before)
+
+    setattr(kind, name, call)
+
+
 def _patch_polls(module: Any) -> None:
     """Let other coros run when code polls in a loop. This covers events and barriers too, which use conditions.
 
     Only methods that wait are patched, because their callers expect to be interrupted there.
     """
+    module.Condition.wait = functools.wraps(module.Condition.wait)(_wait)
     _yield_after_failure(module.Condition, "wait")
     _yield_after_failure(module.Semaphore, "acquire")
+    for kind, names in (
+        (module.Semaphore, ("release", "__exit__")),
+        (module.BoundedSemaphore, ("release",)),
+        (module.Event, ("set", "clear")),
+    ):
+        for name in names:
+            undisturbed(kind, name)
 
 
 class _AllocateLock:

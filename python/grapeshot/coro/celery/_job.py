@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 _logger = get_logger("celery.pool")
-# A task that catches the exception of its hard time limit, or of its revocation, gets it again after this many seconds.
+# If a task catches the exception of its hard time limit or of its revocation, the exception is raised in the task again
+# after this many seconds.
 PATIENCE_S = 1.0
 
 # The number of a coro -> the job that it runs. Celery calls this number the task's "pid".

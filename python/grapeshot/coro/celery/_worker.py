@@ -36,8 +36,8 @@ def _start(controller: Any, start: Callable[[], None]) -> None:
 
 
 def _run(controller: Any, start: Callable[[], None]) -> None:
-    # These functions are the originals, so this compares real threads. Only a coro of the program's main thread may
-    # stand for it.
+    # These functions are the originals, so this compares real threads. Only a coro that runs in the program's main
+    # thread may stand for the main thread.
     is_main = threading.get_ident() == threading.main_thread().ident
     if is_main:
         _thread.begin_main()

@@ -442,9 +442,9 @@ class RequestParser:
     def _ignore_upgrade(self) -> None:
         """Go on parsing HTTP after a request that asks for an upgrade, which a server may ignore (RFC 9110, 7.8).
 
-        llhttp treats the bytes that follow as the other protocol. But if the request has a body, they are this body,
-        and a proxy in front of this server may also read them as the body. So a new parser takes over. It is first fed
-        a head with the same framing, but without Upgrade.
+        llhttp treats the bytes that follow as the other protocol. But if the request has a body, these bytes are the
+        body, and a proxy in front of this server may also read them as the body. So a new parser takes over. It is
+        first fed a head with the same framing, but without Upgrade.
         """
         request = self._current
         self._parser = httptools.HttpRequestParser(self)

@@ -140,8 +140,8 @@ impl Descriptors {
         self.table.borrow().get(token).is_some()
     }
 
-    /// Whether the number `fd` still belongs to the file that was registered with this token and interest. Costs a system
-    /// call.
+    /// Whether the number `fd` still belongs to the file that was registered with this token and interest. Costs a
+    /// system call.
     pub(crate) fn is_in_force(&self, fd: RawFd, token: Token, interest: Interest) -> bool {
         !interest.is_empty()
             && self

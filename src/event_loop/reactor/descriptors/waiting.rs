@@ -171,7 +171,7 @@ impl Descriptors {
         let mut _last_socket = None;
         let before = watch.get().side(direction).replace(Some(Watcher::Once(waiter)));
         if !is_known {
-            // This may be another file than the one that the poller watches, so it gets a new token.
+            // The number may belong to another file than the one that the poller watches, so it gets a new token.
             self.table.borrow_mut().renew(fd);
             _last_socket = watch.check_armed(py);
             watch.get().note_socket(py, reference);
