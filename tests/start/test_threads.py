@@ -91,7 +91,9 @@ def test_a_failure_ends_all(failing):
         grapeshot.run(main, threads=COUNT)
     assert caught.value.__notes__ == [f"raised in thread {failing!r}"]
     assert failing not in ended
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("grapeshot-")]
+    assert not {f"grapeshot-{number}" for number in range(2, COUNT + 1)} & {
+        thread.name for thread in threading.enumerate()
+    }
 
 
 def test_system_exit_in_another_thread():
