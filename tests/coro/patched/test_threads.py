@@ -291,6 +291,19 @@ def test_to_thread_and_executors_keep_real_threads():
     ) == ["{'asyncio'}", "asyncio", "pool", "{'pool'} True", "asyncio"]
 
 
+def test_an_executor_works_on_after_the_loop_of_its_workers_has_ended():
+    assert run(
+        """
+        import concurrent.futures
+        coro.patch(futures=True)
+        executor = concurrent.futures.ThreadPoolExecutor(2)
+        def main():
+            return [executor.submit(pow, 2, 3).result(10) for _ in range(4)]
+        print(coro.run(main), coro.run(main), coro.run(main))
+        """
+    ) == [str([8] * 4) + " " + str([8] * 4) + " " + str([8] * 4)]
+
+
 def test_finalizer_of_a_patched_library_takes_a_free_lock():
     """As in urllib3: when the collector runs, the finalizer of a pool in a cycle uses a queue and a lock."""
     assert run(

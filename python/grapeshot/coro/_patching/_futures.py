@@ -9,6 +9,7 @@ from __future__ import annotations
 import concurrent.futures
 import concurrent.futures.thread as _module
 import contextlib
+import functools
 import importlib
 import queue
 import sys
@@ -36,6 +37,25 @@ class _Log:
             self._logger.critical(message, *args, **kwargs)
 
 
+def _without_ended(adjust: Any) -> Any:
+    """Patch ``_adjust_thread_count``: workers that were coros of a loop that has ended do not count any more.
+
+    A real worker lives as long as its executor, so the original counts all threads that it has started.
+    """
+
+    @functools.wraps(adjust)
+    def _adjust_thread_count(self: Any) -> None:
+        ended = [thread for thread in list(self._threads) if not thread.is_alive()]
+        if ended:
+            self._threads.difference_update(ended)
+            # Permits that the ended workers left behind. A living idle worker that loses its permit still takes work.
+            while self._idle_semaphore.acquire(blocking=False):
+                pass
+        adjust(self)
+
+    return _adjust_thread_count
+
+
 def _make_class() -> type:
     real: Any = _module.ThreadPoolExecutor
     base = types.ModuleType("_base")
@@ -51,6 +71,7 @@ def _make_class() -> type:
         for name, value in vars(real).items()
         if isinstance(value, types.FunctionType)
     }
+    members["_adjust_thread_count"] = _without_ended(members["_adjust_thread_count"])
     members["__doc__"] = "A pool of threads. Threads that it starts when a coro submits work are coros."
     members["__module__"] = real.__module__
     kind: type = type(real)(real.__name__, (real,), members)
