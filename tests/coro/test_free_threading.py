@@ -463,6 +463,41 @@ def test_a_socket_that_another_thread_closes():
         assert in_threads(lambda _: coro.run(main), 2) == [True, True]
 
 
+def test_a_socket_that_is_closed_while_a_coro_begins_to_wait():
+    """The other thread closes the socket between the coro's attempt to read and its wait, or just before or after."""
+    sockets: queue.SimpleQueue = queue.SimpleQueue()
+
+    def close():
+        while (pair := sockets.get()) is not None:
+            near, far = pair
+            far.send(b"x")
+            near.close()
+            far.close()
+
+    def read():
+        near, far = coro.socketpair()
+        sockets.put((near, far))
+        try:
+            near.recv(10)
+        except OSError:
+            pass
+        coro.sleep_relative(0.001)  # is not ended by an error of the wait before
+        return True
+
+    def main():
+        for _ in range(50):
+            with coro.timeout(20):
+                assert all(reader.join() for reader in [coro.spawn(read) for _ in range(10)])
+
+    thread = threading.Thread(target=close)
+    thread.start()
+    try:
+        coro.run(main)
+    finally:
+        sockets.put(None)
+        thread.join()
+
+
 def test_the_last_reference_to_a_coro_in_another_thread():
     """Another thread drops the last references to coros, before their start, while they wait and after their end."""
     dropped: queue.SimpleQueue = queue.SimpleQueue()

@@ -168,6 +168,7 @@ impl<'py> Socket<'py> {
     pub(super) fn end_waits(&self) -> PyResult<()> {
         let py = self.py();
         self.extra().is_drained.set(false);
+        self.extra().waiting.close();
         for direction in [Direction::Read, Direction::Write] {
             let Some(object) = self.extra().waiting.get(py, direction) else {
                 continue;

@@ -39,8 +39,17 @@ pub(super) struct Waiting {
     stamp: Cell<u64>,
     /// The value of `forks()` when this record was last used.
     forks: Cell<u32>,
-    /// For `reader` and `writer`: another thread may close the socket, or wait on it in a loop of its own.
+    /// The descriptor is being closed, or is closed.
+    is_closing: Cell<bool>,
+    /// For `reader`, `writer` and `is_closing`: another thread may close the socket, or wait on it in a loop of its own.
     lock: SpinLock,
+}
+
+/// Why a coro cannot begin to wait on a socket.
+enum Refusal {
+    IsClosing,
+    /// A coro of another thread waits.
+    IsTaken,
 }
 
 impl Waiting {
@@ -70,20 +79,32 @@ impl Waiting {
         self.lock.with(|| self.place(direction).get().is_null())
     }
 
-    /// Records that `coro` waits. Replaces a recorded coro of the same thread. Returns false, and changes nothing, if a
-    /// coro of another thread waits.
-    fn set(&self, direction: Direction, coro: Coro<'_>) -> bool {
+    /// Records that `coro` waits. Replaces a recorded coro of the same thread. If it is refused, nothing changes.
+    fn set(&self, direction: Direction, coro: Coro<'_>) -> Result<(), Refusal> {
         let new = coro.to_bound().into_ptr();
-        let rest = self.lock.with(|| {
+        let (rest, result) = self.lock.with(|| {
             let place = self.place(direction);
             // SAFETY: null, or a coro whose reference is held here.
             let is_elsewhere = unsafe { place.get().cast::<CoroObject>().as_ref() }
                 .is_some_and(|other| other.thread.get() != coro.thread.get());
-            if is_elsewhere { new } else { place.replace(new) }
+            if self.is_closing.get() {
+                (new, Err(Refusal::IsClosing))
+            } else if is_elsewhere {
+                (new, Err(Refusal::IsTaken))
+            } else {
+                (place.replace(new), Ok(()))
+            }
         });
         // SAFETY: the reference that was held here before, null, or the new one, which is not needed.
         drop(unsafe { Bound::from_owned_ptr_or_opt(coro.py(), rest) });
-        rest != new
+        result
+    }
+
+    /// From now on, no coro can begin to wait. The caller then ends the waits that have begun, and closes the
+    /// descriptor. Without a GIL, a coro in another thread may be about to wait: either the caller finds it, or `set`
+    /// refuses it.
+    pub(super) fn close(&self) {
+        self.lock.with(|| self.is_closing.set(true));
     }
 
     /// Removes the waiting coro if it is the given one. Returns whether it was.
@@ -107,6 +128,7 @@ impl Waiting {
     /// Forgets the last wait, because the object gets another descriptor.
     pub(super) fn forget_stamp(&self) {
         self.stamp.set(0);
+        self.lock.with(|| self.is_closing.set(false));
     }
 
     /// Removes and returns the waiting coro.
@@ -228,8 +250,8 @@ impl Wait {
                 .wait_again(fd, waiting.stamp.get(), Direction::Read, true, entry)
         });
         if has_begun {
-            if !waiting.set(Direction::Read, coro) {
-                // A coro of another thread has just begun to wait. `enter` finds it, and raises an error.
+            if waiting.set(Direction::Read, coro).is_err() {
+                // `enter` is refused, too, and raises an error.
                 forget(coro, fd, Direction::Read);
                 return false;
             }
@@ -342,11 +364,19 @@ fn enter(coro: Coro<'_>, target: Target<'_, '_>) -> PyResult<()> {
 /// Records in the socket that the coro, which is in the fd table, waits on it.
 #[inline]
 fn record(coro: Coro<'_>, waiting: &Waiting, fd: RawFd, direction: Direction) -> PyResult<()> {
-    if waiting.set(direction, coro) {
-        return Ok(());
-    }
-    forget(coro, fd, direction);
-    Err(simultaneous(coro.py(), fd, direction))
+    waiting.set(direction, coro).map_err(|refusal| {
+        forget(coro, fd, direction);
+        match refusal {
+            Refusal::IsClosing => closed(coro.py()),
+            Refusal::IsTaken => simultaneous(coro.py(), fd, direction),
+        }
+    })
+}
+
+#[cold]
+fn closed(py: Python<'_>) -> PyErr {
+    let message = "the descriptor was closed while a coro waited on it";
+    coro_errors::new(py, ErrorClass::Closed, message)
 }
 
 /// Called when the descriptor has an event, or its file is gone. The entry holds a reference to the coro.
@@ -415,12 +445,7 @@ pub(super) fn end_closed(coro: Coro<'_>) {
     if !matches!(coro.status.get(), Status::Waiting | Status::Ready) || coro.wake_exception.is_set() {
         return;
     }
-    let error = coro_errors::new(
-        py,
-        ErrorClass::Closed,
-        "the descriptor was closed while a coro waited on it",
-    );
-    let exception = error.into_value(py).into_bound(py).into_any();
+    let exception = closed(py).into_value(py).into_bound(py).into_any();
     if let Err(error) = interruption::push(coro, exception) {
         error.write_unraisable(py, None);
     }

@@ -137,7 +137,9 @@ def test_limit(kind):
 
     grapeshot.run(main())
     assert max(seen) == 3
-    assert order == list(range(20))
+    # Without a GIL, real threads note their numbers at the same time.
+    in_order = gil_is_enabled() or kind is not concurrent.futures.ThreadPoolExecutor
+    assert (order if in_order else sorted(order)) == list(range(20))
 
 
 def test_no_limit():
