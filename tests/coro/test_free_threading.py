@@ -498,6 +498,42 @@ def test_a_socket_that_is_closed_while_a_coro_begins_to_wait():
         thread.join()
 
 
+def test_a_socket_that_two_threads_close():
+    """The coro that waited gets one ClosedError, and not another one when the descriptor's number is used again."""
+
+    def main():
+        near, far = coro.socketpair()
+        number = near.fileno()
+        errors = []
+
+        def read():
+            for wait in (lambda: near.recv(1), lambda: coro.sleep_relative(0.05)):
+                try:
+                    wait()
+                except coro.ClosedError as exc:
+                    errors.append(exc)
+
+        reader = coro.spawn(read)
+        coro.yield_slice()
+        in_thread(near.close)  # blocks the loop, so the end of the wait that it schedules comes after the next line
+        near.close()
+        coro.yield_slice()
+        others = [coro.socketpair() for _ in range(3)]
+        assert number in [sock.fileno() for pair in others for sock in pair]
+        waiting = [coro.spawn(sock.recv, 1) for pair in others for sock in pair]
+        coro.yield_slice()
+        reader.join()
+        for pair in others:
+            for sock in pair:
+                sock.send(b"x")
+        assert [co.join() for co in waiting] == [b"x"] * 6
+        for sock in (far, *(sock for pair in others for sock in pair)):
+            sock.close()
+        return len(errors)
+
+    assert coro.run(main) == 1
+
+
 def test_the_last_reference_to_a_coro_in_another_thread():
     """Another thread drops the last references to coros, before their start, while they wait and after their end."""
     dropped: queue.SimpleQueue = queue.SimpleQueue()

@@ -176,7 +176,8 @@ impl<'py> Socket<'py> {
             let coro = scheduler::coro_of(&object);
             if coro.thread.get() == current_thread() {
                 let kept = self.extra().waiting.take(py, direction);
-                wait::forget(coro, self.descriptor()?, direction);
+                // Another thread may have closed the descriptor already.
+                wait::forget(coro, self.extra().waiting.fd(), direction);
                 wait::end_closed(coro);
                 drop(kept);
             } else if let Some(event_loop) = coro.event_loop.get(py) {

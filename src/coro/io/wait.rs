@@ -39,6 +39,8 @@ pub(super) struct Waiting {
     stamp: Cell<u64>,
     /// The value of `forks()` when this record was last used.
     forks: Cell<u32>,
+    /// The descriptor that a coro waits for, or waited for last. The object may have been closed since then.
+    fd: Cell<RawFd>,
     /// The descriptor is being closed, or is closed.
     is_closing: Cell<bool>,
     /// For `reader`, `writer` and `is_closing`: another thread may close the socket, or wait on it in a loop of its own.
@@ -80,7 +82,7 @@ impl Waiting {
     }
 
     /// Records that `coro` waits. Replaces a recorded coro of the same thread. If it is refused, nothing changes.
-    fn set(&self, direction: Direction, coro: Coro<'_>) -> Result<(), Refusal> {
+    fn set(&self, fd: RawFd, direction: Direction, coro: Coro<'_>) -> Result<(), Refusal> {
         let new = coro.to_bound().into_ptr();
         let (rest, result) = self.lock.with(|| {
             let place = self.place(direction);
@@ -92,12 +94,18 @@ impl Waiting {
             } else if is_elsewhere {
                 (new, Err(Refusal::IsTaken))
             } else {
+                self.fd.set(fd);
                 (place.replace(new), Ok(()))
             }
         });
         // SAFETY: the reference that was held here before, null, or the new one, which is not needed.
         drop(unsafe { Bound::from_owned_ptr_or_opt(coro.py(), rest) });
         result
+    }
+
+    /// The descriptor that a coro waits for; the object itself may be closed already.
+    pub(super) fn fd(&self) -> RawFd {
+        self.lock.with(|| self.fd.get())
     }
 
     /// From now on, no coro can begin to wait. The caller then ends the waits that have begun, and closes the
@@ -250,7 +258,7 @@ impl Wait {
                 .wait_again(fd, waiting.stamp.get(), Direction::Read, true, entry)
         });
         if has_begun {
-            if waiting.set(Direction::Read, coro).is_err() {
+            if waiting.set(fd, Direction::Read, coro).is_err() {
                 // `enter` is refused, too, and raises an error.
                 forget(coro, fd, Direction::Read);
                 return false;
@@ -364,7 +372,7 @@ fn enter(coro: Coro<'_>, target: Target<'_, '_>) -> PyResult<()> {
 /// Records in the socket that the coro, which is in the fd table, waits on it.
 #[inline]
 fn record(coro: Coro<'_>, waiting: &Waiting, fd: RawFd, direction: Direction) -> PyResult<()> {
-    waiting.set(direction, coro).map_err(|refusal| {
+    waiting.set(fd, direction, coro).map_err(|refusal| {
         forget(coro, fd, direction);
         match refusal {
             Refusal::IsClosing => closed(coro.py()),
