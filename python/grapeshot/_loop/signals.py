@@ -17,7 +17,6 @@ import functools
 import os
 import signal
 import sys
-import threading
 import warnings
 from asyncio.log import logger
 from collections.abc import Callable
@@ -51,9 +50,8 @@ def add_signal_handler(loop: BaseLoop, sig: int, callback: Callable[[*_Ts], obje
         raise TypeError("coroutines cannot be used with add_signal_handler()")
     _check_signal(sig)
     loop._check_closed()
-    if threading.current_thread() is not threading.main_thread():
-        raise RuntimeError("set_wakeup_fd only works in main thread of the main interpreter")
     try:
+        # Only the interpreter knows its main thread: in a program that gevent has patched, threading sees greenlets.
         signal.set_wakeup_fd(loop._signal_fd(), warn_on_full_buffer=False)
     except (ValueError, OSError) as exc:
         raise RuntimeError(str(exc)) from None
