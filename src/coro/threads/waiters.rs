@@ -114,6 +114,18 @@ impl Party {
         self.ident == 0
     }
 
+    /// The coro with this id, if it is a live coro of the current thread. It cannot run while this thread blocks.
+    fn coro_of_this_thread<'py>(self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
+        let coros = if self.is_coro {
+            runtime::with_runtime(|runtime| runtime.live(py))
+        } else {
+            Vec::new()
+        };
+        coros
+            .into_iter()
+            .find(|object| scheduler::coro_of(object).id.get() == self.ident)
+    }
+
     /// Whether the party is a real thread other than the current one. That thread keeps running while this one blocks.
     fn is_other_thread(self) -> bool {
         !self.is_coro && !self.is_nobody() && self.ident != current_thread()
@@ -293,7 +305,8 @@ pub(super) fn take_undisturbed(py: Python<'_>, source: &impl Source) -> PyResult
 
 /// Decides how the caller waits. A coro leaves its stack if it can. If no coro is running, the thread blocks. A coro
 /// that cannot leave its stack blocks its thread only in the child of a fork, or if another real thread holds the lock;
-/// any other holder might need this thread in order to go on.
+/// any other holder might need this thread in order to go on. A task or callback that would wait without a limit for a
+/// coro of its own thread gets an error, because neither could ever go on.
 fn find_way<'py>(py: Python<'py>, source: &impl Source, limit: Limit) -> PyResult<Way<'py>> {
     if runtime::current_anywhere(py).is_some() {
         match suspension::suspendable(py) {
@@ -302,6 +315,11 @@ fn find_way<'py>(py: Python<'py>, source: &impl Source, limit: Limit) -> PyResul
             Err(_) if source.holder().is_other_thread() || suspension::is_forked() => {}
             Err(error) => return Err(cannot_wait(py, source.what(), &error)),
         }
+    } else if matches!(limit, Limit::Endless)
+        && !suspension::is_forked()
+        && let Some(holder) = source.holder().coro_of_this_thread(py)
+    {
+        return Err(deadlock(&holder));
     }
     Ok(Way::Thread(limit.timeout_s().and_then(|timeout_s| {
         Instant::now().checked_add(Duration::try_from_secs_f64(timeout_s).ok()?)
@@ -313,6 +331,18 @@ fn cannot_wait(py: Python<'_>, what: &str, why: &PyErr) -> PyErr {
     PyRuntimeError::new_err(format!(
         "{}; blocking the thread instead might last forever, because {what}",
         why.value(py)
+    ))
+}
+
+#[cold]
+fn deadlock(holder: &Bound<'_, PyAny>) -> PyErr {
+    let name = match holder.getattr("name") {
+        Ok(name) => name,
+        Err(error) => return error,
+    };
+    PyRuntimeError::new_err(format!(
+        "deadlock: the lock is held by coro {name:?} of this thread, and this task or callback would stop the thread, \
+        and with it the coro, to wait for the lock; acquire it in a coro, for example with await coro.run_sync(...)"
     ))
 }
 

@@ -508,6 +508,82 @@ def test_a_notification_while_the_lock_is_taken_again_counts():
     ) == ["[True]"]
 
 
+def test_a_task_may_log_while_a_coro_waits_inside_of_the_handler():
+    assert run(
+        """
+        import asyncio, logging, os
+        import grapeshot
+        from grapeshot.coro import threads
+
+        reading, writing = os.pipe()
+        out = open(writing, "w", buffering=1)
+        logger = logging.getLogger("x")
+        logger.addHandler(logging.StreamHandler(out))
+        logger.setLevel(logging.INFO)
+        lines = []
+
+        def log_much():
+            for number in range(3):
+                logger.info("a%d %s", number, "x" * 60_000)  # the pipe has room for 64 KiB
+
+        def read():
+            with open(reading) as file:
+                lines.extend(line.split()[0] for line in file)
+
+        async def main():
+            first = coro.spawn(log_much)
+            await asyncio.sleep(0.01)
+            for number in range(3):
+                logger.info("b%d", number)
+            assert not first.done()
+            asyncio.get_running_loop().call_soon(logger.info, "c")
+            await asyncio.sleep(0)
+            reader = threads.Thread(target=read)
+            reader.start()
+            await first
+            logger.info("d")
+            while any(each.name == "logging" for each in coro.all_threads()):
+                await asyncio.sleep(0.001)
+            logger.info("e")
+            out.close()
+            reader.join()
+            print(*lines)
+
+        grapeshot.run(main())
+        """
+    ) == ["a0 a1 b0 b1 b2 c a2 d e"]
+
+
+def test_the_records_of_tasks_are_not_lost_when_the_loop_ends():
+    assert run(
+        """
+        import asyncio, logging
+        import grapeshot
+
+        messages = []
+
+        class Handler(logging.Handler):
+            def emit(self, record):
+                if record.msg == "a":
+                    coro.sleep_relative(1000)
+                messages.append(record.msg)
+
+        logger = logging.getLogger("x")
+        logger.addHandler(Handler())
+        logger.setLevel(logging.INFO)
+
+        async def main():
+            coro.spawn(logger.info, "a")
+            await asyncio.sleep(0)
+            logger.info("b")
+            assert not messages
+
+        grapeshot.run(main())
+        print(messages)
+        """
+    ) == ["['b']"]
+
+
 def test_sleep():
     assert run(
         """

@@ -13,7 +13,7 @@ is_patched = IS_PATCHED
 if is_patched:
     from grapeshot import coro
     coro.patch(to_thread=True)
-import asyncio, contextvars, functools, threading, time, zlib, grapeshot
+import asyncio, contextvars, functools, threading, time, warnings, zlib, grapeshot
 var = contextvars.ContextVar("var", default=0)
 
 def is_coro():
@@ -131,9 +131,14 @@ from anyio import to_thread
 from asgiref.sync import sync_to_async
 
 async def main():
-    for call in (asyncio.to_thread, to_thread.run_sync, lambda f: sync_to_async(f)(),
-                 lambda f: sync_to_async(f, thread_sensitive=False)()):
-        assert not await call(lambda: is_coro())
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for call in (asyncio.to_thread, to_thread.run_sync, lambda f: sync_to_async(f)(),
+                     lambda f: sync_to_async(f, thread_sensitive=False)()):
+            assert not await call(lambda: is_coro())
+    assert [each.category for each in warned] == [coro.PatchWarning]
+    assert "no effect on asyncio.unix_events._UnixSelectorEventLoop" in str(warned[0].message)
+    assert warned[0].filename == "<string>"
 
 asyncio.Runner(loop_factory=asyncio.SelectorEventLoop).run(main())
 """,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import asyncio
 import gc
 import random
 import signal
@@ -15,6 +16,8 @@ import pytest
 from support import coro_is_available, run_script, spawn_blocked
 
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
+import grapeshot
+
 if coro_is_available():
     from grapeshot import _core, coro
 
@@ -188,6 +191,33 @@ def test_coro_waits_for_a_real_thread_while_others_run(kind):
     held.wait()
     coro.run(main)
     thread.join()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_task_that_waits_for_a_coro_of_its_own_loop_gets_an_error(kind):
+    """The coro could not go on while the task blocked the thread."""
+    lock = make(kind)
+
+    def hold(release):
+        with lock:
+            coro.await_(release)
+
+    async def main():
+        release = asyncio.Future()
+        holder = coro.spawn(hold, release, name="holder")
+        await asyncio.sleep(0)
+        for acquire in (lock.acquire, lock.__enter__):
+            with pytest.raises(RuntimeError, match="deadlock: the lock is held by coro 'holder' of this thread"):
+                acquire()
+        # These waits come to an end.
+        assert lock.acquire(False) is False
+        assert lock.acquire(timeout=0.01) is False
+        release.set_result(None)
+        assert await coro.run_sync(lock.acquire)
+        assert waiting_count(lock) == 0
+        await holder
+
+    grapeshot.run(main())
 
 
 @pytest.mark.parametrize("kind", KINDS)

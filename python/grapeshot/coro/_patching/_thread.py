@@ -22,7 +22,7 @@ from grapeshot.coro._errors import CancelledError
 from grapeshot.coro._executor import WORKERS
 from grapeshot.coro._hiding import spawn_hiding
 
-from . import _handles, _idents, _import_hooks, _import_locks, _originals, _waits
+from . import _handles, _idents, _import_hooks, _import_locks, _logging, _originals, _waits
 from ._handles import HAS_HANDLES, Running, Sentinel, ThreadHandle
 from ._local import local
 
@@ -546,6 +546,7 @@ def patch() -> None:
     if not HAS_HANDLES:
         threading.Thread._wait_for_tstate_lock = _handles.wait_for_tstate_lock  # type: ignore[attr-defined]
     _import_hooks.after_import("threading", _patch_polls)
+    _import_hooks.after_import("logging", _logging.patch)
     _forget_dummies()
     if HAS_HANDLES:
         os.register_at_fork(before=_ensure_thread_object)

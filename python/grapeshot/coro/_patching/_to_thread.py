@@ -28,16 +28,35 @@ from ._thread import RealThread
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import Any
+    from typing import Any, TypeGuard
 
 _to_thread = asyncio.to_thread
 _real_local: Any = _originals.get_original("_thread", "_local")
+_has_warned = False
+
+
+def _has_coros(loop: object) -> TypeGuard[BaseLoop]:
+    """Whether the loop is one of grapeshot's. Warn once of another loop, where nothing would show the difference."""
+    global _has_warned
+    if isinstance(loop, BaseLoop):
+        return True
+    if loop is not None and not _has_warned:
+        _has_warned = True
+        kind = type(loop)
+        warnings.warn(
+            f"coro.patch(to_thread=True) has no effect on {kind.__module__}.{kind.__qualname__}: blocking functions run"
+            " in threads there; start the program with grapeshot's loop, for example with"
+            " uvicorn --loop grapeshot:new_event_loop",
+            PatchWarning,
+            stacklevel=3,
+        )
+    return False
 
 
 async def to_thread(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     """Like ``asyncio.to_thread``, but in a coro, unless the function needs a real thread."""
     loop = asyncio.get_running_loop()
-    if not isinstance(loop, BaseLoop) or needs_thread(func, [*args, *kwargs.values()]):
+    if needs_thread(func, [*args, *kwargs.values()]) or not _has_coros(loop):
         return await _to_thread(func, *args, **kwargs)
     call = functools.partial(contextvars.copy_context().run, func, *args, **kwargs)
     return await _submit(loop, call)
@@ -78,7 +97,7 @@ def _patch_anyio(module: Any) -> None:
         cls: Any, func: Callable[..., Any], args: Any, abandon_on_cancel: bool = False, limiter: Any = None
     ) -> Any:
         loop = asyncio.get_running_loop()
-        if not isinstance(loop, BaseLoop) or needs_thread(func, args):
+        if needs_thread(func, args) or not _has_coros(loop):
             return await run_in_thread(func, args, abandon_on_cancel=abandon_on_cancel, limiter=limiter)
         await cls.checkpoint()
         # If the caller passes no limiter, there is no limit: anyio has a default limiter because threads are expensive.
@@ -125,7 +144,7 @@ class _Executor:
         executor = vars(sync_to_async)["_executor"]
         if executor is None and not sync_to_async._thread_sensitive and not needs_thread(sync_to_async.func):
             loop = asyncio._get_running_loop()
-            return executor_of(loop) if isinstance(loop, BaseLoop) else None
+            return executor_of(loop) if _has_coros(loop) else None
         return executor
 
     def __set__(self, sync_to_async: Any, executor: object) -> None:
@@ -140,7 +159,7 @@ class _SerialExecutor:
 
     def __get__(self, sync_to_async: Any, kind: type | None = None) -> Any:
         loop = asyncio._get_running_loop()
-        return executor_of(loop, 1) if isinstance(loop, BaseLoop) else self._original
+        return executor_of(loop, 1) if _has_coros(loop) else self._original
 
 
 def _patch_asgiref(module: Any) -> None:
