@@ -115,7 +115,7 @@ impl Party {
     }
 
     /// The coro with this id, if it is a live coro of the current thread. It cannot run while this thread blocks.
-    fn coro_of_this_thread<'py>(self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
+    fn coro_of_this_thread(self, py: Python<'_>) -> Option<Bound<'_, PyAny>> {
         let coros = if self.is_coro {
             runtime::with_runtime(|runtime| runtime.live(py))
         } else {

@@ -15,9 +15,9 @@ import weakref
 import pytest
 from support import coro_is_available, run_script, spawn_blocked
 
-pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 import grapeshot
 
+pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 if coro_is_available():
     from grapeshot import _core, coro
 
