@@ -247,6 +247,25 @@ def test_tasks_and_greenlets():
     ]
 
 
+def test_tasks_in_any_greenlet_add_signal_handlers():
+    """In a patched program, the current thread is the main one for `threading` only in the main greenlet."""
+    out = run(
+        """
+        from grapeshot.gevent import await_
+        async def main():
+            loop = asyncio.get_running_loop()
+            got = asyncio.Event()
+            loop.add_signal_handler(signal.SIGUSR1, got.set)
+            os.kill(os.getpid(), signal.SIGUSR1)
+            await asyncio.wait_for(got.wait(), 10)
+            return loop.remove_signal_handler(signal.SIGUSR1)
+        print(gevent.spawn(await_, main()).get(), await_(main()))
+        print(gevent.spawn(asyncio.run, main()).get())
+        """
+    )
+    assert out.splitlines() == ["True True", "True"]
+
+
 def test_asyncio_in_greenlets():
     """`asyncio.run()` in a greenlet runs a loop of its own, and lets other greenlets run. (On libev, only one greenlet
     can do so.)
