@@ -123,6 +123,8 @@ __all__ = [
     "lock",
     "mutex",
     "semaphore",
+    "shared_channel",
+    "shared_queue",
     "thread_lock",
     "thread_queue",
     "thread_rlock",
@@ -1485,6 +1487,108 @@ class thread_rlock:  # noqa: N801
     def __exit__(self, *args: object) -> None: ...
 
 @disjoint_base
+class shared_queue(Generic[_T]):  # noqa: N801
+    """The native part of ``grapeshot.threads.Queue``. The methods without an underscore are public there."""
+
+    @property
+    def _capacity(self) -> int:
+        """How many items fit; 0 if there is no limit."""
+    @property
+    def is_shutdown(self) -> bool:
+        """Whether ``shutdown`` was called."""
+    def put(self, item: _T, block: bool = True, timeout: float | None = None) -> None:
+        """Put an item into the queue. If the queue is full, wait until there is a place.
+
+        Raises:
+            queue.Full: there was no place in time.
+            ShutDown: the queue was shut down.
+            RuntimeError: called in a task or callback, where it would have to wait; or the coro cannot wait here.
+            ValueError: the timeout is negative.
+        """
+    def put_nowait(self, item: _T) -> None:
+        """``put`` with ``block=False``."""
+    def get(self, block: bool = True, timeout: float | None = None) -> _T:
+        """Remove the oldest item and return it. If the queue is empty, wait for an item.
+
+        Raises:
+            queue.Empty: there was no item in time.
+            ShutDown: the queue was shut down, and has no items left.
+            RuntimeError: called in a task or callback, where it would have to wait; or the coro cannot wait here.
+            ValueError: the timeout is negative.
+        """
+    def get_nowait(self) -> _T:
+        """``get`` with ``block=False``."""
+    def join(self) -> None:
+        """Wait until ``task_done`` was called for each item that was put.
+
+        Raises:
+            RuntimeError: called in a task or callback, where it would have to wait; or the coro cannot wait here.
+        """
+    def task_done(self) -> None:
+        """Say that the work on one item is done. Raises ValueError if it was said for all items already."""
+    def shutdown(self, immediate: bool = False) -> None:
+        """Shut the queue down: ``put`` raises ShutDown from now on, and ``get`` when no items are left.
+
+        If ``immediate`` is true, the items that are left are dropped, and count as done.
+        """
+    def qsize(self) -> int:
+        """Return the number of items that a ``get`` could take now."""
+    def empty(self) -> bool:
+        """Return whether there are no items."""
+    def full(self) -> bool:
+        """Return whether there is no place."""
+    def _limit(self, capacity: int) -> None: ...
+    def _try_get(self, absent: object, /) -> Any: ...
+    def _try_put(self, item: _T, /) -> bool: ...
+    def _enter(self, side: int, loop: asyncio.AbstractEventLoop, /) -> Any: ...
+    def _leave(self, side: int, future: Any, /) -> None: ...
+    def _get_promised(self) -> _T: ...
+    def _put_reserved(self, item: _T, /) -> None: ...
+    def _is_finished(self) -> bool: ...
+
+class shared_channel(Generic[_T]):  # noqa: N801
+    """The native part of ``grapeshot.threads.Channel``. The methods without an underscore are public there."""
+
+    @property
+    def capacity(self) -> int:
+        """How many items fit; 0 if there is no limit."""
+    @property
+    def is_closed(self) -> bool:
+        """Whether ``close`` was called."""
+    def send(self, item: _T, block: bool = True, timeout: float | None = None) -> None:
+        """Send an item. If the channel is full, wait until there is a place.
+
+        Raises:
+            TimeoutError: there was no place in time.
+            ClosedError: the channel is closed.
+            RuntimeError: called in a task or callback, where it would have to wait; or the coro cannot wait here.
+            ValueError: the timeout is negative.
+        """
+    def send_nowait(self, item: _T) -> None:
+        """``send`` with ``block=False``."""
+    def receive(self, block: bool = True, timeout: float | None = None) -> _T:
+        """Remove the oldest item and return it. If the channel is empty, wait for an item.
+
+        Raises:
+            TimeoutError: there was no item in time.
+            ClosedError: the channel is closed, and has no items left.
+            RuntimeError: called in a task or callback, where it would have to wait; or the coro cannot wait here.
+            ValueError: the timeout is negative.
+        """
+    def receive_nowait(self) -> _T:
+        """``receive`` with ``block=False``."""
+    def close(self) -> None:
+        """Close the channel: ``send`` raises ClosedError from now on, and ``receive`` when no items are left."""
+    def qsize(self) -> int:
+        """Return the number of items that a ``receive`` could take now."""
+    def _limit(self, capacity: int) -> None: ...
+    def _try_get(self, absent: object, /) -> Any: ...
+    def _try_put(self, item: _T, /) -> bool: ...
+    def _enter(self, side: int, loop: asyncio.AbstractEventLoop, /) -> Any: ...
+    def _leave(self, side: int, future: Any, /) -> None: ...
+    def _get_promised(self) -> _T: ...
+    def _put_reserved(self, item: _T, /) -> None: ...
+
 class thread_queue(Generic[_T]):  # noqa: N801
     """``_queue.SimpleQueue`` for coros and real threads."""
 

@@ -109,6 +109,11 @@ impl LoopObject {
         })
     }
 
+    /// Whether this thread runs the loop.
+    pub(crate) fn is_owned_here(&self) -> bool {
+        self.reactor.access.owner() == current_thread()
+    }
+
     /// `ReadyWork::defer` in the loop's thread, even while the loop does not run.
     #[inline]
     pub(crate) fn defer(&self, object: Bound<'_, PyAny>, run: Deferred) {

@@ -131,6 +131,20 @@ pub(crate) fn set_done(this: Waiter<'_>) -> PyResult<()> {
     finish(this, WaiterState::Done)
 }
 
+/// `set_done` from any thread, for a waiter without a descriptor. False if its loop is closed.
+pub(crate) fn set_done_from_anywhere(waiter: &Bound<'_, PyAny>) -> bool {
+    let this = waiter_of(waiter);
+    let event_loop = this.loop_object();
+    if event_loop.reactor().is_closed() {
+        return false;
+    }
+    if event_loop.is_owned_here() {
+        return set_done(this).is_ok();
+    }
+    event_loop.reactor().defer_from_anywhere(waiter.clone(), wake);
+    true
+}
+
 #[inline]
 fn finish(this: Waiter<'_>, state: WaiterState) -> PyResult<()> {
     if !this.is_pending() {

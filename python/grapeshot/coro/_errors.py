@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-import errno
 import queue
+
+from grapeshot._loop.closed_error import ClosedError as ClosedError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -69,19 +70,6 @@ class NotStartedError(ScheduleError):
 
 class SimultaneousError(Exception):
     """A second coro tried to wait for the same event (to read or to write) on a descriptor, or to use a file_sock."""
-
-
-class ClosedError(OSError):
-    """A descriptor was closed while a coro waited on it, or a file or channel is closed. The errno is ``EBADF``."""
-
-    def __init__(self, message: str = "it was closed") -> None:
-        super().__init__(errno.EBADF, message)
-
-    def __str__(self) -> str:
-        return str(self.strerror)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.strerror,)
 
 
 class YieldFromMain(RuntimeError):  # noqa: N818  # Shrapnel's name

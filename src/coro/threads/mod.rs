@@ -2,8 +2,10 @@
 //! between coros and real threads, in any direction. `coro.patch()` puts them in place of the classes of `_thread`
 //! and `_queue`.
 //!
-//! - `waiters`: the queue of waiting coros and threads, in one order for both, and how they are woken
+//! - `waiters`, `task_waiters`: the queue of waiting coros, threads and tasks, in one order for all, and how they are
+//!   woken
 //! - `lock`: the lock and the `RLock`; `simple_queue`: the queue
+//! - `shared_queue`: the queue and the channel of `grapeshot.threads`, for which tasks can wait, too
 //! - `limit`: the arguments of `acquire` and `get`
 //!
 //! A free lock and an available item are taken without a wait, in any code: even in a finalizer that the garbage
@@ -11,12 +13,14 @@
 //! given to the first waiter before that waiter runs.
 //!
 //! Outside of any coro (in a callback or a task) the loop's thread waits as any thread does: it blocks, and its loop
-//! with it. If a coro of that loop holds the lock, and only this coro would release it, the thread and the coro wait
-//! forever, like a thread that acquires the same lock twice.
+//! with it. If a coro of that thread holds the lock, a wait without a limit raises RuntimeError instead, because the
+//! coro could not run and release it.
 
 mod limit;
 mod lock;
+mod shared_queue;
 mod simple_queue;
+mod task_waiters;
 mod waiters;
 
 use std::ffi::c_char;
@@ -30,7 +34,9 @@ pub(super) use waiters::{Party, after_fork, forks};
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("thread_lock", lock::make_type(module)?)?;
     module.add("thread_rlock", lock::make_recursive_type(module)?)?;
-    module.add("thread_queue", simple_queue::make_type(module)?)
+    module.add("thread_queue", simple_queue::make_type(module)?)?;
+    module.add("shared_queue", shared_queue::make_queue_type(module)?)?;
+    module.add("shared_channel", shared_queue::make_channel_type(module)?)
 }
 
 #[cfg(Py_3_13)]

@@ -1,12 +1,14 @@
-//! `Waiters`: coros of any thread and real threads that wait for the same thing, in order of arrival.
+//! `Waiters`: coros of any thread, real threads, and tasks of any loop that wait for the same thing, in order of arrival.
 //!
 //! ```text
 //!   Waiters   coros: WaitQueue      [ A 1 ] <--> [ C 3 ] <--> [ D 4 ]      each with its ticket (WaitNode.request)
 //!             threads: VecDeque     [ B 2 ] , [ E 5 ]
+//!             tasks: TaskWaiters    [ F 6 ]                                only a shared queue has tasks
 //!
 //!   grant_first: the request of the waiter with the smallest ticket is granted
 //!     a coro      enters its loop's ready queue, and the loop is woken if it sleeps
 //!     a thread    blocks on a semaphore of its own, without the GIL, and this semaphore is released
+//!     a task      awaits a future, which is set in the task's loop
 //! ```
 //!
 //! All of this is used with the GIL held or, in a free-threaded build, in a critical section of the object that
@@ -28,6 +30,7 @@ use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+use super::task_waiters::TaskWaiters;
 use crate::binding::current_thread;
 use crate::binding::object_result::none;
 use crate::coro::coroutine::Coro;
@@ -82,6 +85,12 @@ pub(in crate::coro) struct Party {
 impl Party {
     pub(super) const NOBODY: Self = Self {
         ident: 0,
+        is_coro: false,
+    };
+
+    /// Stands for any task. A task waits only for what has no holder.
+    const TASK: Self = Self {
+        ident: u64::MAX,
         is_coro: false,
     };
 
@@ -200,6 +209,7 @@ impl Drop for ThreadWaiter {
 pub(super) struct Waiters {
     coros: WaitQueue,
     threads: RefCell<VecDeque<Arc<ThreadWaiter>>>,
+    pub(super) tasks: TaskWaiters,
     next_ticket: Cell<i64>,
     /// `FORKS` when the queue was last used.
     forks: Cell<u32>,
@@ -355,11 +365,12 @@ impl Waiters {
         // SAFETY: by the contract; a zeroed `WaitQueue` is an empty one.
         unsafe {
             (&raw mut (*place).threads).write(RefCell::new(VecDeque::new()));
+            (&raw mut (*place).tasks).write(TaskWaiters::new());
             (*place).coros.share();
         }
     }
 
-    fn ticket(&self) -> i64 {
+    pub(super) fn ticket(&self) -> i64 {
         self.forget_parents();
         let ticket = self.next_ticket.get();
         self.next_ticket.set(ticket + 1);
@@ -380,10 +391,11 @@ impl Waiters {
         // In the child of a fork, the references of the parent's threads are never dropped, so this frees no semaphore
         // that a thread waits on.
         self.threads.borrow_mut().clear();
+        self.tasks.forget();
     }
 
     pub(super) fn len(&self) -> usize {
-        self.coros.len() + self.threads.borrow().len()
+        self.coros.len() + self.threads.borrow().len() + self.tasks.len()
     }
 
     fn wait<'py>(&self, py: Python<'py>, way: &Way<'py>) -> EndedWait<'py> {
@@ -446,26 +458,36 @@ impl Waiters {
 
     fn grant_one(&self, py: Python<'_>) -> Option<Party> {
         self.forget_parents();
-        let first_thread = self.threads.borrow().front().map(|waiter| waiter.ticket);
-        if let Some(object) = self.coros.exclusive(|| self.claim_first_coro(py, first_thread)) {
-            let coro = scheduler::coro_of(&object);
-            scheduler::queue_from_anywhere(coro);
-            return Some(Party::of_coro(coro));
+        loop {
+            let first_thread = self.threads.borrow().front().map(|waiter| waiter.ticket);
+            let first_task = self.tasks.first_ticket();
+            let first_other = first_thread.into_iter().chain(first_task).min();
+            if let Some(object) = self.coros.exclusive(|| self.claim_first_coro(py, first_other)) {
+                let coro = scheduler::coro_of(&object);
+                scheduler::queue_from_anywhere(coro);
+                return Some(Party::of_coro(coro));
+            }
+            if first_task.is_some() && first_task == first_other {
+                if self.tasks.wake_first(py) {
+                    return Some(Party::TASK);
+                }
+                continue;
+            }
+            let waiter = self.threads.borrow_mut().pop_front()?;
+            waiter.is_granted.store(true, Ordering::Release);
+            // SAFETY: locked since it was made, and released only here.
+            unsafe { PyThread_release_lock(waiter.semaphore) };
+            return Some(waiter.party);
         }
-        let waiter = self.threads.borrow_mut().pop_front()?;
-        waiter.is_granted.store(true, Ordering::Release);
-        // SAFETY: locked since it was made, and released only here.
-        unsafe { PyThread_release_lock(waiter.semaphore) };
-        Some(waiter.party)
     }
 
-    /// Grants the first coro its request, if it has waited longer than the thread with the ticket `first_thread`. Coros
-    /// that cannot run any more are removed from the queue. Called inside of `exclusive`.
-    fn claim_first_coro<'py>(&self, py: Python<'py>, first_thread: Option<i64>) -> Option<Bound<'py, PyAny>> {
+    /// Grants the first coro its request, if it has waited longer than the thread or task with the ticket `first_other`.
+    /// Coros that cannot run any more are removed from the queue. Called inside of `exclusive`.
+    fn claim_first_coro<'py>(&self, py: Python<'py>, first_other: Option<i64>) -> Option<Bound<'py, PyAny>> {
         loop {
             let coro = self.coros.first(py)?;
             let node = &coro.wait_node;
-            if first_thread.is_some_and(|ticket| ticket < node.request.get()) {
+            if first_other.is_some_and(|ticket| ticket < node.request.get()) {
                 return None;
             }
             if can_run(coro) {

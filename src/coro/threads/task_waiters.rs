@@ -1,0 +1,112 @@
+//! `TaskWaiters`: the tasks that wait for a shared queue. Each task awaits a future of its loop.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::ffi::{c_int, c_void};
+
+use pyo3::ffi;
+use pyo3::prelude::*;
+
+use crate::event_loop::pyloop::LoopObject;
+use crate::event_loop::waiter;
+
+struct TaskWaiter {
+    ticket: i64,
+    event_loop: Py<PyAny>,
+    /// A native waiter if the loop is grapeshot's, else an `asyncio.Future`.
+    future: Py<PyAny>,
+}
+
+/// The future that a task of the loop has to await.
+pub(super) fn future_of<'py>(event_loop: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    if LoopObject::is_loop(event_loop) {
+        waiter::new_signal(event_loop)
+    } else {
+        event_loop.call_method0("create_future")
+    }
+}
+
+/// Sets a future of another package's loop in its loop. Fails if the loop is closed.
+fn set_done_in(event_loop: &Bound<'_, PyAny>, future: &Bound<'_, PyAny>) -> PyResult<()> {
+    let py = future.py();
+    // Does nothing if the future was cancelled meanwhile.
+    let set = py
+        .import("asyncio.futures")?
+        .getattr("_set_result_unless_cancelled")?;
+    event_loop.call_method1("call_soon_threadsafe", (set, future, py.None()))?;
+    Ok(())
+}
+
+/// The collector visits it as a part of its queue: otherwise it could not free a queue and a task that wait for each
+/// other.
+pub(super) struct TaskWaiters(RefCell<VecDeque<TaskWaiter>>);
+
+impl TaskWaiters {
+    pub(super) fn new() -> Self {
+        Self(RefCell::new(VecDeque::new()))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.borrow().len()
+    }
+
+    pub(super) fn first_ticket(&self) -> Option<i64> {
+        self.0.borrow().front().map(|waiter| waiter.ticket)
+    }
+
+    /// Adds a task of the loop, which is going to await the future.
+    pub(super) fn add(&self, ticket: i64, event_loop: Bound<'_, PyAny>, future: &Bound<'_, PyAny>) {
+        self.0.borrow_mut().push_back(TaskWaiter {
+            ticket,
+            event_loop: event_loop.unbind(),
+            future: future.clone().unbind(),
+        });
+    }
+
+    /// Removes the waiter with this future. False if it was granted its request, and so is not here any more.
+    pub(super) fn remove(&self, future: &Bound<'_, PyAny>) -> bool {
+        let removed = {
+            let mut waiters = self.0.borrow_mut();
+            let place = waiters.iter().position(|waiter| waiter.future.is(future));
+            place.and_then(|place| waiters.remove(place))
+        };
+        // The references are dropped here, where the deque is not borrowed any more.
+        removed.is_some()
+    }
+
+    /// Removes the first waiter and wakes its task. False if the task's loop is closed.
+    pub(super) fn wake_first(&self, py: Python<'_>) -> bool {
+        let Some(waiter) = self.0.borrow_mut().pop_front() else {
+            return false;
+        };
+        let (event_loop, future) = (waiter.event_loop.into_bound(py), waiter.future.into_bound(py));
+        if waiter::is_waiter(&future) {
+            return waiter::set_done_from_anywhere(&future);
+        }
+        set_done_in(&event_loop, &future).is_ok()
+    }
+
+    /// In the child of a fork: drops the waiters of the parent without waking them.
+    pub(super) fn forget(&self) {
+        drop(self.0.take());
+    }
+
+    /// # Safety
+    /// `visit` and `arg` are the values that the collector passed to `tp_traverse`.
+    pub(super) unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
+        // While the collector runs, no thread is inside of a method of this type that has borrowed the deque.
+        let Ok(waiters) = self.0.try_borrow() else {
+            return 0;
+        };
+        for waiter in waiters.iter() {
+            for object in [&waiter.event_loop, &waiter.future] {
+                // SAFETY: by the contract; the objects are alive while they are held here.
+                let result = unsafe { visit(object.as_ptr(), arg) };
+                if result != 0 {
+                    return result;
+                }
+            }
+        }
+        0
+    }
+}
