@@ -302,7 +302,7 @@ impl<T> Queue<T> {
         None
     }
 
-    /// Removes the tickets of cancelled calls from a list of waiting tickets if they are more than half of it.
+    /// Removes the tickets of cancelled calls from a list of waiting tickets if it has too many of them (`MAX_STALE`).
     /// Searching for one ticket at each cancellation would take too long.
     fn remove_stale(&mut self) {
         for waiting in [&mut self.waiting_for_ring, &mut self.waiting_for_threads] {
