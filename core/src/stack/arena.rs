@@ -58,7 +58,7 @@ const COLOURS_LEN: usize = PAGE_COLOURS * PAGE_STEP;
 const FIRST_CAPACITY: usize = 4;
 /// The number of stacks that are opened at a time.
 const GROUP: usize = 4;
-/// How many bytes of memory a free stack keeps below its top.
+/// How many bytes of memory a free stack keeps below its top, if it keeps any.
 const WARM_LEN: usize = 16 * 1024;
 /// How many free stacks may keep memory. An arena whose stacks are all free is unmapped only if this many free stacks
 /// remain in other arenas.
