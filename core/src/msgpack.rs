@@ -1,8 +1,9 @@
 //! Checks a msgpack packet for keys that would make a Python dict slow, before the packet is decoded.
 //!
-//! Python randomizes the hashes of strings and bytes, but not of numbers, dates and tuples of numbers. A peer can
-//! therefore choose map keys whose hashes collide. Inserting them into a dict takes time that grows with the square of
-//! their number, so a small packet can stop the process for seconds. Therefore each kind of key has a limit:
+//! Python randomizes the hashes of strings and bytes, but not those of numbers, of dates with a time zone, or of tuples
+//! of these. A peer can therefore choose map keys whose hashes collide. Inserting them into a dict takes time that
+//! grows with the square of their number, so a small packet can stop the process for seconds. Therefore each kind of
+//! key has a limit:
 //!
 //! - Python decoders turn an array that is a map key into a tuple. A packet of 240 KB whose keys are tuples with the
 //!   same hash takes seconds. So a packet may have only a limited number of arrays and maps as keys.

@@ -15,8 +15,8 @@ use super::object_result::ObjectResult;
 /// makes a MemoryError.
 type Ticket = (u64, Option<Py<PyAny>>);
 
-/// Results that Python code has not received yet. After a call of `append` it is empty, unless that call ran out of
-/// memory. (The collector need not see the results, because none of them refers to the object that holds it.)
+/// The results that Python code has not received yet. After a call of `append` there are none, unless that call ran out
+/// of memory. (The collector need not see the results, because none of them refers to the object that holds it.)
 #[derive(Default)]
 pub(crate) struct Arrived(Mutex<VecDeque<Ticket>>);
 

@@ -3,8 +3,9 @@
 //! asyncio's transports are ordinary objects: programs set `transport.write = f`, and tools replace methods on the
 //! class. `InstanceDict` is the `__dict__` of a native object, which is created when it is first needed. Until then,
 //! CPython's specialized method calls are as fast as for objects without a `__dict__`. On Python 3.11, the dict is
-//! created with the object, and calls are as fast while the dict is empty. `OwnMethods` tells whether native code may
-//! call a method of such an object directly, or must call it through Python because Python code has replaced it.
+//! created with the object, and calls are just as fast as long as the dict is empty. `OwnMethods` tells whether native
+//! code may call a method of such an object directly, or must call it through Python because Python code has replaced
+//! it.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;

@@ -3,8 +3,8 @@
 //!
 //! Take a handle whose argument is a handle, whose argument is a handle, and so on. The calls that free it nest as deep
 //! as the chain is long. From 3.14 on, CPython limits this depth for every type; earlier versions limit it only for
-//! CPython's own types. This module limits the depth to `MAX_DEPTH`: deeper objects are put aside, and the outermost
-//! call frees them.
+//! CPython's own types. For earlier versions, this module limits the depth to `MAX_DEPTH`: deeper objects are put
+//! aside, and the outermost call frees them.
 //!
 //! ```text
 //!   depth 0: dealloc(a) -> 1: dealloc(b) -> ... -> MAX_DEPTH: put aside

@@ -26,8 +26,8 @@ use super::object_result::ObjectResult;
 ///   row!(method, get_loop, "get_loop()", "The loop that the wait belongs to.")
 /// ```
 ///
-/// - `method`: the function is a `fn(This<T>, Args) -> ObjectResult`. It is called when this thread may use the object
-///   (`NativeType::with_access`). `T` must be the layout of the objects of the type that gets the row.
+/// - `method`: the function is a `fn(This<T>, Args) -> ObjectResult`. It is called only if this thread may use the
+///   object (`NativeType::with_access`). `T` must be the layout of the objects of the type that gets the row.
 /// - `threadsafe_method`: the same, for a method that any thread may call at any time. Its function may touch only
 ///   atomics, the inbox and values that never change.
 /// - `function`: the function is a `fn(Python, Args) -> ObjectResult`, and the row is for a module.
@@ -174,7 +174,7 @@ pub(crate) fn class_getitem() -> ffi::PyMethodDef {
 /// The function of a getset row.
 pub(crate) type Getter<T> = for<'py> fn(This<'py, T>) -> ObjectResult<'py>;
 
-/// A row of a getset table. The function is called when this thread may use the object (`NativeType::with_access`).
+/// A row of a getset table. The function is called only if this thread may use the object (`NativeType::with_access`).
 /// `T` must be the layout of the objects of the type that gets the row.
 pub(crate) fn getter<T: NativeType>(
     name: &'static CStr,

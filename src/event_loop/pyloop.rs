@@ -114,7 +114,7 @@ impl LoopObject {
         self.reactor.access.owner() == current_thread()
     }
 
-    /// `ReadyWork::defer` in the loop's thread, even while the loop does not run.
+    /// `ReadyWork::defer`, called in the thread that runs the loop or, while the loop does not run, in any thread.
     #[inline]
     pub(crate) fn defer(&self, object: Bound<'_, PyAny>, run: Deferred) {
         let access = &self.reactor.access;

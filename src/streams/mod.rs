@@ -8,8 +8,8 @@
 //!
 //! Native code handles the common cases: reading data that the reader already holds, waiting for data, writing to one
 //! of our transports, and a drain with nothing to wait for. In almost all other cases (the end of the stream,
-//! exceptions, limits, flow control, other loops) asyncio's own functions work on the same objects, so the behaviour is
-//! always that of the running version of Python. For an object of a subclass, and for one with methods that a program
+//! exceptions, limits, flow control, other loops) asyncio's own functions work on the same objects, so these cases work
+//! exactly as in the running version of Python. For an object of a subclass, and for one with methods that a program
 //! has replaced, asyncio's functions do everything. (Only `write()` stays native, since it just calls the transport.)
 //!
 //! The objects are used on their loop's thread only.

@@ -124,8 +124,8 @@ pub(super) fn with_bytes<R>(this: Reader<'_>, body: impl FnOnce(&[u8]) -> R) -> 
 // ---- data gets in ------------------------------------------------------------------------------------------------
 
 /// Does the work of `feed_data` without Python code. Returns false, with nothing changed, if asyncio's own function
-/// must do it: for data after the end, if the data is enough to pause the transport, and if the waiter is a Future
-/// and not a native one.
+/// must do it: because the data comes after the end, because it is enough to pause the transport, or because the waiter
+/// is a Future and not a native one.
 #[inline]
 pub(super) fn feed(this: Reader<'_>, data: &Bound<'_, PyBytes>) -> PyResult<bool> {
     let added = data.as_bytes().len();

@@ -196,7 +196,8 @@ impl Buffers {
     }
 }
 
-// OpenSSL calls the functions below only for BIOs of `Direct::new`, so the table of its functions is loaded.
+// OpenSSL calls the functions below only for BIOs that `Direct::new` has made. So `OpenSsl`, the table of OpenSSL's own
+// functions, is loaded by then.
 
 /// Locks the buffers. No code runs Python code or panics while it holds the lock.
 pub(super) fn locked(buffers: &Mutex<Buffers>) -> MutexGuard<'_, Buffers> {

@@ -27,8 +27,8 @@ use crate::binding::object_cell::ObjectCell;
 /// The plaintext of a full record, in bytes.
 const RECORD_LEN: usize = 16 * 1024;
 const HEADER_LEN: usize = 5;
-/// The nonce and the tag of a record of TLS 1.2 with AES-GCM, the most common cipher. (A longer record that does not
-/// fit into the window goes to `Buffers::outgoing`.)
+/// The length of the nonce and the tag of a record of TLS 1.2 with AES-GCM, the most common cipher. (A longer record
+/// that does not fit into the window goes to `Buffers::outgoing`.)
 const AES_GCM_LEN: usize = 24;
 /// The largest window for ciphertext. More is passed on in several `bytes` objects.
 const WINDOW_LEN: usize = 96 * 1024;

@@ -1,7 +1,8 @@
 //! `SSLTransport`: TLS above any stream transport, with the user's own `ssl.SSLContext`.
 //!
 //! - `engine`: the `SSLObject`; `direct`, `bio`, `openssl`: how its data goes directly through OpenSSL's C functions;
-//!   `buffer_view`: where that is not possible, how the C functions of Python's `ssl` module use native memory
+//!   `buffer_view`: how the C functions of Python's `ssl` module use native memory, where OpenSSL cannot be called
+//!   directly
 //! - `lifecycle`: the handshake, and everything that ends a connection; `shutdown`: the orderly end
 //! - `reading`, `writing`: the two directions; `inner`: the inner transport
 //! - `methods`, `protocol_methods`: the Python interface, as a transport and as a protocol

@@ -1,4 +1,5 @@
-//! Checks the size that is proposed for the next read: it must be larger than the last reads, by at most 4096 bytes.
+//! Checks the size that is proposed for the next read, if there is one: it must be larger than the last read, by at
+//! most 4096 bytes.
 #![no_main]
 
 use grapeshot_core::queue::read_size::ReadSize;

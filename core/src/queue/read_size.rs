@@ -11,7 +11,7 @@
 
 use std::cell::Cell;
 
-/// Reads that return less than this always go through the scratch buffer.
+/// After a read that returned less than this, the next read goes through the scratch buffer.
 const MIN_DIRECT_LEN: usize = 8 * 1024;
 /// The largest object that a read goes into directly.
 const MAX_DIRECT_LEN: usize = 256 * 1024;

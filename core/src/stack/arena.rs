@@ -43,7 +43,7 @@ use crate::sys::pages::{self, MappingUsage};
 const MIB: usize = 1024 * 1024;
 /// The length of the guard below a stack.
 pub(super) const GUARD_LEN: usize = MIB;
-/// The addresses that one page table maps, on most processors.
+/// How much address space one page table maps, on most processors.
 const TABLE_LEN: usize = 2 * MIB;
 /// Tops have this many different offsets in a page, one cache line apart.
 const LINE_COLOURS: usize = 64;
@@ -58,9 +58,9 @@ const COLOURS_LEN: usize = PAGE_COLOURS * PAGE_STEP;
 const FIRST_CAPACITY: usize = 4;
 /// The number of stacks that are opened at a time.
 const GROUP: usize = 4;
-/// How many bytes of memory a free stack keeps below its top.
+/// How many bytes of memory a free stack keeps below its top, if it keeps any.
 const WARM_LEN: usize = 16 * 1024;
-/// How many free stacks keep memory. An arena whose stacks are all free is unmapped only if this many free stacks
+/// How many free stacks may keep memory. An arena whose stacks are all free is unmapped only if this many free stacks
 /// remain in other arenas.
 const KEPT_STACKS: usize = 1024;
 /// If the system refuses memory when at most this many mappings are left, the limit of mappings is reported as the

@@ -16,7 +16,7 @@ use crate::sys::pages::{self, MappingUsage};
 
 /// The reserve for the rest of the process is the limit divided by this: 2,047 of the usual 65,530 mappings.
 const RESERVED_PART: usize = 32;
-/// After a count, stacks may take the counted number divided by this without a further count.
+/// After a count, stacks may take at most the counted number divided by this without a further count.
 const COUNTED_PART: usize = 8;
 /// For this long after a refusal, further requests are refused without counting again.
 const RECOUNT_NS: u64 = 100_000_000;

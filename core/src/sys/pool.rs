@@ -55,7 +55,7 @@ struct State {
     threads: HashMap<u64, HelperThread>,
     last_number: u64,
     idle: usize,
-    /// Threads that run a job. The others are idle, about to begin, or deliver an outcome.
+    /// How many threads run a job. The others are idle, about to begin, or deliver an outcome.
     busy: usize,
     /// How many callers of [`Pool::end_idle`] wait. While there are any, no thread becomes idle.
     enders: usize,

@@ -213,7 +213,7 @@ fn read(this: This<'_, HandleObject>, slot: Slot) -> PyResult<Option<Bound<'_, P
     }))
 }
 
-/// True unless the callback and its arguments were dropped, as `cancel()` does.
+/// True unless the callback was dropped, for example by `cancel()`.
 fn has_call(this: This<'_, HandleObject>) -> bool {
     this.callback.is_set() && !this.has(flag::HAS_TEXT)
 }

@@ -128,10 +128,10 @@ impl Reactor {
         self.run_ready(py, event_loop, self.ready.len())
     }
 
-    /// A coro that yields calls this before it queues itself. If the next iteration would run only this coro,
-    /// because no other entry is ready, no timer is due, no write is held and no poll is needed, this call counts as
-    /// that iteration: it returns the time of the native clock, and the coro continues without being queued. Returns
-    /// None otherwise.
+    /// A coro that yields calls this before it queues itself. If the next iteration would do nothing but run this coro,
+    /// this call counts as that iteration: it returns the time of the native clock, and the coro continues without
+    /// being queued. Otherwise returns None, for example if another entry is ready, a timer is due, a write is held or
+    /// a poll is needed.
     #[inline]
     pub(crate) fn skip_iteration(&self, py: Python<'_>, event_loop: &LoopObject) -> Option<u64> {
         let pacing = &self.descriptors.pacing;

@@ -25,9 +25,9 @@ impl Reactor {
     /// Receives up to `len` bytes without blocking; `len` is at least 1. Returns None if the caller must receive in
     /// another way: the socket is not a stream, and a datagram may be longer than the scratch buffer.
     ///
-    /// A read of steady size goes straight into a `bytes` only after an event, because most reads without an event find
-    /// no data. Such a read may ask for fewer than `len` bytes, but only on a stream, where the rest stays for the next
-    /// read.
+    /// If the size of reads has been steady, a read goes straight into a `bytes` of that size, but only after an event:
+    /// most reads without an event find no data. The `bytes` may be shorter than `len`, but only on a stream, where the
+    /// rest of the data stays for the next read.
     #[inline]
     pub(crate) fn receive<'py>(
         &self,

@@ -1,4 +1,4 @@
-//! Lets signals wake the loop from a blocking poll: from the first blocking poll of a run to the end of the run, the
+//! Lets signals wake the loop from a blocking poll. From the first blocking poll of a run to the end of the run, the
 //! descriptor of `signal.set_wakeup_fd` is the loop's pipe, unless other code has set a descriptor. If the loop has
 //! signal handlers, the pipe stays set between runs.
 //!

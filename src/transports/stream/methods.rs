@@ -386,7 +386,7 @@ fn methods() -> Vec<ffi::PyMethodDef> {
             method,
             get_extra_info,
             StreamTransport.get_extra_info,
-            "socket, sockname, peername; default for anything else."
+            "The socket, the local address (sockname) or the peer's (peername); default for any other name."
         ),
         row!(
             method,

@@ -55,8 +55,9 @@ mod system {
     }
 
     /// Opens an existing file, directory or block device if the kernel has all parts of its path in memory. Returns
-    /// `None` if the call would wait for a disk or for another process that has a lease on the file, if the path
-    /// names another kind of file (opening a FIFO waits for its other end), or if the system cannot tell.
+    /// `None` if the call would wait for a disk, or for another process that has a lease on the file. Also returns
+    /// `None` for other kinds of files (opening a FIFO waits for its other end), for some flags (see the first check),
+    /// and if the system cannot tell.
     ///
     /// # Errors
     /// An errno of `openat2(2)` or `open(2)`.

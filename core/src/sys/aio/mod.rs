@@ -56,8 +56,8 @@ use ring::Ring;
 const MAX_IN_THREADS: usize = SharedPool::MAX_THREADS;
 /// The maximum number of times that an interrupted call begins again. After that, the error is reported.
 const MAX_REPETITIONS: u8 = 16;
-/// Tickets of cancelled calls are removed from a list of waiting tickets when the list is longer than twice the number
-/// of calls plus this.
+/// Tickets of cancelled calls are removed from a list of waiting tickets when the list is longer than this number plus
+/// twice the number of calls that have not ended.
 const MAX_STALE: usize = 64;
 
 static THREADS: SharedPool = SharedPool::new("files");
@@ -302,7 +302,7 @@ impl<T> Queue<T> {
         None
     }
 
-    /// Removes the tickets of cancelled calls from a list of waiting tickets if they are more than half of it.
+    /// Removes the tickets of cancelled calls from a list of waiting tickets if it has too many of them (`MAX_STALE`).
     /// Searching for one ticket at each cancellation would take too long.
     fn remove_stale(&mut self) {
         for waiting in [&mut self.waiting_for_ring, &mut self.waiting_for_threads] {
