@@ -11,8 +11,8 @@
 //! given to the first waiter before that waiter runs.
 //!
 //! Outside of any coro (in a callback or a task) the loop's thread waits as any thread does: it blocks, and its loop
-//! with it. If a coro of that loop holds the lock, and only this coro would release it, the thread and the coro wait
-//! forever, like a thread that acquires the same lock twice.
+//! with it. If a coro of that thread holds the lock, it could not release the lock during the wait. So a wait without a
+//! time limit then raises `RuntimeError` instead.
 
 mod limit;
 mod lock;
