@@ -119,7 +119,7 @@ pub(super) struct CoroObject {
     /// How many I/O operations the coro has begun since it last waited or yielded. When the limit is reached, the coro
     /// yields before the next operation.
     pub(super) acts: Cell<u16>,
-    /// The coro's own limit for `acts` plus 1, or 0 for the limit of the thread.
+    /// One more than the coro's own limit for `acts`; 0 if the limit of the thread applies.
     pub(super) max_acts: Cell<u16>,
     /// The depth of nested deallocations on the coro's stack (`binding::deallocation`).
     pub(super) dealloc_depth: Cell<u32>,

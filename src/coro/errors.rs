@@ -1,4 +1,4 @@
-//! The coro mode's exceptions. They are Python classes (`grapeshot/coro/_errors.py`), which the package passes in once,
+//! The exceptions of coros. They are Python classes (`grapeshot/coro/_errors.py`), which the package passes in once,
 //! at import.
 
 use std::ptr;

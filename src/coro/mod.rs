@@ -1,4 +1,4 @@
-//! The coro mode: ordinary blocking-style functions as cooperative threads, in the loop's own ready queue.
+//! Coros: ordinary blocking-style functions that run as cooperative threads, in the loop's own ready queue.
 //!
 //! | modules | what they contain |
 //! |---|---|
@@ -57,7 +57,7 @@ mod visibility;
 mod wait_queue;
 mod watchdog;
 
-/// Adds the types and functions of the coro mode to the native module.
+/// Adds the types and functions of this room to the native module.
 pub(crate) fn register(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
     methods::register(module)?;
     sync::register(module)?;

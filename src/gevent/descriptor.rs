@@ -30,7 +30,7 @@ use crate::event_loop::watching::refuse_transport;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// Not in the loop's fd table, so an event cannot come.
+    /// Not in the loop's fd table, so no event can come.
     Unregistered,
     Registered,
     /// In the fd table, but not in the poller, which refuses a file that is always ready. The watchers of such a file

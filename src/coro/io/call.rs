@@ -97,7 +97,7 @@ pub(super) unsafe fn run<O: Operation>(
         wait: Wait::new(),
         operation: operation(args),
     };
-    // SAFETY: a step that returns `MustWait` has met the conditions, in `Wait::begin` or `begin_act`.
+    // SAFETY: a step returns `MustWait` only after `Wait` or `begin_act` has met the conditions of `prepare_switch`.
     unsafe { suspension::wait_in_steps(call, take_step::<O>) }
 }
 

@@ -1,4 +1,4 @@
-//! Blocking-style I/O: waits for descriptors, in the loop's fd table, and sockets.
+//! Blocking-style I/O: sockets, and waits for descriptors (in the loop's fd table).
 //!
 //! - `wait`: the waits of one call on a descriptor
 //! - `at_once`: reads and writes that never block

@@ -170,7 +170,7 @@ pub(super) fn wait_method() -> ffi::PyMethodDef {
         method(call_wait),
         (step_of_socket, Direction::Read),
         "_wait(direction, timeout=None, /)",
-        "Wait until the socket is ready to read (0) or to write (1; 2 after connect)."
+        "Wait until the socket is ready for a direction: 0 to read, 1 to write, 2 to write after connect()."
     )
 }
 

@@ -415,8 +415,8 @@ fn simultaneous(py: Python<'_>, fd: RawFd, direction: Direction) -> PyErr {
 }
 
 /// Deals with an earlier waiter on the same descriptor number. If that waiter's file is still open, this raises an
-/// error if both wait in the same direction, and does nothing if they do not. If the file was closed without the
-/// waiter's knowledge and its number was given to another file, the earlier waits end.
+/// error if it waits in the same direction as the new waiter, and otherwise does nothing. If the file was closed without
+/// the waiter's knowledge and its number was given to another file, the earlier waits end.
 #[cold]
 fn end_stale(py: Python<'_>, descriptors: &Descriptors, fd: RawFd, direction: Direction) -> PyResult<()> {
     if descriptors.is_watch_in_force(fd) {

@@ -13,8 +13,8 @@
 //! given to the first waiter before that waiter runs.
 //!
 //! Outside of any coro (in a callback or a task) the loop's thread waits as any thread does: it blocks, and its loop
-//! with it. If a coro of that thread holds the lock, a wait without a limit raises RuntimeError instead, because the
-//! coro could not run and release it.
+//! with it. If a coro of that thread holds the lock, it could not release the lock during the wait. So a wait without a
+//! time limit then raises `RuntimeError` instead.
 
 mod limit;
 mod lock;

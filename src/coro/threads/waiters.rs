@@ -315,8 +315,8 @@ pub(super) fn take_undisturbed(py: Python<'_>, source: &impl Source) -> PyResult
 
 /// Decides how the caller waits. A coro leaves its stack if it can. If no coro is running, the thread blocks. A coro
 /// that cannot leave its stack blocks its thread only in the child of a fork, or if another real thread holds the lock;
-/// any other holder might need this thread in order to go on. A task or callback that would wait without a limit for a
-/// coro of its own thread gets an error, because neither could ever go on.
+/// any other holder might need this thread in order to go on. A task or callback that would wait without a time limit
+/// for a coro of its own thread gets an error, because neither could ever go on.
 fn find_way<'py>(py: Python<'py>, source: &impl Source, limit: Limit) -> PyResult<Way<'py>> {
     if runtime::current_anywhere(py).is_some() {
         match suspension::suspendable(py) {
@@ -351,8 +351,8 @@ fn deadlock(holder: &Bound<'_, PyAny>) -> PyErr {
         Err(error) => return error,
     };
     PyRuntimeError::new_err(format!(
-        "deadlock: the lock is held by coro {name:?} of this thread, and this task or callback would stop the thread, \
-        and with it the coro, to wait for the lock; acquire it in a coro, for example with await coro.run_sync(...)"
+        "deadlock: the lock is held by coro {name:?} of this thread, and the coro could not release it while this task \
+        or callback blocks the thread; acquire the lock in a coro, for example with await coro.run_sync(...)"
     ))
 }
 
