@@ -213,9 +213,9 @@ def spawn_on(
 ) -> concurrent.futures.Future[Any]:
     """Call ``fn(*args, **kwargs)`` in the thread of a loop, from any thread. Return a future of the result.
 
-    An async function runs in a task of that loop, a plain function in a coro. A thread waits for the future with
-    ``result()``, a task with ``await asyncio.wrap_future(future)``, a coro with ``coro.await_(future)``. ``cancel()``
-    cancels the task or coro.
+    An async function runs in a task of that loop, a plain function in a coro. ``cancel()`` cancels the task or coro. A
+    thread waits for the future with ``result()``, a task with ``await asyncio.wrap_future(future)``, and a coro with
+    ``coro.await_(asyncio.wrap_future(future))``.
 
     Raises:
         RuntimeError: the loop is closed.
