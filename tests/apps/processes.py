@@ -75,7 +75,7 @@ class Process:
 
     def close(self) -> None:
         try:
-            os.killpg(self.process.pid, signal.SIGKILL)  # the group includes the processes that it has started
+            os.killpg(self.process.pid, signal.SIGKILL)  # the group includes the processes that the server started
         except ProcessLookupError:
             pass
         self.process.wait()

@@ -241,7 +241,7 @@ def test_two_coros_of_the_application_send_and_receive() -> None:
 
 
 def test_an_application_that_returns_while_somebody_still_reads() -> None:
-    """Another coro still reads, as a thread of simple-websocket does. It sees that the socket is closed."""
+    """Another coro still reads, as a thread of simple-websocket does. That coro sees that the socket is closed."""
     ended = threading.Event()
 
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
