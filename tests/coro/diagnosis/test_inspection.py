@@ -264,7 +264,7 @@ def test_without_a_notifier_an_unretrieved_exception_is_reported_once(reported):
     assert [str(context["exception"]) for context in reported] == ["lost"]
 
 
-# ------------------------------------------------------------------ selfishness: the acts of a coro before it yields
+# ------------------------------------------------------------------ selfishness: the operations (acts) before a yield
 
 
 def acts_until_a_yield(act, most=100):

@@ -1,5 +1,5 @@
-"""While code keeps a loop from its next iteration, the watchdog reports it. Here the code is a task, a callback or a
-method of a protocol, with and without coros. test_latency_warning covers coros themselves.
+"""The watchdog reports code that keeps a loop from its next iteration, while that code still runs. Here the code is a
+task, a callback or a method of a protocol, with and without coros. test_latency_warning covers coros themselves.
 """
 
 from __future__ import annotations
@@ -448,7 +448,7 @@ def test_a_callback_that_leaves_the_loop(records):
 
 
 def test_callables_whose_names_cannot_be_read(records):
-    """Objects whose attributes raise are named by their class."""
+    """Objects whose attributes cannot be read are named by their class."""
 
     class Odd:
         def __getattribute__(self, name):
