@@ -395,7 +395,7 @@ def test_threads_are_watched_if_they_have_coros_or_a_limit(records):
             if is_watched:
                 records.spin_until_named(f"task {name!r}")
             else:
-                time.sleep(0.3)  # longer than a new thread's limit
+                time.sleep(0.3)  # longer than the default limit of 0.2 s
 
         async def main():
             prepare()

@@ -381,4 +381,4 @@ def test_slow_and_half_open_clients(chance):
                     coro.sleep_relative(0.001)
 
     run(storm)
-    assert len(timed_out) == 40, "the silent and the deaf clients"
+    assert len(timed_out) == 40, "the silent and the deaf clients must time out"

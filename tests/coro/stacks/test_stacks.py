@@ -1,4 +1,4 @@
-"""Data that C code keeps on its stack and in registers survives a yield: after each yield, the tests check known bytes."""
+"""Data that C code keeps on its stack and in registers survives a yield. After each yield, known bytes are checked."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_each_coro_has_its_own_callee_saved_registers(holder, slots):
     assert in_slots(slots, holder.hold_registers, work) == [0] * count
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="the test reads the memory use from /proc")
 def test_free_slots_give_deep_memory_back(holder, eviction):
     """Each of a few coros goes 4 MiB deep in a slot that no other coro uses."""
     if eviction == "always":

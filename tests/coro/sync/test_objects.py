@@ -462,7 +462,7 @@ def test_items_are_released():
 
 
 def test_the_destructor_of_a_value_may_use_the_primitive_that_held_the_value():
-    """The native code must not keep the primitive borrowed while it frees a value: the destructor may use the primitive."""
+    """The native code must not borrow the primitive while it frees a value: the destructor may use the primitive."""
     log = []
 
     class Item:
