@@ -126,7 +126,7 @@ def test_a_coro_that_only_its_own_frames_refer_to():
 
 
 def test_references_on_the_c_stack():
-    """While C code runs a special method of an object, perhaps only the C stack refers to the object."""
+    """While C code runs a special method of an object, the only reference to the object may be on the C stack."""
 
     class Owner:
         def __getattr__(self, name):

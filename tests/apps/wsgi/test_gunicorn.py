@@ -314,7 +314,7 @@ def test_other_workers_go_on_when_one_ends(start: Start) -> None:
 
 
 def test_a_worker_that_hangs_is_replaced(start: Start) -> None:
-    """The worker that hangs is replaced. The other one, whose request only waits, is not, however long that takes."""
+    """The worker that hangs is replaced. The worker whose request only waits is not, even if it waits for longer."""
     server = start("coros", "--timeout", "1", "--workers", "2", workers=2)
     with Wire(server.port) as waiting:
         waiting.send(head("GET", "/until/late"))

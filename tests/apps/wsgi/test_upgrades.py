@@ -32,7 +32,7 @@ def line_of(sock: Any) -> bytes:
 
 
 def echo_lines(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-    """Continue with a protocol of lines, which are echoed."""
+    """Continue with a protocol of lines, and echo each line."""
     sock = environ[KEY]
     sock.sendall(SWITCH)
     while (line := line_of(sock)) not in (b"", b"end\n"):

@@ -26,8 +26,8 @@ def outer():
 
 
 def places(text):
-    """Return the names of the functions in a text of `coro.where` or `coro.compact_traceback`. All functions must be in
-    this file.
+    """Return the names of the functions in a text that `coro.where` or `coro.compact_traceback` has returned. All of
+    them must be functions of this file.
     """
     parts = text.split("|")
     assert all(part.startswith(f"{__file__}:") for part in parts)

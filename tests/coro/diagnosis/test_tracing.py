@@ -319,8 +319,8 @@ WATCH = """
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring came with 3.12")
 @pytest.mark.parametrize("stack", ["shared", "own"])
 def test_monitoring_that_begins_while_coros_wait(stack):
-    """The functions in which the coros waited then raise and return. From 3.15 on the tool gets both events; earlier
-    versions do not report the returns.
+    """Once the tool is on, the functions in which the coros waited raise and return. From 3.15 on the tool gets both
+    events; earlier versions do not report the returns.
     """
     output = run_script(
         None,

@@ -294,7 +294,7 @@ def leave_generator(log):
 def leave_weak_reference(log):
     cycle = [set()]
     cycle.append(cycle)
-    # The weak reference is not part of the garbage, so that its callback is called.
+    # The weak reference is not part of the garbage, so its callback is called.
     return weakref.ref(cycle[0], lambda _: try_to_wait(log))
 
 
