@@ -85,7 +85,7 @@ def do(library: Library, task: dict[str, Any]) -> Seen:
 
 
 async def beside_asyncio(job: Callable[[], Seen]) -> Seen:
-    """Do a job in a coro, while an asyncio task counts the iterations and measures the longest one."""
+    """Do a job in a coro, while an asyncio task counts the loop's iterations and measures the longest one."""
     ticks, longest_s = 0, 0.0
 
     async def tick() -> None:

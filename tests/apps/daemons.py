@@ -146,7 +146,7 @@ class RedisAddress:
 
 
 class Redis(Daemon):
-    """redis-server: plain, with TLS (if it was built with it) and on a unix socket; it keeps nothing on disk."""
+    """redis-server: over TCP, over TLS (if the build supports it) and on a unix socket. It keeps nothing on disk."""
 
     def __init__(self, certificates: Certificates) -> None:
         self.program = program("redis-server", "Debian: redis-server")
@@ -188,8 +188,8 @@ class PostgresAddress:
 
 
 class Postgres(Daemon):
-    """PostgreSQL: passwords and TLS over TCP, trust on its unix socket. If root runs the tests, the server runs under
-    another account.
+    """PostgreSQL: passwords and optional TLS over TCP, no passwords on its unix socket. If root runs the tests, the
+    server runs under another account.
     """
 
     stop_signal = signal.SIGINT  # PostgreSQL's fast shutdown, which does not wait for clients

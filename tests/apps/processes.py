@@ -58,7 +58,7 @@ class Process:
                 self._changed.notify_all()
 
     def wait_line(self, *texts: str, count: int = 1) -> str:
-        """Wait for a line that contains all of the texts, or for the last of `count` such lines; return that line."""
+        """Wait until there are `count` lines that contain all of the texts; return the last of these lines."""
 
         def found() -> list[str]:
             return [line for line in self.output if all(text in line for text in texts)]
@@ -75,7 +75,7 @@ class Process:
 
     def close(self) -> None:
         try:
-            os.killpg(self.process.pid, signal.SIGKILL)  # the group includes the processes that it has started
+            os.killpg(self.process.pid, signal.SIGKILL)  # the group includes the processes that the server started
         except ProcessLookupError:
             pass
         self.process.wait()

@@ -355,7 +355,7 @@ class TornadoApp(App):
 
     async def shut_down(self) -> None:
         self._server.stop()
-        await self.idle.wait()  # tornado has no method for this: close_all_connections cuts off requests in flight
+        await self.idle.wait()  # tornado cannot wait for requests in flight: close_all_connections cuts them off
         await self._server.close_all_connections()
 
 

@@ -367,7 +367,7 @@ def test_a_command_is_given_up(run: Run, keys: Keys) -> None:
 
 
 def test_real_programs_behind_the_server(run: Run, keys: Keys) -> None:
-    """The server hands its channel's streams to a subprocess of the loop, as a shell server does."""
+    """The server hands its channel's streams to a subprocess that the loop runs, as a shell server does."""
 
     async def shell(process: asyncssh.SSHServerProcess[bytes]) -> None:
         assert process.command is not None

@@ -1,7 +1,7 @@
 """Unmodified blocking clients in coros (`coro.patch()`), beside asyncio's tasks: redis-py and httpx.
 
-Each script is a process of its own. 50 calls wait in the server at the same time, which is possible only if they are
-concurrent.
+Each script runs in a process of its own. In two of the tests, 50 calls wait in the server at the same time, which is
+possible only if they are concurrent.
 """
 
 from __future__ import annotations

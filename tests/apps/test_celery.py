@@ -39,7 +39,7 @@ store = redis.Redis.from_url(os.environ["RESULTS"], socket_timeout=None)
 
 
 def meet(name, count):
-    "Wait until this function was called `count` times."
+    "Wait until `meet` has been called `count` times with this name."
     store.incr(name)
     while int(store.get(name)) < count:
         time.sleep(0.01)
@@ -225,8 +225,8 @@ def application(redis_server: RedisAddress, tmp_path: Path) -> Application:
 
 
 def test_tasks(application: Application) -> None:
-    """Forty blocking tasks, and then forty `async def` tasks, run at the same time in one thread. Then tasks test time
-    limits, retries and results.
+    """Forty blocking tasks, and then forty `async def` tasks, run at the same time in one thread. Then other tasks test
+    time limits, retries and results.
     """
     with application.worker("-c", "40") as worker:
         lines = application.client("""
@@ -294,7 +294,7 @@ print(max(names.count(name) for name in names))
 
 def test_shutdown(application: Application) -> None:
     """A warm shutdown waits for the running tasks, a soft one waits for a limited time, and a cold one does not wait.
-    Other tasks stay queued.
+    Tasks that have not begun stay queued.
     """
     begin = 'wait.delay("first"), wait.delay("second"); noted("first", "begun")'
     with application.worker("-c", "1") as worker:

@@ -47,7 +47,7 @@ def test_a_server_of_the_pages(block: Block, python: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("block", PRINTING, ids=names(PRINTING))
 def test_a_program_of_the_pages(block: Block, python: Path, tmp_path: Path) -> None:
-    """The output contains the expected text, in which spaces stand for line ends."""
+    """The output, with its lines joined by spaces, contains the expected text."""
     output: list[str] = []
     for line in block.text.splitlines() if block.language == "bash" else [block.text]:
         words = shlex.split(line, comments=True) if block.language == "bash" else None
@@ -85,7 +85,7 @@ def test_the_applications_tell_the_loops_apart(python: Path, tmp_path: Path, opt
 
 
 def test_a_notebooks_kernel(python: Path, tmp_path: Path) -> None:
-    """Jupyter's own client starts the kernel specification of the page and sends it a request."""
+    """Jupyter's own client starts the kernel that the page specifies, and sends it a request."""
     framework("ipykernel")
     framework("jupyter_client")
     kernel = tmp_path / "kernels" / "grapeshot" / "kernel.json"

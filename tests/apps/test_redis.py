@@ -74,7 +74,7 @@ def connect(request: pytest.FixtureRequest, redis_server: RedisAddress, certific
 
 
 async def wait_blocked(client: redis.asyncio.Redis, name: str, wanted: bool = True) -> None:
-    """Wait until the server holds a blocking call of the named client, or until it holds none."""
+    """Wait until the server holds a blocking call of the named client or, if `wanted` is false, holds none."""
     give_up_s = asyncio.get_running_loop().time() + CAP_S
     while any(entry["name"] == name and "b" in entry["flags"] for entry in await client.client_list()) != wanted:
         assert asyncio.get_running_loop().time() < give_up_s

@@ -158,7 +158,7 @@ def test_tokio_awaits_python_coroutines(run: Run, bridge: ModuleType) -> None:
             return number * number
 
         assert await bridge.sum_of(square, list(range(50))) == sum(n * n for n in range(50))
-        assert most == 50  # they ran at once, each as a task of this loop
+        assert most == 50  # they ran at the same time, each as a task of this loop
 
     run(main())
 

@@ -143,7 +143,7 @@ class Stream:
 
 
 def on_asyncio(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """Run the client on asyncio's own loop, no matter which loop is installed."""
+    """Run a client's coroutine on asyncio's own loop, no matter which loop is installed."""
 
     async def capped() -> Result:
         return await asyncio.wait_for(coroutine, 2 * TIMEOUT_S)

@@ -32,7 +32,7 @@ def outcome(function, *args):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 def interrupt_soon(begun):
-    "Send one Ctrl-C, shortly after `begun` is not empty any more."
+    "Send one Ctrl-C shortly after something is in `begun`."
     def wait():
         while not begun:
             time.sleep(0.001)

@@ -207,7 +207,7 @@ def main():
 
 coro.run(main)
 """,
-        flags=("-X", "faulthandler"),  # no -W error, because the child ends without closing these sockets
+        flags=("-X", "faulthandler"),  # no -W error, because the child ends without closing all sockets
     )
     assert lines == ["atexit child", "3", "b'line\\n'", "atexit parent"]
 
@@ -237,7 +237,7 @@ def main():
 
 coro.run(main)
 """,
-        flags=("-X", "faulthandler"),  # exceptions of threading in the child go to stderr
+        flags=("-X", "faulthandler"),  # no -W error: what threading raises in the child goes only to stderr
     )
     assert lines == ["['MainThread'] True", "0", "atexit parent"]
 

@@ -1,5 +1,5 @@
 """Coros in several threads that run at the same time, and what the garbage collector of a free-threaded build must know
-of stacks that do not run. The tests hold on every build; without a GIL they find more.
+about suspended stacks. The tests hold on every build; without a GIL they find more.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def in_threads(function, count=THREADS):
 
 
 def test_a_function_that_only_a_suspended_frame_refers_to():
-    """The frame's references to its function and its code are deferred: they do not count."""
+    """The frame's references to its function and its code are deferred: they are not in the reference counts."""
 
     def main():
         def begin(number):
@@ -126,7 +126,7 @@ def test_a_coro_that_only_its_own_frames_refer_to():
 
 
 def test_references_on_the_c_stack():
-    """A property and a method that C code calls are referred to only from the C stack while they run."""
+    """While C code runs a special method of an object, the only reference to the object may be on the C stack."""
 
     class Owner:
         def __getattr__(self, name):
@@ -170,7 +170,7 @@ def test_the_frames_of_the_thread_while_a_coro_runs():
     """While a coro runs, the collector does not see the frames that run the loop, unless the coro reports them."""
 
     def run_with(function):
-        # Only the frame of this call refers to `main`.
+        # Only the frame of this call refers to the lambda.
         return coro.run(eval("lambda: function()", {"function": function}))
 
     def work():
@@ -186,7 +186,7 @@ def test_the_frames_of_the_thread_while_a_coro_runs():
 
 
 def test_a_list_that_a_coro_sorts_can_be_used_by_another_thread():
-    """`list.sort` holds the lock of its list. A coro that waits in the key function must not keep it."""
+    """`list.sort` holds the lock of its list. A coro that waits in the key function must not keep that lock."""
 
     def main():
         numbers = list(range(10))
@@ -464,7 +464,7 @@ def test_a_socket_that_another_thread_closes():
 
 
 def test_a_socket_that_is_closed_while_a_coro_begins_to_wait():
-    """The other thread closes the socket between the coro's attempt to read and its wait, or just before or after."""
+    """A thread closes the socket between the coro's attempt to read and its wait, or shortly before or after that."""
     sockets: queue.SimpleQueue = queue.SimpleQueue()
 
     def close():
@@ -481,7 +481,7 @@ def test_a_socket_that_is_closed_while_a_coro_begins_to_wait():
             near.recv(10)
         except OSError:
             pass
-        coro.sleep_relative(0.001)  # is not ended by an error of the wait before
+        coro.sleep_relative(0.001)  # must not be ended by an error of the previous wait
         return True
 
     def main():
@@ -515,7 +515,7 @@ def test_a_socket_that_two_threads_close():
 
         reader = coro.spawn(read)
         coro.yield_slice()
-        in_thread(near.close)  # blocks the loop, so the end of the wait that it schedules comes after the next line
+        in_thread(near.close)  # this blocks the loop, so the reader's wait ends only after the next line
         near.close()
         coro.yield_slice()
         others = [coro.socketpair() for _ in range(3)]
@@ -601,7 +601,7 @@ def test_names_and_states_from_other_threads():
 
 
 def test_a_late_run_is_reported_when_it_ends(caplog):
-    """This holds with and without a watchdog. (A watchdog may have reported the run earlier, too.)"""
+    """The report comes with and without a watchdog. (A watchdog may have reported the run earlier, too.)"""
 
     def main():
         before = coro.set_latency_warning(0.05, always=True)
@@ -618,7 +618,7 @@ def test_a_late_run_is_reported_when_it_ends(caplog):
     assert "without a yield" in caplog.text
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="fork in a process with threads")
+@pytest.mark.skipif(sys.platform != "linux", reason="the test forks in a process with threads, and is meant for Linux")
 def test_a_fork_beside_threads_with_coros():
     """The child collects garbage. It must not look at the stacks of threads that exist only in the parent."""
     out = run_script(

@@ -237,7 +237,7 @@ FAILING = {
 @pytest.mark.parametrize("way", FAILING)
 def test_a_handled_exception_is_freed_without_the_collector(way):
     if way == "threads.run" and not gil_is_enabled():
-        pytest.skip("without a GIL, the idle thread that made the exception keeps a part of its reference count")
+        pytest.skip("without a GIL, the thread that made the exception keeps part of the exception's reference count")
 
     def main():
         gc.collect()

@@ -137,7 +137,7 @@ def main():
             refused(coro.yield_slice)
             refused(coro.sleep_relative, 0.001)
             refused(coro.wait)
-            say(other.done(), other.join())  # to the child `other` has ended, like another thread of the parent
+            say(other.done(), other.join())  # in the child, `other` counts as ended, as a thread of the parent does
             refused(coro.await_, asyncio.sleep(0))
             refused(coro.spawn, print)
             say(grapeshot.run(task()))

@@ -21,7 +21,7 @@ from support import coro_is_available
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter"),
-    pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc"),
+    pytest.mark.skipif(sys.platform != "linux", reason="the tests read the memory use from /proc"),
 ]
 
 SHARE = float(os.environ.get("CORO_SCALE", "1"))

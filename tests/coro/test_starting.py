@@ -33,7 +33,7 @@ def test_run_also_runs_coros_spawned_before():
             return first.done()
 
         assert coro.run(main)
-        # The next call of run() makes a new loop, because no coros were spawned before it.
+        # The next call of run() makes a new loop, because no coros have been spawned since the first call.
         later = coro.run(coro.current)
         assert first.get_loop().is_closed()
         assert later.get_loop() is not first.get_loop()

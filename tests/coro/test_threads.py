@@ -255,7 +255,7 @@ def test_each_coro_has_its_own_decimal_context():
 
 
 def test_warnings_in_coros():
-    """Filters belong to the process or, from 3.14 on with `-X context_aware_warnings=1`, to the context."""
+    """Warning filters belong to the process or, from 3.14 on with `-X context_aware_warnings=1`, to the context."""
 
     def work(number):
         with warnings.catch_warnings(record=True) as caught:

@@ -105,7 +105,7 @@ def test_sleepers_wake_in_the_order_of_their_deadlines():
         order.append(due)
 
     def main():
-        # Late enough that all coros sleep before the first deadline. A coro that begins later would wake late.
+        # Late enough that all coros sleep before the first deadline. A coro that begins after its deadline wakes late.
         began = coro.now() + 0.02
         dues = [began + generator.random() / 20 for _ in range(2000)]
         threads = [coro.spawn(sleeper, due) for due in dues]
@@ -119,7 +119,7 @@ def test_sleepers_wake_in_the_order_of_their_deadlines():
 
 
 def test_coros_futures_and_callbacks_that_are_due_together_run_in_order():
-    """Callbacks run in the order in which their timers were set, and so do coros together with futures."""
+    """Callbacks run in the order in which their timers were set. So do coros and futures, taken together."""
     order = []
 
     async def main():

@@ -179,7 +179,7 @@ def test_threads():
 
 
 def test_errors():
-    """An exception of a greenlet is printed, and KeyboardInterrupt is raised in the main greenlet."""
+    """A greenlet keeps its exception, and KeyboardInterrupt is raised in the main greenlet."""
     check(
         """
         gevent.get_hub().exception_stream = sys.stdout
@@ -248,7 +248,7 @@ def test_tasks_and_greenlets():
 
 
 def test_tasks_in_any_greenlet_add_signal_handlers():
-    """In a patched program, the current thread is the main one for `threading` only in the main greenlet."""
+    """In a patched program, `threading.current_thread()` is the main thread only in the main greenlet."""
     out = run(
         """
         from grapeshot.gevent import await_
@@ -268,7 +268,7 @@ def test_tasks_in_any_greenlet_add_signal_handlers():
 
 def test_asyncio_in_greenlets():
     """`asyncio.run()` in a greenlet runs a loop of its own, and lets other greenlets run. (On libev, only one greenlet
-    can do so.)
+    at a time can call it.)
     """
     out = run(
         """
@@ -467,7 +467,7 @@ def test_asyncio_libraries_in_greenlets():
 
 
 def test_watchers_of_a_descriptor():
-    """Several watchers of one descriptor, of both directions; watchers that others stop or move."""
+    """Several watchers of one descriptor, for both directions; watchers that callbacks stop or move."""
     check(
         """
         loop = gevent.get_hub().loop
@@ -672,7 +672,7 @@ def test_a_wait_for_what_asyncio_waits_for_is_refused():
         await_(stop())
         far.send(b"x")
         print(near.recv(1))
-        # asyncio may take over a descriptor whose watcher of gevent is idle.
+        # asyncio may take over a descriptor whose gevent watcher is idle.
         await_(start())
         far.send(b"y")
         gevent.sleep(0.01)

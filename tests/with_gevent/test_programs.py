@@ -165,7 +165,7 @@ def site(request: pytest.FixtureRequest) -> Iterator[Site]:
 @pytest.mark.parametrize("site", [6], indirect=True)
 @pytest.mark.parametrize("is_distributed", [False, True], ids=["one-process", "two-workers"])
 def test_locust(programs: Programs, site: Site, is_distributed: bool) -> None:
-    """Two kinds of users, whose first requests are answered together. Workers are forks, and use zmq.green."""
+    """Two kinds of users, whose first requests are answered together. Workers are forked and use zmq.green."""
     framework("locust")
     programs.write("locustfile.py", LOCUSTFILE)
     port = str(free_port())
@@ -249,7 +249,7 @@ def test_gunicorn(programs: Programs) -> None:
         assert get(port, "/loop") == ("grapeshot" if programs.is_ours else "gevent")
         clients = [begin(port, "/meet/200") for _ in range(200)]
         assert {end(client) for client in clients} == {"200 are here"}
-        # Clients that go away, and an application that fails, cost only their own requests.
+        # A client that goes away, or an application that fails, affects only its own request.
         leaving = [begin(port, "/held") for _ in range(3)]
         server.wait_line("held", count=3)
         for client in leaving:
@@ -260,7 +260,7 @@ def test_gunicorn(programs: Programs) -> None:
         held = [begin(port, "/held") for _ in range(5)]
         server.wait_line("held", count=8)
         server.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: not accepts(port), "that the server stops listening", CAP_S)
+        wait_until(lambda: not accepts(port), "the server to stop listening", CAP_S)
         programs.write("gate", "")
         assert {end(client) for client in held} == {"released"}
         assert server.process.wait(CAP_S) == 0
@@ -285,7 +285,7 @@ def end(client: http.client.HTTPConnection) -> object:
 
 
 def get(port: int, path: str) -> object:
-    wait_until(lambda: accepts(port), "that the server listens", CAP_S)
+    wait_until(lambda: accepts(port), "the server to listen", CAP_S)
     return end(begin(port, path))
 
 
@@ -349,7 +349,7 @@ def ask_itself():
 
 
 def test_celery(programs: Programs, tmp_path: Path) -> None:
-    """Tasks of `celery -P gevent`: their results, limits and retries, revoked ones, and a warm shutdown."""
+    """Tasks of `celery -P gevent`: results, time limits, retries, revocation, and a warm shutdown."""
     framework("celery")
     framework("redis")
     programs.write("tasks.py", TASKS)
@@ -477,7 +477,7 @@ def test_flask_socketio(programs: Programs) -> None:
     programs.write("server.py", SOCKETIO_SERVER)
     port = free_port()
     with programs.start("server.py", PORT=str(port)) as server:
-        wait_until(lambda: accepts(port), "that the server listens", CAP_S)
+        wait_until(lambda: accepts(port), "the server to listen", CAP_S)
         transports = ["polling", "websocket", *(["asyncio"] if programs.is_ours else [])]
         lines = programs.run(SOCKETIO_CLIENT, PORT=str(port))
         assert lines == [
@@ -564,7 +564,7 @@ from common import *
 url = f"http://127.0.0.1:{os.environ['PORT']}"
 
 class Client:
-    "A client of python-socketio: `call` waits for its methods, which for asyncio return awaitables."
+    "A client of python-socketio. `call` turns what its methods return (with asyncio, awaitables) into results."
     def __init__(self, name, client, call):
         self.name, self.client, self.call = name, client, call
         self.said, self.numbers, self.is_over = [], [], False
@@ -716,7 +716,7 @@ gevent.killall(servants)
 print("ended", *{repr(job.value) for job in servants})
 
 if IS_OURS:
-    # Sockets for asyncio, in tasks, send requests to a socket for gevent, in a greenlet.
+    # Sockets of zmq.asyncio in tasks send requests to a socket of zmq.green in a greenlet.
     import asyncio
     import zmq.asyncio
     answering = context.socket(zmq.ROUTER)
@@ -844,7 +844,7 @@ def test_geventhttpclient(programs: Programs, site: Site) -> None:
         "400 replies",
         *(["{'/meet'}"] if programs.is_ours else []),
     ]
-    expected = {"python": 5}  # the client's name is python/gevent-http-client-VERSION, and aiohttp's Python/VERSION
+    expected = {"python": 5}  # the user agent python/gevent-http-client-VERSION; aiohttp's is Python/VERSION
     if programs.is_ours:
         expected["Python"] = 5
     assert site.connections == expected

@@ -73,4 +73,4 @@ def test_module(module: str) -> None:
         theirs = failures(module, loop)
         if theirs is None or (ours is not None and ours <= theirs):
             return
-    pytest.fail(f"only on grapeshot: {'the process' if ours is None else sorted(ours)}")
+    pytest.fail(f"fails only on grapeshot: {'the process' if ours is None else sorted(ours)}")

@@ -314,7 +314,7 @@ def test_other_workers_go_on_when_one_ends(start: Start) -> None:
 
 
 def test_a_worker_that_hangs_is_replaced(start: Start) -> None:
-    """A worker whose request only waits is not replaced, even if it waits longer than the other worker hangs."""
+    """The worker that hangs is replaced. The worker whose request only waits is not, even if it waits for longer."""
     server = start("coros", "--timeout", "1", "--workers", "2", workers=2)
     with Wire(server.port) as waiting:
         waiting.send(head("GET", "/until/late"))
@@ -493,7 +493,7 @@ together = threading.Barrier(5)
 def count(request):
     with connection.cursor() as cursor:
         cursor.execute("SELECT 6 * 7")
-        together.wait()  # each request has a connection of its own
+        together.wait()  # five requests at once, each with a connection of its own
         return HttpResponse(f"{cursor.fetchone()[0]}")
 
 urlpatterns = [path("", count)]

@@ -21,7 +21,7 @@ CHUNKED = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n"
 UPGRADE = b"GET / HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: x\r\n"
 
 
-# ---------------------------------------------------------------- the parser, fed directly with exactly these pieces
+# ---------------------------------------------------------------- the parser, which gets the pieces directly
 
 
 class Outcome:
@@ -184,7 +184,7 @@ def test_small_chunks_are_not_treated_as_abuse(size: bytes) -> None:
     with Served(echo) as served, Wire(served.port) as wire:
         wire.send(CHUNKED + b"\r\n" + chunks + b"0\r\nX-Sum: 1\r\n\r\n")
         assert wire.reply().body == body
-        wire.send(GET)  # the chunks' sizes do not count for the next request
+        wire.send(GET)  # the chunk headers of this body do not count for the next one
         assert wire.reply().body == b""
 
 
@@ -360,7 +360,7 @@ def test_a_tls_client_that_never_pauses_leaves_time_for_others(certificates: Cer
     with Served(application, ssl=tls) as served, Wire(served.port, certificates.for_client()) as wire:
         wire.send(head("POST", "/", f"Content-Length: {length}"))
         for _ in range(length // 1000):
-            wire.send(b"a" * 1000)  # the server reads each message separately
+            wire.send(b"a" * 1000)  # the server reads each TLS record separately
         sent.set()
         assert wire.reply().text == str(length)
     assert turns[1] > 0

@@ -32,7 +32,7 @@ def line_of(sock: Any) -> bytes:
 
 
 def echo_lines(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-    """Continue with a protocol of lines, which are echoed."""
+    """Continue with a protocol of lines, and echo each line."""
     sock = environ[KEY]
     sock.sendall(SWITCH)
     while (line := line_of(sock)) not in (b"", b"end\n"):
@@ -241,7 +241,7 @@ def test_two_coros_of_the_application_send_and_receive() -> None:
 
 
 def test_an_application_that_returns_while_somebody_still_reads() -> None:
-    """Another coro still reads, as a thread of simple-websocket does. It sees that the socket is closed."""
+    """Another coro still reads, as a thread of simple-websocket does. That coro sees that the socket is closed."""
     ended = threading.Event()
 
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

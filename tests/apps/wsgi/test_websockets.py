@@ -255,7 +255,7 @@ def test_socketio(served: Served, transports: list[str]) -> None:
 
 
 def test_a_graceful_end(tmp_path: Path) -> None:
-    """The server does not wait for clients that stay: their stream ends, and the application notices it."""
+    """The server does not wait for clients that stay: their streams end, and the application notices this."""
     from websockets.exceptions import ConnectionClosedError
 
     for module in ("flask_sock", "flask_socketio", "websockets"):

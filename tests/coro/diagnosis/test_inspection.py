@@ -26,8 +26,8 @@ def outer():
 
 
 def places(text):
-    """Return the names of the functions in a text of `coro.where` or `coro.compact_traceback`. All functions must be in
-    this file.
+    """Return the names of the functions in a text that `coro.where` or `coro.compact_traceback` has returned. All of
+    them must be functions of this file.
     """
     parts = text.split("|")
     assert all(part.startswith(f"{__file__}:") for part in parts)
@@ -264,7 +264,7 @@ def test_without_a_notifier_an_unretrieved_exception_is_reported_once(reported):
     assert [str(context["exception"]) for context in reported] == ["lost"]
 
 
-# ------------------------------------------------------------------ selfishness: the acts of a coro before it yields
+# ------------------------------------------------------------------ selfishness: the operations (acts) before a yield
 
 
 def acts_until_a_yield(act, most=100):

@@ -1,5 +1,5 @@
-"""Which long runs are reported (only the runs that delay something), the text of a report, and how to switch reports
-off.
+"""Which long runs of coros and callbacks are reported (only those that delay something), the text of a report, and how
+to switch reports off.
 """
 
 from __future__ import annotations

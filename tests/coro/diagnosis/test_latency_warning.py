@@ -25,7 +25,7 @@ if coro_is_available():
     from grapeshot._core import _coro_latency_hint as HINT
 
 CAP_S = 20
-# The native module starts the watchdog, so threading.enumerate() does not list it. The tests count it in /proc.
+# The native module starts the watchdog, so threading.enumerate() does not list it. The tests look for it in /proc.
 HAS_TASKS = os.path.isdir("/proc/self/task")
 
 

@@ -1,6 +1,6 @@
 """memray beside coros: it does not crash, and it attributes each allocation to the coro that made it.
 
-memray keeps pointers to the frames that were called and have not returned, and reads them at each allocation.
+memray keeps pointers to the frames of all calls that have not returned, and reads these frames at each allocation.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import grapeshot
 from grapeshot import coro
 
 PLACE = sys.argv[1]
-# The size of a bytearray's allocation beyond its length: from 3.15 on its data is a bytes object.
+# How many bytes a bytearray allocates beyond its length. From 3.15 on, its data is a bytes object.
 MORE = sys.getsizeof(b"") if sys.version_info >= (3, 15) else 1
 expected = {}
 serials = itertools.count(1_000_000)
@@ -204,8 +204,8 @@ def test_connections(tmp_path):
 
 @pytest.mark.parametrize("place", ["loop", "coro", "thread"])
 def test_memray_begins_and_ends_while_coros_wait(place, tmp_path):
-    """From 3.12 on, the functions that a coro was in when memray started may be missing from the stacks of its blocks.
-    But these stacks never contain functions of other coros.
+    """From 3.12 on, the functions that a coro was in when memray started may be missing from the stacks of the coro's
+    blocks. But these stacks never contain functions of other coros.
     """
     run(
         WORK

@@ -199,7 +199,7 @@ def test_a_trace_function_that_raises():
 
 
 def test_profile_functions():
-    """In each coro, a return event follows each call event, also for C functions, whatever other coros do."""
+    """In each coro, every call event has its return event, also for C functions, whatever other coros do."""
     events = collections.defaultdict(list)
     frames = []
 
@@ -297,8 +297,8 @@ def test_monitoring(is_global):
     assert counts == {key: number * COUNT for key, number in once[2].items()}
 
 
-# A tool is switched on while coros wait. At that time no thread state refers to the coros' frames, and the tool has not
-# instrumented the coros' functions before.
+# A tool is switched on while coros wait. At that time no thread state refers to the coros' frames, and the coros'
+# functions are not yet instrumented for the tool.
 WATCH = """
     import sys
     import grapeshot
@@ -319,8 +319,8 @@ WATCH = """
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="sys.monitoring came with 3.12")
 @pytest.mark.parametrize("stack", ["shared", "own"])
 def test_monitoring_that_begins_while_coros_wait(stack):
-    """The functions in which the coros waited then raise and return. From 3.15 on the tool gets both events; earlier
-    versions do not report the returns.
+    """Once the tool is on, the functions in which the coros waited raise and return. From 3.15 on the tool gets both
+    events; earlier versions do not report the returns.
     """
     output = run_script(
         None,

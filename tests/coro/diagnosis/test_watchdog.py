@@ -1,5 +1,5 @@
-"""While code keeps a loop from its next iteration, the watchdog reports it. Here the code is a task, a callback or a
-method of a protocol, with and without coros. test_latency_warning covers coros themselves.
+"""The watchdog reports code that keeps a loop from its next iteration, while that code still runs. Here the code is a
+task, a callback or a method of a protocol, with and without coros. test_latency_warning covers coros themselves.
 """
 
 from __future__ import annotations
@@ -395,7 +395,7 @@ def test_threads_are_watched_if_they_have_coros_or_a_limit(records):
             if is_watched:
                 records.spin_until_named(f"task {name!r}")
             else:
-                time.sleep(0.3)  # longer than a new thread's limit
+                time.sleep(0.3)  # longer than the default limit of 0.2 s
 
         async def main():
             prepare()
@@ -448,7 +448,7 @@ def test_a_callback_that_leaves_the_loop(records):
 
 
 def test_callables_whose_names_cannot_be_read(records):
-    """Objects whose attributes raise are named by their class."""
+    """Objects whose attributes cannot be read are named by their class."""
 
     class Odd:
         def __getattribute__(self, name):

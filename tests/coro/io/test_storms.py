@@ -102,7 +102,7 @@ class Stream:
         if kind == 1:
             buffers = [bytearray(3), bytearray(size)]
             count = self.far.readv(buffers)
-            # If recv_exact() has left data over, readv() fills only the first buffer, from that data.
+            # If an interrupted recv_exact() has put data back, readv() fills only the first buffer, from that data.
             return b"".join(buffers)[:count]
         if kind == 2 and left:
             return self.far.recv_exact(min(size, left))
@@ -381,4 +381,4 @@ def test_slow_and_half_open_clients(chance):
                     coro.sleep_relative(0.001)
 
     run(storm)
-    assert len(timed_out) == 40, "the silent and the deaf clients"
+    assert len(timed_out) == 40, "the silent and the deaf clients must time out"

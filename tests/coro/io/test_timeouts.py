@@ -107,7 +107,7 @@ def test_the_timeout_reads_as_that_of_a_plain_socket(world):
 
 @pytest.mark.parametrize("what", ["socket", "number"])
 def test_waiting_again_for_a_socket_that_is_still_ready(what):
-    """`wait_for_read` and `wait_for_write` report the state, even if nothing was read after the last wait."""
+    """A wait for a socket that is ready ends at once, even if nothing was read after the last wait."""
 
     def main():
         listener = socket.socket()

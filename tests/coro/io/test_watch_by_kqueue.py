@@ -233,7 +233,7 @@ def test_descriptors_are_closed(folder):
 
 @pytest.fixture
 def leave():
-    """Return a function that leaves `count` descriptors free, or without a count restores the limit."""
+    """Return a function that leaves `count` descriptors free or, without a count, restores the limit."""
     old = resource.getrlimit(resource.RLIMIT_NOFILE)
     taken = []
 

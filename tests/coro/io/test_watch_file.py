@@ -252,7 +252,7 @@ def test_overflow(tmp_path):
 
 
 def test_a_timeout_while_other_files_change(tmp_path, monkeypatch):
-    """Events keep waking the coro, but not one is about the file."""
+    """Events keep waking the coro, but none of them is about the file."""
     end = time.monotonic() + 10
 
     def main():

@@ -30,7 +30,7 @@ def check_same_output(path: Path, code: str, *arguments: str) -> None:
             timeout=60,
             check=False,
             cwd=path.parent,
-            # A debug build shows these warnings by default.
+            # A debug build shows ResourceWarnings by default.
             env={**os.environ, "PYTHONWARNINGS": "ignore::ResourceWarning"},
         )
         for way in ((), ("-m", "grapeshot.coro"))

@@ -1,4 +1,6 @@
-"""Descriptors that processes share, and the numbers of patched sockets. The scripts print the same when patched."""
+"""Descriptors that processes share, and calls of `os` with the descriptor of a patched socket. The scripts print the
+same plain and patched.
+"""
 
 from __future__ import annotations
 

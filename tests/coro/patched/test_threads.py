@@ -1,4 +1,4 @@
-"""`coro.patch()`: threads, thread locals, queues and sleep of unmodified code. Each script is a process of its own."""
+"""`coro.patch()`: threads, thread locals, queues and sleep of unmodified code. Each script runs in its own process."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_local_of_a_coro_that_has_ended_is_freed():
 
 
 def test_real_threads_and_coros_wait_for_each_other():
-    """They use an event, a barrier, a semaphore and queues."""
+    """The threads and coros use an event, a barrier, a semaphore and queues."""
     assert run(
         """
         results, got = [], []
@@ -305,7 +305,7 @@ def test_an_executor_works_on_after_the_loop_of_its_workers_has_ended():
 
 
 def test_finalizer_of_a_patched_library_takes_a_free_lock():
-    """As in urllib3: when the collector runs, the finalizer of a pool in a cycle uses a queue and a lock."""
+    """As in urllib3: the collector frees a pool, whose finalizer uses a queue and a lock."""
     assert run(
         """
         class Pool:
@@ -426,7 +426,7 @@ def test_timer_and_condition():
 
 
 def test_an_interrupted_wait_passes_its_notification_on():
-    """A coro is notified, and interrupted before it runs. The other one that waits gets the notification."""
+    """A coro is notified, and interrupted before it runs. The other waiting coro gets the notification."""
     assert (
         run(
             """
@@ -488,7 +488,7 @@ def test_an_interruption_does_not_keep_a_permit_from_being_given_back():
 
 
 def test_a_notification_while_the_lock_is_taken_again_counts():
-    """The time of a wait is over, but before the coro has the lock again, it is notified."""
+    """The time limit of a wait has passed, but the coro is notified before it has the lock again."""
     assert run(
         """
         def main():

@@ -182,7 +182,7 @@ def special_methods(world: World) -> None:
 
 
 class Finalized:
-    """Has no `__init__`: a thread that walks frames could keep the frame of `__init__` alive, and so the object."""
+    """Has no `__init__`: a thread that walks frames could keep the frame of `__init__`, and so the object, alive."""
 
     log: list[int]
 
@@ -218,8 +218,8 @@ class Collected:
         except INJECTED:
             self.log.append("injected")
             # The collector may call this anywhere in the coro, for example while the coro waits for a killed one, or
-            # after a timeout has expired. So the exception does not prove that this coro was killed. It cannot leave a
-            # finalizer, so count the family as killed, and cancel the coro instead.
+            # after a timeout has expired. So the exception does not prove that this coro was killed. The exception
+            # cannot leave a finalizer, so count the family as killed, and cancel the coro instead.
             WORLD.get().killed.add(FAMILY.get())
             coro.current().cancel()
         else:

@@ -215,7 +215,7 @@ def test_protocols_that_yield_where_the_loop_calls_them():
 
 
 def test_callbacks_that_compare_slowly():
-    """Removing a callback compares with `__eq__`, which yields. In the meantime, other coros change the list."""
+    """`remove_done_callback` compares callbacks with `__eq__`, which yields. Meanwhile other coros change the list."""
 
     class Callback:
         def __init__(self, number):

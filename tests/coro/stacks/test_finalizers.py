@@ -58,7 +58,7 @@ def test_del_and_weakref_callbacks_by_reference_counting():
 @pytest.mark.parametrize("kind", ["list", "tuple", "dict", "object"])
 def test_deeply_nested_deallocation_that_yields(kind):
     """CPython defers deallocations that are nested too deep; the outermost deallocation frees the deferred objects. The
-    depth is counted for each coro.
+    depth is counted separately for each coro.
     """
     log: list = []
 

@@ -303,10 +303,10 @@ def test_at_the_kernels_limit_of_mappings_spawn_raises_and_everything_goes_on(gu
         assert 1000 < refused < 2100
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="the test reads the memory use from /proc")
 @pytest.mark.parametrize("count", [50, 1500])
 def test_reused_stacks_give_deep_memory_back(count, monkeypatch):
-    """Each coro uses much of its stack. When it has ended, the stack keeps only a little memory, in each round.
+    """Each coro uses much of its stack. In each round, the stacks keep only a little memory after the coros have ended.
 
     PYTHONMALLOC lets all objects come from malloc. The interpreter's own allocator takes memory in arenas of 1 MiB, and
     a single object keeps a whole arena. So arenas would be left after each round, and the test would measure them

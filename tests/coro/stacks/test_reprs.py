@@ -1,5 +1,4 @@
-"""A coro waits inside `__repr__`: another coro that prints the same container at that time sees all of it, as a thread
-would.
+"""While a coro waits inside `__repr__`, another coro that prints the same container sees all of it, as a thread would.
 
 CPython records for each thread which containers it is printing, so that a container inside itself prints as `[...]`.
 """

@@ -1,4 +1,4 @@
-"""Data that C code keeps on its stack and in registers survives a yield: the tests check known bytes after each."""
+"""Data that C code keeps on its stack and in registers survives a yield. After each yield, known bytes are checked."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def in_a_thread(fn: Callable[..., Any], *args: Any) -> Any:
 
 
 def in_slots(slots: int | str | None, fn: Callable[..., Any], argument_lists: list[tuple[Any, ...]]) -> list[Any]:
-    """Run ``fn`` in one coro for each list of arguments: on ``slots`` shared stacks (None: on the default slots), or on
+    """Run ``fn`` in one coro for each list of arguments: on ``slots`` shared stacks (None: the default number), or on
     stacks of their own ("own"). Return the results.
     """
 
@@ -205,13 +205,13 @@ def test_each_coro_has_its_own_floating_point_state(holder, slots):
 @pytest.mark.parametrize("slots", SLOTS)
 def test_each_coro_has_its_own_callee_saved_registers(holder, slots):
     if holder.hold_registers(lambda: None, 1, 1) == -2:
-        pytest.skip("stack_holder.c has no code for this processor; the tests of the switch itself cover it")
+        pytest.skip("stack_holder.c has no code for this processor; the tests of the switch itself check the registers")
     count = count_of(slots)
     work = [(coro.yield_slice, seed, 20) for seed in range(count)]
     assert in_slots(slots, holder.hold_registers, work) == [0] * count
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="the test reads the memory use from /proc")
 def test_free_slots_give_deep_memory_back(holder, eviction):
     """Each of a few coros goes 4 MiB deep in a slot that no other coro uses."""
     if eviction == "always":

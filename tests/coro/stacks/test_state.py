@@ -49,7 +49,7 @@ def test_an_interpreter_that_is_not_known_is_refused_with_the_reason():
 
 @needs_coros
 @pytest.mark.skipif(
-    sys.version_info[:2] != (3, 14), reason="of the supported versions, only 3.14.0 lacks the functions"
+    sys.version_info[:2] != (3, 14), reason="of the supported versions, only 3.14.0 cannot set a stack's bounds"
 )
 def test_an_interpreter_without_stack_protection_calls_is_refused(tmp_path):
     """The test simulates 3.14.0 by renaming one of the functions that 3.14.0 lacks."""
@@ -294,7 +294,7 @@ def leave_generator(log):
 def leave_weak_reference(log):
     cycle = [set()]
     cycle.append(cycle)
-    # The weak reference is not part of the garbage, so that its callback is called.
+    # The weak reference is not part of the garbage, so its callback is called.
     return weakref.ref(cycle[0], lambda _: try_to_wait(log))
 
 

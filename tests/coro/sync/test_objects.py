@@ -462,7 +462,7 @@ def test_items_are_released():
 
 
 def test_the_destructor_of_a_value_may_use_the_primitive_that_held_the_value():
-    """While the native code frees a value, it must not borrow the primitive, because the destructor may use it."""
+    """The native code must not borrow the primitive while it frees a value: the destructor may use the primitive."""
     log = []
 
     class Item:

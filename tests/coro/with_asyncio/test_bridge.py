@@ -31,7 +31,7 @@ def outcome_of(run):
 def in_both_ways(body, drive=None):
     """Run ``body(log)`` as a task and, by await_, in a coro. ``drive(runner)`` acts on the task or coro from outside.
 
-    Check that the outcomes are equal, and so are the logs. Return the outcome and the log.
+    Check that both ways have the same outcome and the same log. Return these.
     """
 
     async def main(is_coro):

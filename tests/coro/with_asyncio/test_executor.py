@@ -72,7 +72,7 @@ def test_result_and_exception(kind):
 
 @kinds
 def test_default_executor(kind):
-    """Functions that still run at the end are awaited, and they see no running loop."""
+    """No function sees a running loop, and functions that still run at the end are awaited."""
     began, ended = [], []
 
     def work():

@@ -285,7 +285,7 @@ def test_call_blocking_hides_the_loop_for_the_call():
 
 
 def test_call_blocking_gives_the_current_task_back():
-    """An eager task runs its first step on the coro's stack, and is the current task before and after the call."""
+    """An eager task runs its first step on the coro's stack, and is current before and after call_blocking()."""
     if sys.version_info < (3, 12):
         pytest.skip("eager tasks came with Python 3.12")
 
