@@ -210,7 +210,7 @@ def merge(before: dict[str, Any], after: dict[str, Any], cases: Sequence[Case] =
     """Return a comparison with the rows of both, in the order of `cases`. If both have a row, the newer one is
     taken. Rows of other cases, which no longer exist, are dropped.
 
-    Raises SystemExit if they cannot be in one table.
+    Raises SystemExit if the rows cannot be in one table.
     """
     if wrong := differences(before, after):
         raise SystemExit("these rows cannot be merged:\n  " + "\n  ".join(wrong))

@@ -1,7 +1,7 @@
 """Run pyperformance's asyncio benchmarks on each loop: `python -m benchmarks.pyperf`.
 
-The benchmarks are unchanged. Each of their processes first installs the loop as the result of
-`asyncio.new_event_loop`. Prints the mean of each benchmark in ms with its standard deviation; `--json` writes a file.
+The benchmarks are unchanged. Each of their processes first replaces `asyncio.new_event_loop` with the loop's factory.
+Prints the mean of each benchmark in ms with its standard deviation; `--json` writes a file.
 """
 
 from __future__ import annotations

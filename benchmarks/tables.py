@@ -118,7 +118,7 @@ def remarks(result: dict[str, Any]) -> list[str]:
 
 
 def growth_text(outcome: Outcome, outcomes: Sequence[Outcome]) -> str:
-    """How a row compares with the same row at a smaller scale, such as 8,000 connections with 100, loop by loop."""
+    """How each loop's number compares with its number at a smaller scale, such as 100 connections instead of 8,000."""
     smaller = next((other for other in outcomes if other["name"] == outcome.get("grown_from")), None)
     if smaller is None:
         return ""

@@ -14,8 +14,8 @@ from benchmarks.files.cases import CASES, QUICK, FileSettings, file_system, fold
 from benchmarks.files.libraries import ALL, THREADS, available
 
 HOW = (
-    "Both numbers are those of the whole process, which runs on one core, with all of its threads and the workers of "
-    "io_uring. The files are on a disk, but also in the page cache, so that neither reads nor writes wait for the "
+    "CPU time and wall time are those of the whole process, including its threads and the workers of io_uring. It runs "
+    "on one core. The files are on a disk, but also in the page cache, so that neither reads nor writes wait for the "
     "disk. `grapeshot` is grapeshot.files on grapeshot's loop, with io_uring. Other loops have aiofiles, which is also "
     "measured on grapeshot's loop. For comparison, `threads` is grapeshot.files without io_uring "
     "(GRAPESHOT_FILE_THREADS=1), and `raw` is Python's own open() in a coroutine, which blocks the loop. blazio does "

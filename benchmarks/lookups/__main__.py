@@ -18,8 +18,8 @@ from benchmarks.lookups.styles import CACHE, CACHE_S, COROS, STYLES, available
 
 HOW = (
     "The DNS server is a local dnsmasq on the other core, which answers every name with an IPv4 and an IPv6 address "
-    f"that may be cached for {server.TTL_S} s. Both numbers are those of the process that asks, with all its threads. "
-    f"`grapeshot` is loop.getaddrinfo() of grapeshot's loop. For comparison, `{CACHE}` is the same after "
+    f"that may be cached for {server.TTL_S} s. CPU time and wall time are those of the process that asks, including "
+    f"its threads. `grapeshot` is loop.getaddrinfo() of grapeshot's loop. For comparison, `{CACHE}` is the same after "
     f"loop.set_dns_cache({CACHE_S:g}), and `{COROS}` is socket.getaddrinfo() as grapeshot.coro patches it. gevent's "
     "resolver is its thread pool (the default) or c-ares, which caches answers by default. The ten names have been "
     "looked up before, so that caches have all answers; the new names are in no cache."

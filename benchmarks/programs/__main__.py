@@ -13,13 +13,14 @@ from benchmarks.programs.cases import CASES, QUICK, Settings
 from benchmarks.programs.styles import ALL, available
 
 HOW = (
-    "`grapeshot` runs the same programs as the other columns: gevent's servers with `grapeshot.gevent.Loop` instead of "
-    "libev or libuv; an echo server of eventlet on eventlet's asyncio hub, with grapeshot's loop instead of asyncio's "
-    "or uvloop's, and beside eventlet's epoll hub; a FastAPI application under uvicorn with "
-    "`coro.patch(to_thread=True)` instead of threads (on uvloop, with anyio's default of 40, and with 1,000); a "
-    "Django project under uvicorn, also with `coro.patch(to_thread=True)`, instead of a thread for each request; and a "
-    "Celery worker with the pool of `grapeshot.coro.celery` instead of Celery's own pools. The load and Celery's "
-    "client have a core of their own, which they share with Redis and PostgreSQL."
+    "`grapeshot` runs the same programs as the other columns. gevent's servers run with `grapeshot.gevent.Loop`; the "
+    "other columns run them with libev and libuv. An echo server of eventlet runs on eventlet's asyncio hub with "
+    "grapeshot's loop; the other columns run it on that hub with asyncio's loop, on that hub with uvloop, and on "
+    "eventlet's epoll hub. A FastAPI application under uvicorn runs with `coro.patch(to_thread=True)`; the other "
+    "columns run it on uvloop with real threads, at most 40 of them (anyio's default) or at most 1,000. A Django "
+    "project under uvicorn also runs with `coro.patch(to_thread=True)`; the other column runs it on uvloop with a "
+    "thread for each request. A Celery worker uses the pool of `grapeshot.coro.celery`; the other columns use Celery's "
+    "own pools. The load, Celery's client, Redis and PostgreSQL run on one core, and the measured program on the other."
 )
 
 SUITE = Suite(

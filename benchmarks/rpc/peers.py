@@ -183,7 +183,7 @@ class Rpyc:
 
 
 class RpycThreads(Rpyc):
-    """rpyc with a thread for each caller and one that receives, so that callers are written as for the other
+    """rpyc with a thread for each caller and a thread that receives, so that callers are written as for the other
     peers.
     """
 

@@ -55,7 +55,7 @@ class Substitution:
         self._making = False
         self.ours: collections.Counter[str] = collections.Counter()
         self.foreign: collections.Counter[str] = collections.Counter()
-        self.simulate = False  # true for tests that need the standard library's loop with simulated time
+        self.simulate = False  # true for tests that keep the stdlib's loop, bare or with simulated time
 
     def make_loop(self, selector: Any = None) -> asyncio.AbstractEventLoop:
         """Make a loop of the subject. A selector that a test passes is ignored and closed."""
@@ -201,8 +201,8 @@ class Substitution:
         """Make a patch of a name in an asyncio module affect the subject too.
 
         Many tests replace `asyncio.base_events.socket` or `.logger` with a mock. If the module of another loop has
-        imported the same socket module or logger under the same name, it gets the same mock. Code that is not Python
-        looks up the logger where it is defined, in `asyncio.log`.
+        imported the same socket module or logger under the same name, it gets the same mock. A mock of the logger is
+        also put into `asyncio.log`, where the logger is defined and where code that is not Python looks it up.
         """
         if self._package == "asyncio":
             return

@@ -78,7 +78,7 @@ async def test_binary_files(loop, tmp_path, mode, buffering, seed):
                 case 3 | 4:
                     await pair.both("write", choices.randbytes(choices.choice([0, 1, 9, 300, 70_000])))
                     if "a" in mode:
-                        # Python's buffer does not know that the data went to the end.
+                        # Python's buffer does not know that the data went to the end of the file.
                         await pair.both("seek", 0, os.SEEK_END)
                 case 5:
                     await pair.both("seek", choices.choice([0, 1, 5, 4000, 100_000]), os.SEEK_SET)

@@ -307,7 +307,7 @@ async def test_cpu_is_added_up_by_function_and_name(loop):
 
 
 async def test_ended_names_with_numbers_share_an_account(loop):
-    """If a program numbers its tasks, they do not use more and more memory while CPU is counted."""
+    """If a program numbers its tasks, counting their CPU does not use more and more memory."""
     loop.set_cpu_accounting(True)
     for number in range(20):
         await loop.create_task(asyncio.sleep(0), name=f"request {number}")

@@ -172,7 +172,7 @@ def test_several_back_doors_of_a_process(path):
 def test_a_process_without_a_back_door(path):
     with program() as script:
         pid = script.process.pid
-        listener = listen(path)  # this process listens, too, but the other process is asked for
+        listener = listen(path)  # this process listens, too, but `pid` is the other process
         assert refusal(pid).startswith(f"the process {pid} has no back door open. It does not handle SIGUSR2")
         assert "GRAPESHOT_BACKDOOR=PATH python -m grapeshot" in refusal(pid)
         listener.close()

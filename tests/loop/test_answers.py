@@ -73,7 +73,7 @@ def test_a_closed_loop_keeps_no_descriptors(new_loop, what):
 
 
 def interrupted_once():
-    """Raise KeyboardInterrupt once, as Ctrl-C may: when a future is about to get the answer."""
+    """Raise KeyboardInterrupt once, as Ctrl-C may do, at the moment when a future is about to get its answer."""
 
     def profile(frame, event, function):
         in_loop = os.path.basename(os.path.dirname(frame.f_code.co_filename)) == "_loop"

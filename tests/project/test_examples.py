@@ -1,6 +1,6 @@
 """The programs of examples/ run, serve, and stop cleanly on request; some also run on asyncio's loop.
 
-service.py is tested in test_example_service.py, tokio_bridge and the program that needs Redis in tests/apps.
+service.py is tested in test_example_service.py; tokio_bridge and the program that needs Redis are tested in tests/apps.
 """
 
 from __future__ import annotations

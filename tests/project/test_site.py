@@ -34,7 +34,7 @@ LOADED = {
 
 
 class Page(HTMLParser):
-    """The ids in a page, which links can name, its links, and the files that it loads."""
+    """A page's links, the ids that links to the page can name, and the files that the page loads."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

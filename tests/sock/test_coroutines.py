@@ -92,7 +92,7 @@ async def test_eager_tasks(loop, pair):
 
 
 async def test_tasks_written_in_python(loop, pair):
-    """Programs that trace tasks may replace asyncio.Task by its Python implementation."""
+    """Programs that trace tasks may replace asyncio.Task with its Python implementation."""
     ours, theirs = pair
     task_type = asyncio.tasks._PyTask
     task = task_type(loop.sock_recv(ours, 10), loop=loop)
@@ -365,7 +365,7 @@ def test_thrown_into_by_hand(loop, pair):
         coroutine.close()
         coroutine.close()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # three arguments of throw() are deprecated since 3.12
+            warnings.simplefilter("ignore", DeprecationWarning)  # deprecated since 3.12: throw() with three arguments
             coroutine = loop.sock_recv(pair[0], 10)
             coroutine.send(None)
             with pytest.raises(ZeroDivisionError, match="why"):

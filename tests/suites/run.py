@@ -7,8 +7,8 @@ another one, and on the subject. Every test that passes on the baseline must pas
 
 - a test that passed on the baseline fails, is skipped or is missing on the subject, and is not listed,
 - a listed test passes, or a listed pattern matches no test that passed on the baseline (so that the list stays true),
-- a test of the run on the subject builds a loop of asyncio's own, or none builds a loop of the subject, or none runs a
-  blocking function in a coro although the suite has a `patch`.
+- in the run on the subject, a test builds a loop of asyncio's own, or no test builds a loop of the subject, or no test
+  runs a blocking function in a coro although the suite has a `patch`.
 
 A test that failed runs again, up to twice, before its result counts, because these suites have tests that depend on
 timing. (On the subject, tests that were skipped or are missing run again, too, but tests that are listed do not.) Tests
@@ -44,7 +44,7 @@ PLACE = HERE.parents[1] / "target" / "suites"
 SETTINGS = ("pytest.ini", "pyproject.toml")
 CORPUS = "requests"  # with this name, corpus.py runs instead of a suite
 RERUNS = 2
-RANK = ("passed", "xfailed", "skipped", "failed")  # a test has one in each phase; the rightmost of them counts
+RANK = ("passed", "xfailed", "skipped", "failed")  # each phase of a test has an outcome; the rightmost one counts
 
 
 @dataclasses.dataclass

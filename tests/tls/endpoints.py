@@ -75,7 +75,7 @@ async def client_of(server: Any, context: ssl.SSLContext | None = None, **option
 
 
 class Carrier:
-    """Replaces the raw peer of a TlsPeer by another TlsPeer, so that there are two layers of TLS."""
+    """Replaces the raw peer of a TlsPeer with another TlsPeer, so that there are two layers of TLS."""
 
     def __init__(self, outer: TlsPeer) -> None:
         self.outer = outer

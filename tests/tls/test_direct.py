@@ -195,7 +195,7 @@ class Filling(asyncio.BufferedProtocol):
 
 @pytest.mark.parametrize("factory", [Sipping, Filling])
 async def test_what_was_read_does_not_stay_in_memory(loop, factory):
-    """The memory is reused or freed even if each read leaves a part of a record over."""
+    """The memory is reused or freed even if each read leaves a part of a record unread."""
     psutil = pytest.importorskip("psutil")
     transport, protocol, peer = await connected(loop, factory, "server")
     process, piece = psutil.Process(), bytes(100_000)

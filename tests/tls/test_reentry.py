@@ -41,7 +41,7 @@ class BufferedCloses(BufferedRecorder):
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize(
     ("factory", "messages"),
-    # There is no case of several records into a buffer, because with it asyncio's shutdown fails with
+    # The case of several records into a buffer is missing, because asyncio's shutdown would fail in it with
     # APPLICATION_DATA_AFTER_CLOSE_NOTIFY.
     [(Closes, (b"x",)), (BufferedCloses, (b"x",)), (Closes, (b"x" * 16384, b"y" * 16384, b"z"))],
     ids=["one record", "one record into a buffer", "several"],

@@ -2,9 +2,9 @@
 of every suite process, so Python imports the file when the process starts.
 
 `SUITE_LOOP` names the loop. `SUITE_PATCH` names a part of `coro.patch()` that is patched with the default parts, before
-the process imports any other package. The processes that a test starts get both, too. `BUILT` counts the loops of this
-process by the package of their class, so that a run can prove which loop it tested. Under "coros", it counts the
-blocking functions that ran in coros.
+the process imports any other package. The processes that a test starts get the loop and the patch, too. `BUILT` counts
+the loops of this process by the package of their class, so that a run can prove which loop it tested. Under "coros", it
+counts the blocking functions that ran in coros.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ pytestmark = [
     pytest.mark.skipif(COMPILER is None, reason="NOT TESTED: a C compiler is missing"),
 ]
 
-# Replaces the C library's accept4(): the first connection is taken off the queue and closed, and the call returns an
-# error instead of it.
+# Replaces the C library's accept4(): the first call that takes a connection off the queue closes the connection and
+# returns an error.
 SHIM = """
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -81,7 +81,7 @@ async def test_other_ways_of_writing(loop, write):
         if write == "corked":
             await peer.send(b"x")
             await until(lambda: protocol.data)
-            if not protocol.is_lost and not transport.is_closing():  # asyncio sent it before the socket was closed
+            if not protocol.is_lost and not transport.is_closing():  # asyncio has sent the data at once
                 transport.write(b"lost")
         else:
             sock.close()
@@ -279,8 +279,8 @@ async def test_a_second_transport_for_the_same_socket_is_refused(loop):
 
 @pytest.mark.skip_on(asyncio="Server.close() raises ValueError: the selector does not find the socket")
 async def test_a_server_whose_socket_was_closed(loop, serve, reported):
-    """A duplicate of the listening socket, as in a forked worker, lets its events continue. The server must not accept
-    on the other socket that now has its number.
+    """A duplicate, such as a forked worker has, keeps the listening socket open, so the poller still reports events.
+    The server must not accept on the other socket that now has the old number.
     """
     made = []
 

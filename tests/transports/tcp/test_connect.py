@@ -82,7 +82,7 @@ async def test_local_addr(loop):
         transport, protocol = await loop.create_connection(Recorder, *listener.getsockname(), local_addr=(HOST, port))
         assert transport.get_extra_info("sockname") == (HOST, port)
         accepted, _ = listener.accept()
-        accepted.close()  # closes first, so that the TIME_WAIT state is not on `port`
+        accepted.close()  # this end closes first, so that the TIME_WAIT state is not on `port`
         await until(lambda: protocol.is_lost)
 
 

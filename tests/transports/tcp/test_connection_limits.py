@@ -181,7 +181,7 @@ async def test_servers_use_no_descriptors_above_the_limit(loop, serve):
         clients[1].send(b"x")
         await iterations(20)
         assert answer(clients[1]) is None
-        clients[0].close()  # frees two descriptors: the client's, and the server's end of the connection
+        clients[0].close()  # frees two descriptors: the client's and the server's
         await until(lambda: answer(clients[1]) == b"x", "the echo")
     finally:
         for client in clients:

@@ -101,7 +101,7 @@ async def test_buffered(loop, reported, serve, name, message):
 @pytest.mark.skip_on(uvloop="the connection stays open and the transport leaks")
 @pytest.mark.xfail_on(asyncio="reports the error and keeps the connection")
 async def test_connection_made(loop, reported, serve, how):
-    """In asyncio connection_made is an ordinary callback. Here its error closes the connection, as other errors do."""
+    """asyncio calls connection_made as an ordinary callback. In grapeshot, an error in it closes the connection."""
     made = []
 
     def factory():

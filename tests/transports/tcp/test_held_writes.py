@@ -1,4 +1,4 @@
-"""Small writes of a step leave together: at its end or that of its batch, or before a call that reveals held data."""
+"""Small writes of a step leave together: when the step or its batch ends, or before a call that reveals held data."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ async def test_a_connection_that_is_closed_while_another_thread_looks_for_its_so
         try:
             transport.get_extra_info("socket")
         except (RuntimeError, OSError):
-            pass  # free-threaded builds refuse the call; or the number no longer belongs to a socket
+            pass  # free-threaded builds refuse the call, or the number no longer belongs to a socket
         finally:
             begun.set()
 

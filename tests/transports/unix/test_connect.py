@@ -137,7 +137,7 @@ LATER = "takes EAGAIN for a connect in progress, and the connection then fails w
 
 @pytest.mark.xfail_on(asyncio=LATER, uvloop="fails with EAGAIN")
 async def test_a_connect_waits_while_the_queue_is_full(loop, address_of):
-    """While the queue is full, connect() fails with EAGAIN. When it has space again, the system reports no event."""
+    """While the queue is full, connect() fails with EAGAIN. The system reports no event when the queue has space."""
     address = address_of("str")
     with listener_at(address, backlog=1) as listener:
         connecting = [loop.create_task(loop.create_unix_connection(Recorder, address)) for _ in range(8)]
