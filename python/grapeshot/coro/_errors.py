@@ -6,7 +6,7 @@ import asyncio
 import builtins
 import queue
 
-from grapeshot._loop.closed_error import ClosedError as ClosedError
+from grapeshot._loop.closed_error import ClosedError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
