@@ -1413,7 +1413,7 @@ class lock:  # noqa: N801
 
 @disjoint_base
 class mutex:  # noqa: N801
-    """A lock that the coro which holds it may acquire again. It is free after the same number of releases."""
+    """A lock that can be acquired again by the coro that holds it. It is free after the same number of releases."""
 
     def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
         """Wait until the mutex is free or held by this coro, then acquire it once more.

@@ -238,7 +238,7 @@ class RawFile(AsyncFile):
     async def _read_call(self, size: int) -> bytes:
         def on_end(outcome: Any) -> None:
             if isinstance(outcome, bytes):
-                self._put_back(outcome)  # until the task goes on, which it may never do
+                self._put_back(outcome)  # the task takes them out again when it goes on, unless it was cancelled
 
         data: bytes = await self._call("read", size, self._offset(), on_end=on_end)
         if not self._tracks and data:
