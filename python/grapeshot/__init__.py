@@ -7,7 +7,8 @@ There are four ways to use it, from the shortest to the most explicit::
     asyncio.run(main(), loop_factory=grapeshot.new_event_loop) # the same with asyncio's function (Python 3.12+)
     loop = grapeshot.new_event_loop()                          # a loop to run by hand
 
-Importing the package changes nothing in asyncio; only :func:`install` does, and :func:`uninstall` undoes it.
+Importing the package changes nothing in asyncio. Only :func:`install` changes something there, and :func:`uninstall`
+undoes it.
 
 Some names are loaded on first use, so that importing the package stays fast:
 

@@ -37,7 +37,7 @@ disable  Remove that file.
 attach   Open a Python prompt inside a process that has opened a back door (grapeshot.insight.backdoor).
 top      Watch such a process: its statistics, slow callbacks, coros and tasks, and descriptors.
 tree     Print its coros and tasks with what they wait for, and its timers, sockets and threads.
-profile  Show a profile that grapeshot.insight.profiler has saved, or make a page of it.
+profile  Show a profile that grapeshot.insight.profiler has saved, or make a web page of it.
 """
 
 # For each command, the function that takes its arguments and returns the exit status.

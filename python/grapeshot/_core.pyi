@@ -970,10 +970,10 @@ class _Resolver:
         """Append a pair to ``into`` for each answer that has arrived: the ticket, and the answer or exception to raise.
 
         Raises:
-            MemoryError: the next call appends the rest.
+            MemoryError: no memory is left for some of the pairs. The next call appends them.
         """
     def wake(self) -> None:
-        """Make the descriptor readable, although nothing may have arrived."""
+        """Make the descriptor readable, even if nothing has arrived."""
 
 @final
 class _AioQueue:
@@ -1002,10 +1002,10 @@ class _AioQueue:
         """Append a pair to ``into`` for each call that has ended: its ticket, and its result or exception to raise.
 
         Raises:
-            MemoryError: the next call appends the rest.
+            MemoryError: no memory is left for some of the pairs. The next call appends them.
         """
     def wake(self) -> None:
-        """Make the descriptor readable, although nothing may have arrived."""
+        """Make the descriptor readable, even if no call has ended."""
     def fileno(self) -> int:
         """Return the descriptor that is readable when calls may have ended."""
     def has_ring(self) -> bool:
@@ -1076,7 +1076,7 @@ class _HubLoop:
     """The native part of :class:`grapeshot.gevent.Loop`."""
 
     asyncio_loop: Loop
-    # How many objects keep ``run()`` from returning: active watchers with a reference, callbacks, calls of ``ref()``.
+    # How many things keep ``run()`` from returning: active watchers with a reference, callbacks, calls of ``ref()``.
     _references: int
     # Whether ``run()`` returns after the next watcher or callback.
     _is_once: bool
@@ -1322,9 +1322,10 @@ class Coro(Generic[_T_co]):
     def stack_info(self) -> dict[str, Any]:
         """Return where the coro's stack is.
 
-        The keys are ``kind`` (``shared`` or ``own``); ``where`` (``in place``, ``evicted``, or ``none`` before the
-        first run and after the end); ``slot``, the number of the shared stack that the coro uses, None if it has a
-        stack of its own; ``bytes_used`` of C stack; and ``frame_bytes``, the memory that its Python frames take.
+        The keys are ``kind`` (``shared`` or ``own``); ``where`` (``in place``, ``evicted`` if it was copied away, or
+        ``none`` before the first run and after the end); ``slot``, the number of the shared stack that the coro uses,
+        None if it has a stack of its own; ``bytes_used`` of C stack; and ``frame_bytes``, the memory that its Python
+        frames take.
         ScheduleError if the coro belongs to another thread.
         """
     def get_frame(self) -> FrameType | None:
@@ -1414,7 +1415,7 @@ class lock:  # noqa: N801
 
 @disjoint_base
 class mutex:  # noqa: N801
-    """A lock that the coro which holds it may acquire again. It is free after the same number of releases."""
+    """A lock that can be acquired again by the coro that holds it. It is free after the same number of releases."""
 
     def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
         """Wait until the mutex is free or held by this coro, then acquire it once more.
@@ -1448,7 +1449,8 @@ class thread_lock:  # noqa: N801
         Raises:
             ValueError, OverflowError: ``timeout`` is not valid.
             RuntimeError: the coro cannot wait here (in a function that the garbage collector calls, or in a greenlet),
-                and no other real thread holds the lock.
+                and no other real thread holds the lock. Or the caller is a task or callback that would wait without a
+                limit, and a coro of its own thread holds the lock.
         """
     def acquire_lock(self, blocking: bool = True, timeout: float = -1) -> bool:
         """The same as ``acquire``."""
@@ -1827,15 +1829,17 @@ def _coro_get_ident() -> int:
     """Return the id of the running coro, or the ident of the thread outside of coros."""
 
 def _coro_begins_thread() -> bool:
-    """Whether ``threading``, once patched, starts a thread as a coro when it is called here.
+    """Whether this code runs in a coro, or in a task or callback of a loop that has coros.
 
-    It does so in coros, and where a loop that has coros is running.
+    ``threading``, once patched, asks this before it starts a thread as a coro. In a process that a coro has forked, the
+    answer is no, because the loop runs in the parent.
     """
 
 def _coro_set_undisturbed(flag: bool, /) -> bool:
-    """Set whether interruptions do not end the running coro's waits for locks that threads share. Return the old value.
+    """Set whether the running coro, when it is interrupted, goes on waiting for a lock that threads share.
 
-    They are raised at the coro's next other wait. Outside of a coro this does nothing.
+    The interruption is then raised when the coro next waits for something else. Returns the old value. Outside of a
+    coro this does nothing.
     """
 
 def _coro_can_wait() -> bool:
@@ -1859,9 +1863,10 @@ def _coro_yield_slice() -> None:
 def _coro_wait(coros: Iterable[Any] = ..., timeout: float | None = None, count: int | None = None) -> Any:
     """Wait until all of ``coros``, or ``count`` of them, have ended, for at most ``timeout`` seconds.
 
-    Returns a list of the ones that have ended, at most ``count``, in the order in which they ended. ``coros`` may also
-    contain tasks, and futures of ``grapeshot.coro`` and of asyncio. Their exceptions are not raised here. If this coro
-    is interrupted while it waits, that does not affect them.
+    Returns a list of the ones that have ended, at most ``count``: first those that had ended before the call, in the
+    order of ``coros``, and then the others in the order in which they ended. ``coros`` may also contain tasks, and
+    futures of ``grapeshot.coro`` and of asyncio. Their exceptions are not raised here. If this coro is interrupted
+    while it waits, that does not affect them.
 
     Without arguments: wait until ``schedule`` is called with this coro, and return the value passed to it.
 
@@ -1898,7 +1903,7 @@ def _coro_set_switch_stamps(on: bool, /) -> None:
 def _coro_switch_stamps() -> tuple[int, int, int, int]:
     """Return when a coro of this thread was last entered, and when one was last left.
 
-    Each is a pair of nanoseconds, of ``time.monotonic_ns()`` and of ``time.thread_time_ns()``; 0 if unknown.
+    Each time is given twice, as ``time.monotonic_ns()`` and as ``time.thread_time_ns()``; 0 if unknown.
     """
 
 def _coro_wait_info(coro: Coro[Any], /) -> tuple[str, int] | None:
@@ -1928,7 +1933,7 @@ def _coro_act() -> None:
     Outside of coros this does nothing.
     """
 
-# The last words of each log record about a late run.
+# The last words of each log record about a late run: code that has held up the loop for longer than the latency limit.
 _coro_latency_hint: str
 
 def _coro_set_latency_limit(seconds: float | None, /) -> float:

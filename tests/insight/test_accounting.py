@@ -107,7 +107,7 @@ async def test_counting_ends(loop):
     await asyncio.sleep(0)
     found = grapeshot.insight.accounting(loop)
     assert (found.cpu, found.is_cpu_counted) == ([], False)
-    assert str(found).startswith("CPU: not counted; loop.set_cpu_accounting(True) begins")
+    assert str(found).startswith("CPU: not counted; call loop.set_cpu_accounting(True) to start counting")
 
 
 @pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")

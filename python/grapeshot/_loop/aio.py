@@ -41,7 +41,7 @@ os.register_at_fork(before=_core._aio_before_fork, after_in_child=_core._aio_aft
 
 
 class AioQueue(Answers):
-    """The calls of a loop that are under way: gives each outcome to the future that waits for it."""
+    """Keeps the calls of a loop that are under way, and gives each outcome to the future that waits for it."""
 
     _kind = _core._AioQueue
 
@@ -116,7 +116,7 @@ def queue_of(loop: Any) -> AioQueue:
 
 
 def octets(data: Any) -> bytes:
-    """Return an immutable copy of bytes-like data; ``bytes`` itself is not copied.
+    """Return an immutable copy of bytes-like data. An object whose type is ``bytes`` is returned as it is.
 
     Raises:
         TypeError: the object is not bytes-like.

@@ -35,7 +35,7 @@ os.register_at_fork(after_in_child=_count_fork)
 
 
 class Answers:
-    """The questions of a loop that are under way: gives each answer to the future that waits for it."""
+    """Keeps the questions of a loop that are under way, and gives each answer to the future that waits for it."""
 
     # The type of the native object.
     _kind: type[Any]

@@ -3,7 +3,7 @@
 Names do not go to the default executor, so they do not wait behind other work there. The C library is asked in native
 threads of the process (``core/src/sys/resolver``), which do no other work, and for which the exit of the process does
 not wait. If a program has replaced ``socket.getaddrinfo`` or ``socket.getnameinfo``, the executor calls the
-replacement, as on asyncio, even for IP addresses. For arguments that raise an error, the executor calls CPython's own
+replacement, as in asyncio, even for IP addresses. For arguments that raise an error, the executor calls CPython's own
 functions.
 
 Most IP addresses with a numeric port never get here, because ``Loop.getaddrinfo`` answers them natively

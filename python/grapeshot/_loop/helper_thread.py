@@ -52,8 +52,8 @@ class HelperThread:
         raise NotImplementedError
 
     def _run(self) -> None:
-        # If the system delivered a signal to this thread, CPython 3.11's main thread would not notice that before the
-        # main thread next takes the GIL.
+        # On CPython 3.11, if the system delivered a signal to this thread, the main thread would not notice the signal
+        # before it next takes the GIL.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             self.run()

@@ -16,8 +16,8 @@ before_close: Callable[[Any], None] | None = None
 # Called with a loop before a runner cancels its remaining tasks. Returns a handle, which the runner cancels afterwards.
 watch_end: Callable[[Any], Any] | None = None
 # Called with a loop that the caller wants to run, or with None if the caller wants a new loop. If the caller is a coro
-# that hides its loop, returns a new loop that borrows the hidden one, and the caller uses this new loop. Otherwise
-# returns None.
+# that hides its loop (coro/_hiding.py), returns a new loop that borrows the hidden one, and the caller uses this new
+# loop. Otherwise returns None.
 borrow: Callable[[Any], Any] | None = None
 # Called with each loop that begins to run.
 on_run: Callable[[Any], None] | None = None

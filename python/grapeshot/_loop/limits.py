@@ -1,6 +1,7 @@
 """Limits on connections, descriptors and coros, so that an overloaded service waits or refuses instead of dying.
 
-Native code counts and checks them (``event_loop/limits.rs``). Only the loop's thread uses this module.
+Native code counts what is open, and checks the limits (``event_loop/limits.rs``). Only the loop's thread uses this
+module.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ def set_limits(
 
     Args:
         connections: the number of TCP and Unix stream transports, both accepted and connected.
-        descriptors: the loop opens only descriptors whose number is below this one. The system assigns the lowest free
-            number, so this leaves the numbers from the limit up to ``RLIMIT_NOFILE`` for files, name lookups and logs.
+        descriptors: the loop opens only descriptors whose number is below this limit. The system assigns the lowest
+            free number, so this leaves the numbers from the limit up to ``RLIMIT_NOFILE`` for files, name lookups and
+            logs.
         coros: the number of coros. At the limit, ``coro.spawn()`` and starting a thread that is a coro raise
             LimitError; ``coro.serve()`` waits.
 

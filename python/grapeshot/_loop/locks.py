@@ -14,7 +14,7 @@ _RLock = _thread.RLock
 
 
 def real_rlock() -> Any:
-    """Return a new ``_thread.RLock``, which is free in the child of a fork. A coro must not wait while it holds it."""
+    """Return a new ``_thread.RLock``, which is free in the child of a fork. A coro that holds it must not wait."""
     lock: Any = _RLock()
     os.register_at_fork(after_in_child=lock._at_fork_reinit)
     return lock

@@ -84,7 +84,7 @@ def origin_of(loop: Any, thing: Any) -> str | None:
 
 
 def note_coro(co: Any) -> None:
-    """Record where ``co`` is being started, in the coro and in its context. Only ``Coro._note_origin`` calls this."""
+    """Record, in ``co`` and in its context, where it is being started. Only ``Coro._note_origin`` calls this."""
     frame = sys._getframe(2)
     co._source_traceback = format_helpers.extract_stack(frame)
     context = co.get_context()

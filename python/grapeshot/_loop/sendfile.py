@@ -273,7 +273,7 @@ class _FallbackProtocol(asyncio.Protocol):
         transport.set_protocol(self)
 
     async def drain(self) -> None:
-        """Wait until the transport accepts more. If the connection has ended, raise ConnectionError or its error."""
+        """Wait until the transport accepts more. If the connection is lost, raise ConnectionError or its error."""
         if self._transport.is_closing():
             raise ConnectionError("Connection closed by peer")
         if self._writable is not None:

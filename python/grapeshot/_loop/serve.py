@@ -239,9 +239,9 @@ async def create_server(
     """Listen on ``host`` and ``port``, or on the bound ``sock``; return the :class:`asyncio.Server`.
 
     ``host`` may be a sequence of hosts. None and ``""`` mean every interface, with one socket for IPv4 and one for IPv6
-    (an IPv6 socket never accepts IPv4 connections, even if that is the system's default). With ``port`` 0, each socket
-    gets a free port. ``backlog`` is the length of the queue of connections that are not accepted yet. ``keep_alive``
-    (available on every Python version) sets SO_KEEPALIVE, which accepted connections inherit.
+    (an IPv6 socket never accepts IPv4 connections, even where the system would let it do so by default). With ``port``
+    0, each socket gets a free port. ``backlog`` is the length of the queue of connections that are not accepted yet.
+    ``keep_alive`` (available on every Python version) sets SO_KEEPALIVE, which accepted connections inherit.
 
     Raises:
         OSError: an address cannot be bound. ``errno`` is the system's (EADDRINUSE, ...), and the text has the address.

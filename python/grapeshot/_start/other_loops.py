@@ -45,7 +45,7 @@ _reported: set[type] = set()
 
 
 def install_everywhere() -> None:
-    """Do as :func:`install_here`, and set uvicorn's variable, too. GRAPESHOT_INSTALL does this in each process."""
+    """Do what :func:`install_here` does, and set uvicorn's variable. GRAPESHOT_INSTALL does this in each process."""
     os.environ.setdefault("UVICORN_LOOP", "none")
     install_here()
 

@@ -30,8 +30,9 @@ else:
 class EventLoopPolicy(_Base):  # type: ignore[misc]  # the name of the base depends on the Python version
     """asyncio's default policy, except that it makes a :class:`grapeshot.Loop`.
 
-    ``get_event_loop`` and ``set_event_loop`` behave as in the default policy of the running Python, per thread. There
-    are no child watchers (deprecated, removed in Python 3.14), because a grapeshot loop does not need them.
+    ``get_event_loop`` and ``set_event_loop`` apply to the calling thread, and behave as in the default policy of the
+    running Python. There are no child watchers (deprecated, removed in Python 3.14), because a grapeshot loop does not
+    need them.
     """
 
     def _loop_factory(self) -> Loop:

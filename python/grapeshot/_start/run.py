@@ -51,8 +51,8 @@ def run(main: Any, *, debug: bool | None = None, threads: int | None = None, res
     ``threads - 1`` new ones, each with a loop of its own, and the results come back as a list. On a free-threaded
     Python the threads run at the same time. If ``main`` raises in one of them, it is cancelled in the others, and the
     exception is raised here when all have ended. Ctrl-C, or any other exception that leaves the loop of this thread,
-    ends all of them in the same way. With ``restart``, a thread in which ``main`` has raised an :class:`Exception`
-    instead logs the exception and calls ``main`` again, after a delay of 0.1 to 5 seconds.
+    ends all of them in the same way. With ``restart``, an :class:`Exception` that ``main`` raises ends nothing: its
+    thread logs it and calls ``main`` again, after a delay of 0.1 to 5 seconds.
 
     Raises:
         RuntimeError: another event loop is running in this thread, or no more threads can be started.
@@ -101,8 +101,8 @@ def install(*, streams: bool = False, transports: bool = False) -> None:
     these functions by name earlier keeps using asyncio's, and so does code that makes an
     :class:`asyncio.StreamReader` itself.
 
-    With ``transports``, libraries that call aiofastnet where it is installed (aiohttp from 3.15 on) use the loop's own
-    transports on grapeshot's loops. aiofastnet is imported for that.
+    With ``transports``, libraries that call aiofastnet where it is installed (such as aiohttp 3.15 and later) use the
+    loop's own transports on grapeshot's loops. aiofastnet is imported for that.
 
     :func:`uninstall` undoes all of this. Loops and streams that already exist do not change.
     """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # How long a coro may run after Ctrl-C before it is interrupted. The same as the default of coro.set_latency_warning().
 _GRACE_S = 0.2
-# How long close() waits for a helper thread. It normally ends at once, but the machine may be busy.
+# How long close() waits for a helper thread. The thread normally ends at once, but the machine may be busy.
 _END_S = 5
 
 

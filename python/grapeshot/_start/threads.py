@@ -115,7 +115,7 @@ class _Other:
         self._task: asyncio.Task[Any] | None = None
 
     def start(self) -> asyncio.Future[Any]:
-        """Start the thread. Return a future of this thread's loop with the outcome."""
+        """Start the thread. Return a future, which belongs to the calling thread's loop and gets the outcome."""
         loop = asyncio.get_running_loop()
         future = loop.create_future()
         threading.Thread(target=self._run, args=(loop, future), name=self._name).start()

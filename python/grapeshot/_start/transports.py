@@ -1,8 +1,8 @@
 """Keeps a loop's own transports where a library calls aiofastnet instead of the loop: ``install(transports=True)``.
 
 aiofastnet has functions such as ``create_connection(loop, ...)``, which put its own transports on any loop. aiohttp
-(from 3.15 on) and picows call them wherever aiofastnet is installed. This module replaces aiofastnet's functions with
-functions that, if the loop is grapeshot's, call the loop's method of the same name.
+(version 3.15 and later) and picows call them wherever aiofastnet is installed. This module replaces aiofastnet's
+functions with functions that, if the loop is grapeshot's, call the loop's method of the same name.
 """
 
 from __future__ import annotations

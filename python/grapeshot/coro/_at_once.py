@@ -29,7 +29,7 @@ _start_real = _thread.start_new_thread
 _read, _write, _fstat, _getpid = os.read, os.write, os.fstat, os.getpid
 _poll = select.poll
 _Epoll: Any = getattr(select, "epoll", None)
-# How many bytes are written at most by a call that can block. If such a call runs in a real thread and the coro is
+# A call that can block writes at most this many bytes. If such a call runs in a real thread and the coro is
 # interrupted, the caller does not learn how many of these bytes were written.
 _PIECE_LEN = 4096
 
@@ -86,7 +86,7 @@ class _ReadCall(_ThreadCall):
 
 # descriptor -> the call that is running in a real thread, or whose result was not fully taken yet
 _pending_reads: dict[int, _ReadCall] = {}
-# Held while this table or a result in it is changed. Reentrant: a finalizer may read while its thread holds it.
+# Held while this table or a result in it is changed. Reentrant: a finalizer may call `read` in a thread that holds it.
 _changing = real_rlock()
 
 

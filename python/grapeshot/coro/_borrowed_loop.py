@@ -286,7 +286,7 @@ class BorrowedLoop(asyncio.AbstractEventLoop):
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         """Wait until the jobs that this run submitted to the default executor have ended. The executor itself goes on.
 
-        ``timeout`` is in seconds; None means no limit. If jobs are left when it is over, a RuntimeWarning says so.
+        ``timeout`` is in seconds; None means no limit. If jobs are left when it has expired, a RuntimeWarning says so.
         """
         jobs = [asyncio.wrap_future(job, loop=self._host) for job in list(self._run.jobs)]
         if not jobs:
@@ -321,7 +321,7 @@ class BorrowedLoop(asyncio.AbstractEventLoop):
         return self._exception_handler
 
     def set_exception_handler(self, handler: Any) -> None:
-        """Set the handler of :meth:`call_exception_handler` for this run. Raises TypeError if it is not callable."""
+        """Set the handler of :meth:`call_exception_handler` for this run. TypeError unless it is callable or None."""
         lifecycle.set_exception_handler(self, handler)  # type: ignore[arg-type]
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:

@@ -96,7 +96,7 @@ class Run:
 
 
 class Ledger:
-    """The runs that borrow one loop. It is the loop's ``_ledger`` while any run borrows the loop."""
+    """The runs that borrow one loop. The loop's ``_ledger`` is this object while any run borrows the loop."""
 
     def __init__(self, host: Loop) -> None:
         self._host = weakref.ref(host)

@@ -60,9 +60,9 @@ def await_(awaitable: Awaitable[_T]) -> _T:
     """Wait in a coro for an asyncio awaitable; return its result or raise its exception.
 
     To the awaitable this is like ``await`` in a task. If the coro is interrupted in any way, this acts like a
-    cancellation: the future that is waited for is cancelled, and the coroutine gets CancelledError. Once both have
-    ended, the interruption is raised in the coro, unless they have suppressed the cancellation. If the awaitable is
-    itself a coro, this returns its result or raises the same exceptions as :meth:`Coro.result`.
+    cancellation: the future that is waited for is cancelled, and the coroutine gets CancelledError. Once these have
+    ended, the interruption is raised in the coro, unless the awaitable has suppressed the cancellation. If the
+    awaitable is itself a coro, this returns its result or raises the same exceptions as :meth:`Coro.result`.
 
     After several calls that did not have to wait, the next one first yields to others (see ``set_selfishness``). The
     coro can be interrupted there, too.

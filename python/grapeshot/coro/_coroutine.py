@@ -182,7 +182,7 @@ class Coro(_core.Coro["_T_co"]):
         """Return a dict that says where the coro's stack is and how large it is.
 
         - ``kind``: ``shared`` or ``own``
-        - ``where``: ``in place`` or ``evicted``; ``none`` before the first run and after the end
+        - ``where``: ``in place`` or ``evicted`` (copied away); ``none`` before the first run and after the end
         - ``slot``: the number of the shared stack that it uses, None if it has a stack of its own
         - ``bytes_used``: how many bytes of C stack it uses
         - ``frame_bytes``: how many bytes its Python frames take

@@ -44,7 +44,7 @@ class _Own(threading.local):
 
 
 _own = _Own()
-# The programs of all threads whose event_loop() is running. It needs no lock, because each change is one operation.
+# The programs of all threads whose event_loop() is running. The list needs no lock: each change is one operation.
 _running: list[_Program] = []
 
 

@@ -28,7 +28,8 @@ else:
     - ``created``: the path is new, or something was moved to this path
     - ``modified``: the contents changed
     - ``deleted``
-    - ``moved``: renamed to ``destination``, which is None if the new path is in another directory
+    - ``moved``: renamed to ``destination``, which is None if the new path is in another directory, and also if the
+      watched directory itself was moved
     - ``overflow``: events were lost, so anything may have changed
     """
 

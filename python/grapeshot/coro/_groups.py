@@ -391,7 +391,7 @@ class _Results:
                 del ended  # the exception's traceback keeps this frame: break the cycle
 
     def _start(self) -> None:
-        """Start coros until items or free places run out, or ``size`` of them run or have a result not taken yet."""
+        """Start coros until items or free places run out, or ``size`` coros run or have a result that was not taken."""
         while len(self._coros) < self._pool._size:
             if self._next is None and self._error is None:
                 try:

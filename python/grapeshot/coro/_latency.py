@@ -1,6 +1,7 @@
 """The latency warning: logs which coro, task, callback or protocol method blocks a loop, while it is still blocking.
 
-``GRAPESHOT_LATENCY_WARNING`` sets the limit at the start of the process: ``0.5``, ``0`` (off), ``0.5,stack,always``.
+``GRAPESHOT_LATENCY_WARNING`` sets the limit at the start of the process. Examples: ``0.5``, ``0`` (off),
+``0.5,stack,always``.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _logger = logging.getLogger("asyncio")
 
 # How long a server waits before it accepts again after it ran out of descriptors or memory, in seconds. The loop's own
-# servers wait as long.
+# servers wait equally long.
 _RETRY_DELAY_S = 1.0
 _OUT_OF_RESOURCES = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 # Errors that concern only one connection, which was lost before it was accepted. Source: accept(2).

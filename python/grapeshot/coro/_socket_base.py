@@ -47,7 +47,7 @@ _UNDER_WAY = frozenset((errno.EINPROGRESS, errno.EALREADY, errno.EINTR))
 _CONNECT_TELLS = sys.platform == "linux"
 # The first and the longest pause between two attempts to connect while the server's queue is full, in seconds.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
-# Held while data is put back or taken out again. Reentrant: a finalizer may receive while its thread holds it.
+# Held while data is put back or taken out again. Reentrant: a finalizer may receive data in a thread that holds it.
 _putting_back = real_rlock()
 
 

@@ -13,7 +13,8 @@ can make the calls that do not wait (``release``, ``push``, ``set``, ``wake_*``,
 but only a coro can hold a lock, a mutex or an ``rw_lock``.
 
 An object belongs to one thread: to the thread that makes it, if a loop is running there, and otherwise to the first
-thread that uses the object while a loop runs there. In other threads its methods raise ScheduleError.
+thread that uses the object while a loop runs there. Other threads must not use the object: most of its
+methods raise ScheduleError there.
 
 Most methods that wait take the arguments ``block`` and ``timeout``. With ``block=False``, or a timeout of 0 seconds or
 below, they do not wait. When the timeout is over, a method that returns a bool returns False, and ``pop_all`` returns

@@ -1,4 +1,4 @@
-"""What all files have in common, and :class:`RawFile`, which makes one call for each method.
+"""What all files have in common, and :class:`RawFile`, which has no buffer.
 
 The object of a file that was opened by its path keeps the position itself and passes it to each call, so that an
 interrupted read does not move the position. All other files (descriptors that the program has passed, append mode,
@@ -132,7 +132,10 @@ class AsyncFile:
 
 
 class RawFile(AsyncFile):
-    """A file without a buffer, from ``open(..., buffering=0)``. Like :class:`io.FileIO`, each method makes one call."""
+    """A file without a buffer, from ``open(..., buffering=0)``.
+
+    As in :class:`io.FileIO`, ``read(size)`` and ``write`` make at most one call.
+    """
 
     def __init__(
         self,
@@ -235,7 +238,7 @@ class RawFile(AsyncFile):
     async def _read_call(self, size: int) -> bytes:
         def on_end(outcome: Any) -> None:
             if isinstance(outcome, bytes):
-                self._put_back(outcome)  # until the task goes on, which it may never do
+                self._put_back(outcome)  # the task takes them out again when it goes on, unless it was cancelled
 
         data: bytes = await self._call("read", size, self._offset(), on_end=on_end)
         if not self._tracks and data:
@@ -492,7 +495,10 @@ class RawFile(AsyncFile):
         await self._start_closing()
 
     def _start_closing(self) -> asyncio.Future[None]:
-        """Close the file once the last call has ended; return a future of its end. Cancelling it has no effect."""
+        """Close the file once the last call has ended.
+
+        Return a future that is done when the file is closed. Cancelling the future has no effect.
+        """
         fd, self._fd = self._fd, -1
         closed: asyncio.Future[None] = self._queue.loop.create_future()
 

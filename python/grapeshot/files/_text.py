@@ -341,7 +341,7 @@ class TextFile(AsyncFile):
             kept, after = decoder.getstate()
             if not kept:
                 return self._cookie(start + taken, after)
-        # Otherwise decode byte by byte, to find the last place up to the position where the decoder keeps no bytes.
+        # Otherwise decode byte by byte up to the position, to find the last place at which the decoder keeps no bytes.
         decoder.setstate((b"", flags))
         characters = 0
         safe = (0, flags, 0)

@@ -410,7 +410,8 @@ class child(Watcher):  # noqa: N801
 class stat(Watcher):  # noqa: N801
     """Fires when the status of a path has changed.
 
-    The status is read every ``interval`` seconds: every 5 if that is 0, and not more often than every 0.1.
+    The status is read every ``interval`` seconds, but not more often than every 0.1 seconds. An ``interval`` of 0 means
+    5 seconds.
     """
 
     _DEFAULT_INTERVAL_S = 5.0

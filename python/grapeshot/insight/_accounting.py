@@ -45,8 +45,8 @@ class Memory:
     coros: int
     """The number of coros of the loop that have not ended."""
     per_coro: int
-    """The average size of a coro: the object, its Python frames, and its copied stack (of a pinned coro: the used part
-    of its stack)."""
+    """The average size of a coro: the object, its Python frames, and the used part of its stack, whether that is in
+    place or was copied away."""
 
     def __str__(self) -> str:
         rss = "unknown" if self.rss is None else f"{self.rss / 1024:.0f} KiB"
@@ -90,7 +90,7 @@ class Accounting:
             yield f"CPU: {sum(account.cpu_s for account in self.cpu):.3f} s"
             yield from _shown(self.cpu if each else self.cpu_tallies(), each)
         else:
-            yield "CPU: not counted; loop.set_cpu_accounting(True) begins"
+            yield "CPU: not counted; call loop.set_cpu_accounting(True) to start counting"
         yield ""
         count = len(self.descriptors)
         growth = "" if self.since is None else f" {grown(count - len(self.since.descriptors))}"

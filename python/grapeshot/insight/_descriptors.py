@@ -1,7 +1,7 @@
 """The open descriptors of the process: what each one is, who owns it, where it was opened, and which are alike.
 
-For the loop's own connections, the addresses come from their transports. Every other descriptor is examined with system
-calls, which takes about 30 us per descriptor.
+For the loop's own Internet connections, the addresses come from their transports. Every other descriptor is examined
+with system calls, which takes about 30 us per descriptor.
 """
 
 from __future__ import annotations

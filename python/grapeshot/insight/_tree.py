@@ -58,7 +58,8 @@ class Socket:
 
     fd: int
     kind: str
-    """``"tcp"``, ``"udp"``, ``"unix"``, ``"unix datagram"`` or the numbers of family and type."""
+    """``"tcp"``, ``"udp"``, ``"unix"``, or ``"unix datagram"`` for any Unix socket that is not a stream. For other
+    sockets, the numbers of family and type, or for an Internet socket the number of the type."""
     local: str
     peer: str | None
     """None if it is not connected."""

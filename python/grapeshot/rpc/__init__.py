@@ -10,8 +10,8 @@
     ...     await client.call("add", 1, 2)
     3
 
-This module works on any asyncio loop. :mod:`grapeshot.coro.rpc` has the same names for coros, where
-``client.call("add", 1, 2)`` returns 3 without ``await``. Messages are encoded as msgpack, with msgspec, which
+This module works on any asyncio loop. :mod:`grapeshot.coro.rpc` has the same names for coros, except ``PacketStream``:
+there, ``client.call("add", 1, 2)`` returns 3 without ``await``. Messages are encoded as msgpack, with msgspec, which
 ``pip install 'grapeshot[rpc]'`` installs. The guide is docs/rpc.md.
 """
 

@@ -54,8 +54,8 @@ class Connection(PacketStream):
         self._keepalive_timer: asyncio.TimerHandle | None = None
         self._is_asked = False
         self._unsent = 0
-        # By number: the lengths of the requests that are long enough to count and whose calls are under way. Then the
-        # sum of these lengths.
+        # By number: the lengths of the requests that are long enough to count and whose calls are under way.
+        # `call_bytes` is the sum of these lengths.
         self._request_sizes: dict[int, int] = {}
         self.call_bytes = 0
 

@@ -50,7 +50,7 @@ class Inbox:
         error, self._error = self._error, None
         return error
 
-    # insight.backdoor's Wire waits in the same way. They share no code, so that rpc could become a package of its own.
+    # insight.backdoor's Wire waits in the same way. The two share no code, so that rpc could become a separate package.
 
     async def wait(self) -> None:
         """Wait for an item or the end. Raises RuntimeError if another task is already waiting."""

@@ -37,9 +37,9 @@ class Server:
     Args:
         codec: the default is :class:`Msgpack`. :class:`Pickle` works only on Unix sockets.
         max_calls: how many calls of one connection may be under way. Further calls wait at the client.
-        max_call_bytes: the limit for the requests of one connection's unfinished calls, added up, in bytes. Once it is
-            reached, further calls wait at the client. Requests shorter than 1 KiB neither count nor wait. The default
-            is four times ``max_packet``.
+        max_call_bytes: the limit, in bytes, for the total length of the requests whose calls are under way on one
+            connection. Once it is reached, further calls wait at the client. Requests shorter than 1 KiB neither count
+            nor wait. The default is four times ``max_packet``.
         max_packet: the length of the longest request to accept, in bytes. The default is 1 MiB. Decoding a request may
             need a hundred times its length in memory.
         tracebacks: whether to send the text of the handler's traceback to the caller with an error.

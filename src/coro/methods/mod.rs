@@ -81,8 +81,9 @@ fn public_functions() -> Vec<ffi::PyMethodDef> {
             _coro_wait as wait,
             "\
                 Wait until all coros, or count of them, have ended, or until timeout seconds have passed.\n\n\
-                Returns a list of the coros that have ended, at most count, in the order in which they ended. coros\n\
-                may also contain asyncio's futures and tasks. wait() does not raise their exceptions.\n\n\
+                Returns a list of the coros that have ended, at most count: first those that had ended before the\n\
+                call, in the order of coros, and then the others in the order in which they ended. coros may also\n\
+                contain asyncio's futures and tasks. wait() does not raise their exceptions.\n\n\
                 Without arguments: wait until schedule() is called with this coro, and return the value passed to it."
         ),
         row!(

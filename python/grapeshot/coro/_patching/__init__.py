@@ -69,8 +69,8 @@ _lock = real_rlock()
 
 
 class PatchWarning(RuntimeWarning):
-    """Modules that were imported before :func:`patch` hold originals of names that it replaces; or a part of it has no
-    effect.
+    """Modules that were imported before :func:`patch` hold originals of names that it replaces, or the part
+    ``to_thread`` has no effect.
     """
 
 
@@ -112,8 +112,8 @@ def patch(*parts: str, **switches: bool) -> None:
         PatchWarning: modules that were imported earlier hold originals, for example by ``from time import sleep``.
             Such names are replaced, and so are module-level locks that no code holds and to which nothing else refers.
             Other locks, and classes that inherit from an original, cannot be changed. The warning lists the names that
-            were replaced, and the locks and classes that could not be changed. Later, the first blocking function that
-            the part ``to_thread`` leaves to a thread because another package's event loop is running.
+            were replaced, and the locks and classes that could not be changed. Another warning comes the first
+            time that the part ``to_thread`` leaves a function to a thread because the loop is not grapeshot's.
 
     Raises:
         ValueError: a name is not the name of a part.

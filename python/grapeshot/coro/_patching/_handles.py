@@ -104,9 +104,9 @@ def call_in_real_thread(call: Callable[[], Any]) -> Any:
 class Sentinel:
     """The sentinel lock of a thread, up to Python 3.12. threading acquires it when the thread begins.
 
-    A later ``acquire`` only waits for the end of the thread; it does not take the lock. ``start_new_thread``
-    in ``_thread.py`` keeps threading from waiting for threads that are coros when the interpreter exits, because no
-    loop runs then.
+    A later ``acquire`` only waits for the end of the thread; it does not take the lock. When the interpreter exits, no
+    loop runs any more, so threading must not wait for threads that are coros: ``start_new_thread`` in ``_thread.py``
+    takes care of that.
     """
 
     def __init__(self, running: Running | None = None, coro: Any = None) -> None:

@@ -51,7 +51,7 @@ class SharedReads:
         self._unread = b""
 
     def read(self, method: Callable[..., Any], *args: Any) -> Any:
-        """Call a method of the buffer. In this method, only calls of :meth:`fill` may wait."""
+        """Call a method of the buffer. While that method runs, only its calls of :meth:`fill` may wait."""
         lock = self.lock
         if not lock.acquire(False):
             wait_for(lock, args[0] if args else method)

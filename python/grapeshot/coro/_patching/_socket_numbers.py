@@ -21,7 +21,7 @@ _fstat, _set_blocking = os.fstat, os.set_blocking
 _number_of = socket.socket.fileno
 # number -> the socket, or if the socket was detached, the inode
 _known: dict[int, weakref.ref[socket.socket] | int] = {}
-# Held while this table is changed. Reentrant: a finalizer may change it while its thread holds it.
+# Held while this table is changed. Reentrant: a finalizer may change the table in a thread that holds the lock.
 _changing = real_rlock()
 
 

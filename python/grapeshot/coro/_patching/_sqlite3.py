@@ -16,9 +16,9 @@ A statement outside of a transaction cannot be repeated if it calls functions of
 (``RETURNING``): a repetition would call or return them a second time. In this case the coro waits until it can lock the
 database, unlocks it, and executes the statement at once, with the connection's own timeout.
 
-If waiting would be a deadlock, SQLite does not wait. (For example, a transaction that has read wants to write, while
-another one waits for all readers to end.) Such a call takes less than the millisecond, and its error is raised at once,
-as without patching.
+If waiting would be a deadlock, SQLite does not wait. (For example, a transaction that has read something wants to
+write, while another one waits for all readers to end.) Such a call takes less than the millisecond, and its error is
+raised at once, as without patching.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The part ``thread`` of :func:`grapeshot.coro.patch`: the modules ``_thread`` and ``threading``.
 
-If a coro starts a thread, the new thread is a coro. The same holds for a task or callback whose loop has live coros.
+If a coro starts a thread, the new thread is a coro. The same holds for a task or callback whose loop has live coros
+(the workers of a CoroPoolExecutor do not count).
 Everywhere else, and in modules that keep the originals, threads are real. Locks work between all of these.
 """
 
@@ -395,7 +396,7 @@ def _yield_after_failure(kind: Any, name: str) -> None:
 def _wait(self: Any, timeout: float | None = None) -> bool:
     """Replaces ``threading.Condition.wait``, whose callers may be interrupted where coros wait.
 
-    If a wait is interrupted after it was notified, the notification goes to another waiter. If it is notified when its
+    If a wait is interrupted after it was notified, the notification goes to another waiter. If it is notified after its
     time is over, but before it has the lock again, it counts as notified.
     """
     if not self._is_owned():
@@ -451,7 +452,8 @@ def undisturbed(kind: Any, name: str) -> None:
 def _patch_polls(module: Any) -> None:
     """Let other coros run when code polls in a loop. This covers events and barriers too, which use conditions.
 
-    Only methods that wait are patched, because their callers expect to be interrupted there.
+    Only methods that wait may yield, because their callers expect to be interrupted there. In methods that give
+    something back, an interruption must not end the wait for the lock inside (see :func:`undisturbed`).
     """
     module.Condition.wait = functools.wraps(module.Condition.wait)(_wait)
     _yield_after_failure(module.Condition, "wait")

@@ -36,7 +36,7 @@ _has_warned = False
 
 
 def _has_coros(loop: object) -> TypeGuard[BaseLoop]:
-    """Whether the loop is one of grapeshot's. Warn once of another loop, where nothing would show the difference."""
+    """Whether the loop is one of grapeshot's. If not, warn once, because nothing else shows that threads are used."""
     global _has_warned
     if isinstance(loop, BaseLoop):
         return True
@@ -54,7 +54,7 @@ def _has_coros(loop: object) -> TypeGuard[BaseLoop]:
 
 
 async def to_thread(func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Like ``asyncio.to_thread``, but in a coro, unless the function needs a real thread."""
+    """Like ``asyncio.to_thread``, but in a coro, unless the function needs a real thread or the loop is not ours."""
     loop = asyncio.get_running_loop()
     if needs_thread(func, [*args, *kwargs.values()]) or not _has_coros(loop):
         return await _to_thread(func, *args, **kwargs)
@@ -87,7 +87,7 @@ def _patch_anyio(module: Any) -> None:
     module.WorkerThread._grapeshot_is_real = True
     if type(module.threadlocals) is _real_local:
         # anyio was imported before patch(), so coros would share the attributes of its thread-local object: replace it.
-        # Its worker threads have not begun, or end with their loop.
+        # anyio's worker threads have not begun, or end with their loop.
         old, new = module.threadlocals, threading.local()
         for name, holder in list(sys.modules.items()):
             if name.startswith("anyio.") and vars(holder).get("threadlocals") is old:

@@ -3,7 +3,7 @@
 In the fd table of the loop, a descriptor has only one entry per direction. Blocking code has no such limit: two threads
 may read from one pipe, or one may call ``select`` for a socket from which another one receives. So a wait here
 registers its descriptors with an epoll object of its own, and waits on that. Afterwards the caller repeats its own
-system call, so the events that it reports are level-triggered.
+system call, so the events that this call reports are level-triggered.
 """
 
 from __future__ import annotations

@@ -63,8 +63,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-header-size", type=int, default=8190, help="bytes of one header field (8190)")
     parser.add_argument("--max-head-size", type=int, default=65536, help="bytes of all header fields together (65536)")
     parser.add_argument("--max-body", type=int, default=1 << 30, help="bytes of a request's body; 0: no limit (1 GiB)")
-    parser.add_argument("--access-log", metavar="FILE", help="file for the access log; - is stdout (no log)")
-    parser.add_argument("--error-log", metavar="FILE", default="-", help="file for the error log; - is stderr (-)")
+    parser.add_argument("--access-log", metavar="FILE", help="file for the access log, - for stdout (default: no log)")
+    parser.add_argument("--error-log", metavar="FILE", default="-", help="file for the error log (default: stderr)")
     parser.add_argument("--log-level", default="INFO", help="error log's level; DEBUG shows refused requests (INFO)")
     return parser
 

@@ -61,7 +61,7 @@ class Connection:
         self._timeout_s = settings.keepalive_timeout_s
         # True while the connection waits for a request of which nothing has arrived yet.
         self.is_idle = False
-        # True if no further request is served. A response that begins then says so (Connection: close).
+        # True if no further request is served. A response that begins while this is true says so (Connection: close).
         self.is_ending = False
         # True if a part of the response was not sent, so that nothing may be sent after it.
         self.is_cut = False

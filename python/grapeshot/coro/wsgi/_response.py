@@ -50,7 +50,7 @@ def date() -> bytes:
 class FileWrapper:
     """``wsgi.file_wrapper``: iterates over a file in blocks.
 
-    If an application returns this object itself and the file is regular, it is sent with the system call sendfile.
+    If an application returns this object itself and the file is regular, the system call sendfile sends the file.
     """
 
     def __init__(self, filelike: Any, blksize: int = 65536) -> None:

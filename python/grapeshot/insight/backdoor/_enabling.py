@@ -31,8 +31,8 @@ _YES = ("1", "yes", "true", "on")
 _logger = logging.getLogger("grapeshot.insight.backdoor")
 # Switches that were asked to open. Each opens when the next loop begins to run.
 _asked: list[Switch] = []
-# The switch of `python -m grapeshot` and the like. If the program calls enable() and the variable given there is set,
-# the program's switch replaces this one.
+# The switch of `python -m grapeshot` and the like. If the program calls enable() with a variable that asks for
+# a back door, the program's switch replaces this one.
 _of_command: Switch | None = None
 # Held while a switch opens or closes, because loops of several threads may begin to run at the same time.
 _opening = real_rlock()

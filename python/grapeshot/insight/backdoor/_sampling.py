@@ -185,8 +185,8 @@ def _memory_of(loop: Any) -> dict[str, Any]:
 def _descriptor_parts(loop: Any, parts: Collection[str]) -> dict[str, Any]:
     """Return the parts that list descriptors, and their number.
 
-    Both come from one list, because other threads open and close files all the time. For instance, the thread that
-    records stacks reads source files.
+    The parts and the number come from one list, because other threads open and close files all the time. For instance,
+    the thread that records stacks reads source files.
     """
     has_owners = "each descriptor" in parts
     listed = _descriptors.descriptors(loop, has_owners) if hasattr(loop, "statistics") else []

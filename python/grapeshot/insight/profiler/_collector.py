@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 _HERE = os.path.dirname(__file__) + os.sep
 _NO_USAGE = (0, 0, 0, 0)
-# How many owners at most have a row of their own. Further coros share a row, and so do further tasks.
+# At most this many owners have a row of their own. Further coros share a row, and so do further tasks.
 MAX_OWNERS = 5000
 
 _running_coro: Callable[[], Any] = _core._coro_current_or_none

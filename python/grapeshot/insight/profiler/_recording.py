@@ -32,7 +32,7 @@ class Node:
 
 
 class Owner:
-    """A coro, a task, or a thread (with what it runs outside of both): its tree of calls, and its position there."""
+    """A coro, a task, or a thread (for what it runs outside of coros and tasks): its tree and its position there."""
 
     __slots__ = ("is_suspended", "kind", "name", "root", "since_ns", "top", "usage", "waits_in", "yielded")
 
