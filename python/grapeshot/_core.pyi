@@ -1496,6 +1496,9 @@ class shared_queue(Generic[_T]):  # noqa: N801
     def _capacity(self) -> int:
         """How many items fit; 0 if there is no limit."""
     @property
+    def unfinished_tasks(self) -> int:
+        """How many items ``task_done`` has not been called for."""
+    @property
     def is_shutdown(self) -> bool:
         """Whether ``shutdown`` was called."""
     def put(self, item: _T, block: bool = True, timeout: float | None = None) -> None:

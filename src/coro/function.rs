@@ -19,6 +19,7 @@ use super::runtime::{Runtime, with_runtime};
 use super::tasks;
 use crate::binding::errors;
 use crate::binding::native_type::{This, with_critical_section};
+use crate::event_loop::coroutine::raised;
 use crate::event_loop::pyloop::LoopObject;
 
 /// The outermost function on a coro's stack. Like `suspension::wait_at_boundary`, it keeps almost nothing on the stack
@@ -82,7 +83,7 @@ fn end(coro: Coro<'static>, result: *mut ffi::PyObject) {
 
 /// Tells the exception notifier of an error, leaves the coro's context, and returns the outcome of the function.
 fn leave_context<'py>(coro: Coro<'py>, outcome: Outcome<'py>) -> Outcome<'py> {
-    let outcome = outcome.map_err(|error| notifier::tell(coro, error));
+    let outcome = outcome.map_err(|error| notifier::tell(coro, raised(coro.py(), error)));
     if !coro.context.is_set() {
         return Err(PyRuntimeError::new_err("the coro has lost its context"));
     }

@@ -45,8 +45,9 @@ pub(super) struct Runtime {
     /// The thread has started a coro, or has set a limit for the watchdog. From then on the Python package is notified
     /// when the thread ends, and the thread's loops are observed (`latency`).
     pub(super) is_watched: Cell<bool>,
-    /// The thread is ending: no coro may start any more.
-    pub(super) is_ending: Cell<bool>,
+    /// The id of the thread state that is being deleted, because the thread ends; 0 before that. No coro may start any
+    /// more then.
+    ending: Cell<i64>,
     /// The running coro has forked, and this process is the child. The coro's loop runs in the parent.
     pub(super) is_forked: Cell<bool>,
     /// The coro that is running, null on the thread's own stack.
@@ -122,6 +123,12 @@ thread_local! {
     static RUNTIME: Runtime = Runtime::new();
 }
 
+/// A number that no other thread state of the process has.
+fn thread_state_id(_: Python<'_>) -> i64 {
+    // SAFETY: attached, so there is a current thread state.
+    unsafe { ffi::PyThreadState_GetID(ffi::PyThreadState_Get()) }
+}
+
 /// The thread's runtime.
 #[inline]
 pub(super) fn with_runtime<R>(body: impl FnOnce(&Runtime) -> R) -> R {
@@ -185,7 +192,7 @@ impl Runtime {
         Self {
             thread: current_thread(),
             is_watched: Cell::new(false),
-            is_ending: Cell::new(false),
+            ending: Cell::new(0),
             is_forked: Cell::new(false),
             current: Cell::new(ptr::null_mut()),
             collecting: Cell::new(ptr::null_mut()),
@@ -246,9 +253,20 @@ impl Runtime {
 
     /// Drops what this thread keeps for its coros' timers and `repr` calls, because the thread ends.
     pub(super) fn end_thread(&self, py: Python<'_>) {
-        self.is_ending.set(true);
+        self.ending.set(thread_state_id(py));
         self.reprs.forget(py);
         drop(self.timer_context.take(py));
+    }
+
+    /// Whether the thread is ending. A thread that C code has made has a new thread state in each of its calls into
+    /// Python (`PyGILState_Ensure`), so it can have coros again after its thread state was deleted.
+    pub(super) fn is_ending(&self, py: Python<'_>) -> bool {
+        let ending = self.ending.get();
+        if ending != 0 && ending != thread_state_id(py) {
+            self.ending.set(0);
+            self.is_watched.set(false);
+        }
+        self.ending.get() != 0
     }
 
     /// New references to all coros that have started and not ended.

@@ -253,3 +253,29 @@ def test_a_handled_exception_is_freed_without_the_collector(way):
             gc.enable()
 
     coro.run(main)
+
+
+def test_stop_iteration_becomes_an_error():
+    """As in a coroutine (PEP 479): code that awaits the coro would take the exception for its result."""
+
+    def fail():
+        return next(iter([]))
+
+    async def in_asyncio():
+        for call in (lambda: coro.spawn(fail), lambda: coro.run_sync(fail), lambda: coro.run_blocking(fail)):
+            with pytest.raises(RuntimeError, match="coroutine raised StopIteration") as raised:
+                await call()
+            assert isinstance(raised.value.__cause__, StopIteration)
+        with pytest.raises(RuntimeError, match="coroutine raised StopIteration"):
+            await asyncio.wait_for(coro.spawn(fail), 10)
+
+    def in_coro():
+        failed = coro.spawn(fail)
+        for call in (failed.join, failed.result):
+            with pytest.raises(RuntimeError, match="coroutine raised StopIteration"):
+                call()
+
+    grapeshot.run(in_asyncio())
+    coro.run(in_coro)
+    with pytest.raises(RuntimeError, match="coroutine raised StopIteration"):
+        coro.run(fail)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import decimal
+import shutil
+import subprocess
 import sys
 import threading
 import warnings
@@ -384,3 +386,43 @@ def test_subinterpreters_are_refused():
         flags=("-X", "faulthandler"),
     )
     assert out.split() == ["refused", "beside"]
+
+
+CALLS = """
+#include <pthread.h>
+typedef void (*function)(void);
+static void *work(void *argument) {
+    for (int i = 0; i < 3; i++) ((function) argument)();
+    return 0;
+}
+int call_in_thread(function f) {
+    pthread_t thread;
+    return pthread_create(&thread, 0, work, (void *) f) || pthread_join(thread, 0);
+}
+"""
+
+
+def test_a_thread_that_c_code_made_has_coros_in_each_of_its_calls(tmp_path):
+    """Each call of such a thread makes a thread state and deletes it."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    source, library = tmp_path / "calls.c", tmp_path / "calls.so"
+    source.write_text(CALLS)
+    subprocess.run([compiler, "-shared", "-fPIC", "-pthread", "-o", library, source], check=True, timeout=60)
+    out = run_script(
+        None,
+        f"""
+        import ctypes
+        from grapeshot import coro
+
+        calls = []
+
+        def call():
+            calls.append(coro.run(lambda: (coro.sleep_relative(0.001), coro.current().name)[0] is None))
+
+        assert ctypes.CDLL({str(library)!r}).call_in_thread(ctypes.CFUNCTYPE(None)(call)) == 0
+        print(calls)
+        """,
+    )
+    assert out.strip() == "[True, True, True]"

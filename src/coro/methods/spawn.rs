@@ -75,7 +75,7 @@ fn running_loop(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
             "this process was forked by a coro: it cannot start coros before that coro has ended",
         ));
     }
-    if with_runtime(|runtime| runtime.is_ending.get()) {
+    if with_runtime(|runtime| runtime.is_ending(py)) {
         return Err(PyRuntimeError::new_err(
             "the thread is ending and cannot start any more coros",
         ));

@@ -434,6 +434,10 @@ fn is_closed<const C: bool>(this: Shared<'_, C>) -> ObjectResult<'_> {
     Ok(bool_object(this.py(), this.is_closed.get()))
 }
 
+fn unfinished(this: Shared<'_, false>) -> ObjectResult<'_> {
+    Ok(this.unfinished.get().into_pyobject(this.py())?.into_any())
+}
+
 /// `_limit(capacity)`: sets the capacity; 0 means no limit.
 fn set_capacity<'py, const C: bool>(this: Shared<'py, C>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let [capacity] = args.bind()?;
@@ -665,6 +669,11 @@ pub(super) fn make_queue_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bo
             c"_capacity",
             capacity::<false>,
             c"How many items fit; 0 if there is no limit.",
+        ),
+        getter(
+            c"unfinished_tasks",
+            unfinished,
+            c"How many items task_done() has not been called for.",
         ),
         getter(
             c"is_shutdown",

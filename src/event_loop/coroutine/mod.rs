@@ -32,7 +32,7 @@ use crate::binding::object_cell::ObjectCell;
 
 pub(crate) use attributes::make_type;
 pub(crate) use object::{Coroutine, Place, new_coroutine};
-pub(crate) use protocol::yield_waiter;
+pub(crate) use protocol::{raised, yield_waiter};
 
 /// The behaviour of one type of coroutine, and the fields that it adds to the object. A value whose bytes are all zero
 /// must be valid.

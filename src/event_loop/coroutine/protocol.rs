@@ -87,10 +87,10 @@ fn step<S: Steps>(this: Coroutine<'_, S>, value: *mut ffi::PyObject) -> PyResult
     attempt.map_err(|error| raised(this.py(), error))
 }
 
-/// The exception that a coroutine raises after `error` was raised in it. `StopIteration` becomes a `RuntimeError`,
-/// because it would be taken for the coroutine's result (PEP 479).
+/// The exception that a coroutine or a coro raises after `error` was raised in it. `StopIteration` becomes a
+/// `RuntimeError`, because code that awaits the coroutine or coro would take it for the result (PEP 479).
 #[cold]
-fn raised(py: Python<'_>, error: PyErr) -> PyErr {
+pub(crate) fn raised(py: Python<'_>, error: PyErr) -> PyErr {
     if !error.is_instance_of::<PyStopIteration>(py) {
         return error;
     }
