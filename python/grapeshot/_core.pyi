@@ -99,7 +99,6 @@ __all__ = [
     "_coro_unwatch",
     "_coro_wait",
     "_coro_wait_for_read",
-    "_coro_wait_for_wake",
     "_coro_wait_for_write",
     "_coro_wait_info",
     "_coro_write_now",
@@ -128,6 +127,7 @@ __all__ = [
     "thread_lock",
     "thread_queue",
     "thread_rlock",
+    "wakeup",
 ]
 
 _T = TypeVar("_T")
@@ -1594,6 +1594,20 @@ class shared_channel(Generic[_T]):  # noqa: N801
     def _get_promised(self) -> _T: ...
     def _put_reserved(self, item: _T, /) -> None: ...
 
+@final
+class wakeup:  # noqa: N801
+    """A callback that wakes the coro that waits for it. A call before the wait is not lost."""
+
+    @property
+    def has_come(self) -> bool:
+        """Whether the object was called."""
+    def __call__(self, *_: object) -> None:
+        """Wake the coro."""
+    def wait(self) -> None:
+        """Wait until the object was called, or the coro is woken in another way."""
+    def wait_quietly(self) -> BaseException | None:
+        """Like ``wait``, but return an interruption instead of raising it. Raises only if the coro cannot wait."""
+
 class thread_queue(Generic[_T]):  # noqa: N801
     """``_queue.SimpleQueue`` for coros and real threads."""
 
@@ -1878,9 +1892,6 @@ def _coro_wait(coros: Iterable[Any] = ..., timeout: float | None = None, count: 
         RuntimeError: a coro waits for itself.
         YieldFromMain: the caller is not a coro.
     """
-
-def _coro_wait_for_wake() -> BaseException | None:
-    """Wait until this coro is woken. Return the exception that interrupted the wait, or None."""
 
 def _coro_now() -> float:
     """Return the time of the loop's clock in seconds, or ``time.monotonic()`` where no loop is running."""

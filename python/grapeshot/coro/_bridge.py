@@ -17,7 +17,7 @@ from grapeshot import _core
 from grapeshot._loop import new_event_loop
 from grapeshot._start import run as _run
 
-from ._coroutine import Coro, Wakeup, check_started
+from ._coroutine import Coro, check_started
 from ._errors import Interrupted, Shutdown, YieldFromMain
 from ._event_loop import pending_loop, take_pending_loop
 
@@ -197,12 +197,12 @@ def wait_for_future(coro: Any, future: Any) -> BaseException | None:
     task.
     """
     interruption: BaseException | None = None
-    wakeup: Any = Wakeup(coro)
+    wakeup: Any = _core.wakeup()
     future.add_done_callback(wakeup)
     coro._awaited = future
     try:
         while True:
-            latest = _core._coro_wait_for_wake()
+            latest = wakeup.wait_quietly()
             if latest is not None:
                 if not isinstance(interruption, Shutdown):
                     interruption = latest
@@ -211,7 +211,6 @@ def wait_for_future(coro: Any, future: Any) -> BaseException | None:
             elif future.done():
                 return interruption if future.cancelled() else None
     finally:
-        wakeup.is_over = True
         if not future.done():
             future.remove_done_callback(wakeup)
         coro._awaited = None

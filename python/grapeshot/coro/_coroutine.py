@@ -255,22 +255,6 @@ class Coro(_core.Coro["_T_co"]):
         self._loop.call_exception_handler({"message": message, "exception": exc, "coro": self})
 
 
-class Wakeup:
-    """A callback that wakes a coro at most once, and only from the wait that it was made for."""
-
-    __slots__ = ("_coro", "is_over")
-
-    def __init__(self, coro: Coro[Any]) -> None:
-        self._coro = coro
-        self.is_over = False
-
-    def __call__(self, *_: object) -> None:
-        if not self.is_over:
-            self.is_over = True
-            if self._coro._status == "waiting":
-                self._coro._wake()
-
-
 def check_started(coro: Coro[Any]) -> None:
     """Raise NotStartedError if ``coro`` was not started, because a wait for its end would never return."""
     if coro._status == "new":
@@ -297,16 +281,15 @@ def wait_for_end(coro: Coro[Any], timeout_s: float | None = None) -> None:
     if waiter is coro:
         raise RuntimeError("a coro cannot wait for itself")
     check_started(coro)
-    wakeup = Wakeup(waiter)
+    wakeup = _core.wakeup()
     coro.add_done_callback(wakeup)
     timer = None
     try:
         if timeout_s is not None:
             timer = coro._loop.call_later(timeout_s, wakeup)
-        while not wakeup.is_over:  # schedule() may wake the waiter earlier
-            _core._coro_wait()
+        while not wakeup.has_come:  # schedule() may wake the waiter earlier
+            wakeup.wait()
     finally:
-        wakeup.is_over = True
         if timer is not None:
             timer.cancel()
         if not coro.done():

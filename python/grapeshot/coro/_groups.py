@@ -450,10 +450,11 @@ def wait_for(coros: Iterable[Any], timeout: float | None = None, count: int | No
                 f"wait() takes coros, tasks and futures, got {co!r}: call the object's own wait(), acquire() or pop()"
             )
     wanted = len(coros) if count is None else min(count, len(coros))
-    ended = [co for co in coros if co.done()]
+    ended, left = [], []
+    for co in coros:  # other coros may run between two of these calls, for example in a signal handler
+        (ended if co.done() else left).append(co)
     if len(ended) >= wanted:
         return ended[:wanted]
-    left = [co for co in coros if not co.done()]
     news: fifo[Any] = fifo()
     deadline = None if timeout is None else now() + timeout
     try:

@@ -54,10 +54,15 @@ class timeout:  # noqa: N801  # used like asyncio.timeout
         seconds = self._seconds
         if seconds is None or seconds == math.inf:
             return self
-        if seconds <= 0:
-            self._interrupt()
-        else:
-            self._handle = coro._loop.call_later(seconds, self._interrupt)
+        try:
+            if seconds <= 0:
+                self._interrupt()
+            else:
+                self._handle = coro._loop.call_later(seconds, self._interrupt)
+        except BaseException as exc:
+            # A signal handler or finalizer that runs here may wait, and be interrupted.
+            self.__exit__(type(exc), exc, exc.__traceback__)
+            raise
         return self
 
     def __exit__(

@@ -84,27 +84,6 @@ pub(super) fn set_registry<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectR
     Ok(none(py))
 }
 
-/// Like `_coro_wait` without arguments, but returns an interruption instead of raising it. It raises only if the coro
-/// cannot wait.
-pub(super) fn begin_wait_for_wake<'py>(
-    py: Python<'py>,
-    _: Args<'_, 'py>,
-) -> PyResult<Progress<Bound<'py, PyAny>>> {
-    let coro = suspension::suspendable(py)?;
-    match suspension::begin_wait(coro) {
-        Ok(begun) => Ok(begun),
-        Err(interruption) => return_interruption(coro, (), Err(interruption)).map(Progress::Done),
-    }
-}
-
-pub(super) fn return_interruption<'py>(coro: Coro<'py>, (): (), outcome: Outcome<'py>) -> Outcome<'py> {
-    let py = coro.py();
-    Ok(match outcome {
-        Ok(_) => none(py),
-        Err(interruption) => interruption.into_value(py).into_bound(py).into_any(),
-    })
-}
-
 /// Returns the outcome of the wait unchanged.
 pub(super) fn return_outcome<'py>(_: Coro<'py>, (): (), outcome: Outcome<'py>) -> Outcome<'py> {
     outcome

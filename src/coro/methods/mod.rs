@@ -188,12 +188,6 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             "Return the running coro, or None."
         ),
         row!(
-            function(call_waiting),
-            (functions::begin_wait_for_wake, functions::return_interruption),
-            _coro_wait_for_wake,
-            "Wait until this coro is woken. Return the exception that interrupted it, or None."
-        ),
-        row!(
             function,
             functions::end_sleep,
             _coro_end_sleep,

@@ -3,6 +3,7 @@
 //! - `object`: the parts that the primitives share as Python objects, and the wait itself; `limit`: the time limit of a
 //!   wait
 //! - `semaphore`, `lock` (and mutex), `condition`, `fifo`, `channel`; `item_queue`: the items of the last two
+//! - `wakeup`, which only the package itself uses
 //!
 //! All of them grant in the same way. A permit, the lock or an item is given to the first coro in the queue before that
 //! coro runs:
@@ -30,6 +31,7 @@ pub(super) mod limit;
 mod lock;
 pub(super) mod object;
 mod semaphore;
+mod wakeup;
 
 use pyo3::prelude::*;
 
@@ -41,5 +43,6 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("mutex", lock::make_recursive_type(module)?)?;
     module.add("condition_variable", condition::make_type(module)?)?;
     module.add("fifo", fifo::make_type(module)?)?;
-    module.add("channel", channel::make_type(module)?)
+    module.add("channel", channel::make_type(module)?)?;
+    module.add("wakeup", wakeup::make_type(module)?)
 }

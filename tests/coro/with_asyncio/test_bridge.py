@@ -715,3 +715,34 @@ def test_nothing_keeps_a_coro_that_failed_in_await():
         grapeshot.run(main())
     finally:
         gc.enable()
+
+
+class Busy(asyncio.Future):
+    """A future during whose methods the coro waits, as it may in a signal handler or finalizer that runs there."""
+
+    def add_done_callback(self, callback, *, context=None):
+        super().add_done_callback(callback, context=context)
+        if callback is not None and not super().done():
+            coro.sleep_relative(0.005)
+
+    def done(self):
+        is_done = super().done()
+        if not is_done:
+            coro.sleep_relative(0.005)
+        return is_done
+
+
+def test_a_wake_up_before_the_wait_is_not_lost():
+    async def sleep(future):
+        await asyncio.sleep(0.001)
+        future.set_result("result")
+
+    def main():
+        loop = coro.current()._loop
+        for wait in (coro.await_, lambda future: coro.wait([future])[0].result()):
+            future = Busy(loop=loop)
+            task = loop.create_task(sleep(future))
+            assert coro.with_timeout(20, wait, future) == "result"
+            coro.await_(task)
+
+    coro.run(main)
