@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import inspect
 import math
@@ -19,8 +20,6 @@ import queue
 import types
 
 from grapeshot import _core
-
-from ._loop.closed_error import ClosedError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,6 +39,19 @@ else:
 
     class ShutDown(Exception):  # noqa: N818  # queue's name
         """The queue was shut down. From Python 3.13 on, this is ``queue.ShutDown``."""
+
+
+class ClosedError(OSError):
+    """A channel or file is closed, or a descriptor was closed while a coro waited on it. The errno is ``EBADF``."""
+
+    def __init__(self, message: str = "it was closed") -> None:
+        super().__init__(errno.EBADF, message)
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.strerror,)
 
 
 # What `_enter` and `_leave` call those that wait.

@@ -6,7 +6,7 @@ import asyncio
 import builtins
 import queue
 
-from grapeshot._loop.closed_error import ClosedError  # noqa: F401  # one of this module's names
+from grapeshot.threads import ClosedError as ClosedError  # noqa: PLC0414  # one of this module's names
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

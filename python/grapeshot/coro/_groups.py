@@ -450,7 +450,8 @@ def wait_for(coros: Iterable[Any], timeout: float | None = None, count: int | No
                 f"wait() takes coros, tasks and futures, got {co!r}: call the object's own wait(), acquire() or pop()"
             )
     wanted = len(coros) if count is None else min(count, len(coros))
-    ended, left = [], []
+    ended: list[Any] = []
+    left: list[Any] = []
     for co in coros:  # other coros may run between two of these calls, for example in a signal handler
         (ended if co.done() else left).append(co)
     if len(ended) >= wanted:

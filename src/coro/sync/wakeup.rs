@@ -11,26 +11,22 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
-use super::limit::{Deadline, Limit};
-use super::object::{
-    Call, Head, Primitive, call_in_steps, check_thread, dealloc, end, grant, make_type as make,
-};
+use super::object::{Head, Primitive, check_thread, dealloc, make_type as make};
 use crate::binding::args::Args;
 use crate::binding::errors;
 use crate::binding::native_type::{NativeType, This, slot, with_critical_section};
 use crate::binding::object_result::{ObjectResult, bool_object, none};
 use crate::binding::rows::{getter, row};
-use crate::coro::coroutine::Outcome;
-use crate::coro::suspension;
-use crate::coro::wait_queue::WaitQueue;
+use crate::coro::coroutine::{Coro, CoroObject, Outcome, Status};
+use crate::coro::{scheduler, suspension};
 use crate::event_loop::progress::Progress;
 
 #[repr(C)]
 pub(super) struct WakeupObject {
     head: Head,
     has_come: Cell<bool>,
-    /// The coro, while it waits.
-    waiters: WaitQueue,
+    /// The coro, from the moment in which it is suspended until it runs again; else null.
+    waiter: Cell<*mut CoroObject>,
 }
 
 type Wakeup<'py> = This<'py, WakeupObject>;
@@ -66,47 +62,78 @@ unsafe impl Primitive for WakeupObject {
 
 /// One step of `wait` or `wait_quietly`. Err: the wait was interrupted.
 #[inline]
-fn step(this: Wakeup<'static>, call: &mut Call, outcome: Option<Outcome<'static>>) -> PyResult<Progress<()>> {
+fn step(
+    this: Wakeup<'static>,
+    has_begun: &mut bool,
+    outcome: Option<Outcome<'static>>,
+) -> PyResult<Progress<Bound<'static, PyAny>>> {
     if let Some(outcome) = outcome {
-        end(suspension::running(this.py())?, outcome).result?;
-        return Ok(Progress::Done(()));
+        this.waiter.set(ptr::null_mut());
+        return outcome.map(|_| Progress::Done(none(this.py())));
     }
     check_thread(this)?;
     let coro = suspension::suspendable(this.py())?;
-    // Making the deadline may run destructors, so the state is read afterwards.
-    call.deadline = Some(Deadline::new(coro, Limit::Endless)?);
-    if this.has_come.get() || !call.wait_in(&this.waiters, coro, 0)? {
-        return Ok(Progress::Done(()));
+    *has_begun = true;
+    // This may run destructors, so the state is read afterwards.
+    suspension::forget_wake_value(coro);
+    if this.has_come.get() {
+        return Ok(Progress::Done(none(this.py())));
     }
-    Ok(Progress::MustWait(()))
+    let begun = suspension::begin_wait(coro)?;
+    this.waiter.set(coro.as_ptr().cast());
+    Ok(begun)
+}
+
+/// `call_in_steps` for methods whose state is a flag: whether an error is an interruption.
+///
+/// # Safety
+/// As for `call_in_steps`.
+#[inline(always)]
+unsafe fn call_with_flag(
+    object: *mut ffi::PyObject,
+    args: Args<'static, 'static>,
+    step: impl Fn(
+        Wakeup<'static>,
+        Args<'_, 'static>,
+        &mut bool,
+        Option<Outcome<'static>>,
+    ) -> PyResult<Progress<Bound<'static, PyAny>>>,
+) -> *mut ffi::PyObject {
+    // SAFETY: by the contract; the caller of the method keeps the object alive.
+    let this = unsafe { This::new(args.py(), object) };
+    // SAFETY: by the contract.
+    unsafe {
+        suspension::wait_in_steps(false, move |_, has_begun, outcome| {
+            args.pass_to(this, |this, args| {
+                WakeupObject::with_access(this, || step(this, args, has_begun, outcome))
+            })
+        })
+    }
 }
 
 fn wait(
     this: Wakeup<'static>,
     _: Args<'_, 'static>,
-    call: &mut Call,
+    has_begun: &mut bool,
     outcome: Option<Outcome<'static>>,
 ) -> PyResult<Progress<Bound<'static, PyAny>>> {
-    Ok(match step(this, call, outcome)? {
-        Progress::Done(()) => Progress::Done(none(this.py())),
-        Progress::MustWait(()) => Progress::MustWait(()),
-    })
+    step(this, has_begun, outcome)
 }
 
 /// `wait_quietly()`: like `wait`, but returns an interruption instead of raising it. It raises only if the coro cannot
 /// wait.
 fn wait_quietly(
     this: Wakeup<'static>,
-    args: Args<'_, 'static>,
-    call: &mut Call,
+    _: Args<'_, 'static>,
+    has_begun: &mut bool,
     outcome: Option<Outcome<'static>>,
 ) -> PyResult<Progress<Bound<'static, PyAny>>> {
-    let py = this.py();
-    let is_begun = outcome.is_some();
-    match wait(this, args, call, outcome) {
-        // Only interruptions are left once there is a deadline.
-        Err(interruption) if is_begun || call.deadline.is_some() => Ok(Progress::Done(
-            interruption.into_value(py).into_bound(py).into_any(),
+    match step(this, has_begun, outcome) {
+        Err(interruption) if *has_begun => Ok(Progress::Done(
+            interruption
+                .into_value(this.py())
+                .into_bound(this.py())
+                .into_any(),
         )),
         progress => progress,
     }
@@ -133,8 +160,13 @@ unsafe extern "C" fn call(
             WakeupObject::with_access(this, || {
                 check_thread(this)?;
                 this.has_come.set(true);
-                if let Some(waiter) = this.waiters.first(py) {
-                    grant(waiter, None);
+                let waiter = this.waiter.get();
+                if !waiter.is_null() {
+                    // SAFETY: the coro has not run since it was suspended, so the runtime keeps it alive.
+                    let coro: Coro<'_> = This::new(py, waiter.cast());
+                    if coro.status.get() == Status::Waiting {
+                        scheduler::make_ready(coro);
+                    }
                 }
                 Ok(none(py).into_ptr())
             })
@@ -147,13 +179,13 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
         module,
         vec![
             row!(
-                method(call_in_steps),
+                method(call_with_flag),
                 wait,
                 wakeup.wait,
                 "Wait until the object was called, or the coro is woken in another way."
             ),
             row!(
-                method(call_in_steps),
+                method(call_with_flag),
                 wait_quietly,
                 wakeup.wait_quietly,
                 "Like wait(), but return an interruption instead of raising it."
