@@ -151,6 +151,11 @@ def identify():
 
 
 @app.task
+def timer_threads():
+    return [thread.name for thread in threading.enumerate() if "Timer" in thread.name]
+
+
+@app.task
 def count(number):
     while not store.get("gate"):
         time.sleep(0.05)
@@ -178,6 +183,78 @@ def noted(name, *values):
 
 def inspected(method):
     return wait_until(lambda: getattr(app.control.inspect(timeout=5), method)()).popitem()[1]
+"""
+
+# The same checks of Celery's timer for threads and of the pool's own timer, and further ones of the pool's own.
+TIMERS = """
+import sys, threading, time
+from grapeshot import coro
+from grapeshot.coro.celery import TaskPool
+from celery.utils import timer2
+from celery.worker import state
+
+
+def wait_until(function):
+    end = time.monotonic() + 60
+    while not function():
+        assert time.monotonic() < end, "never came"
+        time.sleep(0.005)
+
+
+def check(kind):
+    called, errors = [], []
+    timer = kind(max_interval=0.01, on_error=errors.append)
+    if kind is TaskPool.Timer:
+        timer.call_after(0, called.append, ("before it begins",))
+        timer.begin()
+        wait_until(lambda: called)
+        called.clear()
+
+    now = time.monotonic()
+    for number in (3, 1, 2):
+        timer.call_at(now + number * 0.02, called.append, (number,))
+    assert [scheduled.entry.args for scheduled in timer.schedule.queue] == [(1,), (2,), (3,)], timer.schedule.queue
+    wait_until(lambda: len(called) == 3)
+    assert called == [1, 2, 3], called
+    assert len(timer) == 0 and timer
+
+    called.clear()
+    cancelled = [timer.call_after(0.01, called.append, ("cancelled",)) for _ in range(3)]
+    cancelled[0].cancel()
+    timer.cancel(cancelled[1])
+    coro.threads.run(timer.cancel, cancelled[2])
+    coro.threads.run(timer.call_after, 0.02, called.append, ("from a real thread",))
+    wait_until(lambda: called)
+    assert called == ["from a real thread"], called
+
+    called.clear()
+    timer.call_after(0, lambda: 1 / 0)
+    repeated = timer.call_repeatedly(0.01, called.append, ("again",))
+    wait_until(lambda: len(called) == 3)
+    timer.cancel(repeated)
+    assert [type(error) for error in errors] == [ZeroDivisionError], errors
+
+    timer.call_after(3600, called.append, ("cleared",))
+    timer.clear()
+    assert len(timer) == 0
+    timer.call_after(3600, called.append, ("never",))
+    timer.stop()
+    assert set(called) == {"again"}, called
+
+
+def main():
+    for kind in (timer2.Timer, TaskPool.Timer):
+        check(kind)
+    # An entry does not wait for an earlier one that is due later, whatever the interval of the timer.
+    timer = TaskPool.Timer(max_interval=3600)
+    timer.begin()
+    timer.call_after(3600, print)
+    time.sleep(0.01)
+    timer.call_after(0.01, sys.exit, (3,))
+    wait_until(lambda: state.should_stop == 3)
+
+
+coro.run(coro.call_blocking, main)
 """
 
 
@@ -226,7 +303,7 @@ def application(redis_server: RedisAddress, tmp_path: Path) -> Application:
 
 def test_tasks(application: Application) -> None:
     """Forty blocking tasks, and then forty `async def` tasks, run at the same time in one thread. Then tasks test time
-    limits, retries and results.
+    limits, retries and results. At the end, a task has not begun, because it has a countdown of an hour.
     """
     with application.worker("-c", "40") as worker:
         lines = application.client("""
@@ -236,7 +313,9 @@ print({outcome(result) for result in [async_together.delay("async", 40) for _ in
 for task in (soft, async_soft, async_soft_uncaught, hard, stubborn, exits, calls_another, nested):
     print(outcome(task.delay()))
 print(outcome(again.delay("again")))
-print(outcome(identify.apply_async(countdown=0.1)).startswith("celery-"))
+later = identify.apply_async(countdown=3600)
+print(outcome(identify.apply_async(countdown=0.1)).startswith("celery-"), outcome(timer_threads.delay()))
+print([task["request"]["id"] == later.id for task in inspected("scheduled")])
 """)
         assert lines == [
             "1",
@@ -250,11 +329,17 @@ print(outcome(identify.apply_async(countdown=0.1)).startswith("celery-"))
             "41",
             lines[9],
             "3",
-            "True",
+            "True []",
+            "[True]",
         ]
         assert int(lines[9]) == worker.process.pid
         worker.process.send_signal(signal.SIGTERM)
         assert worker.finish() == 0
+
+
+def test_timers() -> None:
+    package("celery")
+    subprocess.run([sys.executable, "-W", "ignore", "-c", TIMERS], timeout=2 * PROCESS_CAP_S, check=True)
 
 
 def test_remote_control(application: Application) -> None:

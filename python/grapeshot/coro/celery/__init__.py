@@ -34,13 +34,13 @@ coro.patch()
 try:
     from celery import concurrency  # type: ignore[import-untyped]
     from celery.concurrency.base import BasePool  # type: ignore[import-untyped]
-    from celery.exceptions import ImproperlyConfigured, WorkerTerminate  # type: ignore[import-untyped]
+    from celery.exceptions import ImproperlyConfigured  # type: ignore[import-untyped]
     from celery.signals import worker_init  # type: ignore[import-untyped]
     from celery.utils.log import get_logger  # type: ignore[import-untyped]
-    from celery.worker import state  # type: ignore[import-untyped]
 
     from . import _tasks, _worker
     from ._job import PATIENCE_S, Job, running
+    from ._timer import Timer
 except ImportError as error:
     raise ImportError("grapeshot.coro.celery needs Celery: pip install 'grapeshot[celery]'", name=error.name) from error
 
@@ -63,6 +63,8 @@ class TaskPool(BasePool):  # type: ignore[misc]
     Blocking tasks let other coros run while they wait in patched calls. ``async def`` tasks run on the same loop. A
     task that computes for a long time delays all others, and the worker itself.
     """
+
+    Timer = Timer
 
     signal_safe = False
     # With True, the worker would read from its event dispatcher's connection for 0.1 seconds after each message from
@@ -121,11 +123,7 @@ class TaskPool(BasePool):  # type: ignore[misc]
         try:
             job.run()
         except SystemExit as exc:
-            # WorkerShutdown or WorkerTerminate: the task asks the worker to end. The worker looks at these variables.
-            if isinstance(exc, WorkerTerminate):
-                state.should_terminate = exc.code or 0
-            else:
-                state.should_stop = exc.code or 0
+            _worker.end_soon(exc)
         except Exception as exc:
             _logger.critical("Error in the pool: %r", exc, exc_info=True)
         finally:

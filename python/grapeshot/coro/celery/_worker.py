@@ -7,6 +7,8 @@ import os
 import threading
 
 from celery import platforms  # type: ignore[import-untyped]
+from celery.exceptions import WorkerTerminate  # type: ignore[import-untyped]
+from celery.worker import state  # type: ignore[import-untyped]
 
 from grapeshot import _core, coro
 from grapeshot.coro import _bridge, _hiding
@@ -52,9 +54,23 @@ def _run_with_signals(controller: Any, start: Callable[[], None]) -> None:
     before = platforms.signals
     platforms.signals = _Signals(controller)
     try:
+        begin = getattr(controller.timer, "begin", None)
+        if begin is not None:  # else the setting worker_timer names another class
+            begin()
         start()
     finally:
         platforms.signals = before
+
+
+def end_soon(exc: SystemExit) -> None:
+    """Let the worker end, because code of a task or of a timer has raised WorkerShutdown or WorkerTerminate.
+
+    The worker looks at these variables before it waits for messages.
+    """
+    if isinstance(exc, WorkerTerminate):
+        state.should_terminate = exc.code or 0
+    else:
+        state.should_stop = exc.code or 0
 
 
 class _Signals(platforms.Signals):  # type: ignore[misc]
