@@ -40,6 +40,7 @@ try:
 
     from . import _tasks, _worker
     from ._job import PATIENCE_S, Job, running
+    from ._redis import MessageWait
     from ._timer import Timer
 except ImportError as error:
     raise ImportError("grapeshot.coro.celery needs Celery: pip install 'grapeshot[celery]'", name=error.name) from error
@@ -73,6 +74,9 @@ class TaskPool(BasePool):  # type: ignore[misc]
     is_green = False
     task_join_will_block = False
     body_can_be_buffer = True
+
+    # The wait of the worker's main coro for messages, once it has started.
+    message_wait: MessageWait | None = None
 
     def on_start(self) -> None:
         if _core._coro_current_or_none() is None:
@@ -130,6 +134,7 @@ class TaskPool(BasePool):  # type: ignore[misc]
             self._busy -= 1
             if not self._busy:
                 self._has_ended.wake_all()
+            self._ask_for_more()
 
     def acknowledge(self, callback: Callable[..., Any], *args: Any) -> None:
         """Call a callback that acknowledges a task. Only one coro at a time does so.
@@ -138,6 +143,11 @@ class TaskPool(BasePool):  # type: ignore[misc]
         """
         with self._acknowledging:
             callback(*args)
+        self._ask_for_more()
+
+    def _ask_for_more(self) -> None:
+        if self.message_wait is not None and not self._is_held:
+            self.message_wait.end_if_more_fits()
 
     def terminate_job(self, pid: int, signal: int | None = None) -> None:
         """End the task that runs in the coro with this number. With SIGUSR1, act as at the task's soft time limit."""

@@ -14,6 +14,8 @@ from grapeshot import _core, coro
 from grapeshot.coro import _bridge, _hiding
 from grapeshot.coro._patching import _thread
 
+from ._redis import MessageWait
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,7 +54,8 @@ def _run(controller: Any, start: Callable[[], None]) -> None:
 
 def _run_with_signals(controller: Any, start: Callable[[], None]) -> None:
     before = platforms.signals
-    platforms.signals = _Signals(controller)
+    message_wait = controller.pool.message_wait = MessageWait(controller)
+    platforms.signals = _Signals(controller, message_wait)
     try:
         begin = getattr(controller.timer, "begin", None)
         if begin is not None:  # else the setting worker_timer names another class
@@ -81,9 +84,10 @@ class _Signals(platforms.Signals):  # type: ignore[misc]
     running tasks, if the soft shutdown is enabled, and then for the broker.
     """
 
-    def __init__(self, controller: Any) -> None:
+    def __init__(self, controller: Any, message_wait: MessageWait) -> None:
         super().__init__()
         self._controller = controller
+        self._message_wait = message_wait
         self._loop = _bridge.own_loop()
         self._main = coro.current()
         # The time when the oldest handler that has not begun was called; None if all have begun.
@@ -113,3 +117,5 @@ class _Signals(platforms.Signals):  # type: ignore[misc]
             handler(*args)
         except SystemExit as exc:  # Celery's handler of a hard shutdown raises WorkerTerminate for the worker
             self._main.raise_exception(exc)
+        else:
+            self._message_wait.end()  # the worker looks whether it should end
