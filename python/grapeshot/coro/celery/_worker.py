@@ -61,6 +61,9 @@ def _run_with_signals(controller: Any, start: Callable[[], None]) -> None:
         if begin is not None:  # else the setting worker_timer names another class
             begin()
         start()
+        if controller.exitcode is None and state.should_stop:
+            # A cold shutdown came before the worker has noticed the warm one. Celery's cold shutdown sets no code.
+            controller.exitcode = state.should_stop
     finally:
         platforms.signals = before
 
