@@ -6,9 +6,11 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import redis
 from support import HOST, PROCESS_CAP_S, coro_is_available
 
 from tests.apps.certificates import Certificates
@@ -151,6 +153,16 @@ def identify():
 
 
 @app.task
+def echo(number):
+    return number
+
+
+@app.task
+def timer_threads():
+    return [thread.name for thread in threading.enumerate() if "Timer" in thread.name]
+
+
+@app.task
 def count(number):
     while not store.get("gate"):
         time.sleep(0.05)
@@ -177,16 +189,94 @@ def noted(name, *values):
     return wait_until(lambda: (value := store.get(name)) and value.decode() in values and value.decode())
 
 def inspected(method):
-    return wait_until(lambda: getattr(app.control.inspect(timeout=5), method)()).popitem()[1]
+    # With `limit`, Celery does not wait for more answers.
+    return getattr(app.control.inspect(timeout=60, limit=1), method)().popitem()[1]
+
+def controlled(method, *args):
+    return getattr(app.control, method)(*args, reply=True, timeout=60, limit=1)[0].popitem()[1]
+"""
+
+# The same checks of Celery's timer for threads and of the pool's own timer, and further ones of the pool's own.
+TIMERS = """
+import sys, threading, time
+from grapeshot import coro
+from grapeshot.coro.celery import TaskPool
+from celery.utils import timer2
+from celery.worker import state
+
+
+def wait_until(function):
+    end = time.monotonic() + 60
+    while not function():
+        assert time.monotonic() < end, "never came"
+        time.sleep(0.005)
+
+
+def check(kind):
+    called, errors = [], []
+    timer = kind(max_interval=0.01, on_error=errors.append)
+    if kind is TaskPool.Timer:
+        timer.call_after(0, called.append, ("before it begins",))
+        timer.begin()
+        wait_until(lambda: called)
+        called.clear()
+
+    now = time.monotonic()
+    for number in (3, 1, 2):
+        timer.call_at(now + number * 0.02, called.append, (number,))
+    assert [scheduled.entry.args for scheduled in timer.schedule.queue] == [(1,), (2,), (3,)], timer.schedule.queue
+    wait_until(lambda: len(called) == 3)
+    assert called == [1, 2, 3], called
+    assert len(timer) == 0 and timer
+
+    called.clear()
+    cancelled = [timer.call_after(0.01, called.append, ("cancelled",)) for _ in range(3)]
+    cancelled[0].cancel()
+    timer.cancel(cancelled[1])
+    coro.threads.run(timer.cancel, cancelled[2])
+    coro.threads.run(timer.call_after, 0.02, called.append, ("from a real thread",))
+    wait_until(lambda: called)
+    assert called == ["from a real thread"], called
+
+    called.clear()
+    timer.call_after(0, lambda: 1 / 0)
+    repeated = timer.call_repeatedly(0.01, called.append, ("again",))
+    wait_until(lambda: len(called) == 3)
+    timer.cancel(repeated)
+    assert [type(error) for error in errors] == [ZeroDivisionError], errors
+
+    timer.call_after(3600, called.append, ("cleared",))
+    timer.clear()
+    assert len(timer) == 0
+    timer.call_after(3600, called.append, ("never",))
+    timer.stop()
+    assert set(called) == {"again"}, called
+
+
+def main():
+    for kind in (timer2.Timer, TaskPool.Timer):
+        check(kind)
+    # An entry does not wait for an earlier one that is due later, whatever the interval of the timer.
+    timer = TaskPool.Timer(max_interval=3600)
+    timer.begin()
+    timer.call_after(3600, print)
+    time.sleep(0.01)
+    timer.call_after(0.01, sys.exit, (3,))
+    wait_until(lambda: state.should_stop == 3)
+
+
+coro.run(coro.call_blocking, main)
 """
 
 
 class Application:
-    """The tasks, in a directory of their own, and the environment of their worker and of their clients."""
+    """The tasks, in a directory of their own; the environment of their worker and their clients; and their results."""
 
     def __init__(self, folder: Path, broker: str, results: str) -> None:
         (folder / "tasks.py").write_text(TASKS, encoding="utf-8")
         self.folder = folder
+        # What the tasks have noted. Each client is a process of its own, which takes a second to start.
+        self.store = redis.Redis.from_url(results, decode_responses=True)
         self.env = {"BROKER": broker, "RESULTS": results, "C_FORCE_ROOT": "1", "CELERY_CUSTOM_WORKER_POOL": POOL}
 
     def worker(self, *options: str, **env: str) -> Process:
@@ -216,27 +306,34 @@ class Application:
 
 
 @pytest.fixture
-def application(redis_server: RedisAddress, tmp_path: Path) -> Application:
+def application(redis_server: RedisAddress, tmp_path: Path) -> Iterator[Application]:
     package("celery")
     url = f"redis://{HOST}:{redis_server.port}"
     application = Application(tmp_path, f"{url}/5", f"{url}/6")
-    application.client("app.control.purge(); store.flushdb()")
-    return application
+    with redis.Redis.from_url(f"{url}/5") as broker, application.store as store:
+        broker.flushdb()
+        store.flushdb()
+        yield application
 
 
 def test_tasks(application: Application) -> None:
-    """Forty blocking tasks, and then forty `async def` tasks, run at the same time in one thread. Then other tasks test
-    time limits, retries and results.
+    """Forty blocking tasks, and then forty `async def` tasks, run at the same time in one thread. Then tasks test time
+    limits, retries and results. The warm shutdown at the end waits for a running task, but not for one that has a
+    countdown of an hour.
     """
     with application.worker("-c", "40") as worker:
         lines = application.client("""
 threads = {outcome(result) for result in [together.delay("together", 40) for _ in range(40)]}
 print(len(threads))
 print({outcome(result) for result in [async_together.delay("async", 40) for _ in range(40)]})
-for task in (soft, async_soft, async_soft_uncaught, hard, stubborn, exits, calls_another, nested):
-    print(outcome(task.delay()))
+tasks = [soft, async_soft, async_soft_uncaught, hard, stubborn, exits, calls_another, nested]
+for result in [task.delay() for task in tasks]:
+    print(outcome(result))
 print(outcome(again.delay("again")))
-print(outcome(identify.apply_async(countdown=0.1)).startswith("celery-"))
+later = identify.apply_async(countdown=3600)
+print(outcome(identify.apply_async(countdown=0.1)).startswith("celery-"), outcome(timer_threads.delay()))
+print([task["request"]["id"] == later.id for task in inspected("scheduled")])
+nap.delay("nap"), noted("nap", "begun", "ended")
 """)
         assert lines == [
             "1",
@@ -250,11 +347,25 @@ print(outcome(identify.apply_async(countdown=0.1)).startswith("celery-"))
             "41",
             lines[9],
             "3",
-            "True",
+            "True []",
+            "[True]",
         ]
         assert int(lines[9]) == worker.process.pid
         worker.process.send_signal(signal.SIGTERM)
         assert worker.finish() == 0
+        assert application.store.get("nap") == "ended"
+
+
+def test_timers() -> None:
+    package("celery")
+    subprocess.run([sys.executable, "-W", "ignore", "-c", TIMERS], timeout=2 * PROCESS_CAP_S, check=True)
+
+
+def test_prefetch_limit(application: Application) -> None:
+    """A worker that may have only one unacknowledged message gets the next one as soon as a task has begun."""
+    with application.worker("-c", "1", "--prefetch-multiplier", "1"):
+        lines = application.client("print({outcome(result) for result in [echo.delay(n) for n in range(100)]})")
+    assert lines == [str(set(range(100)))]
 
 
 def test_remote_control(application: Application) -> None:
@@ -271,12 +382,13 @@ running[0].revoke(terminate=True)
 print(outcome(running[0]), outcome(queued), noted("running 0", "Interrupted"), store.get("queued"))
 running[1].revoke(terminate=True, signal="SIGUSR1")
 print(noted("running 1", "SoftTimeLimitExceeded"))
-print(app.control.pool_grow(3, reply=True)[0].popitem()[1], inspected("stats")["pool"]["max-concurrency"])
+print(controlled("pool_grow", 3), inspected("stats")["pool"]["max-concurrency"])
 print(outcome(together.delay("five", 1)) and len({outcome(r) for r in [together.delay("5", 5) for _ in range(5)]}))
-print(app.control.pool_shrink(4, reply=True)[0].popitem()[1], inspected("stats")["pool"]["max-concurrency"])
-print("error" in app.control.pool_shrink(2, reply=True)[0].popitem()[1])
+print(controlled("pool_shrink", 4), inspected("stats")["pool"]["max-concurrency"])
+print("error" in controlled("pool_shrink", 2))
 names = [outcome(identify.delay()) for _ in range(10)]
 print(max(names.count(name) for name in names))
+app.control.shutdown()
 """)
         assert lines == [
             "2 2",
@@ -288,24 +400,22 @@ print(max(names.count(name) for name in names))
             "True",
             "3",
         ]
-        worker.process.send_signal(signal.SIGTERM)
         assert worker.finish() == 0
 
 
 def test_shutdown(application: Application) -> None:
-    """A warm shutdown waits for the running tasks, a soft one waits for a limited time, and a cold one does not wait.
-    Tasks that have not begun stay queued.
+    """A soft shutdown waits for the running tasks for a limited time, and a cold one does not wait. Other tasks stay
+    queued. The exit code tells a worker that was ended by Ctrl-C.
     """
-    begin = 'wait.delay("first"), wait.delay("second"); noted("first", "begun")'
+    store = application.store
     with application.worker("-c", "1") as worker:
-        application.client(begin)
-        worker.process.send_signal(signal.SIGTERM)
-        worker.wait_line("Warm shutdown")
-        worker.process.send_signal(signal.SIGQUIT)
-        assert worker.finish() == 0
-    assert application.client('print(noted("first", "Interrupted"), store.get("second"))') == ["Interrupted None"]
-    application.client("app.control.purge()")
-    with application.worker("-c", "2", SOFT="4") as worker:
+        application.client('wait.delay("first"), wait.delay("second"); noted("first", "begun")')
+        worker.process.send_signal(signal.SIGINT)
+        worker.wait_line("Warm shutdown")  # by then, the next SIGINT has another handler
+        worker.process.send_signal(signal.SIGINT)
+        assert worker.finish() == 1
+    assert (store.get("first"), store.get("second")) == ("Interrupted", None)
+    with application.worker("-c", "3", SOFT="2") as worker:  # it begins "second"
         application.client("""
 nap.delay("nap"), wait.delay("third")
 noted("nap", "begun", "ended"), noted("third", "begun")
@@ -313,32 +423,32 @@ noted("nap", "begun", "ended"), noted("third", "begun")
         worker.process.send_signal(signal.SIGQUIT)
         worker.wait_line("Initiating Soft Shutdown")
         assert worker.finish() == 0
-    assert application.client('print(noted("third", "Interrupted"), noted("nap", "ended"))') == ["Interrupted ended"]
+    assert [store.get(name) for name in ("second", "third", "nap")] == ["Interrupted", "Interrupted", "ended"]
 
 
 def lose_nothing(application: Application, **env: str) -> None:
     """Kill a worker while it has tasks, and let another worker run all tasks. A task is acknowledged when it ends."""
-    application.env |= {"LATE": "1", **env}
-    application.client("""
+    application.env["LATE"] = "1"
+    with application.worker("-c", "50") as worker:
+        # The tasks that begin wait at the gate, so the worker asks the broker for no more than a hundred. Its answer
+        # shows that it is not looking for old messages in Redis. A worker that is killed while it looks for them leaves
+        # a lock behind, and no worker can look for them in the next five minutes.
+        application.client("""
 with app.producer_pool.acquire(block=True) as producer:
     for number in range(1000):
         count.apply_async((number,), producer=producer)
+wait_until(lambda: len(inspected("active")) == 50 and len(inspected("reserved")) == 50)
 """)
-    with application.worker("-c", "50") as worker:
-        worker.wait_line("received", count=100)  # its tasks wait at the gate, so it asks the broker for nothing more
-        # Wait for an answer, which shows that the worker is not looking for old messages in Redis. A worker that is
-        # killed while it looks for them leaves a lock behind, and no worker can look for them in the next five minutes.
-        application.client('inspected("stats")')
         worker.process.send_signal(signal.SIGKILL)
-    application.client('store.set("gate", 1)')
-    with application.worker("-c", "50") as worker:
-        assert application.client('print(wait_until(lambda: store.scard("done") == 1000))') == ["True"]
-        worker.process.send_signal(signal.SIGTERM)
+    application.store.set("gate", 1)
+    with application.worker("-c", "50", **env) as worker:
+        application.client('wait_until(lambda: store.scard("done") == 1000); app.control.shutdown()')
         assert worker.finish() == 0
 
 
 def test_a_killed_worker_loses_nothing_in_redis(application: Application) -> None:
-    lose_nothing(application, OPTIONS="{'visibility_timeout': 1}")
+    options = {"visibility_timeout": 1, "unacked_restore_interval": 0.5, "unacked_restore_throttle": 1}
+    lose_nothing(application, OPTIONS=repr(options))
 
 
 def test_a_killed_worker_loses_nothing_in_rabbitmq(application: Application, certificates: Certificates) -> None:

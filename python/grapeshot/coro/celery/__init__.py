@@ -34,13 +34,14 @@ coro.patch()
 try:
     from celery import concurrency  # type: ignore[import-untyped]
     from celery.concurrency.base import BasePool  # type: ignore[import-untyped]
-    from celery.exceptions import ImproperlyConfigured, WorkerTerminate  # type: ignore[import-untyped]
+    from celery.exceptions import ImproperlyConfigured  # type: ignore[import-untyped]
     from celery.signals import worker_init  # type: ignore[import-untyped]
     from celery.utils.log import get_logger  # type: ignore[import-untyped]
-    from celery.worker import state  # type: ignore[import-untyped]
 
     from . import _tasks, _worker
     from ._job import PATIENCE_S, Job, running
+    from ._redis import MessageWait
+    from ._timer import Timer
 except ImportError as error:
     raise ImportError("grapeshot.coro.celery needs Celery: pip install 'grapeshot[celery]'", name=error.name) from error
 
@@ -64,6 +65,8 @@ class TaskPool(BasePool):  # type: ignore[misc]
     task that computes for a long time delays all others, and the worker itself.
     """
 
+    Timer = Timer
+
     signal_safe = False
     # With True, the worker would read from its event dispatcher's connection for 0.1 seconds after each message from
     # RabbitMQ (Celery 5.7), and so get at most ten tasks a second. With False there are no AMQP heartbeats, but py-amqp
@@ -71,6 +74,9 @@ class TaskPool(BasePool):  # type: ignore[misc]
     is_green = False
     task_join_will_block = False
     body_can_be_buffer = True
+
+    # The wait of the worker's main coro for messages, once it has started.
+    message_wait: MessageWait | None = None
 
     def on_start(self) -> None:
         if _core._coro_current_or_none() is None:
@@ -121,17 +127,14 @@ class TaskPool(BasePool):  # type: ignore[misc]
         try:
             job.run()
         except SystemExit as exc:
-            # WorkerShutdown or WorkerTerminate: the task asks the worker to end. The worker looks at these variables.
-            if isinstance(exc, WorkerTerminate):
-                state.should_terminate = exc.code or 0
-            else:
-                state.should_stop = exc.code or 0
+            _worker.end_soon(exc)
         except Exception as exc:
             _logger.critical("Error in the pool: %r", exc, exc_info=True)
         finally:
             self._busy -= 1
             if not self._busy:
                 self._has_ended.wake_all()
+            self._ask_for_more()
 
     def acknowledge(self, callback: Callable[..., Any], *args: Any) -> None:
         """Call a callback that acknowledges a task. Only one coro at a time does so.
@@ -140,6 +143,11 @@ class TaskPool(BasePool):  # type: ignore[misc]
         """
         with self._acknowledging:
             callback(*args)
+        self._ask_for_more()
+
+    def _ask_for_more(self) -> None:
+        if self.message_wait is not None and not self._is_held:
+            self.message_wait.end_if_more_fits()
 
     def terminate_job(self, pid: int, signal: int | None = None) -> None:
         """End the task that runs in the coro with this number. With SIGUSR1, act as at the task's soft time limit."""

@@ -7,10 +7,14 @@ import os
 import threading
 
 from celery import platforms  # type: ignore[import-untyped]
+from celery.exceptions import WorkerTerminate  # type: ignore[import-untyped]
+from celery.worker import state  # type: ignore[import-untyped]
 
 from grapeshot import _core, coro
 from grapeshot.coro import _bridge, _hiding
 from grapeshot.coro._patching import _thread
+
+from ._redis import MessageWait
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -50,11 +54,29 @@ def _run(controller: Any, start: Callable[[], None]) -> None:
 
 def _run_with_signals(controller: Any, start: Callable[[], None]) -> None:
     before = platforms.signals
-    platforms.signals = _Signals(controller)
+    message_wait = controller.pool.message_wait = MessageWait(controller)
+    platforms.signals = _Signals(controller, message_wait)
     try:
+        begin = getattr(controller.timer, "begin", None)
+        if begin is not None:  # else the setting worker_timer names another class
+            begin()
         start()
+        if controller.exitcode is None and state.should_stop:
+            # A cold shutdown came before the worker has noticed the warm one. Celery's cold shutdown sets no code.
+            controller.exitcode = state.should_stop
     finally:
         platforms.signals = before
+
+
+def end_soon(exc: SystemExit) -> None:
+    """Let the worker end, because code of a task or of a timer has raised WorkerShutdown or WorkerTerminate.
+
+    The worker looks at these variables before it waits for messages.
+    """
+    if isinstance(exc, WorkerTerminate):
+        state.should_terminate = exc.code or 0
+    else:
+        state.should_stop = exc.code or 0
 
 
 class _Signals(platforms.Signals):  # type: ignore[misc]
@@ -65,9 +87,10 @@ class _Signals(platforms.Signals):  # type: ignore[misc]
     running tasks, if the soft shutdown is enabled, and then for the broker.
     """
 
-    def __init__(self, controller: Any) -> None:
+    def __init__(self, controller: Any, message_wait: MessageWait) -> None:
         super().__init__()
         self._controller = controller
+        self._message_wait = message_wait
         self._loop = _bridge.own_loop()
         self._main = coro.current()
         # The time when the oldest handler that has not begun was called; None if all have begun.
@@ -97,3 +120,5 @@ class _Signals(platforms.Signals):  # type: ignore[misc]
             handler(*args)
         except SystemExit as exc:  # Celery's handler of a hard shutdown raises WorkerTerminate for the worker
             self._main.raise_exception(exc)
+        else:
+            self._message_wait.end()  # the worker looks whether it should end
