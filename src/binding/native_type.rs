@@ -7,6 +7,7 @@
 
 use std::ffi::{CStr, c_int, c_void};
 use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::ptr;
 
@@ -165,7 +166,11 @@ pub(crate) fn with_critical_section<T, R>(this: This<'_, T>, body: impl FnOnce()
     if HAS_GIL {
         body()
     } else {
-        critical_section::with_critical_section(&this.to_bound(), body)
+        // A borrowed reference: the caller keeps the object alive, and threads that share it would contend for the
+        // reference count.
+        // SAFETY: the object is alive while `this` exists (contract of `This::new`), and the reference is never dropped.
+        let object = ManuallyDrop::new(unsafe { Bound::from_owned_ptr(this.py, this.object) });
+        critical_section::with_critical_section(&object, body)
     }
 }
 

@@ -20,7 +20,7 @@
 
 use std::cell::Cell;
 use std::ptr;
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
 use pyo3::prelude::*;
 
@@ -33,7 +33,8 @@ use crate::binding::spin_lock::SpinLock;
 pub(super) struct WaitQueue {
     first: Cell<*mut CoroObject>,
     last: Cell<*mut CoroObject>,
-    len: Cell<usize>,
+    /// Changed only inside of `exclusive`, read anywhere.
+    len: AtomicUsize,
     /// Any thread may take coros out of it.
     is_shared: Cell<bool>,
 }
@@ -73,8 +74,17 @@ impl WaitQueue {
         }
     }
 
+    /// In a shared queue, coros may leave at any time, but no other coro enters while this thread may let coros enter.
     pub(super) fn len(&self) -> usize {
-        self.exclusive(|| self.len.get())
+        self.len.load(Ordering::Relaxed)
+    }
+
+    #[inline]
+    fn add_to_len(&self, difference: isize) {
+        // One thread at a time changes it, so this need not be one atomic operation.
+        let len = self.len.load(Ordering::Relaxed);
+        self.len
+            .store(len.wrapping_add_signed(difference), Ordering::Relaxed);
     }
 
     #[inline]
@@ -119,7 +129,7 @@ impl WaitQueue {
             unsafe { (*last).wait_node.next.set(object) };
         }
         self.last.set(object);
-        self.len.set(self.len.get() + 1);
+        self.add_to_len(1);
     }
 
     /// Removes all coros from the queue; they stay suspended.
@@ -186,7 +196,7 @@ impl WaitNode {
             } else {
                 (*next).wait_node.previous.set(previous);
             }
-            list.len.set(list.len.get() - 1);
+            list.add_to_len(-1);
         }
         // Last: another thread that reads null here also sees what was stored before.
         self.queue.store(ptr::null_mut(), Ordering::Release);

@@ -11,6 +11,9 @@
 //! putter. A waiter that is interrupted after it was woken gives its item or place back, for the next one.
 //!
 //! When the queue is closed, all waiters are woken as if they had got what they wait for, and find that it is closed.
+//!
+//! Each method runs in a critical section (`in_section`), and wakes waiters after that section. Otherwise a waiter that
+//! another core runs at once would find the queue locked, and would go to sleep again.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
@@ -22,7 +25,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 use super::limit;
-use super::waiters::{Party, Source, Waiters, take_or_wait};
+use super::waiters::{Claimed, Party, Source, Waiters, take_or_wait};
 use crate::binding::args::Args;
 use crate::binding::deallocation::{drop_contents, free_memory};
 use crate::binding::errors;
@@ -91,8 +94,9 @@ impl<const C: bool> NativeType for SharedQueue<C> {
         this.items.clear(this.py());
     }
 
-    fn with_access<T>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
-        with_critical_section(this, body)
+    /// The methods enter the section themselves.
+    fn with_access<T>(_: This<'_, Self>, body: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
+        body()
     }
 }
 
@@ -123,9 +127,8 @@ impl<const C: bool> Source for Item<'_, C> {
         is_there
     }
 
-    fn give_back(&self, py: Python<'_>) {
+    fn give_back(&self, _: Python<'_>) {
         decrease(&self.0.promised);
-        self.0.settle(py);
     }
 
     fn holder(&self) -> Party {
@@ -154,9 +157,8 @@ impl<const C: bool> Source for Place<'_, C> {
         is_there
     }
 
-    fn give_back(&self, py: Python<'_>) {
+    fn give_back(&self, _: Python<'_>) {
         decrease(&self.0.reserved);
-        self.0.settle(py);
     }
 
     fn holder(&self) -> Party {
@@ -203,39 +205,28 @@ impl<const C: bool> SharedQueue<C> {
         self.capacity.get() == 0 || self.available() + self.reserved.get() < self.capacity.get()
     }
 
-    /// Wakes waiters for the items and places that have become free. It may call Python code, to wake tasks of other
-    /// packages' loops. So the counts are changed before that, and looked at again afterwards.
+    /// Claims a waiter whose item, place or end is there. The count, if any, is to be decreased again if the waiter
+    /// cannot be woken.
     #[inline]
-    fn settle(&self, py: Python<'_>) {
+    fn claim<'py>(&self, py: Python<'py>) -> Option<(Claimed<'py>, Option<&Cell<usize>>)> {
+        let is_closed = self.is_closed.get();
         loop {
-            let (count, waiters) = if self.available() > 0 && self.getters.len() > 0 {
-                (&self.promised, &self.getters)
-            } else if self.has_place() && self.putters.len() > 0 {
-                (&self.reserved, &self.putters)
+            let (waiters, count) = if self.getters.len() > 0 && (is_closed || self.available() > 0) {
+                (&self.getters, Some(&self.promised))
+            } else if self.putters.len() > 0 && (is_closed || self.has_place()) {
+                (&self.putters, Some(&self.reserved))
+            } else if self.joiners.len() > 0 && self.unfinished.get() == 0 {
+                (&self.joiners, None)
             } else {
-                return;
+                return None;
             };
-            increase(count);
-            if waiters.grant_first(py).is_none() {
-                decrease(count);
-            }
-        }
-    }
-
-    /// Wakes all waiters of a queue that was closed.
-    fn wake_all(&self, py: Python<'_>) {
-        for (count, waiters) in [(&self.promised, &self.getters), (&self.reserved, &self.putters)] {
-            while waiters.len() > 0 {
-                increase(count);
-                if waiters.grant_first(py).is_none() {
-                    decrease(count);
+            if let Some(claimed) = waiters.claim_first(py) {
+                if let Some(count) = count {
+                    increase(count);
                 }
+                return Some((claimed, count));
             }
         }
-    }
-
-    fn wake_joiners(&self, py: Python<'_>) {
-        while self.unfinished.get() == 0 && self.joiners.grant_first(py).is_some() {}
     }
 
     /// Puts an item into the place that is reserved for it.
@@ -248,7 +239,6 @@ impl<const C: bool> SharedQueue<C> {
         }
         self.items.push(item, false);
         increase(&self.unfinished);
-        self.settle(py);
         Ok(())
     }
 
@@ -257,15 +247,32 @@ impl<const C: bool> SharedQueue<C> {
     fn pop<'py>(&self, py: Python<'py>) -> ObjectResult<'py> {
         decrease(&self.promised);
         match self.items.pop(py) {
-            Some((item, _)) => {
-                self.settle(py);
-                Ok(item)
-            }
+            Some((item, _)) => Ok(item),
             None if self.is_closed.get() => Err(closed::<C>(py)),
             // The collector has emptied the queue.
             None => Err(not_in_time::<C>(py, c"Empty")),
         }
     }
+}
+
+/// Runs `body` while no other thread uses the queue. Afterwards it wakes those that can go on.
+#[inline]
+fn in_section<'py, const C: bool, R>(this: Shared<'py, C>, body: impl FnOnce() -> R) -> R {
+    let py = this.py();
+    let (result, mut claimed) = with_critical_section(this, || {
+        let result = body();
+        (result, this.claim(py))
+    });
+    while let Some((waiter, count)) = claimed {
+        let is_woken = waiter.wake(py).is_some();
+        claimed = with_critical_section(this, || {
+            if let Some(count) = count.filter(|_| !is_woken) {
+                decrease(count);
+            }
+            this.claim(py)
+        });
+    }
+    result
 }
 
 // ---- errors -------------------------------------------------------------------------------------------------------
@@ -337,24 +344,31 @@ fn put_within<'py, const C: bool>(
     let py = this.py();
     let method = if C { "send" } else { "put" };
     let item = item.ok_or_else(|| PyTypeError::new_err(format!("{method}() takes an item")))?;
-    if !take::<C>(py, &Place(&this), limit, method)? {
-        return Err(not_in_time::<C>(py, c"Full"));
-    }
-    this.push(item)?;
-    Ok(none(py))
+    in_section(this, || {
+        if !take::<C>(py, &Place(&this), limit, method)? {
+            return Err(not_in_time::<C>(py, c"Full"));
+        }
+        this.push(item)?;
+        Ok(none(py))
+    })
 }
 
 fn get_within<const C: bool>(this: Shared<'_, C>, limit: Limit) -> ObjectResult<'_> {
     let py = this.py();
     let method = if C { "receive" } else { "get" };
-    if take::<C>(py, &Item(&this), limit, method)? {
-        this.pop(py)
-    } else {
-        Err(not_in_time::<C>(py, c"Empty"))
-    }
+    in_section(this, || {
+        if take::<C>(py, &Item(&this), limit, method)? {
+            this.pop(py)
+        } else {
+            Err(not_in_time::<C>(py, c"Empty"))
+        }
+    })
 }
 
 fn put<'py, const C: bool>(this: Shared<'py, C>, args: Args<'_, 'py>) -> ObjectResult<'py> {
+    if let (Some(item), 1) = (args.get(0), args.values().len()) {
+        return put_within(this, Some(item), Limit::Endless);
+    }
     let [item, block, timeout] = args.bind()?;
     put_within(this, item, limit::of_get(block, timeout)?)
 }
@@ -365,6 +379,9 @@ fn put_nowait<'py, const C: bool>(this: Shared<'py, C>, args: Args<'_, 'py>) -> 
 }
 
 fn get<'py, const C: bool>(this: Shared<'py, C>, args: Args<'_, 'py>) -> ObjectResult<'py> {
+    if args.values().is_empty() {
+        return get_within(this, Limit::Endless);
+    }
     let [block, timeout] = args.bind()?;
     get_within(this, limit::of_get(block, timeout)?)
 }
@@ -375,75 +392,84 @@ fn get_nowait<'py, const C: bool>(this: Shared<'py, C>, _: Args<'_, 'py>) -> Obj
 
 fn join<'py>(this: Shared<'py, false>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
-    while this.unfinished.get() > 0 {
-        take::<false>(py, &Finish(&this), Limit::Endless, "join")?;
-    }
-    Ok(none(py))
+    in_section(this, || {
+        while this.unfinished.get() > 0 {
+            take::<false>(py, &Finish(&this), Limit::Endless, "join")?;
+        }
+        Ok(none(py))
+    })
 }
 
 // ---- the rest -----------------------------------------------------------------------------------------------------
 
 fn task_done<'py>(this: Shared<'py, false>, _: Args<'_, 'py>) -> ObjectResult<'py> {
-    if this.unfinished.get() == 0 {
-        return Err(PyValueError::new_err("task_done() called too many times"));
-    }
-    decrease(&this.unfinished);
-    this.wake_joiners(this.py());
-    Ok(none(this.py()))
+    in_section(this, || {
+        if this.unfinished.get() == 0 {
+            return Err(PyValueError::new_err("task_done() called too many times"));
+        }
+        decrease(&this.unfinished);
+        Ok(none(this.py()))
+    })
 }
 
 fn shutdown<'py>(this: Shared<'py, false>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     let [immediate] = args.bind()?;
     let is_immediate = immediate.map_or(Ok(false), |immediate| immediate.is_truthy())?;
-    this.is_closed.set(true);
-    if is_immediate {
-        let unfinished = this.unfinished.get().saturating_sub(this.items.len());
-        this.unfinished.set(unfinished);
-        this.items.clear(py);
-        this.wake_joiners(py);
-    }
-    this.wake_all(py);
-    Ok(none(py))
+    in_section(this, || {
+        this.is_closed.set(true);
+        if is_immediate {
+            let unfinished = this.unfinished.get().saturating_sub(this.items.len());
+            this.unfinished.set(unfinished);
+            this.items.clear(py);
+        }
+        Ok(none(py))
+    })
 }
 
 fn close<'py>(this: Shared<'py, true>, _: Args<'_, 'py>) -> ObjectResult<'py> {
-    this.is_closed.set(true);
-    this.wake_all(this.py());
+    in_section(this, || this.is_closed.set(true));
     Ok(none(this.py()))
 }
 
 fn qsize<'py, const C: bool>(this: Shared<'py, C>, _: Args<'_, 'py>) -> ObjectResult<'py> {
-    Ok(this.available().into_pyobject(this.py())?.into_any())
+    let count = with_critical_section(this, || this.available());
+    Ok(count.into_pyobject(this.py())?.into_any())
 }
 
 fn empty<'py>(this: Shared<'py, false>, _: Args<'_, 'py>) -> ObjectResult<'py> {
-    Ok(bool_object(this.py(), this.available() == 0))
+    let count = with_critical_section(this, || this.available());
+    Ok(bool_object(this.py(), count == 0))
 }
 
 fn full<'py>(this: Shared<'py, false>, _: Args<'_, 'py>) -> ObjectResult<'py> {
-    let is_full = this.capacity.get() > 0 && this.available() >= this.capacity.get();
+    let is_full = with_critical_section(this, || {
+        this.capacity.get() > 0 && this.available() >= this.capacity.get()
+    });
     Ok(bool_object(this.py(), is_full))
 }
 
 fn capacity<const C: bool>(this: Shared<'_, C>) -> ObjectResult<'_> {
-    Ok(this.capacity.get().into_pyobject(this.py())?.into_any())
+    let capacity = with_critical_section(this, || this.capacity.get());
+    Ok(capacity.into_pyobject(this.py())?.into_any())
 }
 
 fn is_closed<const C: bool>(this: Shared<'_, C>) -> ObjectResult<'_> {
-    Ok(bool_object(this.py(), this.is_closed.get()))
+    let is_closed = with_critical_section(this, || this.is_closed.get());
+    Ok(bool_object(this.py(), is_closed))
 }
 
 fn unfinished(this: Shared<'_, false>) -> ObjectResult<'_> {
-    Ok(this.unfinished.get().into_pyobject(this.py())?.into_any())
+    let count = with_critical_section(this, || this.unfinished.get());
+    Ok(count.into_pyobject(this.py())?.into_any())
 }
 
 /// `_limit(capacity)`: sets the capacity; 0 means no limit.
 fn set_capacity<'py, const C: bool>(this: Shared<'py, C>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let [capacity] = args.bind()?;
     if let Some(capacity) = capacity {
-        this.capacity.set(capacity.extract()?);
-        this.settle(this.py());
+        let capacity = capacity.extract()?;
+        in_section(this, || this.capacity.set(capacity));
     }
     Ok(none(this.py()))
 }
@@ -453,20 +479,24 @@ fn set_capacity<'py, const C: bool>(this: Shared<'py, C>, args: Args<'_, 'py>) -
 /// `_try_get(absent)`: the oldest item, or `absent` if there is none.
 fn try_get<'py, const C: bool>(this: Shared<'py, C>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
-    if Item(&this).take(py) {
-        return this.pop(py);
-    }
-    Ok(args.get(0).unwrap_or_else(|| none(py)))
+    in_section(this, || {
+        if Item(&this).take(py) {
+            return this.pop(py);
+        }
+        Ok(args.get(0).unwrap_or_else(|| none(py)))
+    })
 }
 
 /// `_try_put(item)`: whether there was a place for the item.
 fn try_put<'py, const C: bool>(this: Shared<'py, C>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
-    let is_there = Place(&this).take(py);
-    if is_there {
-        this.push(args.get(0).unwrap_or_else(|| none(py)))?;
-    }
-    Ok(bool_object(py, is_there))
+    in_section(this, || {
+        let is_there = Place(&this).take(py);
+        if is_there {
+            this.push(args.get(0).unwrap_or_else(|| none(py)))?;
+        }
+        Ok(bool_object(py, is_there))
+    })
 }
 
 /// The queue of waiters with this number: 0 getters, 1 putters, 2 joiners.
@@ -494,50 +524,56 @@ fn enter<'py, const C: bool>(this: Shared<'py, C>, args: Args<'_, 'py>) -> Objec
         return Ok(none(py));
     };
     let future = super::task_waiters::future_of(&event_loop)?;
-    // Making the future may have let other code run.
-    let is_there = match side {
-        0 => Item(&this).take(py),
-        1 => Place(&this).take(py),
-        _ => Finish(&this).take(py),
-    };
-    if is_there {
-        return Ok(none(py));
-    }
-    waiters.tasks.add(waiters.ticket(), event_loop, &future);
-    Ok(future)
+    in_section(this, || {
+        // An item or a place may have come since the caller has looked.
+        let is_there = match side {
+            0 => Item(&this).take(py),
+            1 => Place(&this).take(py),
+            _ => Finish(&this).take(py),
+        };
+        if is_there {
+            return Ok(none(py));
+        }
+        waiters.tasks.add(waiters.ticket(), event_loop, &future);
+        Ok(future)
+    })
 }
 
 /// `_leave(side, future)`: ends the wait of a task that was interrupted.
 fn leave<'py, const C: bool>(this: Shared<'py, C>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     let (side, waiters) = waiters_of(&this, &args)?;
-    if let Some(future) = args.get(1)
-        && !waiters.tasks.remove(&future)
-    {
-        match side {
-            0 => Item(&this).give_back(py),
-            1 => Place(&this).give_back(py),
-            _ => {}
+    let Some(future) = args.get(1) else {
+        return Ok(none(py));
+    };
+    in_section(this, || {
+        if !waiters.tasks.remove(&future) {
+            match side {
+                0 => Item(&this).give_back(py),
+                1 => Place(&this).give_back(py),
+                _ => {}
+            }
         }
-    }
+    });
     Ok(none(py))
 }
 
 /// `_get_promised()`: the item that a task was woken for.
 fn get_promised<'py, const C: bool>(this: Shared<'py, C>, _: Args<'_, 'py>) -> ObjectResult<'py> {
-    this.pop(this.py())
+    in_section(this, || this.pop(this.py()))
 }
 
 /// `_put_reserved(item)`: puts an item into the place that a task was woken for.
 fn put_reserved<'py, const C: bool>(this: Shared<'py, C>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
-    this.push(args.get(0).unwrap_or_else(|| none(py)))?;
+    in_section(this, || this.push(args.get(0).unwrap_or_else(|| none(py))))?;
     Ok(none(py))
 }
 
 /// `_is_finished()`: whether there are no unfinished items.
 fn is_finished<'py>(this: Shared<'py, false>, _: Args<'_, 'py>) -> ObjectResult<'py> {
-    Ok(bool_object(this.py(), this.unfinished.get() == 0))
+    let count = with_critical_section(this, || this.unfinished.get());
+    Ok(bool_object(this.py(), count == 0))
 }
 
 // ---- the types ----------------------------------------------------------------------------------------------------

@@ -10,11 +10,23 @@ use pyo3::prelude::*;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::waiter;
 
-struct TaskWaiter {
+/// A task that waits.
+pub(super) struct TaskWaiter {
     ticket: i64,
     event_loop: Py<PyAny>,
     /// A native waiter if the loop is grapeshot's, else an `asyncio.Future`.
     future: Py<PyAny>,
+}
+
+impl TaskWaiter {
+    /// Wakes the task. False if its loop is closed.
+    pub(super) fn wake(self, py: Python<'_>) -> bool {
+        let (event_loop, future) = (self.event_loop.into_bound(py), self.future.into_bound(py));
+        if waiter::is_waiter(&future) {
+            return waiter::set_done_from_anywhere(&future);
+        }
+        set_done_in(&event_loop, &future).is_ok()
+    }
 }
 
 /// The future that a task of the loop has to await.
@@ -74,16 +86,9 @@ impl TaskWaiters {
         removed.is_some()
     }
 
-    /// Removes the first waiter and wakes its task. False if the task's loop is closed.
-    pub(super) fn wake_first(&self, py: Python<'_>) -> bool {
-        let Some(waiter) = self.0.borrow_mut().pop_front() else {
-            return false;
-        };
-        let (event_loop, future) = (waiter.event_loop.into_bound(py), waiter.future.into_bound(py));
-        if waiter::is_waiter(&future) {
-            return waiter::set_done_from_anywhere(&future);
-        }
-        set_done_in(&event_loop, &future).is_ok()
+    /// Removes the first waiter.
+    pub(super) fn take_first(&self) -> Option<TaskWaiter> {
+        self.0.borrow_mut().pop_front()
     }
 
     /// In the child of a fork: drops the waiters of the parent without waking them.

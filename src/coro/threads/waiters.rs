@@ -30,7 +30,7 @@ use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::task_waiters::TaskWaiters;
+use super::task_waiters::{TaskWaiter, TaskWaiters};
 use crate::binding::current_thread;
 use crate::binding::object_result::none;
 use crate::coro::coroutine::Coro;
@@ -143,7 +143,7 @@ impl Party {
 
 /// A real thread that waits. Both the thread and the queue hold a reference to it, so an interpreter that ends a thread
 /// during its wait leaves no dangling pointer.
-struct ThreadWaiter {
+pub(super) struct ThreadWaiter {
     /// Locked until the thread is woken.
     semaphore: *mut c_void,
     is_granted: AtomicBool,
@@ -201,6 +201,34 @@ impl Drop for ThreadWaiter {
     fn drop(&mut self) {
         // SAFETY: no thread waits on the semaphore, because a waiting thread holds a reference to this value.
         unsafe { PyThread_free_lock(self.semaphore) };
+    }
+}
+
+/// A waiter that was granted its request and has to be woken.
+pub(super) enum Claimed<'py> {
+    Coro(Bound<'py, PyAny>),
+    Thread(Arc<ThreadWaiter>),
+    Task(TaskWaiter),
+}
+
+impl Claimed<'_> {
+    /// Wakes the waiter and returns it. None if it is a task whose loop is closed; the grant then goes to the next
+    /// waiter. This may call Python code, to wake a task of another package's loop.
+    #[inline]
+    pub(super) fn wake(self, py: Python<'_>) -> Option<Party> {
+        match self {
+            Self::Coro(object) => {
+                let coro = scheduler::coro_of(&object);
+                scheduler::queue_from_anywhere(coro);
+                Some(Party::of_coro(coro))
+            }
+            Self::Thread(waiter) => {
+                // SAFETY: locked since it was made, and released only here: a waiter is claimed once.
+                unsafe { PyThread_release_lock(waiter.semaphore) };
+                Some(waiter.party)
+            }
+            Self::Task(waiter) => waiter.wake(py).then_some(Party::TASK),
+        }
     }
 }
 
@@ -456,29 +484,31 @@ impl Waiters {
         self.grant_one(py)
     }
 
+    #[cold]
     fn grant_one(&self, py: Python<'_>) -> Option<Party> {
-        self.forget_parents();
-        loop {
-            let first_thread = self.threads.borrow().front().map(|waiter| waiter.ticket);
-            let first_task = self.tasks.first_ticket();
-            let first_other = first_thread.into_iter().chain(first_task).min();
-            if let Some(object) = self.coros.exclusive(|| self.claim_first_coro(py, first_other)) {
-                let coro = scheduler::coro_of(&object);
-                scheduler::queue_from_anywhere(coro);
-                return Some(Party::of_coro(coro));
+        while let Some(claimed) = self.claim_first(py) {
+            if let Some(party) = claimed.wake(py) {
+                return Some(party);
             }
-            if first_task.is_some() && first_task == first_other {
-                if self.tasks.wake_first(py) {
-                    return Some(Party::TASK);
-                }
-                continue;
-            }
-            let waiter = self.threads.borrow_mut().pop_front()?;
-            waiter.is_granted.store(true, Ordering::Release);
-            // SAFETY: locked since it was made, and released only here.
-            unsafe { PyThread_release_lock(waiter.semaphore) };
-            return Some(waiter.party);
         }
+        None
+    }
+
+    /// Takes the first waiter out of the queue and grants it its request. The caller then wakes it.
+    pub(super) fn claim_first<'py>(&self, py: Python<'py>) -> Option<Claimed<'py>> {
+        self.forget_parents();
+        let first_thread = self.threads.borrow().front().map(|waiter| waiter.ticket);
+        let first_task = self.tasks.first_ticket();
+        let first_other = first_thread.into_iter().chain(first_task).min();
+        if let Some(coro) = self.coros.exclusive(|| self.claim_first_coro(py, first_other)) {
+            return Some(Claimed::Coro(coro));
+        }
+        if first_task.is_some() && first_task == first_other {
+            return self.tasks.take_first().map(Claimed::Task);
+        }
+        let waiter = self.threads.borrow_mut().pop_front()?;
+        waiter.is_granted.store(true, Ordering::Release);
+        Some(Claimed::Thread(waiter))
     }
 
     /// Grants the first coro its request, if it has waited longer than the thread or task with the ticket `first_other`.
