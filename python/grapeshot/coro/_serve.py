@@ -11,6 +11,7 @@ A place is one of the ``limit`` connections that may be open at a time. A server
 from __future__ import annotations
 
 import errno
+import functools
 import logging
 import os
 import socket
@@ -19,6 +20,7 @@ from grapeshot import _core
 from grapeshot._loop import serve as _serve
 from grapeshot._loop import unix
 from grapeshot._loop.limits import LimitError
+from grapeshot._start.threads import check as check_threads
 
 from . import _dns
 from ._bridge import own_loop
@@ -320,6 +322,7 @@ def serve(
     ssl_handshake_timeout: float = 60.0,
     backlog: int = 100,
     reuse_port: bool = False,
+    threads: int = 1,
 ) -> Server:
     """Listen, and call ``handler(sock, address)`` in a coro of its own for each connection; return the :class:`Server`.
 
@@ -348,9 +351,15 @@ def serve(
         ssl_handshake_timeout: how many seconds a TLS handshake may take.
         backlog: the length of the system's queue of connections that were not accepted yet.
         reuse_port: whether other sockets may listen on the same port (``SO_REUSEPORT``).
+        threads: how many threads serve: this one, and further ones with a loop each. On a free-threaded Python they
+            run at the same time; with the GIL they are not faster than one, and a warning says so. The system spreads
+            the connections over them: each thread listens on the same port (``SO_REUSEPORT``), or accepts from the same
+            socket if there is a path or a ``sock``. Each thread may have an equal part of ``limit``. The server's
+            methods are still called in this thread, and act on all of them.
 
     Raises:
         OSError: an address cannot be bound.
+        RuntimeError: a thread cannot be started.
         LimitError: the loop has reached its limit of descriptors or coros (:meth:`Loop.set_limits`).
         socket.gaierror: a host does not resolve.
         OverflowError: the port is not between 0 and 65535.
@@ -363,14 +372,36 @@ def serve(
         raise TypeError("ssl argument must be an SSLContext or None")
     if (path is not None) + (sock is not None) + (host is not None or port is not None) != 1:
         raise ValueError("serve() needs exactly one of these: a host and a port, a path, or a socket")
+    check_threads(handler, threads)
     loop = own_loop()
-    plain, on_closed = _bound(loop, host, port, path, sock, reuse_port)
+    plain, on_closed = _bound(loop, host, port, path, sock, reuse_port or threads > 1)
+    part = None if limit is None else -(-limit // threads)
+    listen = functools.partial(_listen, handler, part, ssl, ssl_handshake_timeout, backlog)
+    if threads == 1:
+        return listen(loop, plain, on_closed)
+    from ._serve_in_threads import serve_in_threads  # most programs do not need it
+
+    return serve_in_threads(loop, plain, on_closed, listen, threads)
+
+
+def _listen(
+    handler: Callable[[Any, Any], object],
+    limit: int | None,
+    context: _ssl.SSLContext | None,
+    handshake_timeout_s: float,
+    backlog: int,
+    loop: Any,
+    plain: list[socket.socket],
+    on_closed: Callable[[], None] | None = None,
+    kind: type[Server] = Server,
+) -> Server:
+    """Start a server that takes over the bound sockets."""
     listeners: list[Sock] = []
     try:
         for each in plain:
             listeners.append(_taken_over(each))
             listeners[-1].listen(backlog)
-        server = Server(handler, listeners, limit, ssl, ssl_handshake_timeout, on_closed)
+        server = kind(handler, listeners, limit, context, handshake_timeout_s, on_closed)
         server._start(loop)
     except BaseException:
         for each in [*plain, *listeners]:

@@ -1,0 +1,198 @@
+"""``serve(threads=N)``: a server whose connections are spread over several threads.
+
+    calling thread    loop --- a Server, which also tells the others to close and to stop
+    thread 2 ... N    loop --- a coro: starts a Server, waits until it is closed
+
+All sockets are bound in the calling thread, so an address that cannot be bound raises there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import functools
+import socket
+
+from grapeshot import threads as _threads
+from grapeshot._start.threads import warn_of_gil
+
+from ._bridge import await_, own_loop, run
+from ._countdown import Countdown
+from ._patching._thread import RealThread
+from ._serve import Server
+from ._timeouts import timeout as _timeout
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+
+class _Other:
+    """A further thread, with a loop and a server."""
+
+    def __init__(self, name: str, plain: list[socket.socket], listen: Callable[..., Server]) -> None:
+        self.name = name
+        self._plain, self._listen = plain, listen
+        self._loop: Any = None
+        self.server: Any = None
+        self.has_started: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self.has_ended: concurrent.futures.Future[None] = concurrent.futures.Future()
+        RealThread(target=self._run, name=self.name).start()
+
+    def _run(self) -> None:
+        try:
+            run(self._serve)
+        except BaseException as exc:
+            exc.add_note(f"raised in thread {self.name!r}")
+            for future in (self.has_started, self.has_ended):
+                if not future.done():
+                    future.set_exception(exc)
+        else:
+            self.has_ended.set_result(None)
+
+    def _serve(self) -> None:
+        self._loop = own_loop()
+        self.server = self._listen(self._loop, self._plain)
+        self.has_started.set_result(None)
+        self.server.wait_closed()
+
+    def tell(self, method: str, *args: Any) -> None:
+        """Call a method of the server in its thread. Does not wait."""
+        if not self.has_ended.done():
+            try:
+                _threads.spawn_on(self._loop, getattr(self.server, method), *args)
+            except RuntimeError:
+                pass  # the loop has just been closed, and the server with it
+
+
+class ServerInThreads(Server):
+    """The server of the calling thread. Its methods act on the servers of all threads."""
+
+    _others: tuple[_Other, ...] = ()
+
+    @property
+    def connections(self) -> int:
+        """The number of open connections, in all threads."""
+        of_others: int = sum(other.server.connections for other in self._others)
+        return len(self._connections) + of_others
+
+    def close(self) -> None:
+        """Stop accepting in all threads, and close the listening sockets. Open connections go on."""
+        if not self._is_closed.is_set():
+            super().close()
+            self._tell("close")
+
+    def wait_closed(self, timeout: float | None = None) -> bool:
+        """Wait until the server is closed and its last connection has ended, in all threads.
+
+        Returns False if that takes longer than ``timeout`` seconds, else True.
+
+        Raises:
+            Exception: whatever has ended one of the other threads. Then the server is closed in all threads.
+        """
+        left_s = Countdown(timeout)
+        if not super().wait_closed(left_s()):
+            return False
+        for other in self._others:
+            try:
+                with _timeout(left_s()):
+                    await_(asyncio.shield(asyncio.wrap_future(other.has_ended)))
+            except TimeoutError:
+                if not other.has_ended.done():
+                    return False
+                raise
+        return True
+
+    def stop(self, timeout: float | None = 10.0) -> None:
+        """Close the server, and give its connections ``timeout`` seconds to end before they are shut down."""
+        self._check_waiter()
+        self._tell("stop", timeout)
+        super().stop(timeout)
+
+    def _shut_down_connections(self) -> None:
+        super()._shut_down_connections()
+        self._tell("_shut_down_connections")
+
+    def _on_acceptor_end(self, co: Any) -> None:
+        super()._on_acceptor_end(co)
+        if not self._acceptors and not self._is_closed.is_set():
+            # The loop ends, and has ended the acceptors. The other threads must not outlive it.
+            self._tell("stop", 0)
+
+    def _tell(self, method: str, *args: Any) -> None:
+        for other in self._others:
+            other.tell(method, *args)
+
+    def _on_thread_end(self, other: _Other) -> None:
+        """Called in this thread when another one has ended."""
+        if other.has_ended.exception() is not None and not self._is_closed.is_set():
+            message = f"Thread {other.name!r} of a server has failed; the server is closed"
+            self._loop.call_exception_handler({"message": message, "exception": other.has_ended.exception()})
+            self.close()
+
+
+def serve_in_threads(
+    loop: Any,
+    plain: list[socket.socket],
+    on_closed: Callable[[], None] | None,
+    listen: Callable[..., Server],
+    threads: int,
+) -> Server:
+    """Start a server in this thread and in ``threads - 1`` others."""
+    warn_of_gil(threads)
+    parts: list[list[socket.socket]] = []
+    try:
+        for _ in range(threads - 1):
+            parts.append([])
+            for each in plain:
+                parts[-1].append(_second_listener(each))
+    except BaseException:
+        for each in [*plain, *(each for part in parts for each in part)]:
+            each.close()
+        if on_closed is not None:
+            on_closed()
+        raise
+    server: Any = listen(loop, plain, on_closed, ServerInThreads)
+    others: list[_Other] = []
+    try:
+        for part in parts:
+            others.append(_Other(f"{server._name}-{len(others) + 2}", part, listen))
+            others[-1].has_started.result()  # it does not wait for anything in this thread
+            server._others = tuple(others)
+    except BaseException:
+        for part in parts[len(others) :]:
+            for each in part:
+                each.close()
+        server.close()
+        raise
+    for other in others:
+        other.has_ended.add_done_callback(functools.partial(_tell_of_end, loop, server, other))
+    return server  # type: ignore[no-any-return]
+
+
+def _tell_of_end(loop: Any, server: ServerInThreads, other: _Other, _: object) -> None:
+    try:
+        loop.call_soon_threadsafe(server._on_thread_end, other)
+    except RuntimeError:
+        pass  # the loop is closed
+
+
+def _second_listener(first: socket.socket) -> socket.socket:
+    """Return a socket that gets a part of the connections to the address of ``first``."""
+    if first.family not in (socket.AF_INET, socket.AF_INET6) or not first.getsockopt(
+        socket.SOL_SOCKET, socket.SO_REUSEPORT
+    ):
+        return first.dup()
+    second = socket.socket(first.family, first.type, first.proto)
+    try:
+        for level, option in ((socket.SOL_SOCKET, socket.SO_REUSEADDR), (socket.SOL_SOCKET, socket.SO_REUSEPORT)):
+            second.setsockopt(level, option, first.getsockopt(level, option))
+        if first.family == socket.AF_INET6:
+            only = first.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
+            second.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only)
+        second.bind(first.getsockname())
+    except BaseException:
+        second.close()
+        raise
+    return second
