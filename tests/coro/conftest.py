@@ -1,5 +1,8 @@
 """Run the tests of coros with one or both modes of eviction. Eviction copies a suspended coro's stack out of its slot:
 only when another coro needs the slot (`lazy`), or each time the coro is suspended (`always`).
+
+`TEST_EVICTION` chooses `lazy` (the default), `always` or `both`. `.ci/run` has `always` on one version of CPython and on
+a debug build, `.ci/matrix` has `both` on all versions.
 """
 
 from __future__ import annotations
@@ -12,11 +15,9 @@ from types import ModuleType
 import pytest
 from support import coro_is_available
 
-# The files whose tests depend on where stacks are. They run with both modes. The other files test names, arguments,
-# times or whole programs, and run with the first mode (lazy) only. TEST_EVICTION=both runs everything with both modes
-# (as .ci/matrix does); lazy or always runs everything with that mode (as .ci/run does, except on its default
-# interpreter).
-BOTH_MODES = {
+# The files whose tests depend on where stacks are. With `lazy`, they get a single stack slot, so that even a few coros
+# evict each other.
+ONE_SLOT = {
     "diagnosis/test_tracing",
     "io/test_closing",
     "io/test_sockets",
@@ -62,19 +63,16 @@ BOTH_MODES = {
 }
 
 
-def needs_both_modes(module: ModuleType) -> bool:
-    """Return whether the tests of the module depend on where stacks are."""
+def has_one_slot(module: ModuleType) -> bool:
+    """Return whether the tests of the module get a single stack slot."""
     assert module.__file__ is not None
     path = Path(module.__file__).relative_to(Path(__file__).parent)
-    return path.with_suffix("").as_posix() in BOTH_MODES
+    return path.with_suffix("").as_posix() in ONE_SLOT
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    chosen = os.environ.get("TEST_EVICTION")
-    if chosen in ("lazy", "always"):
-        modes = [chosen]
-    else:
-        modes = ["lazy", "always"] if chosen == "both" or needs_both_modes(metafunc.module) else ["lazy"]
+    chosen = os.environ.get("TEST_EVICTION", "lazy")
+    modes = ["lazy", "always"] if chosen == "both" else [chosen]
     metafunc.parametrize("eviction", modes, indirect=True)
 
 
@@ -92,10 +90,7 @@ def eviction(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     else:
         monkeypatch.delenv("GRAPESHOT_CORO_EVICT", raising=False)
     _core._coro_evict_always(mode == "always")
-    # In files that run with both modes, the first mode gets a single stack slot, so that even a few coros evict each
-    # other. The second mode evicts anyway.
-    is_shared = mode == "lazy" and needs_both_modes(request.module)
-    _core._coro_set_stack_slots(1 if is_shared else None)
+    _core._coro_set_stack_slots(1 if mode == "lazy" and has_one_slot(request.module) else None)
     yield mode
     _core._coro_set_stack_slots(None)
     _core._coro_evict_always(False)
