@@ -33,6 +33,7 @@ NAVIGATION = {
         "docs/reference/objects",
         "docs/reference/streams",
         "docs/reference/files",
+        "docs/reference/threads",
         "docs/reference/insight",
         "docs/reference/rpc",
         "docs/reference/coro",

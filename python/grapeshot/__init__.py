@@ -16,6 +16,7 @@ Some names are loaded on first use, so that importing the package stays fast:
   a profiler;
 - ``files``, files that tasks read and write without a thread for each call;
 - ``streams``, a module with asyncio's streams in native code;
+- ``threads``, queues and calls between the loops of several threads;
 - ``EventLoopPolicy``, which exists only on Python versions that have event loop policies, and which causes no
   deprecation warning;
 - ``__version__``, which is read from the installed metadata.
@@ -30,13 +31,14 @@ if TYPE_CHECKING:
     from . import files as files
     from . import insight as insight
     from . import streams as streams
+    from . import threads as threads
     from ._start.policy import EventLoopPolicy as EventLoopPolicy
 
     __version__: str
 
 __all__ = ["LimitError", "Loop", "install", "new_event_loop", "run", "uninstall"]
 
-_LAZY_NAMES = ("EventLoopPolicy", "__version__", "files", "insight", "streams")
+_LAZY_NAMES = ("EventLoopPolicy", "__version__", "files", "insight", "streams", "threads")
 
 if not TYPE_CHECKING:  # hidden from type checkers, so that they report names that do not exist
 
