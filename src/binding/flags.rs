@@ -1,30 +1,38 @@
 //! The flags of a native object. They are in a cell, because a call into Python may run any method of the object. So no
 //! code may hold a borrow of the flags during such a call.
 
-use std::cell::Cell;
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicU16, Ordering};
 
-/// A set of flags of type `F`, which the `bitflags!` macro defines.
-pub(crate) struct FlagCell<F>(Cell<F>);
+/// A set of flags of type `F`, which the `bitflags!` macro defines. One thread at a time changes it; any thread may read
+/// it.
+pub(crate) struct FlagCell<F>(AtomicU16, PhantomData<F>);
 
-impl<F: bitflags::Flags + Copy> FlagCell<F> {
+impl<F: bitflags::Flags<Bits = u16> + Copy> FlagCell<F> {
     /// A set in which no flag is set.
     pub(crate) fn new() -> Self {
-        Self(Cell::new(F::empty()))
+        Self(AtomicU16::new(0), PhantomData)
+    }
+
+    #[inline]
+    fn get(&self) -> F {
+        F::from_bits_retain(self.0.load(Ordering::Relaxed))
     }
 
     /// True if any of `flags` is set.
     #[inline]
     pub(crate) fn has(&self, flags: F) -> bool {
-        self.0.get().intersects(flags)
+        self.get().intersects(flags)
     }
 
     #[inline]
     pub(crate) fn set(&self, flags: F) {
-        self.0.set(self.0.get().union(flags));
+        self.0.store(self.get().union(flags).bits(), Ordering::Relaxed);
     }
 
     #[inline]
     pub(crate) fn clear(&self, flags: F) {
-        self.0.set(self.0.get().difference(flags));
+        self.0
+            .store(self.get().difference(flags).bits(), Ordering::Relaxed);
     }
 }

@@ -114,6 +114,13 @@ impl LoopObject {
         self.reactor.access.owner() == current_thread()
     }
 
+    /// Whether a free-threaded build runs the loop in another thread, so that this one must not use its objects.
+    #[inline]
+    pub(crate) fn is_owned_elsewhere(&self) -> bool {
+        let owner = self.reactor.access.owner();
+        !HAS_GIL && owner != 0 && owner != current_thread()
+    }
+
     /// `ReadyWork::defer`, called in the thread that runs the loop or, while the loop does not run, in any thread.
     #[inline]
     pub(crate) fn defer(&self, object: Bound<'_, PyAny>, run: Deferred) {

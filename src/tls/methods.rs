@@ -7,12 +7,13 @@ use pyo3::intern;
 use pyo3::prelude::*;
 
 use super::{
-    Flags, OWN_METHODS, READ_HIGH, State, TLS_TYPE, Tls, TlsBody, lifecycle, protocol_methods, reading,
-    shutdown, writing,
+    Flags, OWN_METHODS, READ_HIGH, State, TLS_TYPE, Tls, TlsBody, TlsObject, lifecycle, protocol_methods,
+    reading, shutdown, writing,
 };
 use crate::binding::args::Args;
 use crate::binding::attributes::shown;
 use crate::binding::names::names;
+use crate::binding::native_type::NativeType;
 use crate::binding::object_result::{ObjectResult, bool_object, none};
 use crate::binding::rows::row;
 use crate::event_loop::reactor::flush_policy;
@@ -44,13 +45,11 @@ fn can_write_eof<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
 }
 
 fn close<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
-    shutdown::close(this)?;
-    Ok(none(this.py()))
+    object::end(this, "close", || shutdown::close(this))
 }
 
 fn abort<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
-    lifecycle::abort(this, None)?;
-    Ok(none(this.py()))
+    object::end(this, "abort", || lifecycle::abort(this, None))
 }
 
 fn force_close<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
@@ -60,7 +59,12 @@ fn force_close<'py>(this: Tls<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
 
 fn is_closing<'py>(this: Tls<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
-    let is_closing = this.flags.has(Flags::CLOSED) || this.inner.is_closing(py)?;
+    let is_closed = this.flags.has(Flags::CLOSED);
+    if is_closed || this.loop_object().is_owned_elsewhere() {
+        // In another thread only a finalizer asks, and `close` does nothing if the inner transport is closing.
+        return Ok(bool_object(py, is_closed));
+    }
+    let is_closing = TlsObject::with_access(this, || this.inner.is_closing(py))?;
     Ok(bool_object(py, is_closing))
 }
 
@@ -227,10 +231,10 @@ fn rows() -> Vec<ffi::PyMethodDef> {
         row!(method, writelines, SSLTransport.writelines, "Encrypt and send several bytes-like objects together."),
         row!(method, write_eof, SSLTransport.write_eof, "Raise NotImplementedError: TLS ends both directions at once."),
         row!(method, can_write_eof, SSLTransport.can_write_eof, "Return False."),
-        row!(method, close, SSLTransport.close, "Send the buffered data and close_notify, then end the connection."),
-        row!(method, abort, SSLTransport.abort, "End the connection now."),
+        row!(threadsafe_method, close, SSLTransport.close, "Send the buffered data and close_notify, then end the connection."),
+        row!(threadsafe_method, abort, SSLTransport.abort, "End the connection now."),
         row!(method, force_close, SSLTransport._force_close, "End the connection now, with an exception."),
-        row!(method, is_closing, SSLTransport.is_closing, "True once the connection is ending."),
+        row!(threadsafe_method, is_closing, SSLTransport.is_closing, "True once the connection is ending."),
         row!(method, is_reading, SSLTransport.is_reading, "True while data is delivered."),
         row!(method, pause_reading, SSLTransport.pause_reading, "Stop delivering until resume_reading() is called."),
         row!(method, resume_reading, SSLTransport.resume_reading, "Deliver again after pause_reading()."),

@@ -106,10 +106,15 @@ impl<B> Deref for TransportObject<B> {
 
 impl<B: Body> TransportObject<B> {
     #[inline]
-    pub(crate) fn reactor(&self) -> &Reactor {
+    pub(crate) fn loop_object(&self) -> &LoopObject {
         // SAFETY: the transport holds a reference to its loop from its creation to its deallocation (tp_clear does not
         // drop it), and the loop has the layout of LoopObject (checked where transports are made).
-        unsafe { (*self.event_loop.as_ptr().cast::<LoopObject>()).reactor() }
+        unsafe { &*self.event_loop.as_ptr().cast::<LoopObject>() }
+    }
+
+    #[inline]
+    pub(crate) fn reactor(&self) -> &Reactor {
+        self.loop_object().reactor()
     }
 }
 
@@ -388,6 +393,24 @@ pub(crate) fn check_thread<B: Body>(this: This<'_, TransportObject<B>>) -> PyRes
         Some(event_loop) => LoopObject::of(&event_loop).check_thread(),
         None => Ok(()),
     }
+}
+
+/// Calls `function`, which ends the transport; `name` is its method. Without a GIL, any thread may collect a garbage
+/// stream whose finalizer calls the method. If another thread runs the loop, that thread makes the call soon.
+pub(crate) fn end<'py, B: Body>(
+    this: This<'py, TransportObject<B>>,
+    name: &str,
+    function: impl FnOnce() -> PyResult<()>,
+) -> ObjectResult<'py> {
+    let py = this.py();
+    match this.event_loop.get(py) {
+        Some(event_loop) if LoopObject::of(&event_loop).is_owned_elsewhere() => {
+            let method = this.to_bound().getattr(name)?;
+            event_loop.call_method1("call_soon_threadsafe", (method,))?;
+        }
+        _ => TransportObject::<B>::with_access(this, function)?,
+    }
+    Ok(none(py))
 }
 
 /// Logs a change of the transport's state in debug mode, or if I/O events are logged. `format` is the message, with

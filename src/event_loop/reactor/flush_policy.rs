@@ -57,7 +57,7 @@ const BATCH_NS: u64 = 1_000_000;
 
 /// A transport that collects small writes.
 pub(crate) trait Flushable: Sized {
-    type Flags: bitflags::Flags + Copy;
+    type Flags: bitflags::Flags<Bits = u16> + Copy;
     /// Set while a callback of the transport's own protocol runs.
     const CORKED: Self::Flags;
     /// Set while the transport is on the loop's list.

@@ -41,15 +41,17 @@ fn sendto<'py>(this: Datagram<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
 }
 
 fn close<'py>(this: Datagram<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
-    object::check_thread(this)?;
-    lifecycle::close(this)?;
-    Ok(none(this.py()))
+    object::end(this, "close", || {
+        object::check_thread(this)?;
+        lifecycle::close(this)
+    })
 }
 
 fn abort<'py>(this: Datagram<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
-    object::check_thread(this)?;
-    ending::finish(this, None)?;
-    Ok(none(this.py()))
+    object::end(this, "abort", || {
+        object::check_thread(this)?;
+        ending::finish(this, None)
+    })
 }
 
 fn is_closing<'py>(this: Datagram<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
@@ -150,14 +152,19 @@ fn sending_methods() -> Vec<ffi::PyMethodDef> {
 fn other_methods() -> Vec<ffi::PyMethodDef> {
     vec![
         row!(
-            method,
+            threadsafe_method,
             close,
             DatagramTransport.close,
             "Send the queued datagrams, then close the socket."
         ),
-        row!(method, abort, DatagramTransport.abort, "Close the socket now."),
         row!(
-            method,
+            threadsafe_method,
+            abort,
+            DatagramTransport.abort,
+            "Close the socket now."
+        ),
+        row!(
+            threadsafe_method,
             is_closing,
             DatagramTransport.is_closing,
             "True once the transport is ending."

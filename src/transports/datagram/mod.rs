@@ -46,7 +46,7 @@ const HEADER_LEN: usize = if HAS_EMPTY_DATAGRAMS { 8 } else { 0 };
 
 bitflags::bitflags! {
     #[derive(Clone, Copy)]
-    struct Flags: u8 {
+    struct Flags: u16 {
         /// `close()` or `abort()` was called, or the transport failed.
         const CLOSING = 1;
         /// `pause_reading()` is in force.

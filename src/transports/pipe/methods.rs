@@ -1,6 +1,8 @@
 //! The Python interface of pipe transports: the methods of `asyncio.ReadTransport` and `asyncio.WriteTransport`, and
 //! `loop._read_pipe` and `loop._write_pipe`. `get_extra_info` is inherited from asyncio.
 
+use std::sync::atomic::Ordering;
+
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -21,7 +23,7 @@ use crate::transports::object;
 // ---- both ends -----------------------------------------------------------------------------------------------
 
 fn is_closing<'py, E: PipeEnd>(this: Pipe<'py, E>, _: Args<'_, 'py>) -> ObjectResult<'py> {
-    Ok(bool_object(this.py(), this.is_closing.get()))
+    Ok(bool_object(this.py(), this.is_closing.load(Ordering::Relaxed)))
 }
 
 fn set_protocol<'py, E: PipeEnd>(this: Pipe<'py, E>, args: Args<'_, 'py>) -> ObjectResult<'py> {
@@ -34,8 +36,7 @@ fn set_protocol<'py, E: PipeEnd>(this: Pipe<'py, E>, args: Args<'_, 'py>) -> Obj
 // ---- reading -------------------------------------------------------------------------------------------------
 
 fn close_reading<'py>(this: Pipe<'py, Reading>, _: Args<'_, 'py>) -> ObjectResult<'py> {
-    reading::close(this)?;
-    Ok(none(this.py()))
+    object::end(this, "close", || reading::close(this))
 }
 
 fn is_reading<'py>(this: Pipe<'py, Reading>, _: Args<'_, 'py>) -> ObjectResult<'py> {
@@ -78,13 +79,11 @@ fn can_write_eof<'py>(this: Pipe<'py, Writing>, _: Args<'_, 'py>) -> ObjectResul
 }
 
 fn close_writing<'py>(this: Pipe<'py, Writing>, _: Args<'_, 'py>) -> ObjectResult<'py> {
-    writing::close(this)?;
-    Ok(none(this.py()))
+    object::end(this, "close", || writing::close(this))
 }
 
 fn abort<'py>(this: Pipe<'py, Writing>, _: Args<'_, 'py>) -> ObjectResult<'py> {
-    writing::abort(this)?;
-    Ok(none(this.py()))
+    object::end(this, "abort", || writing::abort(this))
 }
 
 fn get_write_buffer_size<'py>(this: Pipe<'py, Writing>, _: Args<'_, 'py>) -> ObjectResult<'py> {
@@ -152,7 +151,7 @@ pub(in crate::transports) fn loop_methods() -> Vec<ffi::PyMethodDef> {
 fn common_methods<E: PipeEnd>() -> Vec<ffi::PyMethodDef> {
     vec![
         row!(
-            method,
+            threadsafe_method,
             <E: PipeEnd> is_closing::<E>,
             WritePipeTransport.is_closing,
             "True once the pipe is being closed."
@@ -175,7 +174,7 @@ fn common_methods<E: PipeEnd>() -> Vec<ffi::PyMethodDef> {
 fn read_methods() -> Vec<ffi::PyMethodDef> {
     let mut methods = vec![
         row!(
-            method,
+            threadsafe_method,
             close_reading,
             ReadPipeTransport.close,
             "Stop reading, then close the pipe."
@@ -230,13 +229,13 @@ fn write_methods() -> Vec<ffi::PyMethodDef> {
             "Return True."
         ),
         row!(
-            method,
+            threadsafe_method,
             close_writing,
             WritePipeTransport.close,
             "Write the buffered data, then close the pipe."
         ),
         row!(
-            method,
+            threadsafe_method,
             abort,
             WritePipeTransport.abort,
             "Close the pipe now and discard the buffered data."
@@ -275,7 +274,7 @@ fn get_number<E: PipeEnd>(this: Pipe<'_, E>) -> ObjectResult<'_> {
 }
 
 fn get_closing<E: PipeEnd>(this: Pipe<'_, E>) -> ObjectResult<'_> {
-    Ok(bool_object(this.py(), this.is_closing.get()))
+    Ok(bool_object(this.py(), this.is_closing.load(Ordering::Relaxed)))
 }
 
 fn get_paused(this: Pipe<'_, Reading>) -> ObjectResult<'_> {

@@ -16,7 +16,7 @@ mod writing;
 use std::cell::Cell;
 use std::ffi::CStr;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::atomic::AtomicPtr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use grapeshot_core::sys::pipe::FileKind;
 use grapeshot_core::sys::poller::{Interest, Readiness};
@@ -77,7 +77,7 @@ pub(super) struct PipeBody<E> {
     /// The pipe's descriptor, kept for `repr()`.
     fileno: RawFd,
     /// Set when `close()`, `write_eof()` or `abort()` was called, the stream has ended, or the pipe has failed.
-    is_closing: Cell<bool>,
+    is_closing: AtomicBool,
     /// Set when all I/O has stopped and `connection_lost` is queued.
     is_finished: Cell<bool>,
     end: E,
@@ -132,7 +132,7 @@ impl<E: PipeEnd> Ending for PipeBody<E> {
     }
 
     fn mark_finished(&self) -> bool {
-        self.is_closing.set(true);
+        self.is_closing.store(true, Ordering::Relaxed);
         !self.is_finished.replace(true)
     }
 
@@ -161,7 +161,7 @@ impl<E: PipeEnd> Body for PipeBody<E> {
         let mut words = vec![name.to_owned()];
         if !this.pipe.is_set() {
             words.push("closed".to_owned());
-        } else if this.is_closing.get() {
+        } else if this.is_closing.load(Ordering::Relaxed) {
             words.push("closing".to_owned());
         }
         words.push(format!("fd={}", this.fileno));
@@ -218,7 +218,7 @@ fn new_body<E: PipeEnd>(
         registration: Registration::new(duplicate.as_ref().map_or(fd, AsRawFd::as_raw_fd)),
         duplicate: Cell::new(duplicate),
         fileno: fd,
-        is_closing: Cell::new(false),
+        is_closing: AtomicBool::new(false),
         is_finished: Cell::new(false),
         end: E::new(kind),
     };

@@ -5,6 +5,7 @@ use std::ffi::CStr;
 use std::io;
 use std::ptr;
 use std::sync::atomic::AtomicPtr;
+use std::sync::atomic::Ordering;
 
 use grapeshot_core::sys::pipe::{self, FileKind};
 use grapeshot_core::sys::poller::{Interest, Readiness};
@@ -74,7 +75,7 @@ pub(super) fn is_paused(pipe: &PipeBody<Reading>) -> bool {
 }
 
 pub(super) fn is_reading(pipe: &PipeBody<Reading>) -> bool {
-    !pipe.is_closing.get() && !pipe.end.is_paused.get()
+    !pipe.is_closing.load(Ordering::Relaxed) && !pipe.end.is_paused.get()
 }
 
 /// `pause_reading()`. The poller is changed only when data comes during the pause; most pauses end before that.
@@ -88,7 +89,7 @@ pub(super) fn pause(this: Pipe<'_, Reading>) -> PyResult<()> {
 
 /// `resume_reading()`.
 pub(super) fn resume(this: Pipe<'_, Reading>) -> PyResult<()> {
-    if this.is_closing.get() || !this.end.is_paused.get() {
+    if this.is_closing.load(Ordering::Relaxed) || !this.end.is_paused.get() {
         return Ok(());
     }
     this.end.is_paused.set(false);
@@ -101,7 +102,7 @@ pub(super) fn resume(this: Pipe<'_, Reading>) -> PyResult<()> {
 
 /// `close()`.
 pub(super) fn close(this: Pipe<'_, Reading>) -> PyResult<()> {
-    if this.is_closing.get() {
+    if this.is_closing.load(Ordering::Relaxed) {
         return Ok(());
     }
     object::check_thread(this)?;

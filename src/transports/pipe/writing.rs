@@ -6,6 +6,7 @@ use std::ffi::CStr;
 use std::io;
 use std::ptr;
 use std::sync::atomic::AtomicPtr;
+use std::sync::atomic::Ordering;
 
 use grapeshot_core::sys::pipe::{self, FileKind};
 use grapeshot_core::sys::poller::{Interest, Readiness};
@@ -145,11 +146,11 @@ pub(super) fn writelines(this: Pipe<'_, Writing>, items: &Bound<'_, PyAny>) -> P
 
 /// `write_eof()` and `close()`: write the buffered data, then close the pipe.
 pub(super) fn close(this: Pipe<'_, Writing>) -> PyResult<()> {
-    if this.is_closing.get() {
+    if this.is_closing.load(Ordering::Relaxed) {
         return Ok(());
     }
     object::check_thread(this)?;
-    this.is_closing.set(true);
+    this.is_closing.store(true, Ordering::Relaxed);
     if !this.end.is_blocked.get() {
         return ending::finish(this, None);
     }
@@ -170,7 +171,7 @@ pub(super) fn abort(this: Pipe<'_, Writing>) -> PyResult<()> {
 /// (`flow::note_lost_write`).
 fn is_lost(this: Pipe<'_, Writing>) -> PyResult<bool> {
     let lost_writes = &this.end.lost_writes;
-    if lost_writes.get() == 0 && !this.is_closing.get() {
+    if lost_writes.get() == 0 && !this.is_closing.load(Ordering::Relaxed) {
         return Ok(false);
     }
     let warning = "pipe closed by peer or os.write(pipe, data) raised exception.";
@@ -228,7 +229,7 @@ fn on_writable(this: Pipe<'_, Writing>) -> PyResult<()> {
     if end.is_blocked.get() {
         return Ok(());
     }
-    if this.is_closing.get() {
+    if this.is_closing.load(Ordering::Relaxed) {
         return ending::finish(this, None);
     }
     sync_interest(this)

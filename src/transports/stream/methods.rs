@@ -52,15 +52,17 @@ fn can_write_eof<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> 
 }
 
 fn close<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
-    object::check_thread(this)?;
-    lifecycle::close(this)?;
-    Ok(none(this.py()))
+    object::end(this, "close", || {
+        object::check_thread(this)?;
+        lifecycle::close(this)
+    })
 }
 
 fn abort<'py>(this: Stream<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
-    object::check_thread(this)?;
-    lifecycle::abort(this)?;
-    Ok(none(this.py()))
+    object::end(this, "abort", || {
+        object::check_thread(this)?;
+        lifecycle::abort(this)
+    })
 }
 
 fn force_close<'py>(this: Stream<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
@@ -316,12 +318,17 @@ fn methods() -> Vec<ffi::PyMethodDef> {
             "Return True."
         ),
         row!(
-            method,
+            threadsafe_method,
             close,
             StreamTransport.close,
             "Send the buffered data, then end the connection."
         ),
-        row!(method, abort, StreamTransport.abort, "End the connection now."),
+        row!(
+            threadsafe_method,
+            abort,
+            StreamTransport.abort,
+            "End the connection now."
+        ),
         row!(
             method,
             force_close,
@@ -329,7 +336,7 @@ fn methods() -> Vec<ffi::PyMethodDef> {
             "End the connection now, with an exception."
         ),
         row!(
-            method,
+            threadsafe_method,
             is_closing,
             StreamTransport.is_closing,
             "True once the connection is ending."
