@@ -67,6 +67,7 @@ impl Reactor {
                 break;
             }
         }
+        result = result.and(self.show(py, event_loop));
         self.held.end_step(py, &mut result);
         drop(holding);
         self.set_stopping(false);
@@ -267,6 +268,7 @@ impl Reactor {
                 continue;
             }
             if event.token == SIGNAL_TOKEN {
+                result = result.and_then(|()| self.show(py, event_loop));
                 result = result.and_then(|()| self.signals.take(&event_loop.to_bound(py)));
                 continue;
             }
@@ -301,11 +303,17 @@ impl Reactor {
         source: SourceRef,
         event: Event,
     ) -> PyResult<()> {
+        if source.needs_running_loop() {
+            self.show(py, event_loop)?;
+        }
         let mut result = if self.probe.has(Mode::STEPS) {
             watch_source(py, event_loop, source, event)
         } else {
             call_source(py, event_loop, source, event)
         };
+        if !self.held.is_empty() {
+            result = result.and(self.show(py, event_loop));
+        }
         self.held.end_step(py, &mut result);
         result
     }
@@ -330,6 +338,7 @@ impl Reactor {
         if count == 0 {
             return Ok(());
         }
+        self.show(py, event_loop)?;
         self.probe.counters.note_ready(count);
         for index in 0..count {
             check_signals_at(py, index)?;
