@@ -3,7 +3,7 @@
 //! Each wait of a greenlet starts a watcher with the function that switches to the greenlet, and stops it afterwards.
 
 use std::cell::Cell;
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, c_int, c_void};
 use std::mem::offset_of;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -18,11 +18,12 @@ use super::hub_loop::{self, HubLoop, HubLoopObject};
 use super::running_loops;
 use crate::binding::HAS_GIL;
 use crate::binding::args::Args;
+use crate::binding::attributes::set_value;
 use crate::binding::names::names;
 use crate::binding::native_type::{NativeType, This, new_type};
 use crate::binding::object_cell::ObjectCell;
 use crate::binding::object_result::{ObjectResult, none};
-use crate::binding::rows::{member, members_slot, methods_slot, row};
+use crate::binding::rows::{getset_slot, getter, member, members_slot, methods_slot, row};
 use crate::event_loop::pyloop::LoopObject;
 
 /// The events of gevent's interface, as bits.
@@ -381,6 +382,32 @@ fn call<'py>(
     }
 }
 
+/// The getter of `callback`.
+fn callback(this: Io<'_>) -> ObjectResult<'_> {
+    let py = this.py();
+    Ok(this.callback.get(py).unwrap_or_else(|| none(py)))
+}
+
+unsafe extern "C" fn set_callback(
+    slf: *mut ffi::PyObject,
+    value: *mut ffi::PyObject,
+    _: *mut c_void,
+) -> c_int {
+    // SAFETY: CPython calls a setter of this type.
+    unsafe {
+        set_value(slf, value, "cannot delete callback", |this: Io<'_>, value| {
+            if !value.is_none() && !value.is_callable() {
+                return Err(PyTypeError::new_err(format!(
+                    "Expected callable, not {}",
+                    value.repr()?
+                )));
+            }
+            drop(this.callback.replace(Some(value), this.py()));
+            Ok(())
+        })
+    }
+}
+
 /// `_fire(events=0)`: calls the callback now.
 fn fire_now<'py>(this: Io<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let [events] = args.bind()?;
@@ -451,7 +478,17 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         ),
         row!(method, fire_now, _HubIo._fire, "Call the callback now."),
     ];
-    let slots = [methods_slot(methods), members_slot(members())];
+    let mut getters = vec![getter(
+        c"callback",
+        callback,
+        c"The function that is called when the descriptor is ready, or None.",
+    )];
+    getters[0].set = Some(set_callback);
+    let slots = [
+        methods_slot(methods),
+        members_slot(members()),
+        getset_slot(getters),
+    ];
     // SAFETY: the functions and members are for this layout, which is valid when zeroed; the tables live forever.
     let kind = unsafe { new_type::<IoObject>(module, None, &slots)? };
     module.add("_HubIo", kind)?;
