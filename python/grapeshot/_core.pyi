@@ -1104,6 +1104,7 @@ class _HubIo:
     """The native part of gevent's io watchers. ``_callback`` and ``_args`` are None while there is no callback."""
 
     loop: Any
+    callback: Callable[..., Any] | None
     _callback: Callable[..., Any] | None
     _args: tuple[Any, ...] | None
     @property

@@ -86,7 +86,7 @@ kept! {
         resume_writing datagram_received error_received sendto recvfrom set_result set_exception done fileno close _attach _detach
         _accepting time call_at context Future Task _signal_handlers family proto flags getaddrinfo _resolve
         _stream_reader_wr feed_data _wakeup_waiter _eof _buffer _waiter _transport _paused _limit cancelled pause_reading name socket
-        _grapeshot_running
+        _grapeshot_running greenlet switch
     }
     objects {
         futures_dict = "asyncio.futures"."__dict__"

@@ -16,6 +16,10 @@ use crate::binding::object_ref::ObjectRef;
 /// A native object whose descriptor is registered with the loop. Every source is a Python object of layout `Self`, so
 /// the collector reaches it through the loop's fd table.
 pub(crate) trait Source: Sized {
+    /// Whether `on_ready` may call code that asks asyncio for the running loop. If not, the loop may stay hidden
+    /// (`Reactor::hidden`).
+    const NEEDS_RUNNING_LOOP: bool = true;
+
     /// Called when the descriptor is ready. The source handles errors of the connection itself. Err is only for
     /// exceptions that must leave `run_forever` (`KeyboardInterrupt`, `SystemExit`).
     fn on_ready(this: This<'_, Self>, readiness: Readiness) -> PyResult<()>;
@@ -32,9 +36,10 @@ pub(crate) trait Source: Sized {
     fn on_displaced(this: This<'_, Self>);
 }
 
-/// The four functions of `Source` for one layout, as function pointers. The caller passes a live object of that layout
+/// `Source` for one layout, with its four functions as function pointers. The caller passes a live object of that layout
 /// and holds a reference to it.
 struct Calls {
+    needs_running_loop: bool,
     on_ready: unsafe fn(Python<'_>, *mut ffi::PyObject, Readiness) -> PyResult<()>,
     interest: unsafe fn(Python<'_>, *mut ffi::PyObject) -> Interest,
     has_descriptor: unsafe fn(Python<'_>, *mut ffi::PyObject) -> bool,
@@ -70,6 +75,7 @@ struct CallsOf<T>(PhantomData<T>);
 
 impl<T: Source> CallsOf<T> {
     const CALLS: &'static Calls = &Calls {
+        needs_running_loop: T::NEEDS_RUNNING_LOOP,
         on_ready: on_ready::<T>,
         interest: interest::<T>,
         has_descriptor: has_descriptor::<T>,
@@ -100,6 +106,11 @@ impl SourceRef {
             object: self.object.new_ref(),
             calls: self.calls,
         }
+    }
+
+    #[inline]
+    pub(crate) fn needs_running_loop(&self) -> bool {
+        self.calls.needs_running_loop
     }
 
     /// Calls `on_ready`.

@@ -95,6 +95,9 @@ impl NativeType for DescriptorObject {
 }
 
 impl Source for DescriptorObject {
+    /// `io::fire` shows the loop if the watcher's callback may need it.
+    const NEEDS_RUNNING_LOOP: bool = false;
+
     fn on_ready(this: This<'_, Self>, readiness: Readiness) -> PyResult<()> {
         let mut events = 0;
         if readiness.is_readable() {
@@ -425,34 +428,78 @@ pub(super) fn end_if_idle(this: Descriptor<'_>) {
 /// started after that poll, because the events may be over by now. If they are not over, the next poll reports them.
 fn fire_all(this: Descriptor<'_>, events: c_int, is_polled: bool) -> PyResult<()> {
     let py = this.py();
-    let poll_count = with_loop(this, |event_loop| {
-        LoopObject::of(event_loop).reactor().poll_count()
-    });
-    let (first, others) = {
-        let watchers = this.watchers.borrow();
-        let mut all = watchers.iter().map(ObjectRef::new_ref);
-        (all.next(), all.collect::<Vec<_>>())
+    let polled = if is_polled {
+        with_loop(this, |event_loop| {
+            LoopObject::of(event_loop).reactor().poll_count()
+        })
+    } else {
+        None
     };
-    let mut result = Ok(());
-    for watcher in first.into_iter().chain(others) {
-        let object = watcher.into_bound(py);
-        // SAFETY: it comes from the list.
-        let watcher = unsafe { watchers::of(&object) };
-        let events = events & watcher.events.get();
-        // An earlier callback may have stopped the watcher, or started it on another descriptor.
-        if events != 0
-            && watcher.is_active.get()
-            && watchers::is_on(watcher, this)
-            && !(is_polled && poll_count == Some(watcher.started_at.get()))
-            && let Err(error) = watchers::fire(watcher, events)
-        {
-            let reported = with_loop(this, |event_loop| {
-                errors::report(event_loop, "gevent's hub cannot handle an error", error, &[])
-            });
-            result = result.and(reported.unwrap_or(Ok(())));
+    let watchers = this.watchers.borrow();
+    let first = match watchers.as_slice() {
+        [] => return Ok(()),
+        [only] => only.new_ref(),
+        all => {
+            let all: Vec<_> = all.iter().map(ObjectRef::new_ref).collect();
+            drop(watchers);
+            return fire_several(this, all, events, polled);
         }
+    };
+    drop(watchers);
+    fire_one(this, &first.into_bound(py), events, polled)
+}
+
+#[inline(never)]
+fn fire_several(
+    this: Descriptor<'_>,
+    watchers: Vec<ObjectRef>,
+    events: c_int,
+    polled: Option<u64>,
+) -> PyResult<()> {
+    let mut result = Ok(());
+    for watcher in watchers {
+        let fired = fire_one(this, &watcher.into_bound(this.py()), events, polled);
+        result = result.and(fired);
     }
     result
+}
+
+/// Fires a watcher that comes from the list, if it wants one of these events. `polled`: the number of the poll that has
+/// found the events. Err is an exception that leaves the loop.
+#[inline]
+fn fire_one(
+    this: Descriptor<'_>,
+    watcher: &Bound<'_, PyAny>,
+    events: c_int,
+    polled: Option<u64>,
+) -> PyResult<()> {
+    // SAFETY: both callers pass an entry of the list.
+    let watcher = unsafe { watchers::of(watcher) };
+    let events = events & watcher.events.get();
+    // An earlier callback may have stopped the watcher, or started it on another descriptor.
+    if events == 0
+        || !watcher.is_active.get()
+        || !watchers::is_on(watcher, this)
+        || polled == Some(watcher.started_at.get())
+    {
+        return Ok(());
+    }
+    match watchers::fire(watcher, events, polled.is_some()) {
+        Ok(()) => Ok(()),
+        Err(error) => report(this, error),
+    }
+}
+
+/// Reports an exception that the hub could not handle.
+#[cold]
+#[inline(never)]
+fn report(this: Descriptor<'_>, error: PyErr) -> PyResult<()> {
+    let reported = with_loop(this, |event_loop| {
+        let native = LoopObject::of(event_loop);
+        native.reactor().show(this.py(), native)?;
+        errors::report(event_loop, "gevent's hub cannot handle an error", error, &[])
+    });
+    reported.unwrap_or(Ok(()))
 }
 
 /// Fires the watchers of a file that is always ready, in each iteration until none is left.

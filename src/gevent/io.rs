@@ -3,7 +3,7 @@
 //! Each wait of a greenlet starts a watcher with the function that switches to the greenlet, and stops it afterwards.
 
 use std::cell::Cell;
-use std::ffi::{CStr, c_int};
+use std::ffi::{CStr, c_int, c_void};
 use std::mem::offset_of;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -15,12 +15,16 @@ use pyo3::types::PyTuple;
 
 use super::descriptor::{self, Descriptor};
 use super::hub_loop::{self, HubLoop, HubLoopObject};
+use super::running_loops;
 use crate::binding::HAS_GIL;
 use crate::binding::args::Args;
+use crate::binding::attributes::set_value;
+use crate::binding::names::names;
 use crate::binding::native_type::{NativeType, This, new_type};
 use crate::binding::object_cell::ObjectCell;
 use crate::binding::object_result::{ObjectResult, none};
-use crate::binding::rows::{member, members_slot, methods_slot, row};
+use crate::binding::rows::{getset_slot, getter, member, members_slot, methods_slot, row};
+use crate::event_loop::pyloop::LoopObject;
 
 /// The events of gevent's interface, as bits.
 pub(super) const READ: c_int = 1;
@@ -259,12 +263,105 @@ fn close<'py>(this: Io<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
 }
 
 /// Calls the watcher's callback for these events (-1: the descriptor is closed). The callback may switch to another
-/// greenlet, and then returns when the hub runs again.
-pub(super) fn fire(this: Io<'_>, events: c_int) -> PyResult<()> {
+/// greenlet, and then returns when the hub runs again. `is_polled`: called for an event of a poll.
+#[inline]
+pub(super) fn fire(this: Io<'_>, events: c_int, is_polled: bool) -> PyResult<()> {
     let py = this.py();
     let (Some(callback), Some(args)) = (this.callback.get(py), this.args.get(py)) else {
         return Ok(());
     };
+    if is_polled
+        && let Some(greenlet) = running_loops::target_of(&callback)?
+        && let Some(event_loop) = hidden_loop(this, &callback)?
+        && let Some(value) = only_item(&args)
+    {
+        let result = switch(&greenlet, value);
+        running_loops::note_return(&event_loop, &greenlet)?;
+        if let Err(error) = result {
+            pass_error(this, &callback, &greenlet, error)?;
+        }
+    } else {
+        call(this, &callback, args, events)?;
+    }
+    with_hub_loop(this, |hub_loop| {
+        if hub_loop.is_once.get() {
+            hub_loop.to_bound().call_method0("break_")?;
+        }
+        Ok(())
+    })
+}
+
+/// The loop, if it is hidden now because `callback` only switches to a greenlet.
+fn hidden_loop<'py>(this: Io<'py>, callback: &Bound<'_, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let py = this.py();
+    let event_loop = with_hub_loop(this, |hub_loop| Ok(hub_loop.event_loop.get(py)))?;
+    match event_loop {
+        Some(event_loop) if running_loops::hide(&event_loop, callback)? => Ok(Some(event_loop)),
+        _ => Ok(None),
+    }
+}
+
+/// The item of a tuple that has only one, unless this item stands for the events.
+fn only_item<'a, 'py>(args: &'a Bound<'py, PyAny>) -> Option<Borrowed<'a, 'py, PyAny>> {
+    let args = args.cast::<PyTuple>().ok()?;
+    let item = args.get_borrowed_item(0).ok()?;
+    (args.len() == 1 && !item.is(events_marker(args.py()))).then_some(item)
+}
+
+/// Switches to a greenlet. Returns when the hub runs again.
+#[inline]
+fn switch(greenlet: &Bound<'_, PyAny>, value: Borrowed<'_, '_, PyAny>) -> PyResult<()> {
+    let py = greenlet.py();
+    let values = [greenlet.as_ptr(), value.as_ptr()];
+    // SAFETY: attached; live objects. The result is a new reference, or null with an exception set.
+    unsafe {
+        let name = names(py).switch.as_ptr();
+        let result = ffi::PyObject_VectorcallMethod(name, values.as_ptr(), 2, ptr::null_mut());
+        Bound::from_owned_ptr_or_err(py, result).map(drop)
+    }
+}
+
+/// Passes an exception that has ended a greenlet to the hub. Source: `Waiter.switch`, in gevent's `_waiter.py`.
+#[cold]
+#[inline(never)]
+fn pass_error(
+    this: Io<'_>,
+    callback: &Bound<'_, PyAny>,
+    greenlet: &Bound<'_, PyAny>,
+    error: PyErr,
+) -> PyResult<()> {
+    let py = this.py();
+    show(this)?;
+    let (kind, traceback) = (error.get_type(py), error.traceback(py));
+    let args = (greenlet.getattr("switch")?, kind, error.into_value(py), traceback);
+    let hub = callback.getattr("__self__")?.getattr("hub")?;
+    match hub.call_method1("handle_error", args) {
+        Ok(_) => Ok(()),
+        Err(error) => with_hub_loop(this, |hub_loop| hub_loop::report(hub_loop, this, error)),
+    }
+}
+
+/// Makes the hub's loop the running one, if it is hidden.
+fn show(this: Io<'_>) -> PyResult<()> {
+    let py = this.py();
+    with_hub_loop(this, |hub_loop| match hub_loop.event_loop.get(py) {
+        Some(event_loop) => {
+            let native = LoopObject::of(&event_loop);
+            native.reactor().show(py, native)
+        }
+        None => Ok(()),
+    })
+}
+
+/// Calls the callback of a watcher, which may be any function.
+#[inline(never)]
+fn call<'py>(
+    this: Io<'py>,
+    callback: &Bound<'py, PyAny>,
+    args: Bound<'py, PyAny>,
+    events: c_int,
+) -> PyResult<()> {
+    let py = this.py();
     let Ok(mut args) = args.cast_into::<PyTuple>() else {
         return Ok(()); // None: stopped by Python code
     };
@@ -273,22 +370,42 @@ pub(super) fn fire(this: Io<'_>, events: c_int) -> PyResult<()> {
         given[0] = events.into_pyobject(py)?.into_any();
         args = PyTuple::new(py, given)?;
     }
+    show(this)?;
     // SAFETY: attached; a live object and a live tuple. The result is a new reference, or null with an exception set.
     let result = unsafe {
-        Bound::from_owned_ptr_or_err(
-            py,
-            ffi::PyObject_Call(callback.as_ptr(), args.as_ptr(), ptr::null_mut()),
-        )
+        let result = ffi::PyObject_Call(callback.as_ptr(), args.as_ptr(), ptr::null_mut());
+        Bound::from_owned_ptr_or_err(py, result)
     };
-    with_hub_loop(this, |hub_loop| {
-        if let Err(error) = result {
-            hub_loop::report(hub_loop, this, error)?;
-        }
-        if hub_loop.is_once.get() {
-            hub_loop.to_bound().call_method0("break_")?;
-        }
-        Ok(())
-    })
+    match result {
+        Ok(_) => Ok(()),
+        Err(error) => with_hub_loop(this, |hub_loop| hub_loop::report(hub_loop, this, error)),
+    }
+}
+
+/// The getter of `callback`.
+fn callback(this: Io<'_>) -> ObjectResult<'_> {
+    let py = this.py();
+    Ok(this.callback.get(py).unwrap_or_else(|| none(py)))
+}
+
+unsafe extern "C" fn set_callback(
+    slf: *mut ffi::PyObject,
+    value: *mut ffi::PyObject,
+    _: *mut c_void,
+) -> c_int {
+    // SAFETY: CPython calls a setter of this type.
+    unsafe {
+        set_value(slf, value, "cannot delete callback", |this: Io<'_>, value| {
+            if !value.is_none() && !value.is_callable() {
+                return Err(PyTypeError::new_err(format!(
+                    "Expected callable, not {}",
+                    value.repr()?
+                )));
+            }
+            drop(this.callback.replace(Some(value), this.py()));
+            Ok(())
+        })
+    }
 }
 
 /// `_fire(events=0)`: calls the callback now.
@@ -298,7 +415,7 @@ fn fire_now<'py>(this: Io<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
         Some(events) => events.extract()?,
         None => 0,
     };
-    fire(this, events)?;
+    fire(this, events, false)?;
     Ok(none(this.py()))
 }
 
@@ -361,7 +478,17 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
         ),
         row!(method, fire_now, _HubIo._fire, "Call the callback now."),
     ];
-    let slots = [methods_slot(methods), members_slot(members())];
+    let mut getters = vec![getter(
+        c"callback",
+        callback,
+        c"The function that is called when the descriptor is ready, or None.",
+    )];
+    getters[0].set = Some(set_callback);
+    let slots = [
+        methods_slot(methods),
+        members_slot(members()),
+        getset_slot(getters),
+    ];
     // SAFETY: the functions and members are for this layout, which is valid when zeroed; the tables live forever.
     let kind = unsafe { new_type::<IoObject>(module, None, &slots)? };
     module.add("_HubIo", kind)?;

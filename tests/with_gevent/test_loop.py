@@ -718,6 +718,305 @@ def test_a_switch_to_an_ended_greenlet_keeps_the_running_loop():
     assert out == "True\n" * 3
 
 
+WOKEN = """
+import greenlet
+from grapeshot.gevent import await_
+try:
+    import uvloop as other
+except ImportError:
+    other = asyncio
+hub = gevent.get_hub()
+def woken(function, *args):
+    '''Call a function in a greenlet that has waited for a descriptor, so that no tracer sees the switch to it.'''
+    def call():
+        near, far = socket.socketpair()
+        with near, far:
+            gevent.spawn_later(0.01, far.send, b"x")
+            near.recv(1)
+            return function(*args)
+    return gevent.spawn(call)
+def visible():
+    return asyncio._get_running_loop()
+async def of_hub():
+    await asyncio.sleep(0.01)
+    return asyncio.get_running_loop() is hub.loop.asyncio_loop and asyncio.current_task() is not None
+async def main(name, wait=gevent.sleep):
+    own, task = asyncio.get_running_loop(), asyncio.current_task()
+    for _ in range(3):
+        await asyncio.sleep(0.01)
+        wait(0.01)
+        assert asyncio.get_running_loop() is own is not hub.loop.asyncio_loop and asyncio.current_task() is task, name
+    asyncio.get_running_loop().call_soon(gevent.sleep, 0.01)
+    await asyncio.sleep(0.02)
+    assert asyncio.get_running_loop() is own and asyncio.current_task() is task, name
+    return name
+def check_all(*greenlets):
+    gevent.joinall(greenlets, timeout=10, raise_error=True)
+    print([each.value for each in greenlets], gevent.spawn(visible).get(), visible(), await_(of_hub()))
+"""
+
+
+def run_woken(code: str) -> str:
+    return run(WOKEN + textwrap.dedent(code))
+
+
+def test_a_woken_greenlet_runs_a_loop():
+    """The greenlet keeps its loop and its task while it waits, and no other greenlet sees them."""
+    out = run_woken(
+        """
+        print(woken(visible).get(), woken(greenlet.gettrace).get())
+        def bystander():
+            for _ in range(20):
+                gevent.sleep(0.005)
+                assert visible() is None
+        import grapeshot
+        def run_ours():
+            with asyncio.Runner(loop_factory=grapeshot.new_event_loop) as runner:
+                return runner.run(main("grapeshot"))
+        check_all(
+            woken(lambda: asyncio.run(main("asyncio"))),
+            woken(lambda: other.run(main("other"))),
+            woken(run_ours),
+            gevent.spawn(bystander),
+        )
+        check_all(woken(lambda: asyncio.run(main("again"))))
+        print(woken(await_, of_hub()).get(), asyncio.run(main("main")), woken(visible).get())
+        print(woken(greenlet.gettrace).get())
+        """
+    )
+    assert out.splitlines() == [
+        "None None",
+        "['asyncio', 'other', 'grapeshot', None] None None True",
+        "['again'] None None True",
+        "True main None",
+        "None",
+    ]
+
+
+def test_a_woken_greenlet_switches_to_another_that_runs_a_loop():
+    """A switch that leads around the hub, after which the hub cannot tell from the tracer who has started the loop."""
+    out = run_woken(
+        """
+        def directly(function, *args):
+            result = []
+            raw = greenlet.greenlet(lambda: result.append(function(*args)))
+            raw.switch()
+            assert visible() is None
+            while not raw.dead:
+                gevent.sleep(0.01)
+                assert visible() is None
+            return result[0]
+        check_all(woken(directly, asyncio.run, main("raw")))
+        check_all(woken(directly, other.run, main("raw")))
+        check_all(woken(directly, directly, asyncio.run, main("deeper")))
+        # The loop runs in the greenlet that switches directly.
+        def aside():
+            seen = []
+            def child():
+                gevent.sleep(0.01)
+                seen.append(visible())
+                back.switch()
+            async def inside():
+                nonlocal back
+                back = greenlet.getcurrent()
+                greenlet.greenlet(child).switch()
+                return await main("inside")
+            back = None
+            return asyncio.run(inside()), seen
+        check_all(woken(aside))
+        """
+    )
+    rest = "None None True"
+    assert out.splitlines() == [f"['raw'] {rest}"] * 2 + [f"['deeper'] {rest}", f"[('inside', [None])] {rest}"]
+
+
+def test_a_woken_greenlet_is_killed_while_its_loop_runs():
+    out = run_woken(
+        """
+        async def wait():
+            try:
+                gevent.sleep(100)
+            finally:
+                assert asyncio.current_task() is not None
+                gevent.sleep(0.01)
+                print(asyncio.get_running_loop() is not hub.loop.asyncio_loop)
+        waiting = woken(lambda: asyncio.run(wait()))
+        gevent.sleep(0.05)
+        waiting.kill()
+        print(repr(waiting.value))
+        waiting = woken(lambda: asyncio.run(wait()))
+        gevent.sleep(0.05)
+        hub.loop.run_callback(waiting.throw, LookupError("thrown"))
+        hub.exception_stream = None
+        waiting.join()
+        print(repr(waiting.exception))
+        check_all(woken(visible), woken(lambda: asyncio.run(main("later"))))
+        """
+    )
+    assert out.splitlines() == [
+        "True",
+        "GreenletExit()",
+        "True",
+        "LookupError('thrown')",
+        "[None, 'later'] None None True",
+    ]
+
+
+def test_the_main_greenlet_runs_a_loop_after_a_woken_greenlet_has_failed():
+    """KeyboardInterrupt ends a greenlet and is raised in the main greenlet, to which the hub switches directly."""
+    out = run_woken(
+        """
+        def fail():
+            raise KeyboardInterrupt
+        hub.exception_stream = None
+        failing = woken(fail)
+        try:
+            failing.join()
+        except KeyboardInterrupt:
+            print(asyncio.run(main("main")))
+        check_all(woken(lambda: asyncio.run(main("later"))))
+        """
+    )
+    assert out.splitlines() == ["main", "['later'] None None True"]
+
+
+def test_the_hubs_loop_runs_again_after_a_woken_greenlet():
+    """Callbacks of asyncio, of gevent and of descriptors see the hub's loop, in any order."""
+    out = run_woken(
+        """
+        seen = []
+        def note(*_):
+            seen.append(visible() is hub.loop.asyncio_loop)
+        near, far = socket.socketpair()
+        watcher = hub.loop.io(near.fileno(), 1)
+        watcher.start(lambda: (note(), near.recv(1), watcher.stop()))
+        async def watch():
+            asyncio.get_running_loop().add_reader(other, lambda: (note(), os.read(other, 1)))
+        other, end = os.pipe()
+        await_(watch())
+        def work():
+            assert visible() is None
+            far.send(b"x")
+            os.write(end, b"x")
+            hub.loop.asyncio_loop.call_soon(note)
+            hub.loop.asyncio_loop.call_later(0.01, note)
+            hub.loop.run_callback(note)
+            timer = hub.loop.timer(0.01)
+            timer.start(note)
+            gevent.getcurrent().rawlink(note)
+            gevent.sleep(0.05)
+            timer.close()
+        gevent.joinall([woken(work) for _ in range(3)], raise_error=True)
+        while len(seen) < 1 + 1 + 5 * 3:
+            gevent.sleep(0.01)
+        print(set(seen), greenlet.gettrace() is not None)
+        hub.loop.asyncio_loop.remove_reader(other)
+        watcher.close()
+        near.close(), far.close()
+        """
+    )
+    assert out == "{True} True\n"
+
+
+def test_a_tracer_that_a_woken_greenlet_sets():
+    out = run_woken(
+        """
+        events = []
+        def trace(event, args):
+            events.append(event)
+        def work():
+            assert greenlet.settrace(trace) is None
+            gevent.sleep(0.01)
+            count = len(events)
+            assert count >= 2
+            value = asyncio.run(main("traced"))
+            assert len(events) > count
+            return value
+        tracing = woken(work)
+        tracing.join()
+        print(tracing.value, visible(), await_(of_hub()), gevent.spawn(visible).get())
+        # The tracer goes away without knowing of the other one.
+        greenlet.settrace(None)
+        near, far = socket.socketpair()
+        gevent.spawn_later(0.01, far.send, b"x")
+        near.recv(1)
+        gevent.sleep(0.01)
+        check_all(woken(lambda: asyncio.run(main("later"))))
+        near.close(), far.close()
+        """
+    )
+    assert out.splitlines() == ["traced None True None", "['later'] None None True"]
+
+
+def test_woken_greenlets_in_the_hubs_of_threads():
+    out = run_woken(
+        """
+        from gevent.threadpool import ThreadPool
+        pool = ThreadPool(3)
+        def work(name):
+            global hub
+            near, far = socket.socketpair()
+            with near, far:
+                gevent.spawn_later(0.01, far.send, b"x")
+                near.recv(1)
+                assert greenlet.gettrace() is None and visible() is None
+                asyncio.run(main(name))
+                assert visible() is None
+                return name
+        print(pool.map(work, "abc"))
+        check_all(woken(lambda: asyncio.run(main("main"))))
+        """
+    )
+    assert out.splitlines() == ["['a', 'b', 'c']", "['main'] None None True"]
+
+
+def test_a_woken_greenlet_forks():
+    out = run_woken(
+        """
+        def work():
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    gevent.sleep(0.01)
+                    assert visible() is None
+                    asyncio.run(main("child"))
+                    os._exit(3)
+                finally:
+                    os._exit(4)
+            gevent.sleep(0.01)
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        check_all(woken(work))
+        """
+    )
+    assert out == "[3] None None True\n"
+
+
+def test_an_error_of_a_woken_greenlet_reaches_the_hub():
+    check(
+        """
+        def fail(sock):
+            sock.recv(1)
+            raise LookupError("after the wait")
+        hub = gevent.get_hub()
+        def handle_error(context, kind, value, tb):
+            print(type(context).__name__, kind.__name__, value, tb is not None)
+        hub.handle_error = handle_error
+        near, far = socket.socketpair()
+        failing = gevent.spawn(fail, near)
+        def raw():
+            gevent.socket.wait_read(near.fileno())
+            raise LookupError("in a raw greenlet")
+        gevent.spawn_raw(raw)
+        gevent.sleep(0.01)
+        far.send(b"x")
+        failing.join()
+        gevent.sleep(0.01)
+        for sock in (near, far):
+            sock.close()
+        """
+    )
+
+
 def test_another_loop_is_refused():
     out = run(
         """

@@ -4,6 +4,7 @@
 //! and run exactly the handles that are ready at that moment. The poll detaches the thread from the interpreter only if
 //! it is going to block. While work is ready, the loop skips the poll for a while (`Pacing`).
 
+use std::any::Any;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -66,6 +67,7 @@ impl Reactor {
                 break;
             }
         }
+        result = result.and(self.show(py, event_loop));
         self.held.end_step(py, &mut result);
         drop(holding);
         self.set_stopping(false);
@@ -266,6 +268,7 @@ impl Reactor {
                 continue;
             }
             if event.token == SIGNAL_TOKEN {
+                result = result.and_then(|()| self.show(py, event_loop));
                 result = result.and_then(|()| self.signals.take(&event_loop.to_bound(py)));
                 continue;
             }
@@ -300,13 +303,17 @@ impl Reactor {
         source: SourceRef,
         event: Event,
     ) -> PyResult<()> {
+        if source.needs_running_loop() {
+            self.show(py, event_loop)?;
+        }
         let mut result = if self.probe.has(Mode::STEPS) {
-            step::run_source(event_loop, &source.to_bound(py), || {
-                call_source(py, event_loop, source, event)
-            })
+            watch_source(py, event_loop, source, event)
         } else {
             call_source(py, event_loop, source, event)
         };
+        if !self.held.is_empty() {
+            result = result.and(self.show(py, event_loop));
+        }
         self.held.end_step(py, &mut result);
         result
     }
@@ -331,6 +338,7 @@ impl Reactor {
         if count == 0 {
             return Ok(());
         }
+        self.show(py, event_loop)?;
         self.probe.counters.note_ready(count);
         for index in 0..count {
             check_signals_at(py, index)?;
@@ -364,16 +372,28 @@ impl Reactor {
 fn call_source(py: Python<'_>, event_loop: &LoopObject, source: SourceRef, event: Event) -> PyResult<()> {
     let result = match catch_unwind(AssertUnwindSafe(|| source.ready(py, event.readiness))) {
         Ok(result) => result,
-        Err(payload) => {
-            let error = errors::panic_error(&*payload);
-            errors::report(
-                &event_loop.to_bound(py),
-                "Internal error in a transport",
-                error,
-                &[],
-            )
-        }
+        Err(payload) => report_panic(py, event_loop, &*payload),
     };
     drop(source);
     result
+}
+
+#[cold]
+#[inline(never)]
+fn report_panic(py: Python<'_>, event_loop: &LoopObject, payload: &(dyn Any + Send)) -> PyResult<()> {
+    errors::report(
+        &event_loop.to_bound(py),
+        "Internal error in a transport",
+        errors::panic_error(payload),
+        &[],
+    )
+}
+
+/// `call_source` as a step that the probe watches. Not inlined: greenlets copy the stack below `dispatch`.
+#[cold]
+#[inline(never)]
+fn watch_source(py: Python<'_>, event_loop: &LoopObject, source: SourceRef, event: Event) -> PyResult<()> {
+    step::run_source(event_loop, &source.to_bound(py), || {
+        call_source(py, event_loop, source, event)
+    })
 }

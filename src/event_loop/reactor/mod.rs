@@ -73,7 +73,13 @@ pub(crate) struct Reactor {
     is_stopping: AtomicBool,
     /// Whether the last poll found events that are handled after the entries that run now.
     has_events: Cell<bool>,
+    /// Set while the thread has no running loop although this loop runs, because it calls only code that does not know
+    /// asyncio: the function that shows the loop again.
+    hidden: Cell<Option<Show>>,
 }
+
+/// Makes the loop the running one of the thread again.
+pub(crate) type Show = fn(Python<'_>, &LoopObject) -> PyResult<()>;
 
 /// Puts a timer that another thread has created into the heap.
 unsafe fn enter_timer(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
@@ -106,6 +112,7 @@ impl Reactor {
             is_closed: AtomicBool::new(false),
             is_stopping: AtomicBool::new(false),
             has_events: Cell::new(false),
+            hidden: Cell::new(None),
         })
     }
 
@@ -158,6 +165,26 @@ impl Reactor {
     /// The descriptor to which the interpreter writes signal numbers, created and watched on first use.
     pub(crate) fn signal_fd(&self) -> io::Result<RawFd> {
         self.signals.fd(&self.descriptors.poller)
+    }
+
+    /// Called when the thread has no running loop any more. The loop shows itself with `show` before it calls anything
+    /// that needs it.
+    pub(crate) fn note_hidden(&self, show: Show) {
+        self.hidden.set(Some(show));
+    }
+
+    #[inline]
+    pub(crate) fn is_hidden(&self) -> bool {
+        self.hidden.get().is_some()
+    }
+
+    /// Makes the loop the running one of the thread again, if it is hidden.
+    #[inline]
+    pub(crate) fn show(&self, py: Python<'_>, event_loop: &LoopObject) -> PyResult<()> {
+        match self.hidden.take() {
+            Some(show) => show(py, event_loop),
+            None => Ok(()),
+        }
     }
 
     // ---- handles ---------------------------------------------------------------------------------------------

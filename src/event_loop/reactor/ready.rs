@@ -184,6 +184,7 @@ impl ReadyWork {
     }
 
     /// Called when the poller has reported the waker.
+    #[inline(never)]
     pub(super) fn note_woken(&self) {
         self.with_waker(Waker::drain);
     }

@@ -341,7 +341,8 @@ impl Descriptors {
     }
 
     /// Handles an event of a watched descriptor. No callback runs here: handles go to `ready`, and waiters queue their
-    /// own work.
+    /// own work. Not inlined, because greenlets copy the stack below `Reactor::dispatch`.
+    #[inline(never)]
     pub(crate) fn dispatch_watch(
         &self,
         py: Python<'_>,

@@ -1,0 +1,38 @@
+"""``runner_of``: which greenlet runs an asyncio loop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import greenlet  # type: ignore[import-untyped]
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+
+def runner_of(loop: object, likely: Any) -> Any:
+    """Return the greenlet in which ``loop`` runs.
+
+    That is ``likely``, to which the hub has switched, unless that greenlet has switched to another one directly. The
+    frames of suspended greenlets tell.
+    """
+    if not _runs(likely, loop):
+        for each in gc.get_objects():
+            if isinstance(each, greenlet.greenlet) and _runs(each, loop):
+                return each
+    return likely
+
+
+def _runs(suspended: Any, loop: object) -> bool:
+    frame = suspended.gr_frame
+    while frame is not None:
+        name = frame.f_code.co_name
+        if name in ("run_forever", "run_until_complete"):
+            if any(value is loop for value in frame.f_locals.values()):
+                return True
+        elif frame.f_code is asyncio.Runner.run.__code__ and frame.f_locals["self"]._loop is loop:
+            return True
+        frame = frame.f_back
+    return False
