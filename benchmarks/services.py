@@ -208,19 +208,34 @@ def _idle_timers() -> Case:
     return Case("idle-timers", "Scale", title, "cpu_ms_per_s", "ms CPU/s", NO_BOUNDS, measure)
 
 
-def _two_loops() -> Case:
+def _two_loops(name: str, kind: str, style: str, title: str, unit: str) -> Case:
     def measure(loop: str, settings: Settings) -> Sample:
-        return own_sample(
-            "scale", "two_loops", loop, "--loop", loop, "--seconds", str(settings.seconds), is_pinned=False
-        )
+        arguments = ("--style", style, "--seconds", str(settings.seconds))
+        return own_sample("threads", kind, loop, "--loop", loop, *arguments, is_pinned=False)
 
     def prepare(loops: Sequence[str], settings: Settings) -> tuple[dict[str, Any], Measure]:
         if getattr(sys, "_is_gil_enabled", lambda: True)():
             raise UnsupportedError("threads run side by side only in a free-threaded interpreter")
         return {}, measure
 
-    title = "two loops in two threads, one port (SO_REUSEPORT): echo 1 KiB, with its clients"
-    return Case("two-loops", "Scale", title, "wall_us", "us wall/echo", NO_BOUNDS, no_measure, prepare=prepare)
+    return Case(name, "Two threads", title, "wall_us", f"us wall/{unit}", NO_BOUNDS, no_measure, prepare=prepare)
+
+
+def _two_loop_rows() -> list[Case]:
+    echo = "two loops, one port (SO_REUSEPORT): echo 1 KiB, with its clients"
+    return [
+        _two_loops("two-loops", "echo", "protocols", f"{echo}, Protocols", "echo"),
+        _two_loops("two-loops-streams", "echo", "streams", f"{echo}, streams", "echo"),
+        _two_loops("two-loops-coros", "echo", "coros", f"{echo}, coro.sock", "echo"),
+        _two_loops("between-loops", "items", "protocols", "items from one loop to another, tasks", "item"),
+        _two_loops("between-loops-coros", "items", "coros", "items from one loop to another, coros", "item"),
+        _two_loops(
+            "answers-between-loops", "answers", "protocols", "an item and its answer between two loops, tasks", "item"
+        ),
+        _two_loops(
+            "answers-between-loops-coros", "answers", "coros", "an item and its answer between two loops, coros", "item"
+        ),
+    ]
 
 
 # ---------------------------------------------------------------- other load tools
@@ -291,5 +306,5 @@ CASES: tuple[Case, ...] = (
     _pending_timers(1000),
     _pending_timers(1_000_000),
     _idle_timers(),
-    _two_loops(),
+    *_two_loop_rows(),
 )

@@ -11,8 +11,9 @@ import sys
 
 import pytest
 from project.benchmarks.samples import CAP_S, server
+from support import coro_is_available
 
-from benchmarks import compare, daemons, pyperf, scale, services, tools
+from benchmarks import compare, daemons, pyperf, scale, services, threads, tools
 from benchmarks._load import MeasurementError, UnsupportedError, flags
 from benchmarks._machine import ROOT
 from benchmarks._screen import Screen
@@ -23,8 +24,8 @@ from benchmarks.measure import Case, Settings, own_sample, sample_of
 SETTINGS = Settings(seconds=0.01, warm_up_s=0.01, steady_s=0.01)
 
 
-def own(module, kind, *options):
-    command = [sys.executable, "-m", f"benchmarks.{module}", kind, "--loop", "asyncio", *options]
+def own(module, kind, *options, loop="asyncio"):
+    command = [sys.executable, "-m", f"benchmarks.{module}", kind, "--loop", loop, *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=CAP_S, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -44,13 +45,27 @@ def test_timers_are_set_while_others_are_pending():
     assert own("scale", "pending_timers", "--count", "3000")["pending"] == 3000
 
 
-def test_two_loops_serve_where_threads_run_side_by_side():
-    sample = own("scale", "two_loops", "--seconds", "0.05", "--warm-up", "0.01")
+@pytest.mark.parametrize("style", threads.STYLES)
+def test_two_loops_serve_where_threads_run_side_by_side(style):
+    if style == "coros" and not coro_is_available():
+        pytest.skip("no coros on this interpreter")
+    sample = own("threads", "echo", "--style", style, "--seconds", "0.05", "--warm-up", "0.01")
     if getattr(sys, "_is_gil_enabled", lambda: True)():
         assert sample == {"unsupported": "NotImplementedError: the GIL is enabled"}
     else:
         assert sample["rps"] > 0
         assert sample["speedup"] > 0
+
+
+@pytest.mark.parametrize("loop", ["grapeshot", "asyncio"])
+@pytest.mark.parametrize("kind", ["items", "answers"])
+@pytest.mark.parametrize("style", ["protocols", "coros"])
+def test_items_pass_between_two_loops(kind, style, loop):
+    sample = own("threads", kind, "--style", style, "--count", "50", loop=loop)
+    if style == "coros" and (loop != "grapeshot" or not coro_is_available()):
+        assert "unsupported" in sample
+    else:
+        assert sample["rps"] > 0
 
 
 QUICK = ("--seconds", "0.05", "--warm-up", "0.01")
