@@ -272,7 +272,7 @@ pub(super) fn fire(this: Io<'_>, events: c_int, is_polled: bool) -> PyResult<()>
     };
     if is_polled
         && let Some(greenlet) = running_loops::target_of(&callback)?
-        && let Some(event_loop) = hidden_loop(this, &callback)?
+        && let Some(event_loop) = hide_loop(this, &callback)?
         && let Some(value) = only_item(&args)
     {
         let result = switch(&greenlet, value);
@@ -291,8 +291,9 @@ pub(super) fn fire(this: Io<'_>, events: c_int, is_polled: bool) -> PyResult<()>
     })
 }
 
-/// The loop, if it is hidden now because `callback` only switches to a greenlet.
-fn hidden_loop<'py>(this: Io<'py>, callback: &Bound<'_, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
+/// Hides the running loop if possible, because `callback` only switches to a greenlet, and returns the loop. None if it
+/// cannot be hidden.
+fn hide_loop<'py>(this: Io<'py>, callback: &Bound<'_, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = this.py();
     let event_loop = with_hub_loop(this, |hub_loop| Ok(hub_loop.event_loop.get(py)))?;
     match event_loop {

@@ -117,7 +117,7 @@ class ServerInThreads(Server):
     def _on_acceptor_end(self, co: Any) -> None:
         super()._on_acceptor_end(co)
         if not self._acceptors and not self._is_closed.is_set():
-            # The loop ends, and has ended the acceptors. The other threads must not outlive it.
+            # The loop is ending, or accept() has failed. The other threads must not go on alone.
             self._tell("stop", 0)
 
     def _tell(self, method: str, *args: Any) -> None:
@@ -158,7 +158,7 @@ def serve_in_threads(
     try:
         for part in parts:
             others.append(_Other(f"{server._name}-{len(others) + 2}", part, listen))
-            others[-1].has_started.result()  # it does not wait for anything in this thread
+            others[-1].has_started.result()  # may block: to start, the new thread needs nothing from this one
             server._others = tuple(others)
     except BaseException:
         for part in parts[len(others) :]:

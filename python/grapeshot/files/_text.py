@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 # How much is decoded at once, in bytes: as much as io.TextIOWrapper decodes.
 _CHUNK_SIZE = 8192
-# io.TextIOWrapper packs a position in a text file into one number. Its first field is the position in bytes. These are
-# the bit offsets of the other fields, and the mask of a field.
+# Like _pyio.TextIOWrapper, this module packs a position in a text file into one number. Its first field is the position
+# in bytes. These are the bit offsets of the other fields, and the mask of a field. (io.TextIOWrapper, which is written
+# in C, has the same fields at other offsets.)
 _FLAGS, _FEED, _SKIP, _EOF = 64, 128, 192, 256
 _FIELD = (1 << 64) - 1
 
@@ -169,7 +170,7 @@ class TextFile(AsyncFile):
     async def _collect(self, is_enough: Callable[[str], bool]) -> str:
         """Return the decoded text that was not taken, and decode more until it is enough or the file ends.
 
-        ``_decoded`` is the last part of the result. If the task is cancelled or a call fails, nothing is lost.
+        The result ends where ``_decoded`` ends. If the task is cancelled or a call fails, nothing is lost.
         """
         text = self._decoded[self._used :]
         if is_enough(text):
@@ -181,7 +182,7 @@ class TextFile(AsyncFile):
                 if is_enough(text):
                     return text
         except (OSError, asyncio.CancelledError):
-            self._used = len(self._decoded)  # all of it is a part of `text`
+            self._used = len(self._decoded)  # what was left of it is in `text` already
             self._rewind(mark, [text])
             raise
         if not self._decoded:
@@ -292,9 +293,10 @@ class TextFile(AsyncFile):
         await self.buffer.fsync(only_data=only_data)
 
     async def truncate(self, size: int | None = None, /) -> int:
-        """Write the buffer, and change the length of the file to ``size`` bytes, by default to the position.
+        """Write the buffer, and change the length of the file to ``size`` bytes.
 
-        Raises the same exceptions as :meth:`BinaryFile.truncate`.
+        The default is the position of :attr:`buffer`, which is further on than :meth:`tell` if text was decoded in
+        advance. Raises the same exceptions as :meth:`BinaryFile.truncate`.
         """
         async with self._lock:
             return await self.buffer.truncate(size)
@@ -368,7 +370,8 @@ class TextFile(AsyncFile):
 
         Raises:
             io.UnsupportedOperation: the file has no positions, or the offset is not 0 and not from the start.
-            ValueError: the position is negative, or ``whence`` is none of the three.
+            ValueError: the position is negative, or ``whence`` is not one of ``os.SEEK_SET``, ``os.SEEK_CUR``
+                and ``os.SEEK_END``.
         """
         cookie = operator.index(cookie)
         if whence == os.SEEK_CUR:

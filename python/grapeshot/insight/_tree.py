@@ -104,8 +104,8 @@ class Tree:
     roots: list[Node]
     """The coros and tasks that no other one waits for. All others are below these, in a circle, or below a circle."""
     circles: list[list[Node]]
-    """Coros and tasks that wait for each other in a circle. In each list, every one waits for the next; the last one is
-    the first one again."""
+    """Coros and tasks that wait for each other in a circle, unless a root leads to the circle. In each list, every one
+    waits for the next; the last one is the first one again."""
     timers: list[Timer]
     sockets: list[Socket]
     threads: list[Thread]

@@ -243,7 +243,9 @@ fn methods<const R: bool>() -> Vec<ffi::PyMethodDef> {
             method,
             <const R: bool> release::<R>,
             lock.release,
-            "Release the lock. The coro that has waited longest gets it. Raises LockError unless this coro holds it."
+            "\
+                Undo one acquire. If that frees the lock, the coro that has waited longest gets it.\n\n\
+                Raises LockError unless this coro holds the lock."
         ),
         row!(method, <const R: bool> locked::<R>, lock.locked, "Return whether a coro holds the lock."),
         row!(

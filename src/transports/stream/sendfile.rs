@@ -1,6 +1,6 @@
 //! The transport's part in `loop.sendfile`: it refuses other writes and tells the sender when the socket can take more
 //! data. The sender is Python code (`_loop/sendfile.py`) that calls `_send_file` (`transports/files.rs`) again and
-//! again. It makes one call per filled kernel buffer, so its cost is negligible.
+//! again. Each call sends up to 1 MiB, or what the kernel's buffer takes, so the cost of the Python code is negligible.
 //!
 //! ```text
 //!   _start_sendfile(future) --> out-buffer empty? future done --> _send_file --> would block: _wait_writable(future)

@@ -1,4 +1,4 @@
-//! For systems without io_uring, and for processors that the crate `io-uring` does not know: there is never a ring.
+//! For systems without io_uring, and for processors other than x86-64 and AArch64: there is never a ring.
 
 use std::io;
 use std::os::fd::RawFd;
