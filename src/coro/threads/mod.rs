@@ -5,7 +5,7 @@
 //! - `waiters`, `task_waiters`: the queue of waiting coros, threads and tasks, in one order for all, and how they are
 //!   woken
 //! - `lock`: the lock and the `RLock`; `simple_queue`: the queue
-//! - `shared_queue`: the queue and the channel of `grapeshot.threads`, for which tasks can wait, too
+//! - `shared_queue`, `queue_methods`: the queue and the channel of `grapeshot.threads`, for which tasks can wait, too
 //! - `limit`: the arguments of `acquire` and `get`
 //!
 //! A free lock and an available item are taken without a wait, in any code: even in a finalizer that the garbage
@@ -18,6 +18,7 @@
 
 mod limit;
 mod lock;
+mod queue_methods;
 mod shared_queue;
 mod simple_queue;
 mod task_waiters;
@@ -35,8 +36,8 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("thread_lock", lock::make_type(module)?)?;
     module.add("thread_rlock", lock::make_recursive_type(module)?)?;
     module.add("thread_queue", simple_queue::make_type(module)?)?;
-    module.add("shared_queue", shared_queue::make_queue_type(module)?)?;
-    module.add("shared_channel", shared_queue::make_channel_type(module)?)
+    module.add("shared_queue", queue_methods::make_queue_type(module)?)?;
+    module.add("shared_channel", queue_methods::make_channel_type(module)?)
 }
 
 #[cfg(Py_3_13)]
