@@ -15,9 +15,7 @@ use super::shared_queue::{
 use super::waiters::{Source, Waiters, take_or_wait};
 use crate::binding::args::Args;
 use crate::binding::errors;
-use crate::binding::native_type::{
-    NativeType, alloc_without_arguments, new_type, slot, with_critical_section,
-};
+use crate::binding::native_type::{alloc_without_arguments, new_type, slot, with_critical_section};
 use crate::binding::object_result::{ObjectResult, bool_object, none};
 use crate::binding::rows::{
     class_getitem, getset_slot, getter, members_slot, methods_slot, offset_member, row,
