@@ -111,9 +111,9 @@ class Queue(_core.shared_queue["_T"]):
             ShutDown: the queue was shut down, and has no items left.
         """
         item = self._try_get(_ABSENT)
-        if item is _ABSENT:
+        while item is _ABSENT:
             await _wait(self, _GETTER)
-            item = self._get_promised()
+            item = self._get_promised(_ABSENT)
         return item  # type: ignore[no-any-return]
 
     async def aput(self, item: _T) -> None:
@@ -166,9 +166,9 @@ class Channel(_core.shared_channel["_T"]):
             ClosedError: the channel is closed, and has no items left.
         """
         item = self._try_get(_ABSENT)
-        if item is _ABSENT:
+        while item is _ABSENT:
             await _wait(self, _GETTER)
-            item = self._get_promised()
+            item = self._get_promised(_ABSENT)
         return item  # type: ignore[no-any-return]
 
     async def asend(self, item: _T) -> None:
@@ -252,10 +252,12 @@ async def _call(fn: Callable[..., Awaitable[_T]], args: Any, kwargs: Any) -> _T:
 async def await_on(loop: asyncio.AbstractEventLoop, awaitable: Awaitable[_T]) -> _T:
     """Await something in the thread of another loop, and return its result.
 
-    A cancellation is passed on to that loop. This call then waits until the awaitable has ended there.
+    A cancellation is passed on to that loop. This call then waits until the awaitable has ended there, and has the same
+    outcome, as a task that awaits another one has. If the other loop is stopped or closed before the awaitable has
+    ended, this call waits until it is cancelled.
 
     Raises:
-        RuntimeError: the loop is closed.
+        RuntimeError: the loop is closed already.
         Exception: whatever the awaitable raises.
     """
     here = asyncio.get_running_loop()
@@ -276,6 +278,8 @@ class _Call:
         self._ended = here.create_future()
         self._task: Any = None
         self._error: BaseException | None = None
+        # Whether the task there was cancelled before it had ended.
+        self._is_passed_on = False
 
     async def run(self) -> Any:
         """Start the call and wait for its end. (here)"""
@@ -285,11 +289,18 @@ class _Call:
             if inspect.iscoroutine(self._awaitable):
                 self._awaitable.close()
             raise
+        cancellation: BaseException | None = None
         while not self._ended.done():
             try:
                 await asyncio.wait([self._ended])
             except asyncio.CancelledError as exc:
-                self._there.call_soon_threadsafe(self._cancel, *exc.args[:1])
+                cancellation = exc
+                try:
+                    self._there.call_soon_threadsafe(self._cancel, *exc.args[:1])
+                except RuntimeError:  # the other loop is closed, so the call never ends
+                    raise exc from None
+        if cancellation is not None and not self._is_passed_on:
+            raise cancellation
         if self._error is not None:
             raise self._error
         return self._task.result()
@@ -306,8 +317,8 @@ class _Call:
 
     def _cancel(self, *message: Any) -> None:
         """Cancel the task. (there)"""
-        if self._task is not None:
-            self._task.cancel(*message)
+        if self._task is not None and self._task.cancel(*message):
+            self._is_passed_on = True
 
     def _report(self, _: object) -> None:
         """Tell the caller that the call has ended. (there)"""

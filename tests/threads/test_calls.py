@@ -177,6 +177,52 @@ def test_await_on_passes_a_cancellation_on_and_waits_for_the_end(there, run_here
     assert order[:2] == ["ended there", "ended here"]
 
 
+def test_a_cancellation_after_the_end_there_is_not_lost(there, run_here):
+    ended = threading.Event()
+
+    async def work():
+        ended.set()
+        return "result"
+
+    async def main():
+        task = asyncio.ensure_future(threads.await_on(there, work()))
+        await asyncio.sleep(0)
+        ended.wait()  # blocks this loop, so it does not notice the end
+        threads.spawn_on(there, asyncio.sleep, 0).result()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert task.cancelled()
+
+    run_here(main())
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_a_cancellation_when_the_other_loop_is_closed(factory, run_here):
+    loop, began = factory(), threading.Event()
+
+    async def wait():
+        began.set()
+        await asyncio.Future()
+
+    async def main():
+        task = asyncio.ensure_future(threads.await_on(loop, wait()))
+        await asyncio.sleep(0)
+        thread = threading.Thread(target=loop.run_forever)
+        thread.start()
+        began.wait()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        for left in asyncio.all_tasks(loop):
+            left._log_destroy_pending = False
+        loop.close()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    run_here(main())
+
+
 def test_await_on_a_closed_loop():
     loop = grapeshot.new_event_loop()
     loop.close()

@@ -15,7 +15,7 @@ import unittest
 import weakref
 
 import pytest
-from support import coro_is_available, in_thread
+from support import coro_is_available, in_thread, run_script
 
 import grapeshot
 from grapeshot import threads
@@ -249,6 +249,60 @@ def test_a_task_whose_loop_is_closed_is_passed_over():
         assert in_thread(lambda shared=shared: (shared.put("item"), shared.get())[1]) == "item"
         task._log_destroy_pending = False
         del task
+
+
+@with_coros
+@pytest.mark.parametrize("factory", [grapeshot.new_event_loop, asyncio.SelectorEventLoop])
+def test_a_task_whose_loop_is_closed_has_nothing_to_give_back(factory):
+    """Else it would take back the item of the waiter that came after it."""
+    from grapeshot import coro
+
+    shared = threads.Queue()
+    loop, waiting = factory(), shared.aget()
+    task = loop.create_task(waiting)
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    task._log_destroy_pending = False
+
+    def main():
+        getter = coro.spawn(shared.get)
+        coro.yield_slice()
+        shared.put("item")  # for the task, whose loop is closed, so for the getter
+        waiting.close()
+        with pytest.raises(queue.Empty):
+            shared.get_nowait()
+        assert getter.join() == "item"
+
+    coro.run(main)
+    del task
+
+
+@with_coros
+def test_a_fork_while_an_item_is_promised():
+    """In the child, nobody else can take the item."""
+    out = run_script(
+        None,
+        """
+        import os
+        from grapeshot import _core, coro, threads
+
+        def main():
+            for kind in (threads.Queue, _core.thread_queue):
+                shared = kind()
+                getter = coro.spawn(shared.get)
+                coro.yield_slice()
+                shared.put("item")
+                if os.fork() == 0:
+                    print(shared.qsize(), shared.get_nowait(), flush=True)
+                    os._exit(0)
+                os.wait()
+                assert shared.qsize() == 0
+                assert getter.join() == "item"
+
+        coro.run(main)
+        """,
+    )
+    assert out.splitlines() == ["1 item", "1 item"]
 
 
 def test_a_task_that_is_destroyed_gives_its_item_back():

@@ -38,7 +38,8 @@ class _Other:
         self.server: Any = None
         self.has_started: concurrent.futures.Future[None] = concurrent.futures.Future()
         self.has_ended: concurrent.futures.Future[None] = concurrent.futures.Future()
-        RealThread(target=self._run, name=self.name).start()
+        # A daemon, so that the process can end even if the loop of the calling thread never runs.
+        RealThread(target=self._run, name=self.name, daemon=True).start()
 
     def _run(self) -> None:
         try:
@@ -107,6 +108,7 @@ class ServerInThreads(Server):
     def stop(self, timeout: float | None = 10.0) -> None:
         """Close the server, and give its connections ``timeout`` seconds to end before they are shut down."""
         self._check_waiter()
+        self.close()  # raises in another thread than the server's
         self._tell("stop", timeout)
         super().stop(timeout)
 

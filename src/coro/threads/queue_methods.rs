@@ -12,7 +12,7 @@ use super::limit;
 use super::shared_queue::{
     Finish, Item, Place, Shared, SharedQueue, decrease, in_section, not_in_time, refuse_in_task,
 };
-use super::waiters::{Source, Waiters, take_or_wait};
+use super::waiters::{Source, Waiters, forks, take_or_wait};
 use crate::binding::args::Args;
 use crate::binding::errors;
 use crate::binding::native_type::{alloc_without_arguments, new_type, slot, with_critical_section};
@@ -57,11 +57,12 @@ fn get_within<const C: bool>(this: Shared<'_, C>, limit: Limit) -> ObjectResult<
     let py = this.py();
     let method = if C { "receive" } else { "get" };
     in_section(this, || {
-        if take::<C>(py, &Item(&this), limit, method)? {
-            this.pop(py)
-        } else {
-            Err(not_in_time::<C>(py, c"Empty"))
+        while take::<C>(py, &Item(&this), limit, method)? {
+            if let Some(item) = this.pop(py)? {
+                return Ok(item);
+            }
         }
+        Err(not_in_time::<C>(py, c"Empty"))
     })
 }
 
@@ -180,10 +181,8 @@ fn set_capacity<'py, const C: bool>(this: Shared<'py, C>, args: Args<'_, 'py>) -
 fn try_get<'py, const C: bool>(this: Shared<'py, C>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     in_section(this, || {
-        if Item(&this).take(py) {
-            return this.pop(py);
-        }
-        Ok(args.get(0).unwrap_or_else(|| none(py)))
+        let item = if Item(&this).take(py) { this.pop(py)? } else { None };
+        Ok(item.unwrap_or_else(|| args.get(0).unwrap_or_else(|| none(py))))
     })
 }
 
@@ -258,9 +257,10 @@ fn leave<'py, const C: bool>(this: Shared<'py, C>, args: Args<'_, 'py>) -> Objec
     Ok(none(py))
 }
 
-/// `_get_promised()`: the item that a task was woken for.
-fn get_promised<'py, const C: bool>(this: Shared<'py, C>, _: Args<'_, 'py>) -> ObjectResult<'py> {
-    in_section(this, || this.pop(this.py()))
+/// `_get_promised(absent)`: the item that a task was woken for. If there is none all the same, `absent`.
+fn get_promised<'py, const C: bool>(this: Shared<'py, C>, args: Args<'_, 'py>) -> ObjectResult<'py> {
+    let item = in_section(this, || this.pop(this.py()))?;
+    Ok(item.unwrap_or_else(|| args.get(0).unwrap_or_else(|| none(this.py()))))
 }
 
 /// `_put_reserved(item)`: puts an item into the place that a task was woken for.
@@ -510,6 +510,7 @@ unsafe extern "C" fn new<const C: bool>(
             let object = alloc_without_arguments(py, kind, args, kwargs)?;
             let body = object.as_ptr().cast::<SharedQueue<C>>();
             (&raw mut (*body).items).write(ItemQueue::new());
+            (*body).forks.set(forks());
             Waiters::init(&raw mut (*body).getters);
             Waiters::init(&raw mut (*body).putters);
             Waiters::init(&raw mut (*body).joiners);

@@ -22,11 +22,10 @@ use pyo3::exceptions::{PyRuntimeError, PyTimeoutError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::waiters::{Claimed, Party, Source, Waiters};
+use super::waiters::{Claimed, Party, Source, Waiters, forks};
 use crate::binding::deallocation::{drop_contents, free_memory};
 use crate::binding::names::names;
 use crate::binding::native_type::{NativeType, This, with_critical_section};
-use crate::binding::object_result::ObjectResult;
 use crate::coro::runtime;
 use crate::coro::sync::item_queue::ItemQueue;
 
@@ -43,6 +42,8 @@ pub(super) struct SharedQueue<const CHANNEL: bool> {
     /// How many items `task_done()` has not been called for.
     pub(super) unfinished: Cell<usize>,
     pub(super) is_closed: Cell<bool>,
+    /// `forks()` when the queue was last used.
+    pub(super) forks: Cell<u32>,
     pub(super) getters: Waiters,
     pub(super) putters: Waiters,
     pub(super) joiners: Waiters,
@@ -186,6 +187,7 @@ impl<const C: bool> SharedQueue<C> {
     /// The number of items that are not promised.
     #[inline]
     pub(super) fn available(&self) -> usize {
+        self.forget_parents();
         self.items.len().saturating_sub(self.promised.get())
     }
 
@@ -197,7 +199,7 @@ impl<const C: bool> SharedQueue<C> {
     /// Claims a waiter whose item, place or end is there. The count, if any, is to be decreased again if the waiter
     /// cannot be woken.
     #[inline]
-    fn claim<'py>(&self, py: Python<'py>) -> Option<(Claimed<'py>, Option<&Cell<usize>>)> {
+    fn claim<'py>(&self, py: Python<'py>) -> Option<Claim<'_, 'py>> {
         let is_closed = self.is_closed.get();
         loop {
             let (waiters, count) = if self.getters.len() > 0 && (is_closed || self.available() > 0) {
@@ -213,7 +215,11 @@ impl<const C: bool> SharedQueue<C> {
                 if let Some(count) = count {
                     increase(count);
                 }
-                return Some((claimed, count));
+                return Some(Claim {
+                    claimed,
+                    waiters,
+                    count,
+                });
             }
         }
     }
@@ -231,15 +237,44 @@ impl<const C: bool> SharedQueue<C> {
         Ok(())
     }
 
-    /// Takes the item that is promised to the caller.
+    /// In the child of a fork, the threads to which the parent has promised items and places do not exist.
+    fn forget_parents(&self) {
+        let forks = forks();
+        if self.forks.replace(forks) != forks {
+            self.promised.set(0);
+            self.reserved.set(0);
+        }
+    }
+
+    /// Takes the item that is promised to the caller. None if there is no item all the same, for example because the
+    /// collector has emptied the queue. An error if the queue is closed and empty.
     #[inline]
-    pub(super) fn pop<'py>(&self, py: Python<'py>) -> ObjectResult<'py> {
+    pub(super) fn pop<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         decrease(&self.promised);
         match self.items.pop(py) {
-            Some((item, _)) => Ok(item),
+            Some((item, _)) => Ok(Some(item)),
             None if self.is_closed.get() => Err(closed::<C>(py)),
-            // The collector has emptied the queue.
-            None => Err(not_in_time::<C>(py, c"Empty")),
+            None => Ok(None),
+        }
+    }
+}
+
+/// A waiter that was granted its request and has to be woken.
+struct Claim<'a, 'py> {
+    claimed: Claimed<'py>,
+    waiters: &'a Waiters,
+    /// Counts the grants of this kind.
+    count: Option<&'a Cell<usize>>,
+}
+
+impl Claim<'_, '_> {
+    /// Takes the grant back from a task whose loop is closed.
+    fn take_back(self) {
+        if let Some(count) = self.count {
+            decrease(count);
+        }
+        if let Claimed::Task(waiter) = self.claimed {
+            self.waiters.tasks.refuse(waiter);
         }
     }
 }
@@ -252,11 +287,11 @@ pub(super) fn in_section<const C: bool, R>(this: Shared<'_, C>, body: impl FnOnc
         let result = body();
         (result, this.claim(py))
     });
-    while let Some((waiter, count)) = claimed {
-        let is_woken = waiter.wake(py).is_some();
+    while let Some(claim) = claimed {
+        let is_woken = claim.claimed.wake(py).is_some();
         claimed = with_critical_section(this, || {
-            if let Some(count) = count.filter(|_| !is_woken) {
-                decrease(count);
+            if !is_woken {
+                claim.take_back();
             }
             this.claim(py)
         });

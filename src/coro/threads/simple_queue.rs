@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 use super::limit;
-use super::waiters::{Party, Source, Waiters, take_or_wait};
+use super::waiters::{Party, Source, Waiters, forks, take_or_wait};
 use crate::binding::args::Args;
 use crate::binding::deallocation::{drop_contents, free_memory};
 use crate::binding::errors;
@@ -31,6 +31,8 @@ struct QueueObject {
     /// The number of items that are promised to waiters that were woken and have not run yet. Each of them takes the
     /// oldest item when it runs.
     promised: Cell<usize>,
+    /// `forks()` when the queue was last used.
+    forks: Cell<u32>,
     waiters: Waiters,
 }
 
@@ -63,6 +65,7 @@ impl Source for QueueObject {
 
     #[inline]
     fn take(&self, _: Python<'_>) -> bool {
+        self.forget_parents();
         let is_there = self.items.len() > self.promised.get();
         if is_there {
             self.promised.set(self.promised.get() + 1);
@@ -85,8 +88,17 @@ impl Source for QueueObject {
 }
 
 impl QueueObject {
+    /// In the child of a fork, the threads to which the parent has promised items do not exist.
+    fn forget_parents(&self) {
+        let forks = forks();
+        if self.forks.replace(forks) != forks {
+            self.promised.set(0);
+        }
+    }
+
     /// Wakes the first waiter if there is an item that is not promised yet.
     fn promise(&self, py: Python<'_>) {
+        self.forget_parents();
         if self.items.len() > self.promised.get() && self.waiters.grant_first(py).is_some() {
             self.promised.set(self.promised.get() + 1);
         }
@@ -133,6 +145,7 @@ fn get_nowait<'py>(this: Queue<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
 }
 
 fn available(this: Queue<'_>) -> usize {
+    this.forget_parents();
     this.items.len().saturating_sub(this.promised.get())
 }
 
@@ -209,6 +222,7 @@ unsafe extern "C" fn new(
             let object = alloc_without_arguments(py, kind, args, kwargs)?;
             let body = object.as_ptr().cast::<QueueObject>();
             (&raw mut (*body).items).write(ItemQueue::new());
+            (*body).forks.set(forks());
             Waiters::init(&raw mut (*body).waiters);
             Ok(object.into_ptr())
         })

@@ -20,12 +20,12 @@ pub(super) struct TaskWaiter {
 
 impl TaskWaiter {
     /// Wakes the task. False if its loop is closed.
-    pub(super) fn wake(self, py: Python<'_>) -> bool {
-        let (event_loop, future) = (self.event_loop.into_bound(py), self.future.into_bound(py));
-        if waiter::is_waiter(&future) {
-            return waiter::set_done_from_anywhere(&future);
+    pub(super) fn wake(&self, py: Python<'_>) -> bool {
+        let (event_loop, future) = (self.event_loop.bind(py), self.future.bind(py));
+        if waiter::is_waiter(future) {
+            return waiter::set_done_from_anywhere(future);
         }
-        set_done_in(&event_loop, &future).is_ok()
+        set_done_in(event_loop, future).is_ok()
     }
 }
 
@@ -51,24 +51,32 @@ fn set_done_in(event_loop: &Bound<'_, PyAny>, future: &Bound<'_, PyAny>) -> PyRe
 
 /// The collector visits it as a part of its queue: otherwise it could not free a queue and a task that wait for each
 /// other.
-pub(super) struct TaskWaiters(RefCell<VecDeque<TaskWaiter>>);
+pub(super) struct TaskWaiters {
+    waiting: RefCell<VecDeque<TaskWaiter>>,
+    /// The waiters that could not be woken, because their loops are closed. They have no grant to give back when their
+    /// coroutines are closed.
+    refused: RefCell<Vec<TaskWaiter>>,
+}
 
 impl TaskWaiters {
     pub(super) fn new() -> Self {
-        Self(RefCell::new(VecDeque::new()))
+        Self {
+            waiting: RefCell::new(VecDeque::new()),
+            refused: RefCell::new(Vec::new()),
+        }
     }
 
     pub(super) fn len(&self) -> usize {
-        self.0.borrow().len()
+        self.waiting.borrow().len()
     }
 
     pub(super) fn first_ticket(&self) -> Option<i64> {
-        self.0.borrow().front().map(|waiter| waiter.ticket)
+        self.waiting.borrow().front().map(|waiter| waiter.ticket)
     }
 
     /// Adds a task of the loop, which is going to await the future.
     pub(super) fn add(&self, ticket: i64, event_loop: Bound<'_, PyAny>, future: &Bound<'_, PyAny>) {
-        self.0.borrow_mut().push_back(TaskWaiter {
+        self.waiting.borrow_mut().push_back(TaskWaiter {
             ticket,
             event_loop: event_loop.unbind(),
             future: future.clone().unbind(),
@@ -77,33 +85,44 @@ impl TaskWaiters {
 
     /// Removes the waiter with this future. False if it was granted its request, and so is not here any more.
     pub(super) fn remove(&self, future: &Bound<'_, PyAny>) -> bool {
-        let removed = {
-            let mut waiters = self.0.borrow_mut();
-            let place = waiters.iter().position(|waiter| waiter.future.is(future));
-            place.and_then(|place| waiters.remove(place))
+        let is_it = |waiter: &TaskWaiter| waiter.future.is(future);
+        let waiting = {
+            let mut waiting = self.waiting.borrow_mut();
+            let place = waiting.iter().position(is_it);
+            place.and_then(|place| waiting.remove(place))
         };
-        // The references are dropped here, where the deque is not borrowed any more.
-        removed.is_some()
+        let refused = {
+            let mut refused = self.refused.borrow_mut();
+            let place = refused.iter().position(is_it);
+            place.map(|place| refused.swap_remove(place))
+        };
+        // The references are dropped here, where nothing is borrowed any more.
+        waiting.is_some() || refused.is_some()
+    }
+
+    /// Keeps a waiter that could not be woken.
+    pub(super) fn refuse(&self, waiter: TaskWaiter) {
+        self.refused.borrow_mut().push(waiter);
     }
 
     /// Removes the first waiter.
     pub(super) fn take_first(&self) -> Option<TaskWaiter> {
-        self.0.borrow_mut().pop_front()
+        self.waiting.borrow_mut().pop_front()
     }
 
     /// In the child of a fork: drops the waiters of the parent without waking them.
     pub(super) fn forget(&self) {
-        drop(self.0.take());
+        drop((self.waiting.take(), self.refused.take()));
     }
 
     /// # Safety
     /// `visit` and `arg` are the values that the collector passed to `tp_traverse`.
     pub(super) unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         // While the collector runs, no thread is inside of a method of this type that has borrowed the deque.
-        let Ok(waiters) = self.0.try_borrow() else {
+        let (Ok(waiting), Ok(refused)) = (self.waiting.try_borrow(), self.refused.try_borrow()) else {
             return 0;
         };
-        for waiter in waiters.iter() {
+        for waiter in waiting.iter().chain(refused.iter()) {
             for object in [&waiter.event_loop, &waiter.future] {
                 // SAFETY: by the contract; the objects are alive while they are held here.
                 let result = unsafe { visit(object.as_ptr(), arg) };

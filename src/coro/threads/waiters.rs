@@ -215,10 +215,10 @@ impl Claimed<'_> {
     /// Wakes the waiter and returns it. None if it is a task whose loop is closed; the grant then goes to the next
     /// waiter. This may call Python code, to wake a task of another package's loop.
     #[inline]
-    pub(super) fn wake(self, py: Python<'_>) -> Option<Party> {
+    pub(super) fn wake(&self, py: Python<'_>) -> Option<Party> {
         match self {
             Self::Coro(object) => {
-                let coro = scheduler::coro_of(&object);
+                let coro = scheduler::coro_of(object);
                 scheduler::queue_from_anywhere(coro);
                 Some(Party::of_coro(coro))
             }

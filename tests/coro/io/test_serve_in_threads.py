@@ -7,7 +7,7 @@ import socket
 import threading
 
 import pytest
-from support import HOST, coro_is_available, gil_is_enabled, until_in_coro
+from support import HOST, coro_is_available, gil_is_enabled, run_script, until_in_coro
 
 pytestmark = [
     pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter"),
@@ -122,6 +122,44 @@ def test_the_threads_end_with_the_loop():
         if thread.name.startswith("tell_thread-"):
             thread.join(30)
     assert threading.active_count() == before
+
+
+def test_a_handler_in_another_thread_cannot_stop_the_server():
+    outcomes = []
+
+    def stop(sock, address):
+        if threading.current_thread() is not threading.main_thread():
+            try:
+                server.stop()
+            except coro.ScheduleError as exc:
+                outcomes.append(exc)
+        sock.sendall(threading.current_thread().name.encode())
+
+    def main():
+        nonlocal server
+        with coro.serve(stop, HOST, 0, threads=2) as server:
+            address = server.sockets[0].getsockname()
+            names = set()
+            while len(names) < 2 or len(outcomes) < 5:
+                sock, name = ask(address)
+                sock.close()
+                names.add(name)
+
+    server = None
+    coro.run(main)
+
+
+def test_the_process_ends_even_if_the_loop_never_runs():
+    run_script(
+        None,
+        """
+        import logging
+        from grapeshot import coro
+        logging.getLogger("asyncio").setLevel("ERROR")
+        server = coro.serve(print, "127.0.0.1", 0, threads=2)
+        server.close()
+        """,
+    )
 
 
 def leave(sock, address):

@@ -6,7 +6,7 @@ Servers and clients are threads of one process. Each script says at the end whet
 from __future__ import annotations
 
 import pytest
-from support import coro_is_available
+from support import coro_is_available, gil_is_enabled
 
 from tests.coro.patched.same_output import check_same_output
 
@@ -500,6 +500,8 @@ TLS = """
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_same_output(name, tmp_path):
+    if name == "signals" and not gil_is_enabled():
+        pytest.skip("plain CPython 3.14t itself sometimes misses a signal in Event.wait()")
     check_same_output(tmp_path / "script.py", SCRIPTS[name])
 
 

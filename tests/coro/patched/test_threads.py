@@ -554,6 +554,38 @@ def test_a_task_may_log_while_a_coro_waits_inside_of_the_handler():
     ) == ["a0 a1 b0 b1 b2 c a2 d e"]
 
 
+def test_handlers_with_other_locks_and_filters_that_wait():
+    """In threads, nothing about logging has changed: filters run without the lock, and any lock will do."""
+    assert run(
+        """
+        import logging
+
+        class Handler(logging.Handler):
+            def createLock(self):
+                self.lock = threading.Lock()
+            def emit(self, record):
+                messages.append((record.msg, self.lock.locked()))
+            def filter(self, record):
+                assert not self.lock.locked()
+                return record.msg != "dropped"
+
+        messages = []
+        logger = logging.getLogger("x")
+        logger.addHandler(Handler())
+        logger.setLevel(logging.INFO)
+        def log():
+            logger.info("kept")
+            logger.info("dropped")
+        log()
+        coro.run(log)
+        thread = coro.threads.Thread(target=log)
+        thread.start()
+        thread.join()
+        print(messages)
+        """
+    ) == ["[('kept', True), ('kept', True), ('kept', True)]"]
+
+
 def test_the_records_of_tasks_are_not_lost_when_the_loop_ends():
     assert run(
         """

@@ -28,10 +28,9 @@ def patch(logging: Any) -> None:
         if lock is None or _core._coro_can_wait():
             return original(self, record)
         if lock.acquire(False):
-            try:
-                return original(self, record)
-            finally:
-                lock.release()
+            # No coro of this thread can take the lock before the original does.
+            lock.release()
+            return original(self, record)
         if not _core._coro_begins_thread():
             return original(self, record)
         spawn_hiding(_handle_in_coro, original, self, record, name="logging")
