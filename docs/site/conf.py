@@ -46,6 +46,7 @@ NAVIGATION = {
         "docs/internals/layers",
         "docs/internals/binding",
         "docs/internals/free-threading",
+        "docs/internals/cores",
         "docs/internals/operating-system",
         "docs/internals/event-loop",
         "docs/internals/poller-and-timers",
@@ -69,6 +70,7 @@ NAVIGATION = {
         "Calls between processes <benchmarks/results/rpc>",
         "Files <benchmarks/results/files>",
         "Name lookups <benchmarks/results/lookups>",
+        "Two loops in two threads <benchmarks/results/two-loops>",
         "Programs for gevent, eventlet, FastAPI, Django and Celery <benchmarks/results/programs>",
     ],
 }
