@@ -70,9 +70,9 @@ class Echo(asyncio.Protocol):
 class Client(asyncio.Protocol):
     """Send the next message as soon as the previous one has come back."""
 
-    message = bytes(SIZE)
-
     def __init__(self) -> None:
+        # Its own: threads that share an object contend for its reference count.
+        self.message = bytes(SIZE)
         self.done = self.received = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

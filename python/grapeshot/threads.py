@@ -56,7 +56,16 @@ class ClosedError(OSError):
 
 # What `_enter` and `_leave` call those that wait.
 _GETTER, _PUTTER, _JOINER = range(3)
-_ABSENT = object()
+
+
+class _ABSENT:
+    """Stands for an item that is not there. A class, because threads would contend for the count of an object."""
+
+
+def _set_done(future: asyncio.Future[Any]) -> None:
+    """Wake a task of another package's loop. Called there."""
+    if not future.done():
+        future.set_result(None)
 
 
 @types.coroutine
@@ -80,7 +89,7 @@ async def _wait(shared: _Shared, side: int) -> None:
 
 
 class Queue(_core.shared_queue["_T"]):
-    """``queue.Queue`` and ``asyncio.Queue`` in one: a queue for tasks of any loop, coros and real threads.
+    """A ``queue.Queue`` for coros and real threads that also has methods for tasks, of any loop.
 
     Coros and threads call ``put``, ``get`` and ``join``; tasks await :meth:`aput`, :meth:`aget` and :meth:`ajoin`.
     ``put`` and ``get`` take the arguments ``block`` and ``timeout`` (in seconds), as those of ``queue.Queue`` do.
@@ -93,12 +102,13 @@ class Queue(_core.shared_queue["_T"]):
 
     @property
     def maxsize(self) -> int:
-        """How many items fit; 0 if there is no limit. It can be changed."""
-        return self._capacity
+        """How many items fit; 0 or less if there is no limit. It can be changed."""
+        return self._maxsize
 
     @maxsize.setter
     def maxsize(self, value: int) -> None:
-        self._limit(max(value, 0))
+        self._limit(0 if value <= 0 or value == math.inf else math.ceil(value))
+        self._maxsize = value
 
     def __repr__(self) -> str:
         state = " shut down" if self.is_shutdown else ""

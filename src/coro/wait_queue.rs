@@ -54,8 +54,12 @@ pub(super) struct WaitNode {
     pub(super) is_late: Cell<bool>,
 }
 
+/// Has a cache line to itself, because other data in the line would be contended, too.
+#[repr(align(128))]
+struct Alone<T>(T);
+
 /// The lock of all shared queues.
-static SHARED: SpinLock = SpinLock::new();
+static SHARED: Alone<SpinLock> = Alone(SpinLock::new());
 
 impl WaitQueue {
     /// Makes this a queue from which any thread may take coros. It is empty.
@@ -68,7 +72,7 @@ impl WaitQueue {
     #[inline]
     pub(super) fn exclusive<R>(&self, body: impl FnOnce() -> R) -> R {
         if self.is_shared.get() {
-            SHARED.with(body)
+            SHARED.0.with(body)
         } else {
             body()
         }

@@ -390,7 +390,13 @@ def test_limits_of_waits():
 
 
 def test_arguments():
-    assert threads.Queue(-1).maxsize == 0
+    for unlimited in (-1, 0, math.inf):
+        shared = threads.Queue(unlimited)
+        assert shared.maxsize == unlimited
+        for number in range(100):
+            shared.put_nowait(number)
+        assert not shared.full()
+        assert shared.get(timeout=math.inf) == shared.get(timeout=1e12) - 1 == 0
     assert repr(threads.Queue(3)) == "<Queue maxsize=3 items=0>"
     assert repr(threads.Channel(math.inf)) == "<Channel capacity=inf items=0>"
     for bad in (0, -1):

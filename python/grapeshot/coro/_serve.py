@@ -354,7 +354,7 @@ def serve(
         threads: how many threads serve: this one, and further ones with a loop each. On a free-threaded Python they
             run at the same time; with the GIL they are not faster than one, and a warning says so. The system spreads
             the connections over them: each thread listens on the same port (``SO_REUSEPORT``), or accepts from the same
-            socket if there is a path or a ``sock``. Each thread may have an equal part of ``limit``. The server's
+            socket if there is a path or a ``sock``. Each thread has an equal part of ``limit``. The server's
             methods are still called in this thread, and act on all of them.
 
     Raises:
@@ -366,30 +366,29 @@ def serve(
         ValueError, TypeError: arguments contradict each other, or have a wrong type.
     """
     _core._coro_check_function(handler, "serve")
-    if limit is not None and limit < 1:
-        raise ValueError(f"the limit of connections must be at least 1, got {limit}")
+    check_threads(handler, threads)
+    if limit is not None and limit < threads:
+        raise ValueError(f"the limit of connections must be at least {threads}, got {limit}")
     if ssl is not None and not hasattr(ssl, "wrap_socket"):
         raise TypeError("ssl argument must be an SSLContext or None")
     if (path is not None) + (sock is not None) + (host is not None or port is not None) != 1:
         raise ValueError("serve() needs exactly one of these: a host and a port, a path, or a socket")
-    check_threads(handler, threads)
     loop = own_loop()
     plain, on_closed = _bound(loop, host, port, path, sock, reuse_port or threads > 1)
-    part = None if limit is None else -(-limit // threads)
-    listen = functools.partial(_listen, handler, part, ssl, ssl_handshake_timeout, backlog)
+    listen = functools.partial(_listen, handler, ssl, ssl_handshake_timeout, backlog)
     if threads == 1:
-        return listen(loop, plain, on_closed)
+        return listen(limit, loop, plain, on_closed)
     from ._serve_in_threads import serve_in_threads  # most programs do not need it
 
-    return serve_in_threads(loop, plain, on_closed, listen, threads)
+    return serve_in_threads(loop, plain, on_closed, listen, limit, threads)
 
 
 def _listen(
     handler: Callable[[Any, Any], object],
-    limit: int | None,
     context: _ssl.SSLContext | None,
     handshake_timeout_s: float,
     backlog: int,
+    limit: int | None,
     loop: Any,
     plain: list[socket.socket],
     on_closed: Callable[[], None] | None = None,

@@ -36,6 +36,8 @@ class _Other:
         self._plain, self._listen = plain, listen
         self._loop: Any = None
         self.server: Any = None
+        # Set if serve() fails before this thread has started.
+        self.must_end = False
         self.has_started: concurrent.futures.Future[None] = concurrent.futures.Future()
         self.has_ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         # A daemon, so that the process can end even if the loop of the calling thread never runs.
@@ -56,6 +58,8 @@ class _Other:
         self._loop = own_loop()
         self.server = self._listen(self._loop, self._plain)
         self.has_started.set_result(None)
+        if self.must_end:
+            self.server.stop(0)
         self.server.wait_closed()
 
     def tell(self, method: str, *args: Any) -> None:
@@ -139,6 +143,7 @@ def serve_in_threads(
     plain: list[socket.socket],
     on_closed: Callable[[], None] | None,
     listen: Callable[..., Server],
+    limit: int | None,
     threads: int,
 ) -> Server:
     """Start a server in this thread and in ``threads - 1`` others."""
@@ -155,17 +160,23 @@ def serve_in_threads(
         if on_closed is not None:
             on_closed()
         raise
-    server: Any = listen(loop, plain, on_closed, ServerInThreads)
+    limits = [None if limit is None else limit // threads + (number < limit % threads) for number in range(threads)]
+    server: Any = listen(limits[0], loop, plain, on_closed, ServerInThreads)
     others: list[_Other] = []
     try:
         for part in parts:
-            others.append(_Other(f"{server._name}-{len(others) + 2}", part, listen))
+            name = f"{server._name}-{len(others) + 2}"
+            others.append(_Other(name, part, functools.partial(listen, limits[len(others) + 1])))
             others[-1].has_started.result()  # may block: to start, the new thread needs nothing from this one
             server._others = tuple(others)
     except BaseException:
         for part in parts[len(others) :]:
             for each in part:
                 each.close()
+        for other in others:
+            other.must_end = True
+            if other.has_started.done():
+                other.tell("stop", 0)
         server.close()
         raise
     for other in others:

@@ -71,7 +71,7 @@ fn put<'py, const C: bool>(this: Shared<'py, C>, args: Args<'_, 'py>) -> ObjectR
         return put_within(this, Some(item), Limit::Endless);
     }
     let [item, block, timeout] = args.bind()?;
-    put_within(this, item, limit::of_get(block, timeout)?)
+    put_within(this, item, limit::of_shared_queue(block, timeout)?)
 }
 
 fn put_nowait<'py, const C: bool>(this: Shared<'py, C>, args: Args<'_, 'py>) -> ObjectResult<'py> {
@@ -84,7 +84,7 @@ fn get<'py, const C: bool>(this: Shared<'py, C>, args: Args<'_, 'py>) -> ObjectR
         return get_within(this, Limit::Endless);
     }
     let [block, timeout] = args.bind()?;
-    get_within(this, limit::of_get(block, timeout)?)
+    get_within(this, limit::of_shared_queue(block, timeout)?)
 }
 
 fn get_nowait<'py, const C: bool>(this: Shared<'py, C>, _: Args<'_, 'py>) -> ObjectResult<'py> {

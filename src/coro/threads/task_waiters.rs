@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 
+use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
@@ -25,7 +26,7 @@ impl TaskWaiter {
         if waiter::is_waiter(future) {
             return waiter::set_done_from_anywhere(future);
         }
-        set_done_in(event_loop, future).is_ok()
+        set_done_in(event_loop, future)
     }
 }
 
@@ -38,15 +39,31 @@ pub(super) fn future_of<'py>(event_loop: &Bound<'py, PyAny>) -> PyResult<Bound<'
     }
 }
 
-/// Sets a future of another package's loop in its loop. Fails if the loop is closed.
-fn set_done_in(event_loop: &Bound<'_, PyAny>, future: &Bound<'_, PyAny>) -> PyResult<()> {
+/// Sets a future of another package's loop in its loop. False if the loop is closed.
+fn set_done_in(event_loop: &Bound<'_, PyAny>, future: &Bound<'_, PyAny>) -> bool {
     let py = future.py();
-    // Does nothing if the future was cancelled meanwhile.
-    let set = py
-        .import("asyncio.futures")?
-        .getattr("_set_result_unless_cancelled")?;
-    event_loop.call_method1("call_soon_threadsafe", (set, future, py.None()))?;
-    Ok(())
+    let call = || {
+        let set = py.import("grapeshot.threads")?.getattr("_set_done")?;
+        event_loop.call_method1("call_soon_threadsafe", (set, future))
+    };
+    let Err(error) = call() else {
+        return true;
+    };
+    let is_closed = event_loop
+        .call_method0("is_closed")
+        .and_then(|is_closed| is_closed.is_truthy());
+    if is_closed.unwrap_or(false) {
+        return false;
+    }
+    // A signal handler may have raised this, before or after the call was queued. A second call does no harm.
+    let again = call();
+    if error.is_instance_of::<PyKeyboardInterrupt>(py) {
+        // SAFETY: attached. The main thread raises the interruption again.
+        unsafe { ffi::PyErr_SetInterrupt() };
+    } else {
+        error.write_unraisable(py, Some(event_loop));
+    }
+    again.is_ok()
 }
 
 /// The collector visits it as a part of its queue: otherwise it could not free a queue and a task that wait for each
