@@ -1,6 +1,6 @@
 """Cases from the life of a service: tail latency at a constant rate, light clients beside heavy ones, client
-libraries, and large numbers of connections and timers. There are also further closed-loop cases of HTTP and TLS, some
-of them with other load tools.
+libraries, and large numbers of connections and timers. There are also loops in two threads, and further closed-loop
+cases of HTTP and TLS, some of them with other load tools.
 
 `cases.py` has the other cases of the loops.
 """

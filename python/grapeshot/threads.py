@@ -54,12 +54,12 @@ class ClosedError(OSError):
         return type(self), (self.strerror,)
 
 
-# What `_enter` and `_leave` call those that wait.
+# The kinds of waiters, as arguments of `_enter` and `_leave`.
 _GETTER, _PUTTER, _JOINER = range(3)
 
 
 class _ABSENT:
-    """Stands for an item that is not there. A class, because threads would contend for the count of an object."""
+    """Stands for a missing item. A class, because threads would contend for the reference count of an instance."""
 
 
 def _set_done(future: asyncio.Future[Any]) -> None:
@@ -262,9 +262,10 @@ async def _call(fn: Callable[..., Awaitable[_T]], args: Any, kwargs: Any) -> _T:
 async def await_on(loop: asyncio.AbstractEventLoop, awaitable: Awaitable[_T]) -> _T:
     """Await something in the thread of another loop, and return its result.
 
-    A cancellation is passed on to that loop. This call then waits until the awaitable has ended there, and has the same
-    outcome, as a task that awaits another one has. If the other loop is stopped or closed before the awaitable has
-    ended, this call waits until it is cancelled.
+    A cancellation is passed on to that loop. This call then waits until the awaitable has ended there, and has its
+    outcome, just as when a task awaits another task. If the other loop is closed before the awaitable has ended, this
+    call waits until it is cancelled. If that loop is only stopped, this call waits until the loop runs again, even if
+    it is cancelled.
 
     Raises:
         RuntimeError: the loop is closed already.

@@ -78,7 +78,8 @@ impl WaitQueue {
         }
     }
 
-    /// In a shared queue, coros may leave at any time, but no other coro enters while this thread may let coros enter.
+    /// Coros may leave a shared queue at any time. But none enters it while the caller is in the critical section of
+    /// the object that contains the queue.
     pub(super) fn len(&self) -> usize {
         self.len.load(Ordering::Relaxed)
     }

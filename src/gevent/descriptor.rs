@@ -241,7 +241,7 @@ pub(super) fn leave(this: Descriptor<'_>, watcher: Io<'_>) {
 /// `DescriptorObject`, or None if the descriptor is closed.
 ///
 /// Raises RuntimeError if a transport, a task or a callback of asyncio uses the descriptor, and OSError if the system
-/// has no memory to watch it.
+/// refuses to watch it.
 pub(super) fn watch<'py>(
     event_loop: &Bound<'py, PyAny>,
     watcher: Io<'py>,

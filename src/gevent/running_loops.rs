@@ -17,9 +17,10 @@
 //! ```
 //!
 //! Until the hub runs again, a loop that such a greenlet starts is the thread's running loop: greenlets to which its
-//! callbacks switch directly see it. (Under asyncio's own loop they rarely do. In a patched program its selector switches
-//! to the hub before the first callback runs, and then switches are traced.) And while the loop is hidden, code that
-//! runs in the hub on its own account, such as a signal handler of Python, sees no running loop, as in a greenlet.
+//! callbacks switch directly see it. (Under asyncio's own loop they rarely do. In a patched program its selector
+//! switches to the hub before the first callback runs, and then switches are traced.) And while the loop is hidden,
+//! code that runs in the hub on its own account, such as a signal handler of Python, sees no running loop, as in a
+//! greenlet.
 
 use std::cell::Cell;
 use std::ptr;
@@ -199,8 +200,8 @@ pub(super) fn hide(event_loop: &Bound<'_, PyAny>, callback: &Bound<'_, PyAny>) -
     begin_to_hide(event_loop, callback)
 }
 
-/// Does not hide the loop if a greenlet keeps a loop, if other code traces switches, or if the loop runs in another
-/// greenlet than the waiter's hub.
+/// Does not hide the loop if a greenlet keeps a loop, if other code traces switches, if the loop's probe looks at each
+/// step, or if the loop runs in a greenlet other than the waiter's hub.
 #[inline(never)]
 fn begin_to_hide(event_loop: &Bound<'_, PyAny>, callback: &Bound<'_, PyAny>) -> PyResult<bool> {
     let (py, reactor) = (event_loop.py(), LoopObject::of(event_loop).reactor());

@@ -395,8 +395,9 @@ pub(crate) fn check_thread<B: Body>(this: This<'_, TransportObject<B>>) -> PyRes
     }
 }
 
-/// Calls `function`, which ends the transport; `name` is its method. Without a GIL, any thread may collect a garbage
-/// stream whose finalizer calls the method. If another thread runs the loop, that thread makes the call soon.
+/// Calls `function`, which ends the transport; `name` is the name of the transport's method that does so. Without a
+/// GIL, any thread may collect a garbage stream whose finalizer calls the method. If another thread runs the loop, that
+/// thread makes the call soon.
 pub(crate) fn end<'py, B: Body>(
     this: This<'py, TransportObject<B>>,
     name: &str,

@@ -1,7 +1,7 @@
 """Tasks, coros and real threads that run the same async function.
 
-A task of a loop awaits the queue's methods for tasks. A coro or thread calls the methods that wait, and runs the async
-function with `drive`, because nothing in it is suspended then.
+A task of a loop awaits the queue's methods for tasks. A coro or thread calls the methods that wait, so that the async
+function is never suspended, and `drive` can run it.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class InThread:
 
 
 class InCoro(InThread):
-    """The same in a coro. It is interrupted while it waits."""
+    """The same in a coro. `get_within` interrupts the wait of the coro."""
 
     @staticmethod
     async def get_within(queue, seconds):

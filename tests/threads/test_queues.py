@@ -254,7 +254,7 @@ def test_a_task_whose_loop_is_closed_is_passed_over():
 @with_coros
 @pytest.mark.parametrize("factory", [grapeshot.new_event_loop, asyncio.SelectorEventLoop])
 def test_a_task_whose_loop_is_closed_has_nothing_to_give_back(factory):
-    """Else it would take back the item of the waiter that came after it."""
+    """Otherwise the item that went to the next waiter would be taken back when the coroutine is closed."""
     from grapeshot import coro
 
     shared = threads.Queue()

@@ -12,8 +12,8 @@ gevent's hub is a greenlet. It calls ``Loop.run()``, which runs the grapeshot lo
 So the grapeshot loop is always somewhere in a callback while a greenlet runs. asyncio's running loop is normally kept
 per thread; here it is kept per greenlet. In the hub, where tasks and callbacks run, it is the grapeshot loop. In other
 greenlets no loop is running, unless they call ``asyncio.run()``. A tracer exchanges the running loops at each switch
-(``_watch_switches``), except in greenlets that were woken because their descriptor is ready: as long as no greenlet
-runs a loop of its own, the hub hides its loop and removes the tracer (``src/gevent/running_loops.rs``).
+(``_watch_switches``). There is one exception: while the hub wakes greenlets whose descriptors are ready, and no
+greenlet runs a loop of its own, the hub hides its loop and removes the tracer (``src/gevent/running_loops.rs``).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 //!   woken
 //! - `lock`: the lock and the `RLock`; `simple_queue`: the queue
 //! - `shared_queue`, `queue_methods`: the queue and the channel of `grapeshot.threads`, for which tasks can wait, too
-//! - `limit`: the arguments of `acquire` and `get`
+//! - `limit`: the arguments with which a caller limits its wait, such as `timeout`
 //!
 //! A free lock and an available item are taken without a wait, in any code: even in a finalizer that the garbage
 //! collector runs, in a greenlet, and in a forked child, where a coro cannot wait. A released lock or a new item is
@@ -14,7 +14,7 @@
 //!
 //! Outside of any coro (in a callback or a task) the loop's thread waits as any thread does: it blocks, and its loop
 //! with it. If a coro of that thread holds the lock, it could not release the lock during the wait. So a wait without a
-//! time limit then raises `RuntimeError` instead.
+//! time limit then raises `RuntimeError` instead. In a task or callback, shared queues raise it for every wait.
 
 mod limit;
 mod lock;

@@ -196,8 +196,8 @@ impl<const C: bool> SharedQueue<C> {
         self.capacity.get() == 0 || self.available() + self.reserved.get() < self.capacity.get()
     }
 
-    /// Claims a waiter whose item, place or end is there. The count, if any, is to be decreased again if the waiter
-    /// cannot be woken.
+    /// Claims a waiter that can go on: an item or a place is there for it, or all work is done. The count, if any, is
+    /// to be decreased again if the waiter cannot be woken.
     #[inline]
     fn claim<'py>(&self, py: Python<'py>) -> Option<Claim<'_, 'py>> {
         let is_closed = self.is_closed.get();

@@ -66,8 +66,8 @@ fn set_done_in(event_loop: &Bound<'_, PyAny>, future: &Bound<'_, PyAny>) -> bool
     again.is_ok()
 }
 
-/// The collector visits it as a part of its queue: otherwise it could not free a queue and a task that wait for each
-/// other.
+/// The collector visits these waiters as a part of their queue: otherwise it could not free a queue and a task that
+/// refer to each other.
 pub(super) struct TaskWaiters {
     waiting: RefCell<VecDeque<TaskWaiter>>,
     /// The waiters that could not be woken, because their loops are closed. They have no grant to give back when their
@@ -127,7 +127,7 @@ impl TaskWaiters {
         self.waiting.borrow_mut().pop_front()
     }
 
-    /// In the child of a fork: drops the waiters of the parent without waking them.
+    /// Drops all waiters without waking them, in the child of a fork or for the collector.
     pub(super) fn forget(&self) {
         drop((self.waiting.take(), self.refused.take()));
     }

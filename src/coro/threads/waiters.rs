@@ -1,4 +1,5 @@
-//! `Waiters`: coros of any thread, real threads, and tasks of any loop that wait for the same thing, in order of arrival.
+//! `Waiters`: coros of any thread, real threads and tasks of any loop that wait for the same thing, in their order of
+//! arrival.
 //!
 //! ```text
 //!   Waiters   coros: WaitQueue      [ A 1 ] <--> [ C 3 ] <--> [ D 4 ]      each with its ticket (WaitNode.request)
@@ -243,10 +244,10 @@ pub(super) struct Waiters {
     forks: Cell<u32>,
 }
 
-/// An object to wait for: a lock, or a queue with items.
+/// Something to wait for: a lock, an item or a place in a queue, or the end of the work on all items.
 pub(super) trait Source {
     fn waiters(&self) -> &Waiters;
-    /// Takes the lock or an item, if that is possible without waiting.
+    /// Takes it, if that is possible without waiting.
     fn take(&self, py: Python<'_>) -> bool;
     /// Takes back the grant of a waiter that was interrupted, and passes it to the next waiter.
     fn give_back(&self, py: Python<'_>);
@@ -511,8 +512,8 @@ impl Waiters {
         Some(Claimed::Thread(waiter))
     }
 
-    /// Grants the first coro its request, if it has waited longer than the thread or task with the ticket `first_other`.
-    /// Coros that cannot run any more are removed from the queue. Called inside of `exclusive`.
+    /// Grants the first coro its request, if it has waited longer than the thread or task with the ticket
+    /// `first_other`. Coros that cannot run any more are removed from the queue. Called inside of `exclusive`.
     fn claim_first_coro<'py>(&self, py: Python<'py>, first_other: Option<i64>) -> Option<Bound<'py, PyAny>> {
         loop {
             let coro = self.coros.first(py)?;

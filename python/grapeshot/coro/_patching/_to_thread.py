@@ -87,7 +87,7 @@ def _patch_anyio(module: Any) -> None:
     module.WorkerThread._grapeshot_is_real = True
     if type(module.threadlocals) is _real_local:
         # anyio was imported before patch(), so coros would share the attributes of its thread-local object: replace it.
-        # anyio's worker threads have not begun, or end with their loop.
+        # No worker thread of anyio needs the old one: none has begun, or they end with their loop.
         old, new = module.threadlocals, threading.local()
         for name, holder in list(sys.modules.items()):
             if name.startswith("anyio.") and vars(holder).get("threadlocals") is old:
@@ -121,7 +121,7 @@ def _patch_anyio_portals(module: Any) -> None:
 def _call_for_anyio(
     module: Any, loop: Any, scope: Any, context: contextvars.Context, func: Callable[..., Any], args: Any
 ) -> Any:
-    """Call the function where anyio's ``from_thread`` finds the loop and the cancel scope."""
+    """Call the function, with the loop and the cancel scope stored where anyio's ``from_thread`` looks for them."""
     with module.claim_worker_thread(module.AsyncIOBackend, loop):
         module.threadlocals.current_cancel_scope = scope
         try:

@@ -1,4 +1,4 @@
-"""What the blocking mode of kombu lacks for Redis, which other pools do not need because they use kombu's own loop.
+"""What the blocking mode of kombu lacks for Redis. Other pools do not need it, because they use kombu's own loop.
 
 - The worker's main coro waits in kombu for up to some seconds. While as many messages are unacknowledged as the
   prefetch limit allows, kombu does not ask Redis for another one, and does not notice if a coro of the pool
@@ -54,7 +54,7 @@ class MessageWait:
             self._timer.cancel(self._restoring)
         self._cycle = self._restoring = None
         cycle: Any = getattr(connection.transport, "cycle", None)
-        if hasattr(cycle, "maybe_restore_messages"):  # only the one for Redis
+        if hasattr(cycle, "maybe_restore_messages"):  # only the cycle of Redis has it
             self._cycle = cycle
             cycle.poller = _Poller(cycle.poller, self)
             interval_s = connection.transport_options.get("unacked_restore_interval") or _RESTORE_INTERVAL_S

@@ -3,8 +3,8 @@
 Celery uses it for tasks with a countdown or an eta, retries, rate limits and heartbeats. Celery's own timer for workers
 without kombu's event loop is a thread that sleeps for up to a second, even if a new entry is due earlier.
 
-Only the worker's loop arms and disarms its timers. Other threads, which may enter and cancel entries as well, send it
-there.
+Only the worker's loop arms and disarms its timers. If another thread enters or cancels an entry, the loop is told to do
+so.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Timer(timer.Timer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[no-untyped-call]
-        # The loop that runs the worker. Entries that come before begin() has set it wait for it.
+        # The loop that runs the worker. Entries that come before begin() has set it are armed by begin().
         self._loop: Any = None
         self._is_stopped = False
         # The entries that have not been called, and when they are due.
@@ -74,7 +74,7 @@ class Timer(timer.Timer):
 
     @property
     def queue(self) -> list[Any]:
-        """The entries that have not been called: tuples of the time when it is due, its priority, and the entry."""
+        """The entries that have not been called, as tuples of the due time, the priority and the entry."""
         return sorted(self._scheduled.values())
 
     def _call_on_loop(self, function: Callable[[Any], None], argument: Any) -> None:
@@ -88,7 +88,7 @@ class Timer(timer.Timer):
     def _arm(self, scheduled: Any) -> None:
         if self._is_current(scheduled):
             self._disarm(scheduled.entry)
-            delay_s = scheduled.eta - time.monotonic()  # not less than 0, because overdue entries keep their order
+            delay_s = scheduled.eta - time.monotonic()  # less than 0 if overdue: such entries keep their order
             self._handles[scheduled.entry] = self._loop.call_later(delay_s, self._reach, scheduled)
 
     def _is_current(self, scheduled: Any) -> bool:
