@@ -29,7 +29,7 @@ pub(crate) struct TlsStream<S> {
 }
 
 impl<S: Read + Write> TlsStream<S> {
-    /// The handshake begins with the first read, write or flush.
+    /// The handshake begins with `establish`, `start_handshake` or the first write.
     ///
     /// # Errors
     /// If OpenSSL runs out of memory.
