@@ -257,7 +257,7 @@ impl<const C: bool> SharedQueue<C> {
 
 /// Runs `body` while no other thread uses the queue. Afterwards it wakes those that can go on.
 #[inline]
-fn in_section<'py, const C: bool, R>(this: Shared<'py, C>, body: impl FnOnce() -> R) -> R {
+fn in_section<const C: bool, R>(this: Shared<'_, C>, body: impl FnOnce() -> R) -> R {
     let py = this.py();
     let (result, mut claimed) = with_critical_section(this, || {
         let result = body();
