@@ -32,6 +32,8 @@ BRIDGE_ENV   := PYO3_NO_PYTHON=1 PYO3_BUILD_EXTENSION_MODULE=1 CARGO_TARGET_DIR=
 RUST_FUZZ    := core/fuzz/Cargo.toml
 # The fuzzers are only checked here, so libFuzzer itself need not be compiled.
 FUZZ_ENV     := CUSTOM_LIBFUZZER_PATH=/none/libfuzzer.a CARGO_TARGET_DIR=target/fuzz/check
+RUST_MODELS  := core/models/Cargo.toml
+MODELS_ENV   := CARGO_TARGET_DIR=target/models
 # docs/speed.md does not have all rows of these comparisons, so each of them has a table of its own.
 TABLED       := $(addprefix benchmarks/results/,comparison-3.13.json two-loops.json rpc.json files.json lookups.json programs.json pgo.json)
 # A newer Rust has new lints, and an older one lacks some. So warnings of clippy and rustdoc are errors only with the
@@ -80,8 +82,9 @@ test: $(VENV)/.dev $(VENV)/.build ## all checks: lint, Rust tests, Python tests,
 	  $(MAKE) --no-print-directory lint test-rust && wait $$building || { kill $$building 2>/dev/null; exit 1; }
 	@$(MAKE) --no-print-directory test-python
 
-test-rust: ## the Rust tests: grapeshot-core, which does not need Python, and the load generator
+test-rust: ## the Rust tests: grapeshot-core, which does not need Python, models of its threads, the load generator
 	$(CARGO) test --quiet -p grapeshot-core
+	$(MODELS_ENV) $(CARGO) test --quiet --manifest-path $(RUST_MODELS)
 	$(CARGO) test --quiet --manifest-path $(LOADGEN)
 
 test-python: $(VENV)/.dev build ## the Python tests, including CPython's own (ARGS= goes to pytest)
@@ -106,10 +109,12 @@ lint: $(VENV)/.dev ## rustfmt, clippy, rustdoc, ruff, import-linter and mypy; ch
 	$(CARGO) fmt --check --manifest-path $(LOADGEN)
 	$(CARGO) fmt --check --manifest-path $(BRIDGE)
 	$(CARGO) fmt --check --manifest-path $(RUST_FUZZ)
+	$(CARGO) fmt --check --manifest-path $(RUST_MODELS)
 	$(CARGO) clippy --quiet --workspace --all-targets -- $(WARNINGS)
 	$(CARGO) clippy --quiet --all-targets --manifest-path $(LOADGEN) -- $(WARNINGS)
 	$(BRIDGE_ENV) $(CARGO) clippy --quiet --all-targets --manifest-path $(BRIDGE) -- $(WARNINGS)
 	$(FUZZ_ENV) $(CARGO) clippy --quiet --manifest-path $(RUST_FUZZ) -- $(WARNINGS)
+	$(MODELS_ENV) $(CARGO) clippy --quiet --lib --tests --manifest-path $(RUST_MODELS) -- $(WARNINGS)
 	$(BIN)/ruff check $(LINTED)
 	RUSTDOCFLAGS="$(WARNINGS) -A rustdoc::private_intra_doc_links" $(CARGO) doc --quiet --no-deps --document-private-items --workspace
 	$(BIN)/ruff format --check $(LINTED)
@@ -122,6 +127,7 @@ format: $(VENV)/.dev ## rewrite Rust and Python to the project's format
 	$(CARGO) fmt --manifest-path $(LOADGEN)
 	$(CARGO) fmt --manifest-path $(BRIDGE)
 	$(CARGO) fmt --manifest-path $(RUST_FUZZ)
+	$(CARGO) fmt --manifest-path $(RUST_MODELS)
 	$(BIN)/ruff check --quiet --fix --exit-zero $(LINTED)
 	$(BIN)/ruff format $(LINTED)
 

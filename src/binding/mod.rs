@@ -29,6 +29,12 @@ use pyo3::exceptions::PyImportError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
+/// What `spin_lock` is made of. `core/models` compiles it with loom's types in their place.
+mod parts {
+    pub(super) use std::sync::atomic::{AtomicBool, Ordering};
+    pub(super) use std::thread::yield_now;
+}
+
 /// Whether the build has a GIL, so that only one attached thread runs at a time. With a GIL, other threads put their
 /// callbacks directly into the ready queue; in free-threaded builds, they use the inbox.
 pub(crate) const HAS_GIL: bool = cfg!(not(Py_GIL_DISABLED));

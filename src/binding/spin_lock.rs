@@ -1,8 +1,7 @@
 //! A lock for a few memory accesses that the GIL orders in other builds.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use super::HAS_GIL;
+use super::parts::{AtomicBool, Ordering, yield_now};
 
 /// A lock that a thread holds only while it neither detaches nor runs Python code, so for less than a microsecond. The
 /// garbage collector and `os.fork()` wait until all other threads have stopped at a point where they could detach, so
@@ -35,7 +34,7 @@ impl SpinLock {
             .compare_exchange_weak(false, true, Ordering::Acquire, Ordering::Relaxed)
             .is_err()
         {
-            std::thread::yield_now();
+            yield_now();
         }
         let _unlock = Unlock(&self.0);
         body()

@@ -20,9 +20,7 @@
 //! Only the loop's thread may pop and sleep. Any thread may push. The inbox only decides which producer must wake the
 //! loop; the producer decides how to wake it.
 
-use std::sync::atomic::{AtomicBool, Ordering, fence};
-
-use crossbeam_queue::SegQueue;
+use super::parts::{AtomicBool, Ordering, SegQueue, fence};
 
 /// A lock-free queue with one consumer, which may sleep.
 pub struct Inbox<T: Send> {

@@ -24,3 +24,10 @@ pub mod read_size;
 pub mod ready;
 pub mod records;
 pub mod timers;
+
+/// What the inbox is made of. `core/models` compiles it with loom's types in their place.
+mod parts {
+    pub(super) use std::sync::atomic::{AtomicBool, Ordering, fence};
+
+    pub(super) use crossbeam_queue::SegQueue;
+}

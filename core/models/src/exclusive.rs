@@ -1,0 +1,31 @@
+//! The lock of all shared queues: the real `spin_lock.rs`.
+
+use super::parts;
+
+#[path = "../../../src/binding/spin_lock.rs"]
+mod spin_lock;
+
+/// Read by `spin_lock.rs`. With a GIL, there would be nothing to check.
+const HAS_GIL: bool = false;
+
+/// `SpinLock`, which is private to its crate.
+pub struct Exclusive(spin_lock::SpinLock);
+
+impl Exclusive {
+    #[must_use]
+    pub fn new() -> Self {
+        let lock = spin_lock::SpinLock::new();
+        lock.with(|| ()); // see `parts`
+        Self(lock)
+    }
+
+    pub fn with<R>(&self, body: impl FnOnce() -> R) -> R {
+        self.0.with(body)
+    }
+}
+
+impl Default for Exclusive {
+    fn default() -> Self {
+        Self::new()
+    }
+}
