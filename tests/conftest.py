@@ -43,6 +43,9 @@ DESCRIPTORS = 16384
 
 _stderr_fd = -1
 
+# The programs that tests start buffer their output, as they do on most machines. (Containers often set this variable.)
+os.environ.pop("PYTHONUNBUFFERED", None)
+
 
 def pytest_configure(config: pytest.Config) -> None:
     global _stderr_fd

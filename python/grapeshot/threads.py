@@ -56,6 +56,8 @@ class ClosedError(OSError):
 
 # The kinds of waiters, as arguments of `_enter` and `_leave`.
 _GETTER, _PUTTER, _JOINER = range(3)
+# How often a cancelled `await_on` looks whether the other loop still runs, in seconds.
+_LOOK_S = 0.1
 
 
 class _ABSENT:
@@ -263,9 +265,8 @@ async def await_on(loop: asyncio.AbstractEventLoop, awaitable: Awaitable[_T]) ->
     """Await something in the thread of another loop, and return its result.
 
     A cancellation is passed on to that loop. This call then waits until the awaitable has ended there, and has its
-    outcome, just as when a task awaits another task. If the other loop is closed before the awaitable has ended, this
-    call waits until it is cancelled. If that loop is only stopped, this call waits until the loop runs again, even if
-    it is cancelled.
+    outcome, just as when a task awaits another task. If the other loop is stopped or closed before the awaitable has
+    ended, this call waits until the loop runs again, or until it is cancelled.
 
     Raises:
         RuntimeError: the loop is closed already.
@@ -302,14 +303,14 @@ class _Call:
             raise
         cancellation: BaseException | None = None
         while not self._ended.done():
+            if cancellation is not None and not self._there.is_running():
+                raise cancellation
             try:
-                await asyncio.wait([self._ended])
+                await asyncio.wait([self._ended], timeout=None if cancellation is None else _LOOK_S)
             except asyncio.CancelledError as exc:
                 cancellation = exc
-                try:
+                with contextlib.suppress(RuntimeError):  # the other loop is closed
                     self._there.call_soon_threadsafe(self._cancel, *exc.args[:1])
-                except RuntimeError:  # the other loop is closed, so the call never ends
-                    raise exc from None
         if cancellation is not None and not self._is_passed_on:
             raise cancellation
         if self._error is not None:

@@ -149,7 +149,7 @@ async def main():
 def fork():
     pid = os.fork()
     if not pid:
-        print("buffered")
+        print("printed")
         {ending}
     say(status(pid))
 
@@ -164,9 +164,9 @@ def work():
 import grapeshot
 say(grapeshot.run(main()))
 """,
-        flags=("-X", "faulthandler"),
+        flags=("-u", "-X", "faulthandler"),
     )
-    assert lines == ["buffered", *expected, "work ends parent", "main ends parent", "[]", "atexit parent"]
+    assert lines == ["printed", *expected, "work ends parent", "main ends parent", "[]", "atexit parent"]
 
 
 def test_the_loop_of_the_parent_goes_on():
@@ -260,7 +260,7 @@ def wait():
 def fork(ending):
     pid = os.fork()
     if not pid:
-        print("buffered", ending, [thread.name for thread in threading.enumerate()])
+        print("printed", ending, [thread.name for thread in threading.enumerate()])
         if ending == "exit":
             sys.exit(3)
         return ending
@@ -284,16 +284,16 @@ released.set()
 
 @pytest.mark.parametrize("arguments", [(), ("-m", "grapeshot.coro")], ids=["threads", "coros"])
 def test_a_program_with_threads(arguments):
-    flags = ("-W", "ignore", "-X", "faulthandler", *arguments)  # DeprecationWarning for a fork beside threads
+    flags = ("-u", "-W", "ignore", "-X", "faulthandler", *arguments)  # DeprecationWarning for a fork beside threads
     lines = run_script(None, PROGRAM, flags=flags).split("\n")[:-1]
     assert sorted(lines) == [
-        "buffered exit ['forker']",
-        "buffered exit of the main thread ['MainThread']",
-        "buffered return ['forker']",
         "exit 0",
         "exit of the main thread 4",
         "main ends False",
         "main ends True",
+        "printed exit ['forker']",
+        "printed exit of the main thread ['MainThread']",
+        "printed return ['forker']",
         "return 0",
         "wait ends True",
         "wait ends True",

@@ -197,8 +197,9 @@ def test_a_cancellation_after_the_end_there_is_not_lost(there, run_here):
     run_here(main())
 
 
+@pytest.mark.parametrize("is_closed", [False, True], ids=["stopped", "closed"])
 @pytest.mark.parametrize("factory", FACTORIES)
-def test_a_cancellation_when_the_other_loop_is_closed(factory, run_here):
+def test_a_cancellation_when_the_other_loop_has_ended(factory, is_closed, run_here):
     loop, began = factory(), threading.Event()
 
     async def wait():
@@ -215,10 +216,12 @@ def test_a_cancellation_when_the_other_loop_is_closed(factory, run_here):
         thread.join()
         for left in asyncio.all_tasks(loop):
             left._log_destroy_pending = False
-        loop.close()
+        if is_closed:
+            loop.close()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        loop.close()
 
     run_here(main())
 

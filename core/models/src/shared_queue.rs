@@ -90,9 +90,6 @@ struct State {
     is_closed: bool,
     getters: VecDeque<Arc<Waiter>>,
     putters: VecDeque<Arc<Waiter>>,
-    /// How many promised items were given back. Their places may be taken already, so the queue may have that many
-    /// items more than its capacity.
-    given_back: usize,
 }
 
 impl State {
@@ -101,7 +98,7 @@ impl State {
     }
 
     fn has_place(&self) -> bool {
-        self.capacity == 0 || self.available() + self.reserved < self.capacity
+        self.capacity == 0 || self.items.len() + self.reserved < self.capacity
     }
 
     /// `Item::take`.
@@ -151,9 +148,9 @@ impl State {
     fn check(&self) {
         if !self.is_closed {
             assert!(self.promised <= self.items.len(), "an item was promised twice");
-            let taken = self.available() + self.reserved;
+            let taken = self.items.len() + self.reserved;
             assert!(
-                self.capacity == 0 || taken <= self.capacity + self.given_back,
+                self.capacity == 0 || taken <= self.capacity,
                 "more items than fit"
             );
         }
@@ -218,7 +215,6 @@ impl SharedQueue {
             self.in_section(|state| {
                 if !remove(&mut state.getters, waiter) {
                     state.promised -= 1;
-                    state.given_back += 1;
                 }
             });
             return Ended::Cancelled;

@@ -85,7 +85,10 @@ def watch() -> None:
 
 
 def _report(loop: asyncio.AbstractEventLoop, frame: types.FrameType) -> None:
-    if not run.is_installed() or os.environ.get("GRAPESHOT_QUIET", "0") not in ("", "0") or sys.stderr is None:
+    if not run.is_installed() or os.environ.get("GRAPESHOT_QUIET", "0") not in ("", "0"):
+        return
+    stderr = sys.stderr
+    if stderr is None:
         return
     kind = type(loop)
     _reported.add(kind)
@@ -95,11 +98,17 @@ def _report(loop: asyncio.AbstractEventLoop, frame: types.FrameType) -> None:
     # If another package has started uvicorn, the user has to change that package's setting.
     advisers = reversed(names) if names[:1] == ["uvicorn"] else names[:1]
     advice = next((_ADVICE[name] for name in advisers if name in _ADVICE), _ADVICE_TO_OTHERS)
+    text = (
+        f"grapeshot: {places} runs {kind.__module__}.{kind.__qualname__}, which is not grapeshot's loop: {advice} "
+        "(GRAPESHOT_QUIET=1 silences this line)\n"
+    )
     try:
-        sys.stderr.write(
-            f"grapeshot: {places} runs {kind.__module__}.{kind.__qualname__}, which is not grapeshot's loop: {advice} "
-            "(GRAPESHOT_QUIET=1 silences this line)\n"
-        )
+        if stderr is sys.__stderr__:
+            # If the descriptor is closed, text in the buffer would make the exit status 120, so go round the buffer.
+            stderr.flush()
+            os.write(stderr.fileno(), text.encode(errors="backslashreplace"))
+        else:
+            stderr.write(text)
     except (OSError, ValueError):
         pass  # stderr is closed
 

@@ -374,13 +374,13 @@ def serve(
     if (path is not None) + (sock is not None) + (host is not None or port is not None) != 1:
         raise ValueError("serve() needs exactly one of these: a host and a port, a path, or a socket")
     loop = own_loop()
-    plain, on_closed = _bound(loop, host, port, path, sock, reuse_port or threads > 1)
+    plain, on_closed = _bound(loop, host, port, path, sock, reuse_port)
     listen = functools.partial(_listen, handler, ssl, ssl_handshake_timeout, backlog)
     if threads == 1:
         return listen(limit, loop, plain, on_closed)
     from ._serve_in_threads import serve_in_threads  # most programs do not need it
 
-    return serve_in_threads(loop, plain, on_closed, listen, limit, threads)
+    return serve_in_threads(loop, plain, on_closed, listen, limit, threads, is_own=sock is None)
 
 
 def _listen(

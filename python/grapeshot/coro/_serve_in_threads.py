@@ -12,6 +12,7 @@ import asyncio
 import concurrent.futures
 import functools
 import socket
+import threading
 
 from grapeshot import threads as _threads
 from grapeshot._start.threads import warn_of_gil
@@ -20,7 +21,6 @@ from ._bridge import await_, own_loop, run
 from ._countdown import Countdown
 from ._patching._thread import RealThread
 from ._serve import Server
-from ._timeouts import timeout as _timeout
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,8 +40,9 @@ class _Other:
         self.must_end = False
         self.has_started: concurrent.futures.Future[None] = concurrent.futures.Future()
         self.has_ended: concurrent.futures.Future[None] = concurrent.futures.Future()
-        # A daemon, so that the process can end even if the loop of the calling thread never runs.
-        RealThread(target=self._run, name=self.name, daemon=True).start()
+        RealThread(target=self._run, name=self.name).start()
+        # The process can end even if the loop of the calling thread never runs.
+        threading._register_atexit(self.end)  # type: ignore[attr-defined]
 
     def _run(self) -> None:
         try:
@@ -61,6 +62,12 @@ class _Other:
         if self.must_end:
             self.server.stop(0)
         self.server.wait_closed()
+
+    def end(self) -> None:
+        """Let the thread end as soon as it can, even if it is still starting."""
+        self.must_end = True
+        if self.server is not None:
+            self.tell("stop", 0)
 
     def tell(self, method: str, *args: Any) -> None:
         """Call a method of the server in its thread. Does not wait."""
@@ -100,13 +107,11 @@ class ServerInThreads(Server):
         if not super().wait_closed(left_s()):
             return False
         for other in self._others:
-            try:
-                with _timeout(left_s()):
-                    await_(asyncio.shield(asyncio.wrap_future(other.has_ended)))
-            except TimeoutError:
-                if not other.has_ended.done():
-                    return False
-                raise
+            if not other.has_ended.done():
+                await_(asyncio.wait([asyncio.wrap_future(other.has_ended)], timeout=left_s()))
+            if not other.has_ended.done():
+                return False
+            other.has_ended.result()
         return True
 
     def stop(self, timeout: float | None = 10.0) -> None:
@@ -122,8 +127,8 @@ class ServerInThreads(Server):
 
     def _on_acceptor_end(self, co: Any) -> None:
         super()._on_acceptor_end(co)
-        if not self._acceptors and not self._is_closed.is_set():
-            # The loop is ending, or accept() has failed. The other threads must not go on alone.
+        if not self._acceptors and not self._is_closed.is_set() and co.cancelled():
+            # The loop is ending. The other threads must not go on alone.
             self._tell("stop", 0)
 
     def _tell(self, method: str, *args: Any) -> None:
@@ -145,11 +150,16 @@ def serve_in_threads(
     listen: Callable[..., Server],
     limit: int | None,
     threads: int,
+    *,
+    is_own: bool,
 ) -> Server:
-    """Start a server in this thread and in ``threads - 1`` others."""
+    """Start a server in this thread and in ``threads - 1`` others. ``is_own``: the program has not passed a socket."""
     warn_of_gil(threads)
     parts: list[list[socket.socket]] = []
     try:
+        if is_own:
+            for place, each in enumerate(plain):
+                plain[place] = _sharing_port(each)
         for _ in range(threads - 1):
             parts.append([])
             for each in plain:
@@ -174,9 +184,7 @@ def serve_in_threads(
             for each in part:
                 each.close()
         for other in others:
-            other.must_end = True
-            if other.has_started.done():
-                other.tell("stop", 0)
+            other.end()
         server.close()
         raise
     for other in others:
@@ -191,21 +199,43 @@ def _tell_of_end(loop: Any, server: ServerInThreads, other: _Other, _: object) -
         pass  # the loop is closed
 
 
+def _sharing_port(sock: socket.socket) -> socket.socket:
+    """Return a socket with SO_REUSEPORT that is bound to the same TCP address, instead of the given one.
+
+    The given one was bound without this option, which has shown that no other program listens there.
+    """
+    if sock.family not in (socket.AF_INET, socket.AF_INET6) or _shares_port(sock):
+        return sock
+    address, v6_only = sock.getsockname(), _v6_only(sock)
+    sock.close()
+    return _bound_to(address, sock.family, sock.proto, v6_only)
+
+
 def _second_listener(first: socket.socket) -> socket.socket:
     """Return a socket that gets a part of the connections to the address of ``first``."""
-    if first.family not in (socket.AF_INET, socket.AF_INET6) or not first.getsockopt(
-        socket.SOL_SOCKET, socket.SO_REUSEPORT
-    ):
+    if first.family not in (socket.AF_INET, socket.AF_INET6) or not _shares_port(first):
         return first.dup()
-    second = socket.socket(first.family, first.type, first.proto)
+    return _bound_to(first.getsockname(), first.family, first.proto, _v6_only(first))
+
+
+def _shares_port(sock: socket.socket) -> bool:
+    return bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT))
+
+
+def _v6_only(sock: socket.socket) -> int:
+    return sock.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY) if sock.family == socket.AF_INET6 else 0
+
+
+def _bound_to(address: Any, family: int, proto: int, v6_only: int) -> socket.socket:
+    """Return a TCP socket that shares the port of the address with others."""
+    sock = socket.socket(family, socket.SOCK_STREAM, proto)
     try:
-        for level, option in ((socket.SOL_SOCKET, socket.SO_REUSEADDR), (socket.SOL_SOCKET, socket.SO_REUSEPORT)):
-            second.setsockopt(level, option, first.getsockopt(level, option))
-        if first.family == socket.AF_INET6:
-            only = first.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY)
-            second.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, only)
-        second.bind(first.getsockname())
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, v6_only)
+        sock.bind(address)
     except BaseException:
-        second.close()
+        sock.close()
         raise
-    return second
+    return sock

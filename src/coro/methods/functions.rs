@@ -268,7 +268,6 @@ pub(super) fn end_thread<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult
 
 /// `_coro_after_fork()`: called in the child. Returns the coro that has forked, or None.
 pub(super) fn after_fork<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
-    threads::after_fork();
     let forker = running(py);
     with_runtime(|runtime| {
         watchdog::after_fork(&runtime.pulse);

@@ -30,9 +30,10 @@ use std::ffi::c_char;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-pub(super) use waiters::{Party, after_fork, forks};
+pub(super) use waiters::{Party, forks};
 
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    waiters::watch_forks();
     module.add("thread_lock", lock::make_type(module)?)?;
     module.add("thread_rlock", lock::make_recursive_type(module)?)?;
     module.add("thread_queue", simple_queue::make_type(module)?)?;

@@ -144,9 +144,7 @@ fn empty<'py>(this: Shared<'py, false>, _: Args<'_, 'py>) -> ObjectResult<'py> {
 }
 
 fn full<'py>(this: Shared<'py, false>, _: Args<'_, 'py>) -> ObjectResult<'py> {
-    let is_full = with_critical_section(this, || {
-        this.capacity.get() > 0 && this.available() >= this.capacity.get()
-    });
+    let is_full = with_critical_section(this, || !this.has_place());
     Ok(bool_object(this.py(), is_full))
 }
 

@@ -7,8 +7,8 @@
 //!   getters, putters, joiners      those that wait
 //! ```
 //!
-//! A getter that runs takes the oldest item. A promised item takes no place any more: its place is free for the next
-//! putter. A waiter that is interrupted after it was woken gives its item or place back, for the next one.
+//! A getter that runs takes the oldest item, whose place is then free for the next putter. A waiter that is interrupted
+//! after it was woken gives its item or place back, for the next one.
 //!
 //! When the queue is closed, all waiters are woken as if they had got what they wait for, and find that it is closed.
 //!
@@ -193,7 +193,7 @@ impl<const C: bool> SharedQueue<C> {
 
     #[inline]
     pub(super) fn has_place(&self) -> bool {
-        self.capacity.get() == 0 || self.available() + self.reserved.get() < self.capacity.get()
+        self.capacity.get() == 0 || self.items.len() + self.reserved.get() < self.capacity.get()
     }
 
     /// Claims a waiter that can go on: an item or a place is there for it, or all work is done. The count, if any, is
@@ -269,11 +269,11 @@ struct Claim<'a, 'py> {
 
 impl Claim<'_, '_> {
     /// Takes the grant back from a task whose loop is closed.
-    fn take_back(self) {
+    fn take_back(&self) {
         if let Some(count) = self.count {
             decrease(count);
         }
-        if let Claimed::Task(waiter) = self.claimed {
+        if let Claimed::Task(waiter) = &self.claimed {
             self.waiters.tasks.refuse(waiter);
         }
     }
@@ -289,6 +289,7 @@ pub(super) fn in_section<const C: bool, R>(this: Shared<'_, C>, body: impl FnOnc
     });
     while let Some(claim) = claimed {
         let is_woken = claim.claimed.wake(py).is_some();
+        // The references of a waiter that was refused are dropped outside of the section.
         claimed = with_critical_section(this, || {
             if !is_woken {
                 claim.take_back();

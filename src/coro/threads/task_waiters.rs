@@ -70,9 +70,10 @@ fn set_done_in(event_loop: &Bound<'_, PyAny>, future: &Bound<'_, PyAny>) -> bool
 /// refer to each other.
 pub(super) struct TaskWaiters {
     waiting: RefCell<VecDeque<TaskWaiter>>,
-    /// The waiters that could not be woken, because their loops are closed. They have no grant to give back when their
-    /// coroutines are closed.
-    refused: RefCell<Vec<TaskWaiter>>,
+    /// The addresses of the futures of waiters that could not be woken, because their loops are closed. These have no
+    /// grant to give back when their coroutines are closed. No references, because these would keep the tasks alive; a
+    /// future lives until its coroutine is closed, which removes the address.
+    refused: RefCell<Vec<usize>>,
 }
 
 impl TaskWaiters {
@@ -93,6 +94,7 @@ impl TaskWaiters {
 
     /// Adds a task of the loop, which is going to await the future.
     pub(super) fn add(&self, ticket: i64, event_loop: Bound<'_, PyAny>, future: &Bound<'_, PyAny>) {
+        self.forget_refusal(future);
         self.waiting.borrow_mut().push_back(TaskWaiter {
             ticket,
             event_loop: event_loop.unbind(),
@@ -108,18 +110,21 @@ impl TaskWaiters {
             let place = waiting.iter().position(is_it);
             place.and_then(|place| waiting.remove(place))
         };
-        let refused = {
-            let mut refused = self.refused.borrow_mut();
-            let place = refused.iter().position(is_it);
-            place.map(|place| refused.swap_remove(place))
-        };
         // The references are dropped here, where nothing is borrowed any more.
-        waiting.is_some() || refused.is_some()
+        waiting.is_some() || self.forget_refusal(future)
     }
 
-    /// Keeps a waiter that could not be woken.
-    pub(super) fn refuse(&self, waiter: TaskWaiter) {
-        self.refused.borrow_mut().push(waiter);
+    /// Notes that a waiter could not be woken. Its references are dropped.
+    pub(super) fn refuse(&self, waiter: &TaskWaiter) {
+        self.refused.borrow_mut().push(waiter.future.as_ptr().addr());
+    }
+
+    fn forget_refusal(&self, future: &Bound<'_, PyAny>) -> bool {
+        let mut refused = self.refused.borrow_mut();
+        let place = refused
+            .iter()
+            .position(|address| *address == future.as_ptr().addr());
+        place.map(|place| refused.swap_remove(place)).is_some()
     }
 
     /// Removes the first waiter.
@@ -136,10 +141,10 @@ impl TaskWaiters {
     /// `visit` and `arg` are the values that the collector passed to `tp_traverse`.
     pub(super) unsafe fn traverse(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         // While the collector runs, no thread is inside of a method of this type that has borrowed the deque.
-        let (Ok(waiting), Ok(refused)) = (self.waiting.try_borrow(), self.refused.try_borrow()) else {
+        let Ok(waiting) = self.waiting.try_borrow() else {
             return 0;
         };
-        for waiter in waiting.iter().chain(refused.iter()) {
+        for waiter in waiting.iter() {
             for object in [&waiter.event_loop, &waiter.future] {
                 // SAFETY: by the contract; the objects are alive while they are held here.
                 let result = unsafe { visit(object.as_ptr(), arg) };

@@ -23,8 +23,8 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_longlong, c_void};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
@@ -63,9 +63,17 @@ const LONGEST_WAIT: u128 = 1 << 50;
 /// How many forks lead from the first process to this one. The waiters of the parent do not exist in the child.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 
-/// Called in the child of a fork.
-pub(in crate::coro) fn after_fork() {
-    FORKS.fetch_add(1, Ordering::Relaxed);
+/// Counts the forks from now on.
+pub(super) fn watch_forks() {
+    extern "C" fn in_child() {
+        FORKS.fetch_add(1, Ordering::Relaxed);
+    }
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: the function only counts, which is safe in the child of any fork. If there is no memory for the
+        // registration, forks are not noticed.
+        let _ = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    });
 }
 
 /// The number of forks that lead to this process. A record that was made with another number concerns a parent process.

@@ -195,6 +195,10 @@ def test_an_address_that_cannot_be_bound():
         with socket.create_server((HOST, 0)) as other:
             with pytest.raises(OSError, match="in use"):
                 coro.serve(tell_thread, HOST, other.getsockname()[1], threads=2)
+        with coro.serve(tell_thread, HOST, 0, threads=2) as first:
+            with pytest.raises(OSError, match="in use"):
+                coro.serve(tell_thread, HOST, first.sockets[0].getsockname()[1], threads=2)
+        assert first.wait_closed(0)
         for bad, error in ((0, ValueError), (-1, ValueError), (1.5, TypeError), ("2", TypeError)):
             with pytest.raises(error, match="threads must be"):
                 coro.serve(tell_thread, HOST, 0, threads=bad)

@@ -300,8 +300,10 @@ def test_a_slow_reader_of_a_standard_stream(stream, options):
         )
         for way in ((), ("-m", "grapeshot.coro"))
     )
-    assert plain.stdout == "180000 [59700, 59700, 59700] ['a', 'b', 'c']\n"
-    assert (patched.stdout, patched.stderr, patched.returncode) == (plain.stdout, plain.stderr, plain.returncode)
+    expected = "180000 [59700, 59700, 59700] ['a', 'b', 'c']\n"
+    if options or sys.version_info >= (3, 12, 4):  # before, plain threads lose buffered text (gh-119506)
+        assert plain.stdout == expected
+    assert (patched.stdout, patched.stderr, patched.returncode) == (expected, plain.stderr, plain.returncode)
 
 
 INTERRUPTED = """

@@ -31,16 +31,17 @@ _is_among_coros = _core._coro_begins_thread
 
 
 @contextlib.contextmanager
-def _hold_in_thread(lock: Any) -> Iterator[None]:
+def _hold_in_thread(lock: Any) -> Iterator[bool]:
     """Hold the lock in code outside of coros.
 
     A callback or task must not wait for a coro of its own thread, because that coro could not go on. So a callback or
     task of a loop with coros never waits for the lock: if the lock is not free, it goes on without the lock.
+    The value of the ``with`` statement is whether the lock is held.
     """
     # While the interpreter exits, a thread that was stopped may have the lock: do not wait for it then.
     taken = lock.acquire(False) or (not sys.is_finalizing() and not _is_among_coros() and lock.acquire())
     try:
-        yield
+        yield taken
     finally:
         if taken:
             lock.release()
@@ -160,8 +161,15 @@ def _write_alone(text: Any) -> None:
     os.register_at_fork(after_in_child=lock._at_fork_reinit)
 
     def write(data: str, /) -> int:
-        with lock if _waits.can_wait() else _hold_in_thread(lock):
-            return method(data)  # type: ignore[no-any-return]
+        if _waits.can_wait():
+            with lock:
+                return method(data)  # type: ignore[no-any-return]
+        with _hold_in_thread(lock) as is_held:
+            if is_held:
+                return method(data)  # type: ignore[no-any-return]
+            # A coro is inside of the method, which would forget this text when the coro goes on.
+            text.buffer.write(data.encode(text.encoding, text.errors))
+            return len(data)
 
     text.write = write
 

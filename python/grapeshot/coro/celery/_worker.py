@@ -105,7 +105,8 @@ class _Signals(platforms.Signals):  # type: ignore[misc]
 
     def _deliver(self, handler: Callable[..., Any], *args: Any) -> None:
         since = self._waiting_since
-        if since is not None and _monotonic() - since > _PATIENCE_S:
+        is_shutdown = getattr(handler, "__name__", "").startswith("worker_")
+        if is_shutdown and since is not None and _monotonic() - since > _PATIENCE_S:
             os._exit(platforms.EX_FAILURE)  # a task computes, and does not let the handler run
         if since is None:
             self._waiting_since = _monotonic()
