@@ -102,8 +102,9 @@ def _report(loop: asyncio.AbstractEventLoop, frame: types.FrameType) -> None:
         f"grapeshot: {places} runs {kind.__module__}.{kind.__qualname__}, which is not grapeshot's loop: {advice} "
         "(GRAPESHOT_QUIET=1 silences this line)\n"
     )
+    is_original = stderr is sys.__stderr__
     try:
-        if stderr is sys.__stderr__:
+        if is_original:
             # If the descriptor is closed, text in the buffer would make the exit status 120, so go round the buffer.
             stderr.flush()
             os.write(stderr.fileno(), text.encode(errors="backslashreplace"))
