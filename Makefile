@@ -50,7 +50,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help venv build loadgen demo test test-rust test-python conformance soak fuzz fuzz-rust fuzz-python lint format lock bench tables churn callgrind docs pgo wheel audit clean
+.PHONY: help venv build loadgen demo test test-rust models test-python conformance soak fuzz fuzz-rust fuzz-python lint format lock bench tables churn callgrind docs pgo wheel audit clean
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  \033[1m%-12s\033[0m %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -82,10 +82,13 @@ test: $(VENV)/.dev $(VENV)/.build ## all checks: lint, Rust tests, Python tests,
 	  $(MAKE) --no-print-directory lint test-rust && wait $$building || { kill $$building 2>/dev/null; exit 1; }
 	@$(MAKE) --no-print-directory test-python
 
-test-rust: ## the Rust tests: grapeshot-core, which does not need Python, models of its threads, the load generator
+test-rust: ## the Rust tests: grapeshot-core, which does not need Python, and the load generator
 	$(CARGO) test --quiet -p grapeshot-core
-	$(MODELS_ENV) $(CARGO) test --quiet --manifest-path $(RUST_MODELS)
 	$(CARGO) test --quiet --manifest-path $(LOADGEN)
+
+models: ## the models of the protocols between threads, in every order of their steps (.ci/soak runs them, too)
+	$(MODELS_ENV) $(CARGO) clippy --quiet --lib --tests --manifest-path $(RUST_MODELS) -- $(WARNINGS)
+	$(MODELS_ENV) $(CARGO) test --quiet --manifest-path $(RUST_MODELS)
 
 test-python: $(VENV)/.dev build ## the Python tests, including CPython's own (ARGS= goes to pytest)
 	$(PYTEST) -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
@@ -114,7 +117,6 @@ lint: $(VENV)/.dev ## rustfmt, clippy, rustdoc, ruff, import-linter and mypy; ch
 	$(CARGO) clippy --quiet --all-targets --manifest-path $(LOADGEN) -- $(WARNINGS)
 	$(BRIDGE_ENV) $(CARGO) clippy --quiet --all-targets --manifest-path $(BRIDGE) -- $(WARNINGS)
 	$(FUZZ_ENV) $(CARGO) clippy --quiet --manifest-path $(RUST_FUZZ) -- $(WARNINGS)
-	$(MODELS_ENV) $(CARGO) clippy --quiet --lib --tests --manifest-path $(RUST_MODELS) -- $(WARNINGS)
 	$(BIN)/ruff check $(LINTED)
 	RUSTDOCFLAGS="$(WARNINGS) -A rustdoc::private_intra_doc_links" $(CARGO) doc --quiet --no-deps --document-private-items --workspace
 	$(BIN)/ruff format --check $(LINTED)
