@@ -466,8 +466,10 @@ BODIES = {
     while not (called and writer.done()):
         drain()
         coro.sleep_relative(0.001)
-    drain()
-    sys.stdout.flush()
+    flusher = coro.spawn(sys.stdout.flush)  # from 3.14 on, the buffer has room for more than the pipe
+    while not flusher.done():
+        drain()
+        coro.sleep_relative(0.001)
     os.dup2(kept, 1)
     drain()
     data = b"".join(parts)

@@ -542,7 +542,7 @@ def test_a_task_may_log_while_a_coro_waits_inside_of_the_handler():
             reader.start()
             await first
             logger.info("d")
-            while any(each.name == "logging" for each in coro.all_threads()):
+            while any(each.name == "logging" for each in coro.get_live_coros()):
                 await asyncio.sleep(0.001)
             logger.info("e")
             out.close()
