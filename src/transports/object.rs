@@ -406,6 +406,7 @@ pub(crate) fn end<'py, B: Body>(
     let py = this.py();
     match this.event_loop.get(py) {
         Some(event_loop) if LoopObject::of(&event_loop).is_owned_elsewhere() => {
+            check_thread(this)?; // in debug mode, such a call is an error
             let method = this.to_bound().getattr(name)?;
             event_loop.call_method1("call_soon_threadsafe", (method,))?;
         }
