@@ -32,6 +32,8 @@ import grapeshot
 from grapeshot import _core
 from grapeshot._loop import lifecycle
 
+# Native code imports `_runner` in the hub, where an import that another thread has begun could not be waited for.
+from . import _runner as _runner  # noqa: PLC0414
 from . import _watchers
 from ._children import Children
 from ._executor import HubExecutor
