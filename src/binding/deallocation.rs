@@ -79,12 +79,30 @@ pub(super) unsafe extern "C" fn drop_and_free<T: NativeType>(slf: *mut ffi::PyOb
     }
 }
 
+/// `NativeType::DEALLOC` of a type with a `__weaklistoffset__`. It clears the weak references first.
+///
+/// # Safety
+/// As for `tp_dealloc`: CPython calls it attached, once, with an unreferenced object of this layout. The collector tracks
+/// objects of this type, and the object is a valid `T`.
+pub(crate) unsafe extern "C" fn clear_weakrefs_drop_and_free<T: NativeType>(slf: *mut ffi::PyObject) {
+    // SAFETY: by the contract. The offset, which subclasses inherit, is that of a pointer to the weak references.
+    unsafe {
+        ffi::PyObject_GC_UnTrack(slf.cast());
+        let offset = (*ffi::Py_TYPE(slf)).tp_weaklistoffset;
+        if !(*slf.byte_offset(offset).cast::<*mut ffi::PyObject>()).is_null() {
+            ffi::PyObject_ClearWeakRefs(slf);
+        }
+        drop_contents::<T>(slf);
+        free_memory(slf);
+    }
+}
+
 /// Drops everything that an unreferenced, untracked object refers to, and all of its fields.
 ///
 /// # Safety
 /// Attached. The object is a valid `T`, and its fields are not used any more.
 #[inline]
-pub(crate) unsafe fn drop_contents<T: NativeType>(slf: *mut ffi::PyObject) {
+unsafe fn drop_contents<T: NativeType>(slf: *mut ffi::PyObject) {
     // SAFETY: by the contract.
     unsafe {
         T::clear(This::new(Python::assume_attached(), slf));

@@ -22,10 +22,11 @@ use pyo3::types::{PyTuple, PyType};
 use super::item_queue::ItemQueue;
 use super::limit::{Deadline, Limit};
 use super::object::{
-    Call, EndedWait, FLAGS, Head, Primitive, call_in_steps, check_thread, dealloc, end, grant,
-    make_type as make, offer_in_queue,
+    Call, EndedWait, FLAGS, Head, Primitive, call_in_steps, check_thread, end, grant, make_type as make,
+    offer_in_queue,
 };
 use crate::binding::args::Args;
+use crate::binding::deallocation::clear_weakrefs_drop_and_free;
 use crate::binding::errors;
 use crate::binding::native_type::{NativeType, This, slot, with_critical_section};
 use crate::binding::object_result::{ObjectResult, bool_object, none};
@@ -57,7 +58,7 @@ impl NativeType for ChannelObject {
     const NAME: &'static CStr = c"grapeshot.coro.channel";
     const DOC: &'static CStr = c"channel()\n--\n\nA rendezvous: `send` and `receive` wait for each other.";
     const FLAGS: u64 = FLAGS;
-    const DEALLOC: ffi::destructor = dealloc::<Self>;
+    const DEALLOC: ffi::destructor = clear_weakrefs_drop_and_free::<Self>;
 
     unsafe fn traverse_rest(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         // SAFETY: visit and arg are the collector's. The runtime keeps waiting coros alive, and they keep their values.
@@ -424,7 +425,7 @@ unsafe extern "C" fn next(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
         errors::at_boundary(py, ptr::null_mut(), || {
             let this: Channel<'static> = This::new(py, slf);
             ChannelObject::with_access(this, || {
-                let (mut call, mut outcome) = (Call::new(), None);
+                let (mut call, mut outcome) = (Call::default(), None);
                 loop {
                     match next_value(this, &mut call, outcome)? {
                         Progress::MustWait(()) => {

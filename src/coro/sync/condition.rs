@@ -8,8 +8,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 use super::limit::{Deadline, Limit};
-use super::object::{FLAGS, Head, Primitive, check_thread, dealloc, grant, make_type as make, wait_in_queue};
+use super::object::{FLAGS, Head, Primitive, check_thread, grant, make_type as make, wait_in_queue};
 use crate::binding::args::Args;
+use crate::binding::deallocation::clear_weakrefs_drop_and_free;
 use crate::binding::native_type::{NativeType, This, slot, with_critical_section};
 use crate::binding::object_result::{ObjectResult, bool_object, none};
 use crate::binding::rows::row;
@@ -34,7 +35,7 @@ impl NativeType for ConditionObject {
     const DOC: &'static CStr =
         c"condition_variable()\n--\n\nCoros wait until they are woken. A wake does not affect later waits.";
     const FLAGS: u64 = FLAGS;
-    const DEALLOC: ffi::destructor = dealloc::<Self>;
+    const DEALLOC: ffi::destructor = clear_weakrefs_drop_and_free::<Self>;
 
     fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
         with_critical_section(this, body)

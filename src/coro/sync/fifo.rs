@@ -22,10 +22,11 @@ use pyo3::types::{PyList, PyType};
 use super::item_queue::ItemQueue;
 use super::limit::{Deadline, Limit};
 use super::object::{
-    Call, FLAGS, Head, Primitive, argument, call_in_steps, check_thread, dealloc, end, grant,
-    make_type as make, offer_in_queue, type_name, waiting,
+    Call, FLAGS, Head, Primitive, argument, call_in_steps, check_thread, end, grant, make_type as make,
+    offer_in_queue, type_name, waiting,
 };
 use crate::binding::args::Args;
+use crate::binding::deallocation::clear_weakrefs_drop_and_free;
 use crate::binding::errors;
 use crate::binding::native_type::{NativeType, This, slot, with_critical_section};
 use crate::binding::object_result::{ObjectResult, none};
@@ -55,7 +56,7 @@ impl NativeType for FifoObject {
     const DOC: &'static CStr =
         c"fifo(maxsize=0)\n--\n\nA queue. `pop` waits for an item. If there is a limit, `push` waits for space.";
     const FLAGS: u64 = FLAGS;
-    const DEALLOC: ffi::destructor = dealloc::<Self>;
+    const DEALLOC: ffi::destructor = clear_weakrefs_drop_and_free::<Self>;
 
     unsafe fn traverse_rest(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         // SAFETY: visit and arg are the collector's. The runtime keeps waiting coros alive.

@@ -14,9 +14,10 @@ use crate::coro::coroutine::{Coro, Status};
 use crate::coro::{scheduler, suspension};
 use crate::event_loop::handle::HandleRef;
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 pub(in crate::coro) enum Limit {
     /// Wait without a limit.
+    #[default]
     Endless,
     /// Do not wait.
     AtOnce,

@@ -8,10 +8,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 use super::limit::{Deadline, Limit};
-use super::object::{
-    FLAGS, Head, Primitive, check_thread, dealloc, grant, make_type as make, wait_in_queue, waiting,
-};
+use super::object::{FLAGS, Head, Primitive, check_thread, grant, make_type as make, wait_in_queue, waiting};
 use crate::binding::args::Args;
+use crate::binding::deallocation::clear_weakrefs_drop_and_free;
 use crate::binding::native_type::{NativeType, This, with_critical_section};
 use crate::binding::object_cell::ObjectCell;
 use crate::binding::object_result::{ObjectResult, bool_object, none};
@@ -45,7 +44,7 @@ impl<const R: bool> NativeType for LockObject<R> {
         c"lock()\n--\n\nA lock that at most one coro holds."
     };
     const FLAGS: u64 = FLAGS;
-    const DEALLOC: ffi::destructor = dealloc::<Self>;
+    const DEALLOC: ffi::destructor = clear_weakrefs_drop_and_free::<Self>;
 
     fn cells(&self) -> impl IntoIterator<Item = &ObjectCell> {
         [&self.holder]

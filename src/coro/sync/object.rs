@@ -11,7 +11,6 @@ use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 
 use super::limit::{Deadline, Limit};
 use crate::binding::args::Args;
-use crate::binding::deallocation::{drop_contents, free_memory};
 use crate::binding::native_type::{
     NativeType, This, alloc_without_arguments, new_type, slot, with_critical_section,
 };
@@ -176,7 +175,8 @@ fn begin_in_queue<'py>(
     Ok(true)
 }
 
-/// The state of a method that waits in steps, which stays on the stack during the waits.
+/// The state of a method that waits in a queue, in steps. It stays on the stack during the waits.
+#[derive(Default)]
 pub(super) struct Call {
     pub(super) limit: Limit,
     /// None before the first wait.
@@ -184,13 +184,6 @@ pub(super) struct Call {
 }
 
 impl Call {
-    pub(super) const fn new() -> Self {
-        Self {
-            limit: Limit::Endless,
-            deadline: None,
-        }
-    }
-
     /// `begin_in_queue` with the deadline of this call.
     #[inline]
     pub(super) fn wait_in(&self, queue: &WaitQueue, coro: Coro<'static>, request: i64) -> PyResult<bool> {
@@ -221,19 +214,19 @@ impl Call {
 }
 
 /// Runs a method that waits in steps. `step`, the function in the method's row, makes one step; see
-/// `suspension::wait_in_steps`.
+/// `suspension::wait_in_steps`. `S` is the state of the method, which stays on the stack during the waits.
 ///
 /// # Safety
 /// CPython has called a method of `object` with these arguments, and `T` is the layout of `object`. A step that returns
 /// `MustWait` has met the conditions of `prepare_switch`.
 #[inline(always)]
-pub(super) unsafe fn call_in_steps<T: Primitive + 'static>(
+pub(super) unsafe fn call_in_steps<T: Primitive + 'static, S: Default>(
     object: *mut ffi::PyObject,
     args: Args<'static, 'static>,
     step: impl Fn(
         This<'static, T>,
         Args<'_, 'static>,
-        &mut Call,
+        &mut S,
         Option<Outcome<'static>>,
     ) -> PyResult<Progress<Bound<'static, PyAny>>>,
 ) -> *mut ffi::PyObject {
@@ -241,9 +234,9 @@ pub(super) unsafe fn call_in_steps<T: Primitive + 'static>(
     let this = unsafe { This::new(args.py(), object) };
     // SAFETY: by the contract.
     unsafe {
-        suspension::wait_in_steps(Call::new(), move |_, call, outcome| {
+        suspension::wait_in_steps(S::default(), move |_, state, outcome| {
             args.pass_to(this, |this, args| {
-                T::with_access(this, || step(this, args, call, outcome))
+                T::with_access(this, || step(this, args, state, outcome))
             })
         })
     }
@@ -378,20 +371,6 @@ unsafe extern "C" fn new<T: Primitive>(
             }
             Ok(object.into_ptr())
         })
-    }
-}
-
-/// # Safety
-/// Called by CPython with an unreferenced object.
-pub(super) unsafe extern "C" fn dealloc<T: Primitive>(slf: *mut ffi::PyObject) {
-    // SAFETY: attached; nothing else refers to the object. Its Rust fields are dropped, then the memory is freed.
-    unsafe {
-        ffi::PyObject_GC_UnTrack(slf.cast());
-        if !(*slf.cast::<Head>()).weakrefs.get().is_null() {
-            ffi::PyObject_ClearWeakRefs(slf);
-        }
-        drop_contents::<T>(slf);
-        free_memory(slf);
     }
 }
 

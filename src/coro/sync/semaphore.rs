@@ -11,10 +11,10 @@ use pyo3::types::PyType;
 
 use super::limit::{Deadline, Limit};
 use super::object::{
-    FLAGS, Head, Primitive, argument, check_thread, count, dealloc, grant, make_type as make, wait_in_queue,
-    waiting,
+    FLAGS, Head, Primitive, argument, check_thread, count, grant, make_type as make, wait_in_queue, waiting,
 };
 use crate::binding::args::Args;
+use crate::binding::deallocation::clear_weakrefs_drop_and_free;
 use crate::binding::errors;
 use crate::binding::native_type::{NativeType, This, slot, with_critical_section};
 use crate::binding::object_result::{ObjectResult, bool_object, none};
@@ -38,7 +38,7 @@ impl NativeType for SemaphoreObject {
     const DOC: &'static CStr =
         c"semaphore(value=1)\n--\n\nPermits that coros acquire and release. `avail` is the number of free permits.";
     const FLAGS: u64 = FLAGS;
-    const DEALLOC: ffi::destructor = dealloc::<Self>;
+    const DEALLOC: ffi::destructor = clear_weakrefs_drop_and_free::<Self>;
 
     fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
         with_critical_section(this, body)

@@ -11,8 +11,9 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
-use super::object::{Head, Primitive, check_thread, dealloc, make_type as make};
+use super::object::{Head, Primitive, call_in_steps, check_thread, make_type as make};
 use crate::binding::args::Args;
+use crate::binding::deallocation::clear_weakrefs_drop_and_free;
 use crate::binding::errors;
 use crate::binding::native_type::{NativeType, This, slot, with_critical_section};
 use crate::binding::object_result::{ObjectResult, bool_object, none};
@@ -35,7 +36,7 @@ impl NativeType for WakeupObject {
     const NAME: &'static CStr = c"grapeshot._core.wakeup";
     const DOC: &'static CStr = c"wakeup()\n--\n\nA callback that wakes the coro that waits for it.";
     const FLAGS: u64 = 0;
-    const DEALLOC: ffi::destructor = dealloc::<Self>;
+    const DEALLOC: ffi::destructor = clear_weakrefs_drop_and_free::<Self>;
 
     fn with_access<R>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<R>) -> PyResult<R> {
         with_critical_section(this, body)
@@ -60,7 +61,7 @@ unsafe impl Primitive for WakeupObject {
     }
 }
 
-/// One step of `wait` or `wait_quietly`. Err: the wait was interrupted.
+/// One step of `wait` or `wait_quietly`. The state is `has_begun`: whether an error is an interruption.
 #[inline]
 fn step(
     this: Wakeup<'static>,
@@ -82,33 +83,6 @@ fn step(
     let begun = suspension::begin_wait(coro)?;
     this.waiter.set(coro.as_ptr().cast());
     Ok(begun)
-}
-
-/// `call_in_steps` for methods whose state is a flag: whether an error is an interruption.
-///
-/// # Safety
-/// As for `call_in_steps`.
-#[inline(always)]
-unsafe fn call_with_flag(
-    object: *mut ffi::PyObject,
-    args: Args<'static, 'static>,
-    step: impl Fn(
-        Wakeup<'static>,
-        Args<'_, 'static>,
-        &mut bool,
-        Option<Outcome<'static>>,
-    ) -> PyResult<Progress<Bound<'static, PyAny>>>,
-) -> *mut ffi::PyObject {
-    // SAFETY: by the contract; the caller of the method keeps the object alive.
-    let this = unsafe { This::new(args.py(), object) };
-    // SAFETY: by the contract.
-    unsafe {
-        suspension::wait_in_steps(false, move |_, has_begun, outcome| {
-            args.pass_to(this, |this, args| {
-                WakeupObject::with_access(this, || step(this, args, has_begun, outcome))
-            })
-        })
-    }
 }
 
 fn wait(
@@ -179,13 +153,13 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
         module,
         vec![
             row!(
-                method(call_with_flag),
+                method(call_in_steps),
                 wait,
                 wakeup.wait,
                 "Wait until the object was called, or the coro is woken in another way."
             ),
             row!(
-                method(call_with_flag),
+                method(call_in_steps),
                 wait_quietly,
                 wakeup.wait_quietly,
                 "Like wait(), but return an interruption instead of raising it."

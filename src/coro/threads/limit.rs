@@ -68,43 +68,49 @@ pub(super) fn of_acquire(
     limited(timeout_s)
 }
 
-/// The limit of a shared queue's method with the arguments `block=True, timeout=None`. A timeout that is longer than the
-/// system's longest one, such as infinity, is no limit.
-pub(super) fn of_shared_queue(
-    block: Option<Bound<'_, PyAny>>,
-    timeout: Option<Bound<'_, PyAny>>,
+/// The limit that `block=True, timeout=None` asks for. `limit_of` reads a timeout that is not None.
+fn of_block_and_timeout<'py>(
+    block: Option<Bound<'py, PyAny>>,
+    timeout: Option<Bound<'py, PyAny>>,
+    limit_of: impl FnOnce(&Bound<'py, PyAny>) -> PyResult<Limit>,
 ) -> PyResult<Limit> {
     if !block.map_or(Ok(true), |block| block.is_truthy())? {
         return Ok(Limit::AtOnce);
     }
-    let Some(timeout) = timeout.filter(|timeout| !timeout.is_none()) else {
-        return Ok(Limit::Endless);
-    };
-    let timeout_s: f64 = timeout.extract()?;
-    if timeout_s.is_nan() {
-        return Err(PyValueError::new_err("'timeout' must not be NaN"));
+    match timeout.filter(|timeout| !timeout.is_none()) {
+        Some(timeout) => limit_of(&timeout),
+        None => Ok(Limit::Endless),
     }
-    if timeout_s < 0.0 {
-        return Err(PyValueError::new_err("'timeout' must be a non-negative number"));
-    }
-    if timeout_s > LONGEST_S {
-        return Ok(Limit::Endless);
-    }
-    limited(timeout_s)
 }
 
-/// The limit that `get(block=True, timeout=None)` asks for.
-pub(super) fn of_get(block: Option<Bound<'_, PyAny>>, timeout: Option<Bound<'_, PyAny>>) -> PyResult<Limit> {
-    let is_blocking = block.map_or(Ok(true), |block| block.is_truthy())?;
-    if !is_blocking {
-        return Ok(Limit::AtOnce);
-    }
-    let Some(timeout) = timeout.filter(|timeout| !timeout.is_none()) else {
-        return Ok(Limit::Endless);
-    };
-    let timeout_s = seconds(&timeout)?;
+fn not_negative(timeout_s: f64) -> PyResult<f64> {
     if timeout_s < 0.0 {
         return Err(PyValueError::new_err("'timeout' must be a non-negative number"));
     }
-    limited(timeout_s)
+    Ok(timeout_s)
+}
+
+/// The limit of a shared queue's method. A timeout that is longer than the system's longest one, such as infinity, is no
+/// limit.
+pub(super) fn of_shared_queue(
+    block: Option<Bound<'_, PyAny>>,
+    timeout: Option<Bound<'_, PyAny>>,
+) -> PyResult<Limit> {
+    of_block_and_timeout(block, timeout, |timeout| {
+        let timeout_s: f64 = timeout.extract()?;
+        if timeout_s.is_nan() {
+            return Err(PyValueError::new_err("'timeout' must not be NaN"));
+        }
+        if not_negative(timeout_s)? > LONGEST_S {
+            return Ok(Limit::Endless);
+        }
+        limited(timeout_s)
+    })
+}
+
+/// The limit of `get` of `_queue.SimpleQueue`.
+pub(super) fn of_get(block: Option<Bound<'_, PyAny>>, timeout: Option<Bound<'_, PyAny>>) -> PyResult<Limit> {
+    of_block_and_timeout(block, timeout, |timeout| {
+        limited(not_negative(seconds(timeout)?)?)
+    })
 }

@@ -12,7 +12,7 @@ use pyo3::types::{PyTuple, PyType};
 use super::limit;
 use super::waiters::{Party, Source, Waiters, take_or_wait, take_undisturbed};
 use crate::binding::args::Args;
-use crate::binding::deallocation::{drop_contents, free_memory};
+use crate::binding::deallocation::clear_weakrefs_drop_and_free;
 use crate::binding::errors;
 use crate::binding::native_type::{
     NativeType, This, alloc_without_arguments, new_type, represent, slot, with_critical_section,
@@ -47,7 +47,7 @@ impl<const R: bool> NativeType for LockObject<R> {
         c"thread_lock()\n--\n\nA lock for coros and real threads. Any coro or thread may release it."
     };
     const FLAGS: u64 = if R { ffi::Py_TPFLAGS_BASETYPE } else { 0 };
-    const DEALLOC: ffi::destructor = dealloc::<R>;
+    const DEALLOC: ffi::destructor = clear_weakrefs_drop_and_free::<Self>;
 
     fn with_access<T>(this: This<'_, Self>, body: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
         with_critical_section(this, body)
@@ -333,20 +333,6 @@ unsafe extern "C" fn new<const R: bool>(
             Waiters::init(&raw mut (*object.as_ptr().cast::<LockObject<R>>()).waiters);
             Ok(object.into_ptr())
         })
-    }
-}
-
-/// # Safety
-/// Called by CPython with an unreferenced lock. It has no waiters, because the frame of a waiter would keep it alive.
-unsafe extern "C" fn dealloc<const R: bool>(slf: *mut ffi::PyObject) {
-    // SAFETY: attached; nothing else refers to the object. Its fields are dropped, then the memory is freed.
-    unsafe {
-        ffi::PyObject_GC_UnTrack(slf.cast());
-        if !(*slf.cast::<LockObject<R>>()).weakrefs.get().is_null() {
-            ffi::PyObject_ClearWeakRefs(slf);
-        }
-        drop_contents::<LockObject<R>>(slf);
-        free_memory(slf);
     }
 }
 

@@ -10,9 +10,9 @@ use pyo3::types::PyType;
 
 use super::limit;
 use super::shared_queue::{
-    Finish, Item, Place, Shared, SharedQueue, decrease, in_section, not_in_time, refuse_in_task,
+    Finish, Item, Place, Shared, SharedQueue, in_section, not_in_time, refuse_in_task,
 };
-use super::waiters::{Source, Waiters, forks, take_or_wait};
+use super::waiters::{Source, Waiters, take_or_wait};
 use crate::binding::args::Args;
 use crate::binding::errors;
 use crate::binding::native_type::{alloc_without_arguments, new_type, slot, with_critical_section};
@@ -108,7 +108,7 @@ fn task_done<'py>(this: Shared<'py, false>, _: Args<'_, 'py>) -> ObjectResult<'p
         if this.unfinished.get() == 0 {
             return Err(PyValueError::new_err("task_done() called too many times"));
         }
-        decrease(&this.unfinished);
+        this.unfinished.set(this.unfinished.get() - 1);
         Ok(none(this.py()))
     })
 }
@@ -508,7 +508,6 @@ unsafe extern "C" fn new<const C: bool>(
             let object = alloc_without_arguments(py, kind, args, kwargs)?;
             let body = object.as_ptr().cast::<SharedQueue<C>>();
             (&raw mut (*body).items).write(ItemQueue::new());
-            (*body).forks.set(forks());
             Waiters::init(&raw mut (*body).getters);
             Waiters::init(&raw mut (*body).putters);
             Waiters::init(&raw mut (*body).joiners);

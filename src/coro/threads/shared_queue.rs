@@ -22,8 +22,8 @@ use pyo3::exceptions::{PyRuntimeError, PyTimeoutError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use super::waiters::{Claimed, Party, Source, Waiters, forks};
-use crate::binding::deallocation::{drop_contents, free_memory};
+use super::waiters::{Claimed, Grants, Source, Waiters};
+use crate::binding::deallocation::clear_weakrefs_drop_and_free;
 use crate::binding::names::names;
 use crate::binding::native_type::{NativeType, This, with_critical_section};
 use crate::coro::runtime;
@@ -35,15 +35,13 @@ pub(super) struct SharedQueue<const CHANNEL: bool> {
     base: ffi::PyObject,
     pub(super) weakrefs: Cell<*mut ffi::PyObject>,
     pub(super) items: ItemQueue,
-    pub(super) promised: Cell<usize>,
-    pub(super) reserved: Cell<usize>,
+    pub(super) promised: Grants,
+    pub(super) reserved: Grants,
     /// How many items fit; 0 if there is no limit.
     pub(super) capacity: Cell<usize>,
     /// How many items `task_done()` has not been called for.
     pub(super) unfinished: Cell<usize>,
     pub(super) is_closed: Cell<bool>,
-    /// `forks()` when the queue was last used.
-    pub(super) forks: Cell<u32>,
     pub(super) getters: Waiters,
     pub(super) putters: Waiters,
     pub(super) joiners: Waiters,
@@ -63,7 +61,7 @@ impl<const C: bool> NativeType for SharedQueue<C> {
         c"shared_queue()\n--\n\nThe native part of grapeshot.threads.Queue."
     };
     const FLAGS: u64 = ffi::Py_TPFLAGS_BASETYPE;
-    const DEALLOC: ffi::destructor = dealloc::<C>;
+    const DEALLOC: ffi::destructor = clear_weakrefs_drop_and_free::<Self>;
 
     unsafe fn traverse_rest(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         for waiters in [&self.getters, &self.putters, &self.joiners] {
@@ -90,14 +88,6 @@ impl<const C: bool> NativeType for SharedQueue<C> {
     }
 }
 
-pub(super) fn increase(count: &Cell<usize>) {
-    count.set(count.get() + 1);
-}
-
-pub(super) fn decrease(count: &Cell<usize>) {
-    count.set(count.get().saturating_sub(1));
-}
-
 // ---- what one waits for -------------------------------------------------------------------------------------------
 
 /// An item to get.
@@ -112,17 +102,13 @@ impl<const C: bool> Source for Item<'_, C> {
     fn take(&self, _: Python<'_>) -> bool {
         let is_there = self.0.available() > 0 || self.0.is_closed.get();
         if is_there {
-            increase(&self.0.promised);
+            self.0.promised.add();
         }
         is_there
     }
 
     fn give_back(&self, _: Python<'_>) {
-        decrease(&self.0.promised);
-    }
-
-    fn holder(&self) -> Party {
-        Party::NOBODY
+        self.0.promised.remove();
     }
 
     fn what(&self) -> &'static str {
@@ -142,17 +128,13 @@ impl<const C: bool> Source for Place<'_, C> {
     fn take(&self, _: Python<'_>) -> bool {
         let is_there = self.0.has_place() || self.0.is_closed.get();
         if is_there {
-            increase(&self.0.reserved);
+            self.0.reserved.add();
         }
         is_there
     }
 
     fn give_back(&self, _: Python<'_>) {
-        decrease(&self.0.reserved);
-    }
-
-    fn holder(&self) -> Party {
-        Party::NOBODY
+        self.0.reserved.remove();
     }
 
     fn what(&self) -> &'static str {
@@ -174,10 +156,6 @@ impl<const C: bool> Source for Finish<'_, C> {
 
     fn give_back(&self, _: Python<'_>) {}
 
-    fn holder(&self) -> Party {
-        Party::NOBODY
-    }
-
     fn what(&self) -> &'static str {
         "there are unfinished items"
     }
@@ -187,7 +165,6 @@ impl<const C: bool> SharedQueue<C> {
     /// The number of items that are not promised.
     #[inline]
     pub(super) fn available(&self) -> usize {
-        self.forget_parents();
         self.items.len().saturating_sub(self.promised.get())
     }
 
@@ -196,13 +173,13 @@ impl<const C: bool> SharedQueue<C> {
         self.capacity.get() == 0 || self.items.len() + self.reserved.get() < self.capacity.get()
     }
 
-    /// Claims a waiter that can go on: an item or a place is there for it, or all work is done. The count, if any, is
-    /// to be decreased again if the waiter cannot be woken.
+    /// Claims a waiter that can go on: an item or a place is there for it, or all work is done. Its grant is to be taken
+    /// back if the waiter cannot be woken.
     #[inline]
     fn claim<'py>(&self, py: Python<'py>) -> Option<Claim<'_, 'py>> {
         let is_closed = self.is_closed.get();
         loop {
-            let (waiters, count) = if self.getters.len() > 0 && (is_closed || self.available() > 0) {
+            let (waiters, grants) = if self.getters.len() > 0 && (is_closed || self.available() > 0) {
                 (&self.getters, Some(&self.promised))
             } else if self.putters.len() > 0 && (is_closed || self.has_place()) {
                 (&self.putters, Some(&self.reserved))
@@ -212,13 +189,13 @@ impl<const C: bool> SharedQueue<C> {
                 return None;
             };
             if let Some(claimed) = waiters.claim_first(py) {
-                if let Some(count) = count {
-                    increase(count);
+                if let Some(grants) = grants {
+                    grants.add();
                 }
                 return Some(Claim {
                     claimed,
                     waiters,
-                    count,
+                    grants,
                 });
             }
         }
@@ -228,29 +205,20 @@ impl<const C: bool> SharedQueue<C> {
     #[inline]
     pub(super) fn push(&self, item: Bound<'_, PyAny>) -> PyResult<()> {
         let py = item.py();
-        decrease(&self.reserved);
+        self.reserved.remove();
         if self.is_closed.get() {
             return Err(closed::<C>(py));
         }
         self.items.push(item, false);
-        increase(&self.unfinished);
+        self.unfinished.set(self.unfinished.get() + 1);
         Ok(())
-    }
-
-    /// In the child of a fork, the threads to which the parent has promised items and places do not exist.
-    fn forget_parents(&self) {
-        let forks = forks();
-        if self.forks.replace(forks) != forks {
-            self.promised.set(0);
-            self.reserved.set(0);
-        }
     }
 
     /// Takes the item that is promised to the caller. None if there is no item all the same, for example because the
     /// collector has emptied the queue. An error if the queue is closed and empty.
     #[inline]
     pub(super) fn pop<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        decrease(&self.promised);
+        self.promised.remove();
         match self.items.pop(py) {
             Some((item, _)) => Ok(Some(item)),
             None if self.is_closed.get() => Err(closed::<C>(py)),
@@ -263,15 +231,15 @@ impl<const C: bool> SharedQueue<C> {
 struct Claim<'a, 'py> {
     claimed: Claimed<'py>,
     waiters: &'a Waiters,
-    /// Counts the grants of this kind.
-    count: Option<&'a Cell<usize>>,
+    /// The count that contains this grant; None for `join()`, which takes nothing.
+    grants: Option<&'a Grants>,
 }
 
 impl Claim<'_, '_> {
     /// Takes the grant back from a task whose loop is closed.
     fn take_back(&self) {
-        if let Some(count) = self.count {
-            decrease(count);
+        if let Some(grants) = self.grants {
+            grants.remove();
         }
         if let Claimed::Task(waiter) = &self.claimed {
             self.waiters.tasks.refuse(waiter);
@@ -346,21 +314,4 @@ pub(super) fn refuse_in_task<const C: bool>(py: Python<'_>, method: &str) -> PyR
     Err(PyRuntimeError::new_err(format!(
         "{kind}.{method}() would block the event loop; use await {kind}.a{method}() in a task"
     )))
-}
-
-// ---- the end ------------------------------------------------------------------------------------------------------
-
-/// # Safety
-/// Called by CPython with an unreferenced queue. It has no waiters: the frame of a coro or thread that waits, and the
-/// coroutine of a task that waits, would keep it alive.
-unsafe extern "C" fn dealloc<const C: bool>(slf: *mut ffi::PyObject) {
-    // SAFETY: attached; nothing else refers to the object. Its fields are dropped, then the memory is freed.
-    unsafe {
-        ffi::PyObject_GC_UnTrack(slf.cast());
-        if !(*slf.cast::<SharedQueue<C>>()).weakrefs.get().is_null() {
-            ffi::PyObject_ClearWeakRefs(slf);
-        }
-        drop_contents::<SharedQueue<C>>(slf);
-        free_memory(slf);
-    }
 }

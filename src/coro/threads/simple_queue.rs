@@ -11,9 +11,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 use super::limit;
-use super::waiters::{Party, Source, Waiters, forks, take_or_wait};
+use super::waiters::{Grants, Source, Waiters, take_or_wait};
 use crate::binding::args::Args;
-use crate::binding::deallocation::{drop_contents, free_memory};
+use crate::binding::deallocation::clear_weakrefs_drop_and_free;
 use crate::binding::errors;
 use crate::binding::native_type::{
     NativeType, This, alloc_without_arguments, new_type, slot, with_critical_section,
@@ -30,9 +30,7 @@ struct QueueObject {
     items: ItemQueue,
     /// The number of items that are promised to waiters that were woken and have not run yet. Each of them takes the
     /// oldest item when it runs.
-    promised: Cell<usize>,
-    /// `forks()` when the queue was last used.
-    forks: Cell<u32>,
+    promised: Grants,
     waiters: Waiters,
 }
 
@@ -42,7 +40,7 @@ impl NativeType for QueueObject {
     const NAME: &'static CStr = c"grapeshot._core.thread_queue";
     const DOC: &'static CStr = c"thread_queue()\n--\n\nAn unbounded FIFO queue for coros and real threads.";
     const FLAGS: u64 = ffi::Py_TPFLAGS_BASETYPE;
-    const DEALLOC: ffi::destructor = dealloc;
+    const DEALLOC: ffi::destructor = clear_weakrefs_drop_and_free::<Self>;
 
     unsafe fn traverse_rest(&self, visit: ffi::visitproc, arg: *mut c_void) -> c_int {
         // SAFETY: `visit` and `arg` are passed on from the collector.
@@ -65,21 +63,16 @@ impl Source for QueueObject {
 
     #[inline]
     fn take(&self, _: Python<'_>) -> bool {
-        self.forget_parents();
         let is_there = self.items.len() > self.promised.get();
         if is_there {
-            self.promised.set(self.promised.get() + 1);
+            self.promised.add();
         }
         is_there
     }
 
     fn give_back(&self, py: Python<'_>) {
-        self.promised.set(self.promised.get().saturating_sub(1));
+        self.promised.remove();
         self.promise(py);
-    }
-
-    fn holder(&self) -> Party {
-        Party::NOBODY
     }
 
     fn what(&self) -> &'static str {
@@ -88,19 +81,10 @@ impl Source for QueueObject {
 }
 
 impl QueueObject {
-    /// In the child of a fork, the threads to which the parent has promised items do not exist.
-    fn forget_parents(&self) {
-        let forks = forks();
-        if self.forks.replace(forks) != forks {
-            self.promised.set(0);
-        }
-    }
-
     /// Wakes the first waiter if there is an item that is not promised yet.
     fn promise(&self, py: Python<'_>) {
-        self.forget_parents();
         if self.items.len() > self.promised.get() && self.waiters.grant_first(py).is_some() {
-            self.promised.set(self.promised.get() + 1);
+            self.promised.add();
         }
     }
 }
@@ -126,7 +110,7 @@ fn put_nowait<'py>(this: Queue<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
 fn pop(this: Queue<'_>, limit: Limit) -> ObjectResult<'_> {
     let py = this.py();
     if take_or_wait(py, &*this, limit)? {
-        this.promised.set(this.promised.get().saturating_sub(1));
+        this.promised.remove();
         // There is an item, unless the collector's `clear` has emptied the queue.
         if let Some((item, _)) = this.items.pop(py) {
             return Ok(item);
@@ -145,7 +129,6 @@ fn get_nowait<'py>(this: Queue<'py>, _: Args<'_, 'py>) -> ObjectResult<'py> {
 }
 
 fn available(this: Queue<'_>) -> usize {
-    this.forget_parents();
     this.items.len().saturating_sub(this.promised.get())
 }
 
@@ -222,23 +205,8 @@ unsafe extern "C" fn new(
             let object = alloc_without_arguments(py, kind, args, kwargs)?;
             let body = object.as_ptr().cast::<QueueObject>();
             (&raw mut (*body).items).write(ItemQueue::new());
-            (*body).forks.set(forks());
             Waiters::init(&raw mut (*body).waiters);
             Ok(object.into_ptr())
         })
-    }
-}
-
-/// # Safety
-/// Called by CPython with an unreferenced queue. It has no waiters, because the frame of a waiter would keep it alive.
-unsafe extern "C" fn dealloc(slf: *mut ffi::PyObject) {
-    // SAFETY: attached; nothing else refers to the object. Its fields are dropped, then the memory is freed.
-    unsafe {
-        ffi::PyObject_GC_UnTrack(slf.cast());
-        if !(*slf.cast::<QueueObject>()).weakrefs.get().is_null() {
-            ffi::PyObject_ClearWeakRefs(slf);
-        }
-        drop_contents::<QueueObject>(slf);
-        free_memory(slf);
     }
 }

@@ -7,9 +7,13 @@ use std::ffi::{c_int, c_void};
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::ffi;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::waiter;
+
+/// The function that sets such a future, if it is not done yet.
+static SET_DONE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
 /// A task that waits.
 pub(super) struct TaskWaiter {
@@ -43,7 +47,7 @@ pub(super) fn future_of<'py>(event_loop: &Bound<'py, PyAny>) -> PyResult<Bound<'
 fn set_done_in(event_loop: &Bound<'_, PyAny>, future: &Bound<'_, PyAny>) -> bool {
     let py = future.py();
     let call = || {
-        let set = py.import("grapeshot.threads")?.getattr("_set_done")?;
+        let set = SET_DONE.import(py, "grapeshot.threads", "_set_done")?;
         event_loop.call_method1("call_soon_threadsafe", (set, future))
     };
     let Err(error) = call() else {

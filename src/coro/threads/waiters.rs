@@ -241,6 +241,35 @@ impl Claimed<'_> {
     }
 }
 
+/// How many waiters were granted their request and have not run yet. In the child of a fork, those of the parent do not
+/// exist, so the count starts again at 0. All zeroes is a valid count of none.
+pub(super) struct Grants {
+    count: Cell<usize>,
+    /// `forks()` when the count was last used.
+    forks: Cell<u32>,
+}
+
+impl Grants {
+    #[inline]
+    pub(super) fn get(&self) -> usize {
+        let forks = forks();
+        if self.forks.replace(forks) != forks {
+            self.count.set(0);
+        }
+        self.count.get()
+    }
+
+    #[inline]
+    pub(super) fn add(&self) {
+        self.count.set(self.get() + 1);
+    }
+
+    #[inline]
+    pub(super) fn remove(&self) {
+        self.count.set(self.get().saturating_sub(1));
+    }
+}
+
 /// Must not move while there are waiters. It is a field of a Python object, and a frame of each waiter keeps that
 /// object alive.
 pub(super) struct Waiters {
@@ -259,8 +288,10 @@ pub(super) trait Source {
     fn take(&self, py: Python<'_>) -> bool;
     /// Takes back the grant of a waiter that was interrupted, and passes it to the next waiter.
     fn give_back(&self, py: Python<'_>);
-    /// The current holder; `NOBODY` for a source that is never held.
-    fn holder(&self) -> Party;
+    /// The current holder. The default is for a source that is never held.
+    fn holder(&self) -> Party {
+        Party::NOBODY
+    }
     /// Why blocking the caller's thread might last forever, for the message of `cannot_wait`.
     fn what(&self) -> &'static str;
 }
