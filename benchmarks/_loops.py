@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.metadata
+import json
 import ssl
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from benchmarks._machine import ROOT
 
@@ -90,6 +91,15 @@ def available(
             missing[name] = reason
             print(f"!!! {name} IS LEFT OUT: {reason}", file=sys.stderr, flush=True)
     return usable, missing
+
+
+def print_outcome(measure: Callable[[], Mapping[str, object]]) -> None:
+    """Print what `measure` returns as JSON, or `{"unsupported": why}` if it raises NotImplementedError."""
+    try:
+        outcome = measure()
+    except NotImplementedError as error:
+        outcome = {"unsupported": f"{type(error).__name__}: {error}"}
+    print(json.dumps(outcome))
 
 
 def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:

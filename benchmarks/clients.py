@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from benchmarks._loops import loop_factory
+from benchmarks._loops import loop_factory, print_outcome
 from benchmarks.applications import HELLO
 
 # How many operations run at a time: requests of aiohttp, or connections to a database, each with one operation.
@@ -118,11 +117,7 @@ def main() -> None:
     parser.add_argument("--warm-up", type=float, default=0.4, help="seconds before the measured time (0.4)")
     args = parser.parse_args()
     with asyncio.Runner(loop_factory=loop_factory(args.loop)) as runner:
-        try:
-            outcome: dict[str, object] = {**runner.run(measure(args.kind, args.address, args.seconds, args.warm_up))}
-        except NotImplementedError as error:
-            outcome = {"unsupported": f"{type(error).__name__}: {error}"}
-    print(json.dumps(outcome))
+        print_outcome(lambda: runner.run(measure(args.kind, args.address, args.seconds, args.warm_up)))
 
 
 if __name__ == "__main__":

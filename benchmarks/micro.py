@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
-import json
 import shutil
 import socket
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from benchmarks._loops import loop_factory
+from benchmarks._loops import loop_factory, print_outcome
 
 Loop = asyncio.AbstractEventLoop
 # Runs one round of a kind, and returns how many operations it did.
@@ -375,17 +375,14 @@ def main() -> None:
     args = parser.parse_args()
     kind: Round = KINDS[args.kind]
     loop = loop_factory(args.loop)()
-    outcome: dict[str, object]
-    try:
+
+    def run() -> Mapping[str, object]:
         if args.rounds is None:
-            outcome = {**measure(kind, loop, args.seconds)}
-        else:
-            outcome = {"rounds": args.rounds, "operations": sum(kind(loop) for _ in range(args.rounds))}
-    except NotImplementedError as error:
-        outcome = {"unsupported": f"{type(error).__name__}: {error}"}
-    finally:
-        loop.close()
-    print(json.dumps(outcome))
+            return measure(kind, loop, args.seconds)
+        return {"rounds": args.rounds, "operations": sum(kind(loop) for _ in range(args.rounds))}
+
+    with contextlib.closing(loop):
+        print_outcome(run)
 
 
 if __name__ == "__main__":

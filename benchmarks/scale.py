@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import statistics
 import time
 from collections.abc import Callable
 
-from benchmarks._loops import loop_factory
+from benchmarks._loops import loop_factory, print_outcome
 
 Loop = asyncio.AbstractEventLoop
 IDLE_TIMERS, IDLE_PERIOD_S = 1000, 1.0
@@ -89,11 +88,7 @@ def main() -> None:
     parser.add_argument("--warm-up", type=float, default=0.2, help="seconds before the measured time (0.2)")
     parser.add_argument("--count", type=int, default=1000, help="timers that are pending (1000)")
     args = parser.parse_args()
-    try:
-        outcome: dict[str, object] = {**KINDS[args.kind](loop_factory(args.loop), args)}
-    except NotImplementedError as error:
-        outcome = {"unsupported": f"{type(error).__name__}: {error}"}
-    print(json.dumps(outcome))
+    print_outcome(lambda: KINDS[args.kind](loop_factory(args.loop), args))
 
 
 if __name__ == "__main__":

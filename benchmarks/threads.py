@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import socket
 import sys
 import threading
@@ -26,7 +25,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any, cast
 
-from benchmarks._loops import loop_factory
+from benchmarks._loops import loop_factory, print_outcome
 from benchmarks.daemons import free_port
 
 Loop = asyncio.AbstractEventLoop
@@ -321,11 +320,7 @@ def main() -> None:
     parser.add_argument("--warm-up", type=float, default=0.2, help="seconds before the measured time (0.2)")
     parser.add_argument("--count", type=int, default=20_000, help="how many items are passed (20000)")
     args = parser.parse_args()
-    try:
-        outcome: dict[str, object] = {**KINDS[args.kind](loop_factory(args.loop), args)}
-    except NotImplementedError as error:
-        outcome = {"unsupported": f"{type(error).__name__}: {error}"}
-    print(json.dumps(outcome))
+    print_outcome(lambda: KINDS[args.kind](loop_factory(args.loop), args))
 
 
 if __name__ == "__main__":

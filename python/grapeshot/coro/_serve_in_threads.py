@@ -13,6 +13,7 @@ import concurrent.futures
 import functools
 import socket
 import threading
+import weakref
 
 from grapeshot import threads as _threads
 from grapeshot._start.threads import warn_of_gil
@@ -41,8 +42,7 @@ class _Other:
         self.has_started: concurrent.futures.Future[None] = concurrent.futures.Future()
         self.has_ended: concurrent.futures.Future[None] = concurrent.futures.Future()
         RealThread(target=self._run, name=self.name).start()
-        # The process can end even if the loop of the calling thread never runs.
-        threading._register_atexit(self.end)  # type: ignore[attr-defined]
+        _running.add(self)
 
     def _run(self) -> None:
         try:
@@ -76,6 +76,18 @@ class _Other:
                 _threads.spawn_on(self._loop, getattr(self.server, method), *args)
             except RuntimeError:
                 pass  # the loop has just been closed, and the server with it
+
+
+# Those whose threads run. The process can end even if the loop of the calling thread never runs again.
+_running: weakref.WeakSet[_Other] = weakref.WeakSet()
+
+
+def _end_all() -> None:
+    for other in list(_running):
+        other.end()
+
+
+threading._register_atexit(_end_all)  # type: ignore[attr-defined]
 
 
 class ServerInThreads(Server):
