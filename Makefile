@@ -86,7 +86,7 @@ test-rust: ## the Rust tests: grapeshot-core, which does not need Python, and th
 	$(CARGO) test --quiet -p grapeshot-core
 	$(CARGO) test --quiet --manifest-path $(LOADGEN)
 
-models: ## the models of the protocols between threads, in every order of their steps (.ci/soak runs them, too)
+models: ## check the models of the protocols between threads with loom (.ci/soak does so, too)
 	$(MODELS_ENV) $(CARGO) clippy --quiet --lib --tests --manifest-path $(RUST_MODELS) -- $(WARNINGS)
 	$(MODELS_ENV) $(CARGO) test --quiet --manifest-path $(RUST_MODELS)
 
@@ -96,7 +96,7 @@ test-python: $(VENV)/.dev build ## the Python tests, including CPython's own (AR
 conformance: $(VENV)/.dev build ## only CPython's own asyncio tests
 	$(PYTEST) tests/conformance $(ARGS)
 
-soak: ## coros on a debug build, under AddressSanitizer and in development mode; the fuzzers (ARGS=asan: only one)
+soak: ## the soaks of coros and of threads, ThreadSanitizer, the models, the fuzzers; see .ci/soak (ARGS=asan: only one)
 	.ci/soak $(ARGS)
 
 fuzz: fuzz-rust fuzz-python ## every fuzzer for SECONDS (60), with new random numbers

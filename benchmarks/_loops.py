@@ -94,7 +94,7 @@ def available(
 
 
 def print_outcome(measure: Callable[[], Mapping[str, object]]) -> None:
-    """Print what `measure` returns as JSON, or `{"unsupported": why}` if it raises NotImplementedError."""
+    """Call `measure` and print its result as JSON, or `{"unsupported": why}` if it raises NotImplementedError."""
     try:
         outcome = measure()
     except NotImplementedError as error:

@@ -56,7 +56,7 @@ class ClosedError(OSError):
 
 # The kinds of waiters, as arguments of `_enter` and `_leave`.
 _GETTER, _PUTTER, _JOINER = range(3)
-# How often a cancelled `await_on` looks whether the other loop still runs, in seconds.
+# The interval, in seconds, at which a cancelled `await_on` checks that the other loop still runs.
 _LOOK_S = 0.1
 
 
@@ -265,8 +265,9 @@ async def await_on(loop: asyncio.AbstractEventLoop, awaitable: Awaitable[_T]) ->
     """Await something in the thread of another loop, and return its result.
 
     A cancellation is passed on to that loop. This call then waits until the awaitable has ended there, and has its
-    outcome, just as when a task awaits another task. If the other loop is stopped or closed before the awaitable has
-    ended, this call waits until the loop runs again, or until it is cancelled.
+    outcome, just as when a task awaits another task. If the other loop is stopped before the awaitable has ended, this
+    call waits until that loop runs again or this call is cancelled. If that loop is closed, this call waits until it is
+    cancelled.
 
     Raises:
         RuntimeError: the loop is closed already.

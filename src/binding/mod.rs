@@ -29,7 +29,7 @@ use pyo3::exceptions::PyImportError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-/// What `spin_lock` is made of. `core/models` compiles it with loom's types in their place.
+/// The types that `spin_lock` is made of. `core/models` compiles `spin_lock` with loom's types instead.
 mod parts {
     pub(super) use std::sync::atomic::{AtomicBool, Ordering};
     pub(super) use std::thread::yield_now;

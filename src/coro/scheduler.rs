@@ -147,7 +147,7 @@ fn run(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) {
         tasks::enter(fiber, coro);
         let version = pystate::version(thread);
         runtime.reprs.exchange(&mut (*fiber).reprs);
-        (*fiber).state.swap(thread);
+        let executor_of_coro = (*fiber).state.swap(thread);
         if let Some(version) = profiled {
             profiling::report_calls(runtime, coro, thread, version);
         }
@@ -166,11 +166,12 @@ fn run(runtime: &Runtime, coro: Coro<'_>, fiber: *mut Fiber) {
         if pystate::has_native_profile(thread) {
             profiling::report_returns(runtime, coro, thread);
         }
-        (*fiber).state.swap(thread);
+        let own_executor = (*fiber).state.swap(thread);
         runtime.reprs.exchange(&mut (*fiber).reprs);
         (*fiber).state.note_version(thread);
         runtime.current.set(ptr::null_mut());
         pystate::resume_critical_sections();
+        drop((executor_of_coro, own_executor));
         if pystate::version(thread) != version {
             // A monitoring tool was switched on or off while the coro ran. The interpreter could not see the frames of
             // the thread's own stack then, so their code is instrumented now.

@@ -397,7 +397,7 @@ pub(crate) fn check_thread<B: Body>(this: This<'_, TransportObject<B>>) -> PyRes
 
 /// Calls `function`, which ends the transport; `name` is the name of the transport's method that does so. Without a
 /// GIL, any thread may collect a garbage stream whose finalizer calls the method. If another thread runs the loop, that
-/// thread makes the call soon.
+/// thread makes the call soon; in debug mode, the method raises RuntimeError instead.
 pub(crate) fn end<'py, B: Body>(
     this: This<'py, TransportObject<B>>,
     name: &str,
@@ -406,7 +406,7 @@ pub(crate) fn end<'py, B: Body>(
     let py = this.py();
     match this.event_loop.get(py) {
         Some(event_loop) if LoopObject::of(&event_loop).is_owned_elsewhere() => {
-            check_thread(this)?; // in debug mode, such a call is an error
+            check_thread(this)?; // in debug mode, a call from another thread is an error
             let method = this.to_bound().getattr(name)?;
             event_loop.call_method1("call_soon_threadsafe", (method,))?;
         }

@@ -4,13 +4,14 @@
     GRAPESHOT_CORO_EVICT=always python tests/threads/soak.py --rounds 20 --mixed
 
 In each round, producers and consumers (tasks of grapeshot's loop and of asyncio's, coros, and real threads) share one
-queue or channel. Most of them belong to loops that are closed while some of them still wait. Callers use `spawn_on` and
-`await_on` to run functions in the loops of other threads. Meanwhile the program cancels waits, collects garbage in yet
-another thread, forks children that use the same queue (only with a GIL), and sometimes closes the queue early.
+queue or channel. Most of their loops end during the round: their workers are cancelled, or the loops are closed while
+workers still wait. Callers use `spawn_on` and `await_on` to run functions in the loops of other threads. Meanwhile the
+program cancels waits, collects garbage in yet another thread, forks children (with a GIL, they use the same queue), and
+sometimes closes the queue early.
 
 Each item has a checksum, a number and a finalizer. At the end of a round, every item that was put must have arrived
 exactly once, every waiter must have ended, and every item must have been finalized exactly once. If that is not so, the
-program prints the first failures (at most three) and exits with status 1. It matters most without the GIL.
+program prints the first failures (at most three) and exits with status 1. The soak is most useful without the GIL.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import collections
+import concurrent.futures
 import contextlib
 import faulthandler
 import gc
@@ -42,7 +44,7 @@ from typing import Any
 import grapeshot
 from grapeshot import _core, coro, threads
 
-# After this many seconds without the end of a round the process counts as hanging.
+# If no round ends for this many seconds, the process counts as hanging.
 PATIENCE_S = 180.0
 # How long a child of a fork may take.
 CHILD_CAP_S = 60
@@ -92,7 +94,10 @@ class Soak:
 
 
 class Item:
-    """What a producer puts. `world.finalized` and sometimes `world.graveyard` get its number when it is freed."""
+    """An object that a producer puts. When it is freed, it adds its number to `world.finalized`.
+
+    Every eighth item also puts its number into `world.graveyard`.
+    """
 
     def __init__(self, world: World, number: int, generator: random.Random) -> None:
         self.world, self.number = world, number
@@ -132,7 +137,7 @@ class World:
         self.transient: list[asyncio.AbstractEventLoop] = []
         self.services: list[asyncio.AbstractEventLoop] = []
         self.forgotten: list[asyncio.AbstractEventLoop] = []
-        # (its loop, a function that interrupts it there)
+        # Workers that can be interrupted: (the worker's loop, a function that interrupts the worker there)
         self.victims: list[tuple[asyncio.AbstractEventLoop, Callable[[], object]]] = []
         self.drops_items = False
         self.is_over = False
@@ -187,7 +192,7 @@ def answer_in_coro(number: int, delay_s: float) -> int:
 
 
 class Way:
-    """How a worker waits. The methods return None for a wait that was late or interrupted."""
+    """How a worker waits. If a wait has timed out or was interrupted, the methods return None."""
 
     def __init__(self, stay: Stay) -> None:
         self.stay, self.world = stay, stay.world
@@ -352,11 +357,17 @@ def ask_transient(way: Way, generator: random.Random, number: int) -> None:
     try:
         future = threads.spawn_on(generator.choice(loops), answer, number, 0)
     except RuntimeError as error:
-        check("closed" in str(error), f"another error: {error!r}")
+        check("closed" in str(error), f"an unexpected error: {error!r}")
         return
     if generator.random() < 0.5:
         future.cancel()
-    future.add_done_callback(lambda future: future.cancelled() or check(future.result() == number + 1, "wrong"))
+
+    def compare(future: concurrent.futures.Future[int]) -> None:
+        # An exception of this function would only be logged.
+        if not future.cancelled() and (future.exception() is not None or future.result() != number + 1):
+            way.world.soak.fail(f"a wrong answer of a loop that may end: {future}")
+
+    future.add_done_callback(compare)
     way.stay.counts["calls of loops that may end"] += 1
 
 
@@ -371,7 +382,7 @@ def drive(coroutine: Coroutine[Any, Any, Any]) -> None:
 
 
 class Stay:
-    """The time that one loop spends with some workers, or one real thread."""
+    """One loop and its workers, from the start of the loop to its end; or the same for one real thread."""
 
     def __init__(self, world: World, seed: str, kind: str, *, is_permanent: bool) -> None:
         self.world, self.kind, self.is_permanent = world, kind, is_permanent
@@ -446,8 +457,8 @@ class Stay:
 
     async def _main_task(self) -> None:
         async def worker(function: Any, generator: random.Random, count: float) -> None:
-            # If the loop is closed before the task has run, what the task was granted is given back when the task is
-            # freed. So nothing here may keep the task alive.
+            # If the loop is closed after the task was granted its request and before the task runs, the grant is given
+            # back only when the task is freed. So nothing here may keep the task alive.
             task = weakref.ref(asyncio.current_task())  # type: ignore[type-var]
 
             def interrupt() -> None:
@@ -500,12 +511,12 @@ class Stay:
 
     def _on_report(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         if "destroyed" in context["message"] and self.is_leaving:
-            return  # the loop was closed before the task has ended
+            return  # the loop was closed before the task ended
         self.world.soak.fail(f"reported: {context}\n{''.join(traceback.format_exception(context.get('exception')))}")
 
 
 def move(world: World, seed: str) -> None:
-    """Several stays, one after the other. The thread of each is new, so that threads that had coros also end."""
+    """Run several stays, one after the other, each in a new thread. So threads that had coros end, too."""
     generator = random.Random(seed)
     for count in range(generator.randrange(1, 4)):
         stay = Stay(world, f"{seed}.{count}", generator.choice(KINDS), is_permanent=False)
@@ -555,16 +566,16 @@ def fork(world: World, generator: random.Random) -> None:
             break
         time.sleep(0.005)
     if status != 0:
-        world.soak.fail(f"a child has ended with the status {status}")
+        world.soak.fail(f"a child has ended with the wait status {status}")
     world.soak.count("forks")
 
 
 def in_child(world: World, what: int) -> None:
     """Use the queue of the parent, whose waiters do not exist here, and a new loop. Then exit.
 
-    Without a GIL, the queue is left alone. If other threads use an object during a fork, its lock may belong in the
-    child to a thread that does not exist there, and then the child hangs. CPython's own dict, deque and SimpleQueue do
-    so, too (3.14.7).
+    Without a GIL, the child leaves the queue alone. If another thread uses an object during a fork, the object may stay
+    locked in the child by a thread that does not exist there, and then the child hangs. This happens with CPython's own
+    dict, deque and SimpleQueue, too (3.14.7).
     """
     signal.alarm(CHILD_CAP_S)
     try:
@@ -574,7 +585,7 @@ def in_child(world: World, what: int) -> None:
                     world.get(block=False)
             with contextlib.suppress(*LATE, *CLOSED):
                 world.put(Item(world, 1, random.Random(1)), block=False)
-                check(world.get(block=False).is_whole(), "the child has got another item")
+                check(world.get(block=False).is_whole(), "the child has got a broken item")
         if what == 1:
             check(grapeshot.run(answer(1, 0)) == 2, "a wrong answer in the child")
         elif what == 2:
@@ -657,7 +668,7 @@ def check_round(world: World) -> None:
     while len(world.finalized) < len(world.made) and time.monotonic() < ends_at:
         gc.collect()
         time.sleep(0.01)
-    check(sorted(world.finalized) == sorted(world.made), "an item was finalized never or twice")
+    check(sorted(world.finalized) == sorted(world.made), "an item was not finalized exactly once")
     in_graveyard = sorted(world.graveyard.get(block=False) for _ in range(world.graveyard.qsize()))
     check(
         in_graveyard == [number for number in sorted(world.made) if number % 8 == 0], "the finalizers' queue is wrong"
@@ -681,7 +692,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=0, help="end after this many rounds in total")
     parser.add_argument("--threads", type=int, default=2, help="rounds at the same time, each with about ten threads")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--forks", type=float, default=0.1, help="how likely a fork is where one may take place")
+    parser.add_argument("--forks", type=float, default=0.1, help="how likely each possible fork is")
     parser.add_argument("--mixed", action="store_true", help="use both ways to move stacks")
     options = parser.parse_args(arguments)
     if not options.seconds and not options.rounds:

@@ -1,4 +1,4 @@
-//! The lock of all shared queues: the real `spin_lock.rs`.
+//! The lock of all shared wait queues: the real `spin_lock.rs`.
 
 use super::parts;
 
@@ -15,7 +15,7 @@ impl Exclusive {
     #[must_use]
     pub fn new() -> Self {
         let lock = spin_lock::SpinLock::new();
-        lock.with(|| ()); // see `parts`
+        lock.with(|| ()); // the first use, which makes loom's atomic: see `parts`
         Self(lock)
     }
 

@@ -1,7 +1,7 @@
-//! What the real files are made of here: loom's types in the place of those of `std` and crossbeam.
+//! The types that the real files are made of here: loom's, instead of the ones of `std` and crossbeam.
 //!
-//! loom's types have no `const fn new`, so each of them is made when it is first used. That must be in the thread that
-//! makes the object, before other threads know it.
+//! loom's types have no `const fn new`, so each of them is made when it is first used. The first use must happen in the
+//! thread that makes the object, before other threads have access to the object.
 
 use std::sync::OnceLock;
 
@@ -33,8 +33,8 @@ impl AtomicBool {
         self.inner().load(order)
     }
 
-    /// A swap. loom does not know that a store which comes after another thread's swap also overwrites the value of
-    /// that swap. So it would let this other thread still load its own value after a fence, which no processor does.
+    /// Stores the value by a swap, because loom gets plain stores wrong: if a store overwrites the value that another
+    /// thread has swapped in, loom lets that thread load its own value again even after a fence. No processor does so.
     pub fn store(&self, value: bool, order: Ordering) {
         self.inner().swap(value, order);
     }
@@ -72,8 +72,8 @@ struct Slots<T> {
 
 /// Stands in for crossbeam's `SegQueue`, which cannot be compiled with loom's types. It works in the same way: a
 /// producer reserves a slot and then writes into it, and a consumer that takes this slot waits until it is written. But
-/// where `SegQueue` orders its accesses more strictly than it has to, this does not. So a missing fence of the inbox
-/// shows.
+/// crossbeam's queue orders some accesses more strictly than necessary, and this one does not. So a fence that is
+/// missing in the inbox makes a test fail.
 pub struct SegQueue<T>(OnceLock<Slots<T>>);
 
 // SAFETY: a slot's item is used only by the producer that has reserved it, and then, once it is written, by the one
@@ -102,7 +102,7 @@ impl<T> SegQueue<T> {
     pub fn push(&self, item: T) {
         let inner = self.inner();
         let slot = &inner.all[inner.tail.fetch_add(1, Ordering::Relaxed)];
-        // SAFETY: no other thread has this slot.
+        // SAFETY: only this thread has reserved the slot.
         slot.item.with_mut(|place| unsafe { *place = Some(item) });
         slot.is_written.store(true, Ordering::Release);
     }
@@ -126,7 +126,7 @@ impl<T> SegQueue<T> {
         while !slot.is_written.load(Ordering::Acquire) {
             yield_now();
         }
-        // SAFETY: this thread has taken the slot, and its producer has left it.
+        // SAFETY: this thread has taken the slot, and the producer does not use it any more.
         let item = slot.item.with_mut(|place| unsafe { (*place).take() });
         item.expect("a slot is taken once")
     }

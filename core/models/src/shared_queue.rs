@@ -90,7 +90,13 @@ struct State {
     is_closed: bool,
     getters: VecDeque<Arc<Waiter>>,
     putters: VecDeque<Arc<Waiter>>,
+    /// `TaskWaiters::claimed` and `TaskWaiters::refused`.
+    claimed: Vec<*const Waiter>,
+    refused: Vec<*const Waiter>,
 }
+
+// SAFETY: the pointers are only compared.
+unsafe impl Send for State {}
 
 impl State {
     fn available(&self) -> usize {
@@ -117,15 +123,46 @@ impl State {
 
     fn claim(&mut self) -> Option<(Arc<Waiter>, Side)> {
         self.check();
-        if !self.getters.is_empty() && (self.is_closed || self.available() > 0) {
+        let (waiter, side) = if !self.getters.is_empty() && (self.is_closed || self.available() > 0) {
             self.promised += 1;
-            return Some((self.getters.pop_front()?, Side::Getter));
-        }
-        if !self.putters.is_empty() && (self.is_closed || self.has_place()) {
+            (self.getters.pop_front()?, Side::Getter)
+        } else if !self.putters.is_empty() && (self.is_closed || self.has_place()) {
             self.reserved += 1;
-            return Some((self.putters.pop_front()?, Side::Putter));
+            (self.putters.pop_front()?, Side::Putter)
+        } else {
+            return None;
+        };
+        self.claimed.push(Arc::as_ptr(&waiter));
+        Some((waiter, side))
+    }
+
+    fn grants(&mut self, side: Side) -> &mut usize {
+        match side {
+            Side::Getter => &mut self.promised,
+            Side::Putter => &mut self.reserved,
         }
-        None
+    }
+
+    /// `Claim::settle`.
+    fn settle(&mut self, waiter: &Arc<Waiter>, side: Side, is_woken: bool) {
+        if remove(&mut self.claimed, waiter) && !is_woken {
+            self.refused.push(Arc::as_ptr(waiter));
+            *self.grants(side) -= 1;
+        }
+    }
+
+    /// `_leave`.
+    fn leave(&mut self, waiter: &Arc<Waiter>, side: Side) {
+        let waiting = match side {
+            Side::Getter => &mut self.getters,
+            Side::Putter => &mut self.putters,
+        };
+        let len = waiting.len();
+        waiting.retain(|other| !Arc::ptr_eq(other, waiter));
+        if waiting.len() == len && !remove(&mut self.refused, waiter) {
+            remove(&mut self.claimed, waiter);
+            *self.grants(side) -= 1;
+        }
     }
 
     fn push(&mut self, item: u32) -> Ended {
@@ -176,12 +213,7 @@ impl SharedQueue {
         while let Some((waiter, side)) = claimed {
             let is_woken = waiter.wake();
             let mut state = self.0.lock().unwrap();
-            if !is_woken {
-                match side {
-                    Side::Getter => state.promised -= 1,
-                    Side::Putter => state.reserved -= 1,
-                }
-            }
+            state.settle(&waiter, side, is_woken);
             claimed = state.claim();
         }
         result
@@ -211,12 +243,7 @@ impl SharedQueue {
 
     pub fn get(&self, waiter: &Arc<Waiter>) -> Ended {
         if self.enter_getter(waiter) && !waiter.wait() {
-            // `_leave`
-            self.in_section(|state| {
-                if !remove(&mut state.getters, waiter) {
-                    state.promised -= 1;
-                }
-            });
+            self.leave(waiter, Side::Getter);
             return Ended::Cancelled;
         }
         self.in_section(State::pop)
@@ -224,15 +251,19 @@ impl SharedQueue {
 
     pub fn put(&self, item: u32, waiter: &Arc<Waiter>) -> Ended {
         if self.enter_putter(waiter) && !waiter.wait() {
-            // `_leave`
-            self.in_section(|state| {
-                if !remove(&mut state.putters, waiter) {
-                    state.reserved -= 1;
-                }
-            });
+            self.leave(waiter, Side::Putter);
             return Ended::Cancelled;
         }
         self.in_section(|state| state.push(item))
+    }
+
+    fn leave(&self, waiter: &Arc<Waiter>, side: Side) {
+        self.in_section(|state| state.leave(waiter, side));
+    }
+
+    /// Closes the coroutine of a getter that waits.
+    pub fn leave_getter(&self, waiter: &Arc<Waiter>) {
+        self.leave(waiter, Side::Getter);
     }
 
     /// `close` and `shutdown`.
@@ -245,13 +276,13 @@ impl SharedQueue {
         let mut state = self.0.lock().unwrap();
         assert_eq!((state.promised, state.reserved), (0, 0), "promised, reserved");
         assert!(state.getters.is_empty() && state.putters.is_empty(), "waiters");
+        assert!(state.claimed.is_empty(), "claimed");
         state.items.drain(..).collect()
     }
 }
 
-/// Whether the waiter was still in the queue: it was not claimed.
-fn remove(waiters: &mut VecDeque<Arc<Waiter>>, waiter: &Arc<Waiter>) -> bool {
-    let len = waiters.len();
-    waiters.retain(|other| !Arc::ptr_eq(other, waiter));
-    waiters.len() < len
+/// Removes the waiter. False if it is not there.
+fn remove(waiters: &mut Vec<*const Waiter>, waiter: &Arc<Waiter>) -> bool {
+    let place = waiters.iter().position(|other| *other == Arc::as_ptr(waiter));
+    place.map(|place| waiters.swap_remove(place)).is_some()
 }

@@ -1,5 +1,5 @@
-//! A copy of the protocol by which coros enter and leave a shared `WaitQueue`, without Python objects. Each function
-//! mirrors the function of the same name in `src/coro`:
+//! A copy of the protocol by which coros enter and leave a shared `WaitQueue`, without Python objects. The functions
+//! mirror these functions in `src/coro`:
 //!
 //! | here | there |
 //! |---|---|
@@ -9,8 +9,8 @@
 //! | [`WaitQueue::claim_first`] | `threads/waiters.rs::claim_first_coro`, `scheduler.rs::queue_from_anywhere` |
 //! | [`Coro::resume`] | `scheduler.rs::resume`, and the end of `sync/object.rs::wait_in_queue` |
 //!
-//! The links of a queue are a `VecDeque` in a cell. loom reports a thread that touches the cell, or a coro's
-//! `is_granted`, while another thread might.
+//! A `VecDeque` in a cell stands for the links of a queue. loom reports an error if two threads could use this cell, or
+//! a coro's `is_granted`, at the same time.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -40,8 +40,8 @@ pub struct WaitQueue {
     coros: UnsafeCell<VecDeque<Arc<Coro>>>,
 }
 
-// SAFETY: the coros are used only inside of `exclusive`, and a coro's `is_granted` inside of it or while the coro is in
-// no queue.
+// SAFETY: `coros` is used only inside of `exclusive`, and a coro's `is_granted` inside of `exclusive` or while the coro
+// is in no queue.
 unsafe impl Send for WaitQueue {}
 // SAFETY: as above.
 unsafe impl Sync for WaitQueue {}

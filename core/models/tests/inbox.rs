@@ -11,7 +11,7 @@ use loom::sync::atomic::{AtomicBool, Ordering, fence};
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
-/// The eventfd: `wait` blocks until it was written to, and reads it.
+/// Stands for the eventfd: `wait` blocks until another thread has written to it, and then reads it.
 struct Waker {
     is_written: Mutex<bool>,
     changed: Condvar,
@@ -41,7 +41,7 @@ struct Loop<T: Send> {
 impl<T: Send> Loop<T> {
     fn new() -> Arc<Self> {
         let inbox = Inbox::new();
-        assert!(inbox.is_empty() && !inbox.claim_wake()); // see `parts`
+        assert!(inbox.is_empty() && !inbox.claim_wake()); // the first use, which makes loom's types: see `parts`
         Arc::new(Self {
             inbox,
             waker: Waker {

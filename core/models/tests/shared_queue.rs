@@ -1,4 +1,4 @@
-//! The shared queue: no item is lost or duplicated, the capacity is kept, and every call ends, also if calls are
+//! The shared queue: no item is lost or duplicated, the capacity is kept, and every call ends, even if calls are
 //! cancelled or the queue is closed. If a waiter is not woken, its thread waits forever, and loom reports a deadlock.
 
 use std::sync::Arc;
@@ -95,6 +95,23 @@ fn a_waiter_of_a_closed_loop_is_passed_over() {
         assert!(queue.enter_getter(&Waiter::dead()));
         let getting = get(&queue, &Waiter::new());
         assert_eq!(queue.put(1, &Waiter::new()), Ended::Put);
+        assert_eq!(getting.join().unwrap(), Ended::Got(1));
+        assert!(queue.end().is_empty());
+    });
+}
+
+#[test]
+fn a_waiter_of_a_closed_loop_leaves_while_it_is_passed_over() {
+    check(|| {
+        let (queue, waiter) = (SharedQueue::new(1), Waiter::dead());
+        assert!(queue.enter_getter(&waiter));
+        let getting = get(&queue, &Waiter::new());
+        let leaving = {
+            let queue = Arc::clone(&queue);
+            thread::spawn(move || queue.leave_getter(&waiter))
+        };
+        assert_eq!(queue.put(1, &Waiter::new()), Ended::Put);
+        leaving.join().unwrap();
         assert_eq!(getting.join().unwrap(), Ended::Got(1));
         assert!(queue.end().is_empty());
     });

@@ -1,5 +1,5 @@
-//! A coro that leaves a shared queue in its own thread, while another thread grants it its request: exactly one of them
-//! wakes it, and no grant is lost.
+//! A coro leaves a shared `WaitQueue` in its own thread, while another thread grants it its request: exactly one of the
+//! two threads wakes the coro, and no grant is lost.
 
 use std::sync::Arc;
 
@@ -66,16 +66,16 @@ impl Source {
     }
 }
 
-/// Runs a model twice, because loom does not find all orders by itself: if a thread loads a value and then stores it,
-/// loom overlooks that another thread's load, which came before both, could also come after them. The model passes its
-/// argument on to `race`, where the first run begins with one thread, and the second run with the other.
+/// Runs a model twice, because loom does not find all orders by itself. If a thread loads a variable, and then another
+/// thread loads it and stores into it, loom does not try the order in which the first load comes after the store. The
+/// model passes its argument on to `race`, so the second run starts the two threads in the opposite order.
 fn check(model: impl Fn(bool) + Copy + Sync + Send + 'static) {
     for swaps in [false, true] {
         grapeshot_models::check(move || model(swaps));
     }
 }
 
-/// Runs two threads, and waits for both.
+/// Runs two threads, and waits for both. `swaps` says whether `other` starts first.
 fn race(swaps: bool, one: impl FnOnce() + 'static, other: impl FnOnce() + 'static) {
     let threads = if swaps {
         [thread::spawn(other), thread::spawn(one)]
@@ -115,8 +115,8 @@ fn a_coro_is_woken_once_by_its_timeout_or_by_another_thread() {
     });
 }
 
-/// `coro/ending.rs::end` resumes coros of a thread that ends. It does not wait for their entries, which do nothing
-/// later.
+/// `coro/ending.rs::end` resumes coros of a thread that ends. It does not wait for their entries in the ready queue.
+/// These entries later have no effect.
 #[test]
 fn a_coro_whose_thread_ends_passes_its_grant_on() {
     check(|swaps| {
@@ -221,7 +221,7 @@ fn neighbours_leave_the_queue_at_the_same_time() {
     });
 }
 
-/// loom reports if two threads use the cell without an order.
+/// loom reports an error if two threads could use the cell at the same time.
 struct Guarded(Exclusive, Cell<usize>);
 
 // SAFETY: the cell is used only inside of the lock.

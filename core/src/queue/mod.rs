@@ -25,7 +25,7 @@ pub mod ready;
 pub mod records;
 pub mod timers;
 
-/// What the inbox is made of. `core/models` compiles it with loom's types in their place.
+/// The types that the inbox is made of. `core/models` compiles the inbox with loom's types instead.
 mod parts {
     pub(super) use std::sync::atomic::{AtomicBool, Ordering, fence};
 

@@ -105,9 +105,9 @@ def _report(loop: asyncio.AbstractEventLoop, frame: types.FrameType) -> None:
     is_original = stderr is sys.__stderr__
     try:
         if is_original:
-            # If the descriptor is closed, text in the buffer would make the exit status 120, so go round the buffer.
+            # Bypass the buffer: if the descriptor is closed, text that is left in it would make the exit status 120.
             stderr.flush()
-            os.write(stderr.fileno(), text.encode(errors="backslashreplace"))
+            os.write(stderr.fileno(), text.encode(stderr.encoding, "backslashreplace"))
         else:
             stderr.write(text)
     except (OSError, ValueError):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import functools
+import os
 import socket
 import threading
 import weakref
@@ -37,7 +38,7 @@ class _Other:
         self._plain, self._listen = plain, listen
         self._loop: Any = None
         self.server: Any = None
-        # Set if serve() fails before this thread has started.
+        # Set if serve() fails, or the interpreter exits, perhaps before this thread has started its server.
         self.must_end = False
         self.has_started: concurrent.futures.Future[None] = concurrent.futures.Future()
         self.has_ended: concurrent.futures.Future[None] = concurrent.futures.Future()
@@ -78,7 +79,8 @@ class _Other:
                 pass  # the loop has just been closed, and the server with it
 
 
-# Those whose threads run. The process can end even if the loop of the calling thread never runs again.
+# The further threads of all servers. When the interpreter exits, `_end_all` ends these threads, so that the process can
+# end even if the loop of the calling thread never runs again.
 _running: weakref.WeakSet[_Other] = weakref.WeakSet()
 
 
@@ -88,6 +90,7 @@ def _end_all() -> None:
 
 
 threading._register_atexit(_end_all)  # type: ignore[attr-defined]
+os.register_at_fork(after_in_child=_running.clear)
 
 
 class ServerInThreads(Server):
@@ -165,10 +168,10 @@ def serve_in_threads(
     *,
     is_own: bool,
 ) -> Server:
-    """Start a server in this thread and in ``threads - 1`` others. ``is_own``: the program has not passed a socket."""
-    warn_of_gil(threads)
+    """Start a server in this thread and in ``threads - 1`` others. ``is_own``: ``serve`` made the sockets itself."""
     parts: list[list[socket.socket]] = []
     try:
+        warn_of_gil(threads)  # an error if the program turns warnings into errors
         if is_own:
             for place, each in enumerate(plain):
                 plain[place] = _sharing_port(each)
@@ -183,9 +186,10 @@ def serve_in_threads(
             on_closed()
         raise
     limits = [None if limit is None else limit // threads + (number < limit % threads) for number in range(threads)]
-    server: Any = listen(limits[0], loop, plain, on_closed, ServerInThreads)
+    server: Any = None
     others: list[_Other] = []
     try:
+        server = listen(limits[0], loop, plain, on_closed, ServerInThreads)  # closes its own sockets if it fails
         for part in parts:
             name = f"{server._name}-{len(others) + 2}"
             others.append(_Other(name, part, functools.partial(listen, limits[len(others) + 1])))
@@ -197,7 +201,8 @@ def serve_in_threads(
                 each.close()
         for other in others:
             other.end()
-        server.close()
+        if server is not None:
+            server.close()
         raise
     for other in others:
         other.has_ended.add_done_callback(functools.partial(_tell_of_end, loop, server, other))
@@ -212,9 +217,10 @@ def _tell_of_end(loop: Any, server: ServerInThreads, other: _Other, _: object) -
 
 
 def _sharing_port(sock: socket.socket) -> socket.socket:
-    """Return a socket with SO_REUSEPORT that is bound to the same TCP address, instead of the given one.
+    """Replace a TCP socket without SO_REUSEPORT by one with this option, bound to the same address.
 
-    The given one was bound without this option, which has shown that no other program listens there.
+    That the given socket could be bound without the option has shown that no other program listens there. A unix
+    socket, or a socket that has the option already, is returned as it is.
     """
     if sock.family not in (socket.AF_INET, socket.AF_INET6) or _shares_port(sock):
         return sock

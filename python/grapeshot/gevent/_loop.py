@@ -32,7 +32,8 @@ import grapeshot
 from grapeshot import _core
 from grapeshot._loop import lifecycle
 
-# Native code imports `_runner` in the hub, where an import that another thread has begun could not be waited for.
+# Native code uses `_runner` in the hub. It is imported here, because the hub could not wait for another thread that is
+# importing it.
 from . import _runner as _runner  # noqa: PLC0414
 from . import _watchers
 from ._children import Children

@@ -29,11 +29,6 @@ pub(in crate::coro) fn self_check(py: Python<'_>) -> PyResult<Option<String>> {
     {
         return Ok(Some(reason.to_owned()));
     }
-    if jit_is_enabled(py)? {
-        return Ok(Some(
-            "coros do not work with CPython's JIT compiler: set PYTHON_JIT=0 to switch it off".to_owned(),
-        ));
-    }
     // SAFETY: attached. The offsets are inside the structure in every release of this minor version, so reading there
     // is safe; at worst a value is wrong.
     unsafe {
@@ -100,16 +95,6 @@ pub(in crate::coro) fn self_check(py: Python<'_>) -> PyResult<Option<String>> {
         }
         Ok(wrong.map(|what| format!("this interpreter's thread state has an unexpected layout: {what}")))
     }
-}
-
-/// Whether the JIT compiler (3.14 and later) is on in this process; it cannot be switched on later. Coros cannot work
-/// with it: it frees compiled code that no thread state shows as running, and that includes the code of suspended
-/// stacks.
-fn jit_is_enabled(py: Python<'_>) -> PyResult<bool> {
-    let Some(jit) = py.import("sys")?.getattr_opt("_jit")? else {
-        return Ok(false);
-    };
-    jit.call_method0("is_enabled")?.is_truthy()
 }
 
 /// Checks that the stack of handled exceptions ends in the thread state's own entry.

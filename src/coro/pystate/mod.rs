@@ -16,7 +16,7 @@
 //! | `recursion_headroom` | while an exception is made, the depth may exceed the limit; the coro may yield just then |
 //! | `tracing`, `what_event` | the coro may yield inside a trace function |
 //! | trash nesting (up to 3.12) | the coro may yield inside a nested deallocation |
-//! | the executor (3.13 and later) | the JIT code that is running |
+//! | the executor (3.13 and later) | the code of the JIT compiler that is running (`HeldExecutor`) |
 //! | the running task (3.14 and later) | asyncio's current task: the coro itself, unless other code sets another one |
 //! | `critical_section`, `c_stack_refs` (free-threaded) | lists whose nodes lie on the stack (`free_threaded.rs`) |
 //!
@@ -125,6 +125,7 @@ pub(super) struct PyState {
     chunk: *mut u8,
     chunk_top: *mut u8,
     chunk_limit: *mut u8,
+    /// While the state is not in use by the thread, an owned reference or null.
     executor: *mut ffi::PyObject,
     /// The task that asyncio sees (3.14 and later): the coro itself, or the task that was current when the coro was
     /// suspended.
@@ -162,6 +163,44 @@ pub(super) struct CFrame {
 pub(super) struct ThreadStateRoot {
     exc_info: ExcInfo,
     cframe: CFrame,
+}
+
+/// A reference to the executor of a stack that continues.
+///
+/// An executor is a piece of code that the JIT compiler has made. Running it takes no reference. If it becomes invalid
+/// meanwhile, it is freed only when no thread state shows it as the current one. So a stack that does not run holds a
+/// reference to the executor to which it returns, as CPython does while an executor calls the evaluation loop.
+pub(super) struct HeldExecutor(*mut ffi::PyObject);
+
+impl HeldExecutor {
+    /// Exchanges the executor of the stack that is left, which gets a reference, and of the one that continues.
+    ///
+    /// # Safety
+    /// Attached. `current` is the field of the thread state, and `other` an owned reference or null.
+    #[inline(always)]
+    unsafe fn exchange(current: *mut *mut ffi::PyObject, other: &mut *mut ffi::PyObject) -> Self {
+        // SAFETY: by the contract; the executor that is running is alive.
+        unsafe {
+            let held = if imp::OWNS_EXECUTOR {
+                ptr::null_mut()
+            } else {
+                *other
+            };
+            ptr::swap(current, other);
+            if !imp::OWNS_EXECUTOR {
+                ffi::Py_XINCREF(*other);
+            }
+            Self(held)
+        }
+    }
+}
+
+impl Drop for HeldExecutor {
+    #[inline(always)]
+    fn drop(&mut self) {
+        // SAFETY: an owned reference or null. It is dropped by the thread that has made the switch, attached.
+        unsafe { ffi::Py_XDECREF(self.0) };
+    }
 }
 
 impl ThreadStateRoot {
@@ -225,13 +264,14 @@ impl PyState {
         }
     }
 
-    /// Exchanges this state with the thread's.
+    /// Exchanges this state with the thread's. Drop the result after the switch, when Python code may run.
     ///
     /// # Safety
     /// `thread` is the attached thread's state. The call is a part of a switch to or from the stack that this state
     /// belongs to. No exception is set.
     #[inline(always)]
-    pub(super) unsafe fn swap(&mut self, thread: *mut ffi::PyThreadState) {
+    #[must_use]
+    pub(super) unsafe fn swap(&mut self, thread: *mut ffi::PyThreadState) -> HeldExecutor {
         let thread = thread.cast::<u8>();
         // SAFETY: the offsets fit this interpreter (checked at build and at import), and the thread is attached.
         unsafe {
@@ -259,11 +299,12 @@ impl PyState {
             if let Some(offset) = imp::TRASH_NESTING {
                 ptr::swap(field(thread, offset), &raw mut self.trash_nesting);
             }
-            if let Some(offset) = imp::EXECUTOR {
-                ptr::swap(field(thread, offset), &raw mut self.executor);
-            }
             if let Some(offset) = imp::RUNNING_TASK {
                 ptr::swap(field(thread, offset), &raw mut self.task);
+            }
+            match imp::EXECUTOR {
+                Some(offset) => HeldExecutor::exchange(field(thread, offset), &mut self.executor),
+                None => HeldExecutor(ptr::null_mut()),
             }
         }
     }

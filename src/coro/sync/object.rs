@@ -1,4 +1,4 @@
-//! The parts that all primitives share: the head of their objects, how they are made, shown and freed, and the wait.
+//! The parts that all primitives share: the head of their objects, how they are made and shown, and the wait.
 
 use std::cell::Cell;
 use std::ffi::c_void;

@@ -61,7 +61,7 @@ unsafe impl Primitive for WakeupObject {
     }
 }
 
-/// One step of `wait` or `wait_quietly`. The state is `has_begun`: whether an error is an interruption.
+/// One step of `wait` or `wait_quietly`, whose state is `has_begun`. Once it is true, an error is an interruption.
 #[inline]
 fn step(
     this: Wakeup<'static>,

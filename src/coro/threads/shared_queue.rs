@@ -4,7 +4,7 @@
 //!   items       [ oldest ... ]     at least as many as are promised, unless the queue is closed
 //!   promised    the number of getters that were woken for an item and have not run yet
 //!   reserved    the number of putters that were woken for a place and have not run yet
-//!   getters, putters, joiners      those that wait
+//!   getters, putters, joiners      the waiters
 //! ```
 //!
 //! A getter that runs takes the oldest item, whose place is then free for the next putter. A waiter that is interrupted
@@ -173,8 +173,8 @@ impl<const C: bool> SharedQueue<C> {
         self.capacity.get() == 0 || self.items.len() + self.reserved.get() < self.capacity.get()
     }
 
-    /// Claims a waiter that can go on: an item or a place is there for it, or all work is done. Its grant is to be taken
-    /// back if the waiter cannot be woken.
+    /// Claims a waiter that can go on: an item or a place is there for it, or all work is done. The caller has to
+    /// wake it and to `settle` the claim.
     #[inline]
     fn claim<'py>(&self, py: Python<'py>) -> Option<Claim<'_, 'py>> {
         let is_closed = self.is_closed.get();
@@ -236,18 +236,18 @@ struct Claim<'a, 'py> {
 }
 
 impl Claim<'_, '_> {
-    /// Takes the grant back from a task whose loop is closed.
-    fn take_back(&self) {
-        if let Some(grants) = self.grants {
+    /// Ends the claim. If the waiter is a task whose loop is closed, its grant is taken back.
+    fn settle(&self, is_woken: bool) {
+        if let Claimed::Task(waiter) = &self.claimed
+            && self.waiters.tasks.settle(waiter, is_woken)
+            && let Some(grants) = self.grants
+        {
             grants.remove();
-        }
-        if let Claimed::Task(waiter) = &self.claimed {
-            self.waiters.tasks.refuse(waiter);
         }
     }
 }
 
-/// Runs `body` while no other thread uses the queue. Afterwards it wakes those that can go on.
+/// Runs `body` while no other thread uses the queue. Then wakes the waiters that can go on.
 #[inline]
 pub(super) fn in_section<const C: bool, R>(this: Shared<'_, C>, body: impl FnOnce() -> R) -> R {
     let py = this.py();
@@ -259,9 +259,7 @@ pub(super) fn in_section<const C: bool, R>(this: Shared<'_, C>, body: impl FnOnc
         let is_woken = claim.claimed.wake(py).is_some();
         // The references of a waiter that was refused are dropped outside of the section.
         claimed = with_critical_section(this, || {
-            if !is_woken {
-                claim.take_back();
-            }
+            claim.settle(is_woken);
             this.claim(py)
         });
     }

@@ -12,7 +12,7 @@ use pyo3::sync::PyOnceLock;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::waiter;
 
-/// The function that sets such a future, if it is not done yet.
+/// `grapeshot.threads._set_done`, which sets a future of another package's loop if the future is not done yet.
 static SET_DONE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
 /// A task that waits.
@@ -74,9 +74,12 @@ fn set_done_in(event_loop: &Bound<'_, PyAny>, future: &Bound<'_, PyAny>) -> bool
 /// refer to each other.
 pub(super) struct TaskWaiters {
     waiting: RefCell<VecDeque<TaskWaiter>>,
-    /// The addresses of the futures of waiters that could not be woken, because their loops are closed. These have no
-    /// grant to give back when their coroutines are closed. No references, because these would keep the tasks alive; a
-    /// future lives until its coroutine is closed, which removes the address.
+    /// The addresses of the futures of waiters that were claimed and are being woken. A waiter that leaves meanwhile gives
+    /// its grant back, so the grant must not be taken back from it if it turns out that it cannot be woken.
+    claimed: RefCell<Vec<usize>>,
+    /// The addresses of the futures of waiters that could not be woken, because their loops are closed. Such a waiter
+    /// has no grant to give back when its coroutine is closed. A reference to the future would keep the task alive. An
+    /// address is enough, because the future lives until its coroutine is closed, which removes the address.
     refused: RefCell<Vec<usize>>,
 }
 
@@ -84,6 +87,7 @@ impl TaskWaiters {
     pub(super) fn new() -> Self {
         Self {
             waiting: RefCell::new(VecDeque::new()),
+            claimed: RefCell::new(Vec::new()),
             refused: RefCell::new(Vec::new()),
         }
     }
@@ -98,7 +102,7 @@ impl TaskWaiters {
 
     /// Adds a task of the loop, which is going to await the future.
     pub(super) fn add(&self, ticket: i64, event_loop: Bound<'_, PyAny>, future: &Bound<'_, PyAny>) {
-        self.forget_refusal(future);
+        remove(&self.refused, future.as_ptr());
         self.waiting.borrow_mut().push_back(TaskWaiter {
             ticket,
             event_loop: event_loop.unbind(),
@@ -106,8 +110,8 @@ impl TaskWaiters {
         });
     }
 
-    /// Removes the waiter with this future. False if it was granted its request, and so is not here any more.
-    pub(super) fn remove(&self, future: &Bound<'_, PyAny>) -> bool {
+    /// Ends the wait for this future. Returns false if the waiter was granted its request, and has to give it back.
+    pub(super) fn leave(&self, future: &Bound<'_, PyAny>) -> bool {
         let is_it = |waiter: &TaskWaiter| waiter.future.is(future);
         let waiting = {
             let mut waiting = self.waiting.borrow_mut();
@@ -115,30 +119,33 @@ impl TaskWaiters {
             place.and_then(|place| waiting.remove(place))
         };
         // The references are dropped here, where nothing is borrowed any more.
-        waiting.is_some() || self.forget_refusal(future)
+        if waiting.is_some() || remove(&self.refused, future.as_ptr()) {
+            return true;
+        }
+        remove(&self.claimed, future.as_ptr());
+        false
     }
 
-    /// Notes that a waiter could not be woken. Its references are dropped.
-    pub(super) fn refuse(&self, waiter: &TaskWaiter) {
-        self.refused.borrow_mut().push(waiter.future.as_ptr().addr());
+    /// Removes the first waiter, which is going to be woken.
+    pub(super) fn claim_first(&self) -> Option<TaskWaiter> {
+        let waiter = self.waiting.borrow_mut().pop_front()?;
+        self.claimed.borrow_mut().push(waiter.future.as_ptr().addr());
+        Some(waiter)
     }
 
-    fn forget_refusal(&self, future: &Bound<'_, PyAny>) -> bool {
-        let mut refused = self.refused.borrow_mut();
-        let place = refused
-            .iter()
-            .position(|address| *address == future.as_ptr().addr());
-        place.map(|place| refused.swap_remove(place)).is_some()
-    }
-
-    /// Removes the first waiter.
-    pub(super) fn take_first(&self) -> Option<TaskWaiter> {
-        self.waiting.borrow_mut().pop_front()
+    /// Notes whether a waiter that was claimed was woken. Returns whether its grant has to be taken back: it was not woken,
+    /// and has not given the grant back itself. Keeps no reference to the waiter.
+    pub(super) fn settle(&self, waiter: &TaskWaiter, is_woken: bool) -> bool {
+        let is_refused = remove(&self.claimed, waiter.future.as_ptr()) && !is_woken;
+        if is_refused {
+            self.refused.borrow_mut().push(waiter.future.as_ptr().addr());
+        }
+        is_refused
     }
 
     /// Drops all waiters without waking them, in the child of a fork or for the collector.
     pub(super) fn forget(&self) {
-        drop((self.waiting.take(), self.refused.take()));
+        drop((self.waiting.take(), self.claimed.take(), self.refused.take()));
     }
 
     /// # Safety
@@ -159,4 +166,11 @@ impl TaskWaiters {
         }
         0
     }
+}
+
+/// Removes the address of the future. False if it is not there.
+fn remove(addresses: &RefCell<Vec<usize>>, future: *mut ffi::PyObject) -> bool {
+    let mut addresses = addresses.borrow_mut();
+    let place = addresses.iter().position(|address| *address == future.addr());
+    place.map(|place| addresses.swap_remove(place)).is_some()
 }

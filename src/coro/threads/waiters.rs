@@ -241,8 +241,8 @@ impl Claimed<'_> {
     }
 }
 
-/// How many waiters were granted their request and have not run yet. In the child of a fork, those of the parent do not
-/// exist, so the count starts again at 0. All zeroes is a valid count of none.
+/// How many waiters were granted their request and have not run yet. In the child of a fork, the count starts again at
+/// 0, because the parent's waiters do not exist there. All zeroes: there are no grants.
 pub(super) struct Grants {
     count: Cell<usize>,
     /// `forks()` when the count was last used.
@@ -544,7 +544,7 @@ impl Waiters {
             return Some(Claimed::Coro(coro));
         }
         if first_task.is_some() && first_task == first_other {
-            return self.tasks.take_first().map(Claimed::Task);
+            return self.tasks.claim_first().map(Claimed::Task);
         }
         let waiter = self.threads.borrow_mut().pop_front()?;
         waiter.is_granted.store(true, Ordering::Release);

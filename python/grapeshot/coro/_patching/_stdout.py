@@ -35,8 +35,8 @@ def _hold_in_thread(lock: Any) -> Iterator[bool]:
     """Hold the lock in code outside of coros.
 
     A callback or task must not wait for a coro of its own thread, because that coro could not go on. So a callback or
-    task of a loop with coros never waits for the lock: if the lock is not free, it goes on without the lock.
-    The value of the ``with`` statement is whether the lock is held.
+    task of a loop with coros never waits for the lock: if the lock is not free, it goes on without the lock. The target
+    of ``with ... as`` is whether the lock is held.
     """
     # While the interpreter exits, a thread that was stopped may have the lock: do not wait for it then.
     taken = lock.acquire(False) or (not sys.is_finalizing() and not _is_among_coros() and lock.acquire())
@@ -165,10 +165,12 @@ def _write_alone(text: Any) -> None:
             with lock:
                 return method(data)  # type: ignore[no-any-return]
         with _hold_in_thread(lock) as is_held:
-            if is_held:
+            if is_held or not isinstance(data, str):
                 return method(data)  # type: ignore[no-any-return]
-            # A coro is inside of the method, which would forget this text when the coro goes on.
+            # The method is in use, usually by a coro that waits. It would forget this text when that call goes on.
             text.buffer.write(data.encode(text.encoding, text.errors))
+            if text.line_buffering and "\n" in data:
+                text.buffer.flush()
             return len(data)
 
     text.write = write
