@@ -53,25 +53,20 @@ def test_an_interpreter_that_is_not_known_is_refused_with_the_reason():
 )
 def test_an_interpreter_without_stack_protection_calls_is_refused(tmp_path):
     """The test simulates 3.14.0 by renaming one of the functions that 3.14.0 lacks."""
-    program = Path(sys.executable).resolve()
-    library = None
-    if sysconfig.get_config_var("Py_ENABLE_SHARED"):
-        library = Path(sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("INSTSONAME"))
-    original = library or program
+    name = b"\0PyUnstable_ThreadState_SetStackProtection\0"
+    program = original = Path(sys.executable).resolve()
+    if is_in_library := name not in program.read_bytes():
+        original = Path(sysconfig.get_config_var("LIBDIR"), sysconfig.get_config_var("INSTSONAME"))
     content = original.read_bytes()
-    assert b"\0PyUnstable_ThreadState_SetStackProtection\0" in content
+    assert name in content
     copy = tmp_path / original.name
-    copy.write_bytes(
-        content.replace(
-            b"\0PyUnstable_ThreadState_SetStackProtection\0", b"\0PyUnstable_ThreadState_SetStackProtectioX\0"
-        )
-    )
+    copy.write_bytes(content.replace(name, b"\0PyUnstable_ThreadState_SetStackProtectioX\0"))
     shutil.copymode(original, copy)
     environment = {**os.environ, "PYTHONHOME": sys.base_prefix, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    if library is not None:
+    if is_in_library:
         environment["LD_LIBRARY_PATH"] = str(tmp_path)
     done = subprocess.run(
-        [str(program if library else copy), "-c", REFUSAL],
+        [str(program if is_in_library else copy), "-c", REFUSAL],
         capture_output=True,
         text=True,
         check=False,

@@ -23,7 +23,7 @@ INSTRUCTIONS = (
     "depend on how busy the machine is."
 )
 COUNTED = {
-    "echo": "echo of 1 KiB",
+    "echo": "echo of 960 B",
     "call-soon-bulk": "`call_soon`, bulk",
     "call-soon-args": "`call_soon`, two arguments",
     "call-soon-chain": "`call_soon`, chain",
