@@ -124,7 +124,11 @@ pub(super) fn shut_down(this: Tls<'_>) -> PyResult<()> {
         Ok(false) => Ok(()),
         Ok(true) => {
             call_eof_received(this)?;
-            cancel_timer(this)?;
+            // The inner transport first sends what it holds. A peer that does not read can delay that forever, so the
+            // time limit holds until `connection_lost`. (The peer may have begun the shutdown; then there is no timer yet.)
+            if !this.timer.is_set() {
+                set_timer(this, &this.shutdown_timeout)?;
+            }
             // Queued, as in asyncio: closing may call connection_lost at once, and the application may be on the stack
             // now.
             this.reactor().ready.defer(this.to_bound(), close_inner);

@@ -179,6 +179,20 @@ async def test_shutdown_time_limit_while_the_socket_is_full(loop):
     peer.close()
 
 
+@pytest.mark.skip_on(asyncio="waits forever before 3.14.10 and 3.15.1", uvloop="waits forever")
+@pytest.mark.parametrize("closes_first", [True, False])
+async def test_shutdown_time_limit_after_the_end_of_a_peer_that_does_not_read(loop, closes_first):
+    transport, protocol, peer = await connected(loop, ssl_shutdown_timeout=0.05, small=True)
+    transport.write(bytes(3_000_000))
+    if closes_first:
+        transport.close()
+    peer.peer.shutdown()
+    await until(lambda: protocol.is_lost, "connection_lost")
+    assert isinstance(protocol.lost_with[0], TimeoutError)
+    protocol.lost_with.clear()
+    peer.close()
+
+
 @pytest.mark.skip_on(uvloop="continues the download")
 async def test_peer_continues_to_send_after_close(loop):
     """close() ends the download. The connection does not wait until the peer has sent all its data."""
