@@ -2,7 +2,8 @@
 #
 #   PYTHON=python3.13 make test     uses another interpreter for .venv (run `make clean` first)
 #   make build FAST=1               a build for use while you edit: compiles in seconds, has assertions, runs slowly
-#   make test NEWEST=1              uses the newest release of every package instead of the locked ones
+#   make test NEWEST=1              uses the newest release of every package instead of the locked ones (run
+#                                   `make clean` before and after it)
 #
 # Only Rust (with rustfmt and clippy), CPython 3.11+ and a C compiler must be installed. The Python packages are
 # installed into .venv, in the versions that requirements/*.txt lock. Each installation and the build leave a stamp file

@@ -66,6 +66,8 @@ mod v314;
 mod v314t;
 #[path = "src/coro/pystate/v315_offsets.rs"]
 mod v315;
+#[path = "src/coro/pystate/v315t_offsets.rs"]
+mod v315t;
 
 const FOLDER: &str = "src/coro/pystate";
 const HEADERS: &str = "#define Py_BUILD_CORE 1
@@ -101,6 +103,7 @@ pub fn check() -> Result<(), String> {
         (3, 14, false) => v314::rows(),
         (3, 14, true) => v314t::rows(),
         (3, 15, false) => v315::rows(),
+        (3, 15, true) => v315t::rows(),
         _ => return Ok(()), // this build uses `pystate/none.rs`, with which `coro` refuses to be imported
     };
     let flag = if config.is_free_threaded() { "t" } else { "" };

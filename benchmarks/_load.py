@@ -79,7 +79,7 @@ def name_libssl() -> None:
 def check_openssl(version: str | None) -> None:
     """Print a warning, once, if the raw server uses a different OpenSSL from this interpreter."""
     if version not in (None, ssl.OPENSSL_VERSION):
-        print(f"!!! the raw server has {version}, Python {ssl.OPENSSL_VERSION}", file=sys.stderr, flush=True)
+        print(f"!!! the raw server uses {version}, but Python uses {ssl.OPENSSL_VERSION}", file=sys.stderr, flush=True)
 
 
 @functools.cache
@@ -130,7 +130,7 @@ class Child:
         return parsed
 
     def close(self) -> None:
-        """End the process; raise MeasurementError if it had to be killed or failed."""
+        """End the process. Raise MeasurementError if it fails, or if it has to be killed."""
         try:
             self._process.communicate(timeout=60)
         except subprocess.TimeoutExpired:

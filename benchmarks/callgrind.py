@@ -183,8 +183,8 @@ def check_bounds(file: Path = BOUNDS) -> int:
         bound, few = expected * (1 + known["tolerance"]), expected * (1 - known["tolerance"])
         found = fewest(COUNTS[name], bound)
         is_above = found > bound
-        verdict = "ABOVE THE LIMIT" if is_above else "as it was" if found >= few else "fewer: lower the bound"
-        print(f"{name:<18} {found:>8,.0f} instructions, {expected:,} when it was noted: {verdict}", flush=True)
+        verdict = "ABOVE THE BOUND" if is_above else "as it was" if found >= few else "fewer: lower the bound"
+        print(f"{name:<18} {found:>8,.0f} instructions; {file.name} has {expected:,}: {verdict}", flush=True)
         status |= is_above
     return status
 

@@ -14,7 +14,7 @@ from benchmarks import intervals
 from benchmarks.intervals import Pair, interval
 
 OURS = "grapeshot"
-# This metric has an interval, as the compared metric has.
+# This metric has an interval, like the compared metric.
 WITH_INTERVAL = "whole_ms"
 # Other metrics that are shown: the medians of some, and the sums of others over all runs.
 SHOWN = ("rps", "p50_us", "p99_us", "p999_us", "speedup", "cpu_us", "cpu_us_of_one", "queries")

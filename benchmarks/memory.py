@@ -37,8 +37,8 @@ def measure(loop: str, connections: int, touch_size: int = 0, kind: str = "echo"
     """Return KiB per connection, after a few have been served and closed.
 
     "kib" is the memory for each of `connections` more connections, when FILLING_CONNECTIONS are already open.
-    "from_none_kib" compares with having no connection. It is smaller, because the first connections use memory that
-    was free in the heap.
+    "from_none_kib" is the memory for each connection when none was open before. It is smaller, because the first
+    connections use memory that was free in the heap.
 
     Raises MeasurementError when the machine does not allow enough descriptors.
     """

@@ -5,9 +5,9 @@
 - `items`: one loop passes items to the other, through a queue of 100 places. Prints `{"wall_us": per item}`.
 - `answers`: the same, but each item is answered before the next one is sent.
 
-On grapeshot, `items` and `answers` use `grapeshot.threads.Queue`, with tasks and with `--style coros`. On other loops
-they use an `asyncio.Queue` in each loop, into which the other loop puts with `call_soon_threadsafe`. That queue has no
-limit, because a loop cannot wait for a place in the queue of another loop.
+On grapeshot, `items` and `answers` use `grapeshot.threads.Queue`, from tasks or, with `--style coros`, from coros. On
+other loops they use an `asyncio.Queue` in each loop, into which the other loop puts with `call_soon_threadsafe`. That
+queue has no limit, because a loop cannot wait for a place in the queue of another loop.
 
 Threads run side by side only without the GIL, so `echo` needs an interpreter without it. A loop that lacks a feature
 prints `{"unsupported": why}`.
@@ -70,7 +70,7 @@ class Client(asyncio.Protocol):
     """Send the next message as soon as the previous one has come back."""
 
     def __init__(self) -> None:
-        # Its own: threads that share an object contend for its reference count.
+        # Each client has a message of its own, because threads that share an object contend for its reference count.
         self.message = bytes(SIZE)
         self.done = self.received = 0
 

@@ -9,6 +9,7 @@ that a client that reads slowly does not hold up the others.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import signal
 import socket
 
@@ -28,7 +29,8 @@ class Client:
         try:
             self.lines.push(line, block=False)
         except coro.Full:
-            self.sock.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):  # it may have disconnected
+                self.sock.shutdown(socket.SHUT_RDWR)
 
     def send_lines(self) -> None:
         """Send the queued lines. Runs in a coro of its own."""

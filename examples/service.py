@@ -56,7 +56,8 @@ class Service:
             while not self.is_stopping and await self.request(reader, writer):
                 pass
         except BadRequestError as bad:
-            await self.answer(writer, bad.status, f"{bad}\n".encode(), is_last=True)
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                await self.answer(writer, bad.status, f"{bad}\n".encode(), is_last=True)
         except (TimeoutError, ConnectionError, asyncio.IncompleteReadError):
             pass  # the client is too slow, or has disconnected
         except asyncio.CancelledError:

@@ -206,8 +206,8 @@ unsafe extern "C" fn new(
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
-            let only_threads =
-                std::env::var_os("GRAPESHOT_FILE_THREADS").is_some_and(|value| !value.is_empty());
+            let only_threads = std::env::var_os("GRAPESHOT_FILE_THREADS")
+                .is_some_and(|value| !value.is_empty() && value != "0");
             let queue = Queue::new(only_threads).map_err(|error| errors::os_error(&error))?;
             let object = alloc_without_arguments(py, kind, args, kwargs)?;
             let made = object.as_ptr().cast::<QueueObject>();
@@ -283,7 +283,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             method,
             cancel,
             _AioQueue.cancel,
-            "Cancel a call; return True if the call had not begun. Such a call is never made."
+            "Cancel a call, unless it closes a file. Return True if the call had not begun: then it is never made."
         ),
         row!(
             method,
@@ -308,7 +308,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             method,
             stop,
             _AioQueue.stop,
-            "Cancel all calls and wait until they end, at most limit seconds. Return how many have not ended."
+            "Cancel all calls that do not close a file, and wait until all end, at most limit seconds. Return how many have not ended."
         ),
     ];
     let slots = [slot(ffi::Py_tp_new, new as *mut c_void), methods_slot(methods)];

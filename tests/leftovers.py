@@ -167,7 +167,7 @@ SETTINGS: dict[str, Callable[[], Any]] = {
 
 def _replaced(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Return the names whose values are other objects now, or absent. New names do not count, because imports add them.
-    Equal values do not count either: `time.tzset()`, for example, sets some names again.
+    Equal numbers, texts and tuples do not count either: `time.tzset()`, for example, sets some names again.
     """
 
     def is_same(value: Any, other: Any) -> bool:

@@ -203,8 +203,8 @@ import asyncio, faulthandler, random, signal, socket
 
 def rounds(count, run):
     for number in range(count):
-        # faulthandler's thread blocks signals only after it has started. CPython 3.11's main thread would not notice a
-        # signal that this thread gets before that. A thread inherits the signal mask, so block the signal here.
+        # faulthandler's thread blocks signals only some time after its start. If it got a signal before that, CPython
+        # 3.11's main thread would not notice the signal. A thread inherits the signal mask, so block the signal here.
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
         faulthandler.dump_traceback_later({cap_s}, exit=True)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
@@ -311,7 +311,7 @@ async def sleep_zero(count: int) -> None:
 
 
 def run_iterations(loop: asyncio.AbstractEventLoop, count: int = 1) -> None:
-    """Run a loop that is not running for `count` iterations."""
+    """Run `count` iterations of a loop that is not running."""
     for _ in range(count):
         loop.call_soon(loop.stop)
         loop.run_forever()

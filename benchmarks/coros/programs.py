@@ -3,7 +3,8 @@
 A kind does rounds of a fixed number of operations. After a warm-up, rounds are run until enough CPU time has been
 spent (kinds that sleep: one or two rounds, without a warm-up), and the median round counts. Except in `spawn`, the
 start of the round's threads is not measured. Prints `{"cpu_ns": per operation, "rounds": ...}`; kinds that sleep add
-how many sleeps ended too `early`, if any did; kinds about memory print `{"kib": per thread, ...}`.
+`early`, the number of sleeps that ended too early, unless it is 0; kinds about memory print
+`{"kib": per thread, ...}`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Completes the reference, which autodoc builds from the modules, with the documentation of native objects.
+"""Adds the documentation of native objects to the reference, which autodoc builds from the modules.
 
 A native object has no annotations, and only a short docstring for `help()`. The stub `_core.pyi` has both in full, and
 stubtest checks that it is correct. A name in a docstring causes a warning if it is neither in the reference nor in the

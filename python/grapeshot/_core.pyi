@@ -1952,7 +1952,7 @@ def _coro_act() -> None:
     Outside of coros this does nothing.
     """
 
-# The last words of each log record about a late run: code that has held up the loop for longer than the latency limit.
+# The last words of each log record about a late run. A run is late if it holds up the loop beyond the latency limit.
 _coro_latency_hint: str
 
 def _coro_set_latency_limit(seconds: float | None, /) -> float:

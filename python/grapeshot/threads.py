@@ -2,8 +2,8 @@
 
 :class:`Queue` and :class:`Channel` work between tasks of any loop (also of another package), coros and real threads, in
 any combination and in both directions. Tasks call the methods whose names begin with ``a``, and await them; coros and
-threads call the others. Waiters are served in the order in which they came, whatever they are. A wait that is cancelled
-or interrupted loses nothing: its item or place goes to the next waiter.
+threads call the others. All waiters are served in the order in which they came. A wait that is cancelled or interrupted
+loses nothing: its item or place goes to the next waiter.
 
 :func:`spawn_on` calls a function in another thread's loop, and :func:`await_on` awaits something there.
 """
@@ -91,7 +91,7 @@ async def _wait(shared: _Shared, side: int) -> None:
 
 
 class Queue(_core.shared_queue["_T"]):
-    """A ``queue.Queue`` for coros and real threads that also has methods for tasks, of any loop.
+    """A ``queue.Queue`` for coros and real threads, with additional methods for tasks of any loop.
 
     Coros and threads call ``put``, ``get`` and ``join``; tasks await :meth:`aput`, :meth:`aget` and :meth:`ajoin`.
     ``put`` and ``get`` take the arguments ``block`` and ``timeout`` (in seconds), as those of ``queue.Queue`` do.

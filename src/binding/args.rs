@@ -112,8 +112,8 @@ impl<'a, 'py> Args<'a, 'py> {
     }
 
     /// True if the call gives all required parameters by position. If the signature has no other parameters, the call
-    /// must give nothing else; if the signature accepts no keywords, the call must give none. Functions with other
-    /// parameters check those themselves (for example with `bind`).
+    /// must give nothing else. If the signature accepts no keywords, the call must have no keyword arguments. Functions
+    /// with other parameters check these parameters themselves (for example with `bind`).
     #[inline(always)]
     fn fits_signature(&self) -> bool {
         if self.signature.is_fixed() {

@@ -16,7 +16,7 @@ use super::object_result::ObjectResult;
 type Ticket = (u64, Option<Py<PyAny>>);
 
 /// The results that Python code has not received yet. After a call of `append` there are none, unless that call ran out
-/// of memory. (The collector need not see the results, because none of them refers to the object that holds it.)
+/// of memory. (The collector need not see the results, because they do not refer to the object that contains them.)
 #[derive(Default)]
 pub(crate) struct Arrived(Mutex<VecDeque<Ticket>>);
 

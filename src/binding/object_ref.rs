@@ -1,6 +1,6 @@
 //! `ObjectRef`: an owned reference to a Python object, for queues and tables outside of native objects' cells.
 //!
-//! Dropping it releases the reference. A `Py` checks at each drop whether pyo3 has attached the thread, and otherwise
+//! Dropping it releases the reference. A `Py` checks at each drop whether pyo3 has attached the thread. If not, it
 //! releases the reference later. pyo3 does not know that the thread is attached in functions that CPython calls
 //! directly. An `ObjectRef` makes no check: it costs no more than the pointer, and always releases the reference at
 //! once.

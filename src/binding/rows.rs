@@ -37,8 +37,8 @@ use super::object_result::ObjectResult;
 /// The declaration gives the row its name and its signature, so a row does not compile unless the stub has the
 /// declaration. `as` is for a function that has another name in the stub than in `help()`. A string literal is the
 /// signature itself, for a method whose type the module does not export, because the stub cannot declare such a method.
-/// A row that several types share names the method of one of them; stubtest compares the signatures of all of them with
-/// the stub.
+/// If several types share a row, its declaration is the method of one of these types; stubtest compares the signatures
+/// of all of them with the stub.
 ///
 /// The function always gets all required arguments, and gets them by position (`Args::pass_to`).
 ///

@@ -124,8 +124,8 @@ pub(crate) fn describe(py: Python<'_>, fd: RawFd) -> PyResult<Bound<'_, PyString
     text
 }
 
-/// The result of `get_extra_info("socket")`: asyncio's wrapper, which has only the methods of the socket that do not
-/// read, write or close it.
+/// The result of `get_extra_info("socket")`: asyncio's wrapper, which has only methods that do not read, write or close
+/// the socket.
 pub(crate) fn guarded<'py>(socket: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let module = new_objects::module(socket.py(), "asyncio.trsock")?;
     new_objects::attribute(&module, "TransportSocket")?.call1((socket,))

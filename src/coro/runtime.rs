@@ -45,8 +45,8 @@ pub(super) struct Runtime {
     /// The thread has started a coro, or has set a limit for the watchdog. From then on the Python package is notified
     /// when the thread ends, and the thread's loops are observed (`latency`).
     pub(super) is_watched: Cell<bool>,
-    /// The id of the thread state that is being deleted, because the thread ends; 0 before that. No coro may start any
-    /// more then.
+    /// The id of the thread state that is being deleted, because the thread ends; 0 before that. While this is set, no
+    /// more coros may start.
     ending: Cell<i64>,
     /// The running coro has forked, and this process is the child. The coro's loop runs in the parent.
     pub(super) is_forked: Cell<bool>,
@@ -251,7 +251,7 @@ impl Runtime {
         }
     }
 
-    /// Drops what this thread keeps for its coros' timers and `repr` calls, because the thread ends.
+    /// Marks the thread as ending, and drops what it keeps for its coros' timers and `repr` calls.
     pub(super) fn end_thread(&self, py: Python<'_>) {
         self.ending.set(thread_state_id(py));
         self.reprs.forget(py);

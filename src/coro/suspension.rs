@@ -33,8 +33,8 @@ struct PreparedSwitch {
     main_sp: usize,
 }
 
-/// Prepares the running coro to leave its stack. The caller has already set its status (Ready and queued, or Waiting)
-/// and removed a stale `wake_value`.
+/// Prepares the running coro to leave its stack. The caller has already set the coro's status (Ready and queued, or
+/// Waiting) and removed a stale `wake_value`.
 #[inline]
 fn prepare_switch(coro: Coro<'_>) -> PyResult<PreparedSwitch> {
     with_runtime(|runtime| prepare_in(runtime, coro))

@@ -78,7 +78,7 @@ impl WaitQueue {
         }
     }
 
-    /// Coros may leave a shared queue at any time. But none enters it while the caller is in the critical section of
+    /// Coros may leave a shared queue at any time. But no coro enters it while the caller is in the critical section of
     /// the object that contains the queue.
     pub(super) fn len(&self) -> usize {
         self.len.load(Ordering::Relaxed)

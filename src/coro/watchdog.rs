@@ -52,8 +52,8 @@ pub(super) type Report = fn(Python<'_>, &Pulse, u64) -> PyResult<()>;
 struct Watchdog {
     state: Mutex<State>,
     report: Report,
-    /// Notified when a thread is added, when a limit changes, when no thread is left, and when the watchdog has
-    /// finished using Python.
+    /// Notified when a run begins in a thread that was not watched, when a limit changes, when no thread is left, and
+    /// when the watchdog has finished using Python.
     changed: Condvar,
 }
 

@@ -231,7 +231,7 @@ fn add_done_callback<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> ObjectResul
     };
     if !this.is_pending() {
         schedule_one(this, &callback, &context)?;
-    } else if !this.callback.is_set() {
+    } else if !this.callback.is_set() && !this.more.is_set() {
         this.callback.set(callback);
         this.context.set(context);
     } else {

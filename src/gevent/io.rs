@@ -40,7 +40,7 @@ pub(super) struct IoObject {
     /// The callback that `start` was given, and its arguments. Python code can set both attributes.
     callback: ObjectCell,
     args: ObjectCell,
-    /// The `DescriptorObject` on which this watcher is active, or was the last time. Empty if the descriptor was closed
+    /// The `DescriptorObject` on which this watcher is active, or was active last. Empty if the descriptor was closed
     /// in the meantime.
     descriptor: ObjectCell,
     pub(super) fd: Cell<c_int>,
@@ -91,7 +91,7 @@ fn with_hub_loop<R>(this: Io<'_>, body: impl FnOnce(HubLoop<'_>) -> PyResult<R>)
     }
 }
 
-/// Calls `body` with the descriptor on which the watcher is active, or was the last time. None if there is none.
+/// Calls `body` with the descriptor on which the watcher is active, or was active last. None if there is none.
 fn with_descriptor<R>(this: Io<'_>, body: impl FnOnce(Descriptor<'_>) -> R) -> Option<R> {
     let kept = this.descriptor.get(this.py())?;
     descriptor::of(&kept).map(body)
@@ -206,7 +206,7 @@ fn begin_on(this: Io<'_>, hub_loop: HubLoop<'_>) -> PyResult<()> {
     }
 }
 
-/// Whether `descriptor` is the one on which the watcher is active, or was the last time.
+/// Whether `descriptor` is the one on which the watcher is active, or was active last.
 pub(super) fn is_on(this: Io<'_>, descriptor: Descriptor<'_>) -> bool {
     this.descriptor.as_ptr() == descriptor.as_ptr()
 }
@@ -291,8 +291,8 @@ pub(super) fn fire(this: Io<'_>, events: c_int, is_polled: bool) -> PyResult<()>
     })
 }
 
-/// Hides the running loop if possible, because `callback` only switches to a greenlet, and returns the loop. None if it
-/// cannot be hidden.
+/// Hides the running loop from the greenlet to which `callback` switches, and returns the loop. None if the loop cannot
+/// be hidden.
 fn hide_loop<'py>(this: Io<'py>, callback: &Bound<'_, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = this.py();
     let event_loop = with_hub_loop(this, |hub_loop| Ok(hub_loop.event_loop.get(py)))?;

@@ -5,8 +5,8 @@
 //! the current tasks in a dict whose keys are the loops, which needs no exchange. A greenlet that is suspended while a
 //! loop runs in it keeps the loop and the task in its attribute `_grapeshot_running`.
 //!
-//! A traced switch costs several times as much as a switch. So when a poll has found events for greenlets that wait for
-//! descriptors, the hub hides its loop and removes the tracer, if no greenlet of the thread keeps a loop:
+//! A traced switch costs several times as much as an untraced one. So when a poll has found events for greenlets that
+//! wait for descriptors, the hub hides its loop and removes the tracer, if no greenlet of the thread keeps a loop:
 //!
 //! ```text
 //!   hide():  running loop: none, no tracer
@@ -17,10 +17,10 @@
 //! ```
 //!
 //! Until the hub runs again, a loop that such a greenlet starts is the thread's running loop: greenlets to which its
-//! callbacks switch directly see it. (Under asyncio's own loop they rarely do. In a patched program its selector
-//! switches to the hub before the first callback runs, and then switches are traced.) And while the loop is hidden,
-//! code that runs in the hub on its own account, such as a signal handler of Python, sees no running loop, as in a
-//! greenlet.
+//! callbacks switch directly see it. (The callbacks of asyncio's own loop rarely do that: in a patched program, its
+//! selector switches to the hub before the first callback runs, and from then on switches are traced.) And while the
+//! hub's loop is hidden, code that runs in the hub on its own account, such as a signal handler of Python, sees no
+//! running loop, as in a greenlet.
 
 use std::cell::Cell;
 use std::ptr;
@@ -236,7 +236,7 @@ fn show(py: Python<'_>, event_loop: &LoopObject) -> PyResult<()> {
     let set_trace = switching.set_trace.bind(py);
     let tracer = set_trace.call1((&exchange,))?;
     if !tracer.is_none() && !tracer.is(&exchange) {
-        // A greenlet has set it. Both are called.
+        // A greenlet has set this tracer. From now on, both are called.
         set_trace.call1((tracer,))?;
         py.import("grapeshot.gevent._loop")?
             .call_method0("_watch_switches")?;

@@ -17,7 +17,7 @@
 //!   inner transport (StreamTransport, ...)        |    v write
 //! ```
 //!
-//! The object is used on the loop's thread only. All fields are cells, because a call into Python may re-enter every
+//! The object is used on the loop's thread only. All fields are cells, because a call into Python may re-enter any
 //! method. It has no descriptor of its own: any object with the methods of `asyncio.Transport` can be its inner
 //! transport, including another `SSLTransport`.
 

@@ -163,7 +163,8 @@ fn deliver_object(this: Tls<'_>, data: &[u8]) -> PyResult<bool> {
     Ok(is_closed)
 }
 
-/// The plaintext of the only whole record in the BIO, None if it has none; and whether `close_notify` has come.
+/// Returns the plaintext of the only whole record in the BIO (None if the record has none), and whether `close_notify`
+/// has come.
 #[inline]
 fn read_one(this: Tls<'_>) -> PyResult<(Option<Bound<'_, PyAny>>, bool)> {
     let capacity = this.capacity.get();
@@ -176,8 +177,8 @@ fn read_one(this: Tls<'_>) -> PyResult<(Option<Bound<'_, PyAny>>, bool)> {
     })
 }
 
-/// The plaintext of all whole records in the BIO and in `data`, None if they have none; and whether `close_notify` has
-/// come. `data` is put into the BIO piece by piece.
+/// Returns the plaintext of all whole records in the BIO and in `data` (None if they have none), and whether
+/// `close_notify` has come. `data` is put into the BIO piece by piece.
 #[inline(never)]
 fn read_all<'py>(this: Tls<'py>, data: &[u8]) -> PyResult<(Option<Bound<'py, PyAny>>, bool)> {
     let py = this.py();

@@ -1,5 +1,5 @@
-//! The data that a transport was given to write and has not sent yet: the out-buffer with its watermarks, and the
-//! arguments of `write` on their way into it.
+//! The data that a transport was given to write and has not sent yet (`Outgoing`: the out-buffer with its watermarks),
+//! and the arguments of `write` (`Data`).
 //!
 //! Used on the loop's thread only. The caller does the sending.
 

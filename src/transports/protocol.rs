@@ -66,8 +66,8 @@ pub(crate) fn register_object_received(row: &ffi::PyMethodDef, received: ObjectR
     NATIVE_METHOD.store(method, Ordering::Release);
 }
 
-/// The registered function for `protocol`, if `method`, its `data_received`, is the native method and is bound to this
-/// very protocol.
+/// The registered function for `protocol`, whose `data_received` is `method`. None unless `method` is the native method
+/// and is bound to this very protocol.
 fn object_received(protocol: &Bound<'_, PyAny>, method: &Bound<'_, PyAny>) -> Option<ObjectReceived> {
     // SAFETY: the objects are live; the accessors are called only after the check has shown that `method` is a native
     // function.

@@ -196,7 +196,7 @@ def controlled(method, *args):
     return getattr(app.control, method)(*args, reply=True, timeout=60, limit=1)[0].popitem()[1]
 """
 
-# The same checks of Celery's timer for threads and of the pool's own timer, and further ones of the pool's own.
+# Checks that Celery's timer for threads and the pool's own timer must both pass, and further checks of the pool's own.
 TIMERS = """
 import sys, threading, time
 from grapeshot import coro
@@ -405,7 +405,7 @@ app.control.shutdown()
 
 def test_shutdown(application: Application) -> None:
     """A soft shutdown waits for the running tasks for a limited time, and a cold one does not wait. Other tasks stay
-    queued. The exit code tells a worker that was ended by Ctrl-C.
+    queued. The exit code shows whether Ctrl-C has ended the worker.
     """
     store = application.store
     with application.worker("-c", "1") as worker:
@@ -430,9 +430,9 @@ def lose_nothing(application: Application, **env: str) -> None:
     """Kill a worker while it has tasks, and let another worker run all tasks. A task is acknowledged when it ends."""
     application.env["LATE"] = "1"
     with application.worker("-c", "50") as worker:
-        # The tasks that begin wait at the gate, so the worker asks the broker for no more than a hundred. Its answer
-        # shows that it is not looking for old messages in Redis. A worker that is killed while it looks for them leaves
-        # a lock behind, and no worker can look for them in the next five minutes.
+        # The tasks that begin wait at the gate, so the worker asks the broker for no more than a hundred. A worker that
+        # answers `inspected` is not looking for old messages in Redis. If it were killed while it looks for them, it
+        # would leave a lock behind, and no worker could look for them in the next five minutes.
         application.client("""
 with app.producer_pool.acquire(block=True) as producer:
     for number in range(1000):

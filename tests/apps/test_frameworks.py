@@ -121,7 +121,7 @@ manager.shutdown_kernel()
 
 
 def test_the_page_has_its_sections_and_programs() -> None:
-    """Without this test, a broken parser of the page would go unnoticed: no program would run, and none would fail."""
+    """Without this test, a broken parser of pages would go unnoticed: no program would run, so no test would fail."""
     sections = re.findall(r"^## (.*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(sections) >= 17
     assert len([block for block in SERVERS if block.page == PAGE]) >= 14

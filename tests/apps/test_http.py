@@ -235,9 +235,9 @@ def test_graceful_shutdown_with_requests_in_flight(app: App) -> None:
 
 
 def wait_until_refused(port: int) -> None:
-    """Wait until no socket listens on the port, and check that a connection is then refused. To find out, the
-    function binds the port instead of connecting to it: the port can be bound as soon as no socket listens there, even
-    while connections use it.
+    """Wait until no socket listens on the port; then check that a connection is refused. The wait binds the port
+    instead of connecting to it, because the port can be bound as soon as no socket listens there, even while
+    connections use it.
     """
     give_up_s = time.monotonic() + TIMEOUT_S
     while is_listening(port):

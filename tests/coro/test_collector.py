@@ -41,7 +41,7 @@ def collecting_always():
 
 
 def dead(references):
-    """Return whether the objects of all references are freed after a collection."""
+    """Collect garbage. Return whether all the objects that the weak references refer to have been freed."""
     gc.collect()
     return [reference() for reference in references] == [None] * len(references)
 

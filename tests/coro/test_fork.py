@@ -237,7 +237,8 @@ def main():
 
 coro.run(main)
 """,
-        flags=("-X", "faulthandler"),  # no -W error: what threading raises in the child goes only to stderr
+        # no -W error: it would change nothing, because exceptions of threading in the child are only printed
+        flags=("-X", "faulthandler"),
     )
     assert lines == ["['MainThread'] True", "0", "atexit parent"]
 

@@ -298,7 +298,7 @@ def test_sockets_in_several_threads():
 
 @pytest.mark.parametrize("kind", ["thread_lock", "thread_rlock"])
 def test_a_lock_of_coros_and_threads(kind):
-    """No two holders at once, and every waiter gets its turn."""
+    """The lock never has two holders at once, and every waiter gets its turn."""
     lock, count, inside = getattr(_core, kind)(), [0], [0]
 
     def work(times=100):

@@ -22,7 +22,8 @@ ALIASES = {"install_thread_emulation": "patch", "make_socket": "sock"}
 if coro_is_available():
     from grapeshot import _core, coro
 
-    PUBLIC = [name for name in coro.__all__ if name not in {"signal_handler", "threads", *ALIASES}]  # two are modules
+    # signal_handler and threads are modules.
+    PUBLIC = [name for name in coro.__all__ if name not in {"signal_handler", "threads", *ALIASES}]
     MEMBERS = [
         (kind, name)
         for kind in PUBLIC

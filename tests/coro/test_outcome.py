@@ -23,7 +23,7 @@ WAYS = {
 
 
 def ended(way):
-    """Return a coro that was ended in the given way while it waited."""
+    """Return a coro that was interrupted in the given way while it waited. It ends when it runs next."""
     co = coro.spawn(coro.wait, name="victim")
     coro.yield_slice()
     WAYS[way](co)

@@ -119,7 +119,7 @@ def test_sleepers_wake_in_the_order_of_their_deadlines():
 
 
 def test_coros_futures_and_callbacks_that_are_due_together_run_in_order():
-    """Callbacks run in the order in which their timers were set. So do coros and futures, taken together."""
+    """Callbacks run in the order of their timers. Coros and futures form a second group, with the same order."""
     order = []
 
     async def main():

@@ -33,7 +33,7 @@ LEFT_OUT = {
     "_coro_panic": "panics, for a test",
     "_coro_send_signal": "sends any signal to its own process",
     "_coro_after_fork": "ends the process together with the coro that calls it",
-    "_coro_fail_evictions": "lets coros fail, for a test",
+    "_coro_fail_evictions": "makes evictions of stacks fail, for a test",
 }
 # After these functions, leftovers are not counted: the functions keep their arguments until the process ends, or start
 # a thread that looks up a name.

@@ -1,4 +1,4 @@
-"""Run the fuzzers for some time, with a new seed in each round: `make fuzz SECONDS=60`.
+"""Run the fuzzers for some time, with a new seed in each round: `make fuzz-python SECONDS=60`.
 
     python tests/fuzz/run.py --seconds 3600 arguments
     python tests/fuzz/run.py --seed 7 --rounds 1 arguments      repeat the round with seed 7
@@ -31,6 +31,8 @@ def run(name: str, seconds: float, first: int, rounds: int | None) -> bool:
     while time.monotonic() < end and (rounds is None or number < first + rounds):
         try:
             fuzz(Budget(number))
+        except KeyboardInterrupt:
+            raise
         except BaseException:
             traceback.print_exc()
             print(f"{name}: FAILED; to repeat: python tests/fuzz/run.py --rounds 1 --seed {number} {name}", flush=True)

@@ -184,7 +184,7 @@ def test_any_arguments():
 
 
 def test_every_function_once():
-    """Call each function with no arguments, with the required number and with more: random calls may miss some."""
+    """Call each function without arguments, with the required number and with more. Random calls may miss functions."""
     with native() as process:
         assert len(process.functions) > 300
         statements = []

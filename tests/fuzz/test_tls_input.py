@@ -115,7 +115,7 @@ def difference(ours: TlsModel, theirs: TlsModel) -> Any:
         return "data", len(ours.data), len(theirs.data), *logs
     if failures[0] != failures[1]:
         if theirs.has_closed:
-            # asyncio fails on data that crosses its close_notify, and not on an alert that refuses a renegotiation.
+            # asyncio fails on data that crosses its close_notify, but not on an alert that refuses a renegotiation.
             return None
         # OpenSSL may find a fault in the head of a record whose rest arrives in a later step, or never. While reading
         # is paused, grapeshot processes what has arrived before the end of the stream, and asyncio waits.

@@ -376,7 +376,7 @@ def native_types() -> Iterator[tuple[str, type]]:
     Evil.world = world
     seen = set()
     for name in MAKERS:
-        if name == "waiting":  # can be created only inside a coro
+        if name == "waiting":  # no loop would run it; `a_coro` has the same type
             continue
         for base in type(world[name]).__mro__:
             if (base.__module__ == "grapeshot._core" or base in vars(_core).values()) and base not in seen:

@@ -61,8 +61,8 @@ class Terminal:
         """Wait until the program shows this text after the text that was last waited for."""
         give_up = time.monotonic() + CAP_S
         while text not in self.shown:
-            assert time.monotonic() < give_up, f"waited for {text!r}, and it shows {self.shown!r}"
-            assert self._take() or text in self.shown, f"it has ended after {self.shown!r}"
+            assert time.monotonic() < give_up, f"waited for {text!r}, but the program shows {self.shown!r}"
+            assert self._take() or text in self.shown, f"the program has ended after {self.shown!r}"
         self._seen = self._text.index(text, self._seen) + len(text)
 
     def interrupt(self) -> None:
@@ -74,7 +74,7 @@ class Terminal:
         """Press a key repeatedly until the program shows a text. Keys that follow too quickly count as one."""
         give_up = time.monotonic() + CAP_S
         while text not in self.shown:
-            assert time.monotonic() < give_up, f"waited for {text!r}, and it shows {self.shown!r}"
+            assert time.monotonic() < give_up, f"waited for {text!r}, but the program shows {self.shown!r}"
             self.type(key)
             next_press = time.monotonic() + 0.3
             while time.monotonic() < next_press and text not in self.shown:
@@ -84,7 +84,7 @@ class Terminal:
         """Wait for the end of the program. Return the exit status."""
         give_up = time.monotonic() + CAP_S
         while self._take():
-            assert time.monotonic() < give_up, f"it does not end, and shows {self.shown!r}"
+            assert time.monotonic() < give_up, f"the program does not end, and shows {self.shown!r}"
         _, status = os.waitpid(self.pid, 0)
         self.pid = 0
         return os.waitstatus_to_exitcode(status)

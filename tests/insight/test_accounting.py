@@ -101,6 +101,27 @@ def account_is(loop, kind, part):
     return any(each.kind == kind and part in each.name for each in grapeshot.insight.accounting(loop).cpu)
 
 
+async def test_each_method_of_an_object_has_an_account(loop):
+    class Worker:
+        def light(self):
+            pass
+
+        def heavy(self):
+            burn()
+
+    loop.set_cpu_accounting(True)
+    worker = Worker()
+    loop.call_soon(worker.light)
+    loop.call_soon(worker.heavy)
+    loop.call_soon(len, [])
+    loop.call_soon(sum, [])
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert account(loop, "callback", "Worker.heavy").cpu_s >= 0.02
+    assert account(loop, "callback", "Worker.light").cpu_s < 0.02
+    assert account(loop, "callback", "len").steps == account(loop, "callback", "sum").steps == 1
+
+
 async def test_counting_ends(loop):
     loop.set_cpu_accounting(True)
     loop.set_cpu_accounting(False)

@@ -113,7 +113,7 @@ def test_a_signal_before_a_loop_runs(path):
 
 @pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 def test_in_a_patched_program(path):
-    """A single call in a program of threads and blocking calls is enough: later a signal opens the back door."""
+    """A program of threads and blocking calls needs only one call of enable(). Later a signal opens the back door."""
     code = f"""
         from grapeshot.insight import backdoor
         backdoor.enable({os.fspath(path)!r})
@@ -152,7 +152,7 @@ def test_in_a_patched_program(path):
 @pytest.mark.parametrize("kind", ["asyncio", "grapeshot"])
 @pytest.mark.parametrize("is_idle", [False, True], ids=["busy", "idle"])
 def test_a_process_that_was_not_prepared(path, tmp_path, kind, is_idle):
-    """A script that is injected into the process, as a debugger does, opens the back door.
+    """The test injects a script into the process, as a debugger would. The script opens the back door.
 
     The interpreter runs the script before its next bytecode. A loop without events sleeps and runs no bytecode, so the
     test stops and continues the process, which ends the sleep.

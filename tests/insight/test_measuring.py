@@ -60,7 +60,7 @@ def long_ones(histogram, least_s=BUSY_S):
 @pytest.mark.parametrize("delay_s", [0.01, 1])
 def test_the_delay_of_a_timer_that_a_callback_holds_up_counts_from_its_deadline(loop, delay_s):
     """With `delay_s=1` the timer has slack: the loop may run it a little late. The slack does not count here, because a
-    callback makes the timer late, and not the loop's sleep.
+    callback, and not the loop's sleep, makes the timer late.
     """
     loop.measure_callbacks()
 

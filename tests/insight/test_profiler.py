@@ -510,7 +510,7 @@ def test_the_child_of_a_fork_is_not_profiled(how, tmp_path):
             else:
                 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
         if not pid:
-            assert found.owners == [], "it is the parent's"
+            assert found.owners == [], "the profile belongs to the parent"
             assert not os.path.exists({str(tmp_path / "p")!r})
             os._exit(7)
         assert found.owners

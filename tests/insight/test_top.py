@@ -100,7 +100,7 @@ class Top:
         """Wait until all of these texts are on the screen at once, and return the screen."""
         give_up = time.monotonic() + 3 * CAP_S
         while not all(text in self.draw() for text in texts):
-            assert time.monotonic() < give_up, f"waited for {texts}, and it shows\n{self.draw()}"
+            assert time.monotonic() < give_up, f"waited for {texts}, but top shows\n{self.draw()}"
         return self.draw()
 
 
@@ -162,7 +162,7 @@ def test_views_and_keys(path, program, start, columns, tmp_path, monkeypatch):
         with await call(path) as caller:
             return await caller.ask("loop._measuring.listeners")
 
-    wait_until(lambda: asyncio.run(listeners()) == "[]\n", "the process to measure no more")
+    wait_until(lambda: asyncio.run(listeners()) == "[]\n", "the process to stop measuring")
 
 
 @pytest.mark.parametrize("program", [ON_ASYNCIO], indirect=True)

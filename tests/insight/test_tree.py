@@ -169,7 +169,7 @@ async def test_threads(loop):
 
 
 async def test_a_tree_from_another_thread(loop):
-    """A thread sees the tasks of the loop that it passes to tree(). If it passes none, it sees no tasks."""
+    """A thread sees the tasks of the loop that it passes to tree(). Without a loop, it sees no tasks."""
     task = loop.create_task(asyncio.sleep(1000), name="seen")
     await asyncio.sleep(0)
     tree = await loop.run_in_executor(None, grapeshot.insight.tree, loop)

@@ -20,7 +20,7 @@ class Value:
 
 
 def run_all(loop):
-    """Run the callbacks that are scheduled now, and the callbacks that these schedule."""
+    """Run the callbacks that are scheduled now, and two generations of callbacks that these schedule."""
 
     def end():
         loop.call_soon(loop.call_soon, loop.stop)
@@ -193,7 +193,7 @@ def test_values_live_as_long_as_on_asyncio(loop):
 
 
 def test_values_of_an_older_context_live_as_long_as_on_asyncio(loop):
-    """A timer that was set in a context with values runs after a callback was scheduled in a context without them."""
+    """A timer's context has a value. Before the timer runs, a callback is scheduled in a context without the value."""
     value = Value()
     seen, known = [], weakref.ref(value)
 

@@ -1,4 +1,4 @@
-"""A chain of objects of any length, each of which refers to the one before, is freed on a stack of any size."""
+"""In a chain, each object refers to the object before it. A chain of any length is freed on a stack of any size."""
 
 from __future__ import annotations
 

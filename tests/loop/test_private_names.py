@@ -156,8 +156,8 @@ async def test_of_a_subprocess(loop):
 
 
 def check_setting(owner, *names):
-    """Check that a program can set the attributes and read them back, and that on objects of grapeshot, deleting an
-    attribute restores its original value.
+    """Check that a program can set the attributes and read them back. On grapeshot's objects, also check that deleting
+    an attribute restores its original value.
     """
     for name in names:
         before, value = getattr(owner, name), object()

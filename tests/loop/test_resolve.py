@@ -232,7 +232,9 @@ async def test_a_replaced_resolver_is_used(loop, monkeypatch):
 @pytest.mark.parametrize("is_debug", [False, True])
 @pytest.mark.skip_on(uvloop="it does not use the socket module")
 async def test_a_replacement_is_called_in_the_executor(loop, monkeypatch, is_debug):
-    """This is true even for hosts that need no lookup. The replacement may block until the loop has done something."""
+    """The replacement may block until the loop has done something, so the executor calls it even for hosts that
+    need no lookup.
+    """
     threads = []
 
     def resolver(host, port, *args):
@@ -423,7 +425,7 @@ async def test_getnameinfo(loop):
 
 
 class Text(str):
-    """A string whose methods do not return what it contains. CPython uses what it contains."""
+    """A string whose encode() does not return its content. CPython uses the content."""
 
     def encode(self, encoding="utf-8", errors="strict"):
         return b"192.0.2.1" if encoding == "ascii" else b"name.invalid"

@@ -426,7 +426,7 @@ grapeshot.run(main())
 
 @linux_only
 def test_a_forked_child_has_threads_of_its_own(slow_library):
-    """The parent's threads, which are all in a lookup, do not exist in the child. Its first lookup starts a new one."""
+    """The parent's threads, which are all in a lookup, do not exist in the child. Its first lookup starts a thread."""
     code = """
 async def look_up(name):
     return await asyncio.get_running_loop().getaddrinfo(name, 80)

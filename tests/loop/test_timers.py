@@ -92,8 +92,8 @@ def test_call_at_in_the_past_orders_by_deadline(loop):
 
 
 def run_many_due(loop, later, choices):
-    """Make so many timers due at once that the loop sorts them instead of taking them from its heap one by one. Return
-    them in the order in which they ran, and in the order of their deadlines.
+    """Make enough timers due at once for the loop to sort them instead of taking them from its heap one by one. Return
+    two lists: the timers in the order in which they ran, and the timers in the order of their deadlines.
     """
     seen, handles = [], []
     order = random.Random(5)

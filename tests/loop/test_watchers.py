@@ -252,7 +252,7 @@ async def test_a_closed_object_that_is_added_again(loop):
         try:
             remove(ours)
         except ValueError:
-            pass  # by now asyncio has dropped the reader and the writer, and uvloop the writer
+            pass  # by now asyncio has dropped both, and uvloop has dropped the writer
 
 
 @pytest.mark.skip_on(uvloop="libuv aborts the process")
@@ -370,7 +370,7 @@ async def test_closed_while_registered_then_reused(loop):
 
 @pytest.mark.skip_on(uvloop="libuv aborts the process when a watched descriptor is reused")
 async def test_a_stale_event_does_not_reach_a_reused_descriptor(loop):
-    """Two descriptors become ready in one iteration; the first callback closes the second and reuses its number."""
+    """Two descriptors become ready in one iteration; the callback of one closes the other and reuses its number."""
     for _ in range(20):
         sockets = [socket.socketpair() for _ in range(2)]
         seen, replaced = [], []

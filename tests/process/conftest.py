@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -14,5 +15,8 @@ def _no_children(loop_kind: str) -> Iterator[None]:
     note_other_children()
     yield
     # waitpid() fetches the statuses, so that later tests do not see these children.
-    left = [os.waitpid(pid, 0) for pid in children()]
+    left = []
+    for pid in children():
+        os.kill(pid, signal.SIGKILL)  # it may be running
+        left.append(os.waitpid(pid, 0))
     assert not left, f"children left behind by the test, (pid, status): {left}"

@@ -116,7 +116,7 @@ int main(void) {
         check(stacks[i].fpcr_at_start == 0, "FPCR at the start");
         check(stacks[i].caller_fp == 0, "the chain of frame pointers does not end");
         // the frames of on_stack and coro_start
-        check(stacks[i].frames == 2, "the unwind chain has another length");
+        check(stacks[i].frames == 2, "the unwind chain does not have two frames");
     }
     puts("right");
     return 0;

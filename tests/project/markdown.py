@@ -15,7 +15,7 @@ back door, and console blocks beside a program that has a back door (tests/insig
     python=3.12       the block needs that Python or a later one
     end=kill          the test kills the server, because a server may miss a SIGTERM soon after its start, on any loop
 
-In commands 8000 stands for a free port.
+In commands, and in the files that they use, 8000 is replaced by a free port.
 """
 
 from __future__ import annotations

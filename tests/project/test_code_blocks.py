@@ -19,8 +19,9 @@ BLOCKS = [block for page in pages() for block in blocks(page)]
 
 SCRIPTS = [block for block in BLOCKS if block.language == "python" and "save" not in block.words]
 NOT_RUN = [block for block in BLOCKS if "not_run" in block.words]
-# For each language, the words by which tests find the blocks that they run. (A test only checks the commands of blocks
-# with the word not_run.) A block of these languages that is not in SCRIPTS must have one of the words.
+# For each language, the words by which tests find the blocks that they run. (Blocks with the word not_run do not run: a
+# test only checks that their commands exist.) A block of these languages that is not in SCRIPTS must have one of the
+# words.
 RUN_BY = {"bash": {"prints", "serves", "run", "not_run"}, "js": {"prints"}, "python": {"save"}, "json": {"save"}}
 # The tests that type blocks into a back door, or run them beside a program that has one. They name the page.
 WALKTHROUGHS = [path.read_text(encoding="utf-8") for path in ROOT.glob("tests/insight/test_*.py")]

@@ -45,6 +45,8 @@ def excuses(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
                 yield f"{mark} for {OURS}"
             if mark == "only_on" and OURS not in {ast.literal_eval(argument) for argument in decorator.args}:
                 yield f"{mark} without {OURS}"
+            if mark in {"skip", "xfail"}:
+                yield "never passes"
         elif ast.unparse(decorator) in {"pytest.mark.skip", "pytest.mark.xfail"}:
             yield "never passes"
 

@@ -236,11 +236,21 @@ def test_driven_by_hand(loop, pair):
         future.add_done_callback(calls.append)
         future.add_done_callback(print)
         assert future.remove_done_callback(print) == 1
+        order = []
+        first, second, third = (lambda _, number=number: order.append(number) for number in (1, 2, 3))
+        future.remove_done_callback(calls.append)
+        future.add_done_callback(first)
+        future.add_done_callback(second)
+        assert future.remove_done_callback(first) == 1
+        future.add_done_callback(third)
+        future.add_done_callback(calls.append)
+        future.add_done_callback(calls.append)
         theirs.send(b"x")
         while not future.done():
             await asyncio.sleep(0)
         await iterations(2)
         assert calls == [future, future]
+        assert order == [2, 3]
         future.result()
         assert future.exception() is None
         future.add_done_callback(calls.append)

@@ -74,7 +74,7 @@ def test_the_threads_serve_at_the_same_time():
 
 @pytest.mark.parametrize("failing", [threading.current_thread().name, "grapeshot-2"])
 def test_a_failure_ends_all(failing):
-    """This also holds for a failure at the start, before the other threads have begun."""
+    """All threads end even if one fails at the start, before the others have begun."""
     ended: list[str] = []
 
     async def main():

@@ -11,8 +11,9 @@ another one, and on the subject. Every test that passes on the baseline must pas
   runs a blocking function in a coro although the suite has a `patch`.
 
 A test that failed runs again, up to twice, before its result counts, because these suites have tests that depend on
-timing. (On the subject, tests that were skipped or are missing run again, too, but tests that are listed do not.) Tests
-that pass only when they run again are named at the end, for the baseline and for the subject.
+timing. (On the subject, tests that were skipped or are missing run again, too. Tests that are listed, or that did not
+pass on the baseline, do not.) Tests that pass only when they run again are named at the end, for the baseline and for
+the subject.
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ def run_once(suite: dict[str, Any], python: Path, work: Path, subject: str, test
         outcomes = read_lines(lines.read_text())
         if code not in (0, 1):  # 0: all passed; 1: some failed; anything else is an error
             tail = "\n".join(output.read_text(errors="replace").splitlines()[-40:])
-            what = f"{suite['limit_s']} s were over" if code is None else f"pytest ended with code {code}"
+            what = f"timed out after {suite['limit_s']} s" if code is None else f"pytest ended with code {code}"
             print(f"{what}\n{tail}", flush=True)
         return outcomes
 

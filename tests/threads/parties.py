@@ -1,6 +1,6 @@
 """Tasks, coros and real threads that run the same async function.
 
-A task of a loop awaits the queue's methods for tasks. A coro or thread calls the methods that wait, so that the async
+A task of a loop awaits the queue's methods for tasks. A coro or thread calls the blocking methods, so that the async
 function is never suspended, and `drive` can run it.
 """
 

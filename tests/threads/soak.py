@@ -10,8 +10,9 @@ program cancels waits, collects garbage in yet another thread, forks children (w
 sometimes closes the queue early.
 
 Each item has a checksum, a number and a finalizer. At the end of a round, every item that was put must have arrived
-exactly once, every waiter must have ended, and every item must have been finalized exactly once. If that is not so, the
-program prints the first failures (at most three) and exits with status 1. The soak is most useful without the GIL.
+exactly once (at most once if an early close dropped items), every waiter must have ended, and every item must have been
+finalized exactly once. If that is not so, the program prints at most three failures and exits with status 1. The soak
+is most useful without the GIL.
 """
 
 from __future__ import annotations
@@ -516,7 +517,7 @@ class Stay:
 
 
 def move(world: World, seed: str) -> None:
-    """Run several stays, one after the other, each in a new thread. So threads that had coros end, too."""
+    """Run several stays, one after the other, each in a new thread. So some threads end after coros ran in them."""
     generator = random.Random(seed)
     for count in range(generator.randrange(1, 4)):
         stay = Stay(world, f"{seed}.{count}", generator.choice(KINDS), is_permanent=False)

@@ -149,7 +149,7 @@ def test_cancelled_puts_leave_no_place_taken(kind):
             tasks = [asyncio.ensure_future(shared.aput(number)) for number in range(3)]
             await asyncio.sleep(0)
             tasks[1].cancel()
-            # The place of the item that is taken here is reserved for the first task, which is cancelled, too.
+            # The place of the item that is taken here is reserved for the first task, which is then cancelled, too.
             assert await shared.aget() == "first"
             tasks[0].cancel()
             await asyncio.wait(tasks)
@@ -310,9 +310,7 @@ def test_a_task_that_is_destroyed_gives_its_item_back():
     waiting = shared.aget()
 
     async def main():
-        with pytest.raises(StopIteration):  # never: the wait begins
-            waiting.send(None)
-            raise StopIteration
+        waiting.send(None)  # begins the wait; if aget() ended here, this would raise StopIteration
         shared.put("item")
         assert shared.qsize() == 0
         waiting.close()

@@ -24,7 +24,7 @@ async def connected(
     small: bool = False,
     **options: Any,
 ) -> tuple[Any, Any, TlsPeer]:
-    """Return (transport, protocol, peer) after the handshake. The loop has `side` of the connection."""
+    """Return (transport, protocol, peer) after the handshake. The loop is on `side` of the connection."""
     connecting, peer = begin(loop, factory, side, ours=ours, theirs=theirs, small=small, **options)
     try:
         handshake = asyncio.ensure_future(peer.handshake())
@@ -91,7 +91,7 @@ class Carrier:
 
 
 def peer_of(raw: Any, side: str) -> TlsPeer:
-    """Return the TLS peer of a loop that has `side` of the connection. `raw` is a raw peer or a carrier."""
+    """Return the TLS peer of a loop that is on `side` of the connection. `raw` is a raw peer or a carrier."""
     if side == "server":
         return TlsPeer(raw, client_context())
     return TlsPeer(raw, server_context(), server_side=True)

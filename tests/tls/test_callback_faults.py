@@ -1,6 +1,6 @@
-"""An exception in a protocol's callback over TLS is reported, even if it is no instance of `Exception`. The only
-exception that is not reported is a CancelledError in eof_received. Exceptions also close the connection, except those
-in the callbacks of flow control.
+"""An error in a protocol's callback over TLS is reported, even if it is not an instance of `Exception`. Only a
+CancelledError in eof_received is not reported. Each error also closes the connection, unless it is raised in a callback
+of flow control.
 """
 
 from __future__ import annotations

@@ -794,7 +794,7 @@ def test_a_woken_greenlet_runs_a_loop():
 
 
 def test_a_woken_greenlet_switches_to_another_that_runs_a_loop():
-    """A switch that leads around the hub, after which the hub cannot tell from the tracer who has started the loop."""
+    """No tracer sees the direct switch, so the hub has to find out which greenlet has started the loop."""
     out = run_woken(
         """
         def directly(function, *args):
@@ -935,7 +935,7 @@ def test_a_tracer_that_a_woken_greenlet_sets():
         tracing = woken(work)
         tracing.join()
         print(tracing.value, visible(), await_(of_hub()), gevent.spawn(visible).get())
-        # The tracer goes away without knowing of the other one.
+        # The program removes its tracer. Unknown to the program, this also removes the tracer of the hub.
         greenlet.settrace(None)
         near, far = socket.socketpair()
         gevent.spawn_later(0.01, far.send, b"x")

@@ -1,6 +1,6 @@
 //! Models of the protocols between threads, for loom. loom runs a test in every order in which its threads could take
-//! turns, and with every value that a relaxed load could return. So that this takes seconds, [`check`] limits how often
-//! threads are preempted.
+//! turns, and with every value that a relaxed load could return. [`check`] limits how often threads are preempted,
+//! because the tests would otherwise take far too long.
 //!
 //! | module | what it is | used by |
 //! |---|---|---|

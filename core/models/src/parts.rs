@@ -1,4 +1,4 @@
-//! The types that the real files are made of here: loom's, instead of the ones of `std` and crossbeam.
+//! loom's types, and types made of them, which the real files use here instead of the types of `std` and crossbeam.
 //!
 //! loom's types have no `const fn new`, so each of them is made when it is first used. The first use must happen in the
 //! thread that makes the object, before other threads have access to the object.

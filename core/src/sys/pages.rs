@@ -84,8 +84,8 @@ pub(crate) unsafe fn close(start: usize, len_bytes: usize) -> io::Result<()> {
     }
 }
 
-/// Gives the memory of a range back to the system. The addresses stay accessible, and their content becomes zero.
-/// Guards in the range stay.
+/// Gives the memory of a range back to the system. The addresses and the guards in the range stay. On Linux the content
+/// becomes zero; other systems may keep it until they need the memory.
 ///
 /// # Safety
 /// The range belongs to a private anonymous mapping of the caller, and its content is not needed.

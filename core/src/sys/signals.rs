@@ -12,8 +12,8 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 use nix::errno::Errno;
 
-/// Every pipe has space for at least this many bytes. (On Linux a pipe has 64 KiB, but only this much if its user has
-/// very many pipes.)
+/// Every pipe has space for at least this many bytes. (On Linux a pipe usually has space for 64 KiB, but for one or two
+/// pages if its user has very many pipes.)
 const MIN_CAPACITY_LEN: usize = 4096;
 /// About how many bytes one [`SignalPipe::drain`] takes out at most.
 const MAX_DRAINED_LEN: usize = 65536;

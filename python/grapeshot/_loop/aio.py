@@ -60,7 +60,7 @@ class AioQueue(Answers):
 
         Cancelling the future ends the wait, but the call may go on; a write always goes on. ``on_end`` is called once,
         when the call no longer uses its descriptor, with the result or the exception, or with None if the call was not
-        made or the loop was closed.
+        made or the loop was closed. (A call that still runs a second after the loop was closed does not call it.)
 
         Raises:
             OSError: the process cannot start a thread.
@@ -93,10 +93,14 @@ class AioQueue(Answers):
         while left and time.monotonic() < end_s:
             time.sleep(0)  # other threads run
             left = native.stop(_STOP_STEP_S)
-        if not left:
-            for _, on_end in calls.values():
-                if on_end is not None:
-                    on_end(None)
+        if left:
+            # The calls that go on may still use their descriptors.
+            ended: list[tuple[int, Any]] = []
+            native.take(ended)
+            calls = {ticket: calls[ticket] for ticket, _ in ended if ticket in calls}
+        for _, on_end in calls.values():
+            if on_end is not None:
+                on_end(None)
 
     def _withdraw(self, native: Any, ticket: int) -> bool:
         return native.cancel(ticket)  # type: ignore[no-any-return]

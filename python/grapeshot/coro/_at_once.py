@@ -74,6 +74,9 @@ class _ReadCall(_ThreadCall):
         """Whether the descriptor still refers to the open file of this call, in the same process."""
         return self._identity == _identity_of(fd) and (self._mark is None or _is_marked(self._mark, fd))
 
+    def has_failed(self) -> bool:
+        return self._error is not None
+
     def take(self, length: int | None) -> Any:
         """Return the first ``length`` bytes of the result, and keep the rest. With None, return the whole result."""
         value = self._value
@@ -143,8 +146,10 @@ def _read_in_thread(fd: int, call: Callable[[], Any], length: int | None) -> Any
                 pending = _pending_reads[fd] = _ReadCall(fd, call)
         try:
             pending.wait()
-        except OSError:
-            _forget(fd, pending)
+        except BaseException:
+            # Either the call has failed, or the wait was interrupted. In the second case the next reader gets the data.
+            if pending.has_failed():
+                _forget(fd, pending)
             raise
         with _changing:
             if _pending_reads.get(fd) is pending:

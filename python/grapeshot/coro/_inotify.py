@@ -75,6 +75,14 @@ class InotifyWatch(FileWatch):
             if exc.errno != errno.ELOOP:  # a symbolic link that leads to itself has no file to watch
                 raise
 
+    def _watch_again(self) -> bool:
+        """Watch the file after an event. False if the system refuses that, so that changes of the file are not seen."""
+        try:
+            self._watch_contents()
+        except OSError:
+            return False
+        return True
+
     def _unwatch_contents(self) -> None:
         watch, self._file_watch = self._file_watch, -1
         if watch >= 0:
@@ -97,7 +105,7 @@ class InotifyWatch(FileWatch):
         for watch, mask, cookie, name in raw:
             if mask & _OVERFLOW:
                 self._note("overflow", self.path)
-                self._watch_contents()
+                self._watch_again()
             elif watch == self._directory_watch:
                 self._note_directory(mask, name, destinations.get(cookie), cookie in sources)
             elif watch == self._file_watch and mask & _MODIFY:
@@ -113,10 +121,13 @@ class InotifyWatch(FileWatch):
         elif name == self._name:
             if mask & (_CREATE | _MOVED_TO):
                 # Watch the file before the event is reported, so that no change after the event is missed.
-                self._watch_contents()
+                is_watched = self._watch_again()
             else:
                 self._unwatch_contents()
+                is_watched = True
             self._note_name(mask, self.path, destination)
+            if not is_watched:
+                self._note("overflow", self.path)
 
     def _note_name(self, mask: int, path: str, destination: str | None) -> None:
         if mask & (_CREATE | _MOVED_TO):

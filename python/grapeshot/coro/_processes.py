@@ -4,9 +4,9 @@
     BSD, macOS                     a kqueue with one EVFILT_PROC
     Linux before 5.3, sandboxes    a pipe that a thread closes; the thread waits for the end with ``waitid(WNOWAIT)``
 
-These descriptors do not fetch the child's status. So if a wait is interrupted, the status is still there for the next
-one. No descriptor can report "any child" (``pid`` 0 or below), or stopped and continued children. For these, the
-kernel is polled with pauses.
+A wait on these descriptors does not fetch the child's status. So if a wait is interrupted, the status is still there
+for the next one. No descriptor can report "any child" (``pid`` 0 or below), or stopped and continued children. For
+these, the kernel is polled with pauses.
 """
 
 from __future__ import annotations

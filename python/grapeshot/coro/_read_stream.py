@@ -18,7 +18,7 @@ _LONGEST_READ_LEN = 1 << 20
 
 
 class read_stream:  # noqa: N801  # Shrapnel's name
-    """Reads lines, delimited parts or exact lengths from a socket, a :class:`fd_sock`, a :class:`file_sock` or a file.
+    """Reads lines, delimited parts or exact lengths from a socket, an :class:`fd_sock`, a :class:`file_sock` or a file.
 
     ``read_stream(source, limit=65536)``
 
@@ -123,7 +123,7 @@ class read_stream:  # noqa: N801  # Shrapnel's name
             at = self._unread.find(delimiter, searched)
             if at >= 0 and at + len(delimiter) <= limit:
                 return at + len(delimiter)
-            if at >= 0 or len(self._unread) >= limit:
+            if at >= 0 or len(self._unread) > limit:
                 raise _overrun(limit, at if at >= 0 else len(self._unread))
             # Search the last bytes again after the next read: they may be the beginning of the delimiter.
             searched = max(len(self._unread) - len(delimiter) + 1, 0)

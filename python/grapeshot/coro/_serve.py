@@ -355,7 +355,7 @@ def serve(
             run at the same time; with the GIL they are not faster than one, and a warning says so. The system spreads
             the connections over them: each thread listens on the same port (``SO_REUSEPORT``), or accepts from the same
             socket if there is a path or a ``sock``. Each thread has an equal part of ``limit``. The server's
-            methods are still called in this thread, and act on all of them.
+            methods are still called in this thread, and act on all threads.
 
     Raises:
         OSError: an address cannot be bound.

@@ -116,7 +116,7 @@ class ServerInThreads(Server):
         Returns False if that takes longer than ``timeout`` seconds, else True.
 
         Raises:
-            Exception: whatever has ended one of the other threads. Then the server is closed in all threads.
+            Exception: the exception that ended one of the other threads. The server is then closed in all threads.
         """
         left_s = Countdown(timeout)
         if not super().wait_closed(left_s()):
@@ -219,8 +219,8 @@ def _tell_of_end(loop: Any, server: ServerInThreads, other: _Other, _: object) -
 def _sharing_port(sock: socket.socket) -> socket.socket:
     """Replace a TCP socket without SO_REUSEPORT by one with this option, bound to the same address.
 
-    That the given socket could be bound without the option has shown that no other program listens there. A unix
-    socket, or a socket that has the option already, is returned as it is.
+    No other program listens there, because the given socket could be bound without the option. A unix socket, or a
+    socket that has the option already, is returned as it is.
     """
     if sock.family not in (socket.AF_INET, socket.AF_INET6) or _shares_port(sock):
         return sock

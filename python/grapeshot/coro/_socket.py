@@ -1,8 +1,8 @@
 """Sockets whose calls let other coros run while they wait: :class:`sock` and the functions that make them.
 
 A ``sock`` is a :class:`socket.socket`, with the same methods, results and errors. A call waits only if the operation
-would block. A coro that is interrupted while it waits loses no data: the next call gets it. The exception is
-``sendall``, as for every socket: after an error it is not known how much was sent.
+would block. A coro that is interrupted while it waits loses no data: the next call gets it. This does not
+apply to ``sendall``: as with every socket, it is not known after an error how much was sent.
 
 In a thread without coros, the same object blocks the thread, like an ordinary socket.
 """

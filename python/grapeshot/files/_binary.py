@@ -278,7 +278,7 @@ class BinaryFile(RawFile):
             self._start_closing()
             raise
         except OSError:
-            # What could not be written is lost, as in io.BufferedWriter.
+            # Data that could not be written is lost, as in io.BufferedWriter.
             self._collected, self._collected_len = [], 0
             await super()._close()
             raise

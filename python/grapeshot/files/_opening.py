@@ -30,7 +30,7 @@ _CREATION = {"r": 0, "w": os.O_CREAT | os.O_TRUNC, "x": os.O_CREAT | os.O_EXCL, 
 
 
 class Opening(Generic[_F]):
-    """What :func:`open` returns: ``await`` it to get the file, or use it as an asynchronous context manager."""
+    """The result of :func:`open`: ``await`` it to get the file, or use it as an asynchronous context manager."""
 
     def __init__(self, opening: Coroutine[Any, Any, _F]) -> None:
         self._opening = opening

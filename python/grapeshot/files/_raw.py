@@ -57,7 +57,7 @@ async def read_into(buffer: WriteableBuffer, read: Callable[[int], Any]) -> int:
 
 
 class AsyncFile:
-    """What binary files and text files have in common."""
+    """The base class of binary files and text files."""
 
     name: Any
     mode: str

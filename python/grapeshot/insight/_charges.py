@@ -125,8 +125,9 @@ class Charges:
     """The CPU time used in a loop's thread, by owner."""
 
     def __init__(self) -> None:
-        # The accounts of owners that are alive, by id(owner).
-        self._open: dict[int, _Open] = {}
+        # The accounts of owners that are alive, by id(owner). An object whose methods are callbacks has an account for each
+        # method, by (id(owner), name).
+        self._open: dict[int | tuple[int, str | None], _Open] = {}
         # The accounts of owners that do not support weak references. They are kept by name and never end.
         self._named: dict[Subject, _Open] = {}
         # For owners that have ended and were alike: label, cpu_ns, steps and number of owners.
@@ -139,6 +140,8 @@ class Charges:
         owner = getattr(what, "__self__", what)
         account = self._open.get(id(owner))
         if account is None:
+            account = self._open.get((id(owner), getattr(what, "__name__", None)))
+        if account is None:
             account = self._begin(owner, what)
         account.cpu_ns += cpu_ns
         account.steps += 1
@@ -149,16 +152,16 @@ class Charges:
             return self._named[subject]
         self._add_up_ended()
         account = _Open(subject)
-        key = id(owner)
+        key: Any = id(owner) if subject.kind != "callback" else (id(owner), getattr(what, "__name__", None))
         try:
-            account.reference = weakref.ref(owner, lambda _, key=key: self._end(key))  # type: ignore[misc]
+            account.reference = weakref.ref(owner, lambda _: self._end(key))
         except TypeError:
             self._named[subject] = account
         else:
             self._open[key] = account
         return account
 
-    def _end(self, key: int) -> None:
+    def _end(self, key: Any) -> None:
         # This may run while the interpreter exits, when module globals are gone: call no function of this module.
         self._just_ended.append(self._open.pop(key))
 

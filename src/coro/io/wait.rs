@@ -81,7 +81,7 @@ impl Waiting {
         self.lock.with(|| self.place(direction).get().is_null())
     }
 
-    /// Records that `coro` waits. Replaces a recorded coro of the same thread. If it is refused, nothing changes.
+    /// Records that `coro` waits. Replaces a recorded coro of the same thread. If the wait is refused, nothing changes.
     fn set(&self, fd: RawFd, direction: Direction, coro: Coro<'_>) -> Result<(), Refusal> {
         let new = coro.to_bound().into_ptr();
         let (rest, result) = self.lock.with(|| {
@@ -239,10 +239,13 @@ impl Wait {
         Ok(())
     }
 
-    /// A fast `begin_in` for a read that would find nothing. It requires that the call has no limit, that no
-    /// interruption and no value of an earlier wait is pending, that no other coro waits to read, that there was a wait
-    /// on the socket before, and that no read event has come since the last read that emptied the socket. Otherwise it
-    /// does nothing and returns false.
+    /// A fast `begin_in` for a read that would find nothing. Does nothing and returns false unless
+    ///
+    /// - the call has no limit,
+    /// - no interruption and no value of an earlier wait is pending,
+    /// - no other coro waits to read,
+    /// - there was a wait on the socket before, and
+    /// - no read event has come since the last read that emptied the socket.
     #[inline]
     pub(super) fn begin_again(&mut self, coro: Coro<'static>, fd: RawFd, waiting: &Waiting) -> bool {
         let is_plain = matches!(self.time_limit, TimeLimit::For(Limit::Endless))
@@ -414,9 +417,9 @@ fn simultaneous(py: Python<'_>, fd: RawFd, direction: Direction) -> PyErr {
     coro_errors::new(py, ErrorClass::Simultaneous, &message)
 }
 
-/// Deals with an earlier waiter on the same descriptor number. If that waiter's file is still open, this raises an
-/// error if it waits in the same direction as the new waiter, and otherwise does nothing. If the file was closed without
-/// the waiter's knowledge and its number was given to another file, the earlier waits end.
+/// Deals with an earlier waiter on the same descriptor number. If that waiter's file is still open, two waiters for the
+/// same direction are an error, and two for different directions are not. If the file was closed without the waiter's
+/// knowledge and its number was given to another file, the earlier waits end.
 #[cold]
 fn end_stale(py: Python<'_>, descriptors: &Descriptors, fd: RawFd, direction: Direction) -> PyResult<()> {
     if descriptors.is_watch_in_force(fd) {

@@ -316,7 +316,7 @@ pub(super) fn can_wait<'py>(py: Python<'py>, _: Args<'_, 'py>) -> ObjectResult<'
     Ok(bool_object(py, can_wait))
 }
 
-/// `_coro_set_undisturbed(flag)`: sets whether interruptions do not end the running coro's waits for locks that threads
+/// `_coro_set_undisturbed(flag)`: with true, interruptions do not end the running coro's waits for locks that threads
 /// share. Returns what was set before. Outside of a coro it does nothing.
 pub(super) fn set_undisturbed<'py>(py: Python<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let flag = args.get(0).map_or(Ok(true), |flag| flag.is_truthy())?;

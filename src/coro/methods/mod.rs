@@ -263,7 +263,7 @@ fn functions() -> Vec<ffi::PyMethodDef> {
             function,
             functions::set_undisturbed,
             _coro_set_undisturbed,
-            "Set whether interruptions do not end waits for locks that threads share."
+            "Set whether waits for locks that threads share go on when the coro is interrupted."
         ),
         row!(
             function,

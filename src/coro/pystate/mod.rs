@@ -73,17 +73,17 @@ mod imp;
 #[cfg(all(Py_3_14, not(Py_3_15)))]
 #[path = "v314.rs"]
 mod imp;
-#[cfg(all(Py_3_15, not(Py_3_16), not(Py_GIL_DISABLED)))]
+#[cfg(all(Py_3_15, not(Py_3_16)))]
 #[path = "v315.rs"]
 mod imp;
-#[cfg(any(Py_3_16, all(Py_GIL_DISABLED, any(not(Py_3_14), Py_3_15))))]
+#[cfg(any(Py_3_16, all(Py_GIL_DISABLED, not(Py_3_14))))]
 #[path = "none.rs"]
 mod imp;
 
-#[cfg(all(Py_GIL_DISABLED, Py_3_14, not(Py_3_15)))]
+#[cfg(all(Py_GIL_DISABLED, Py_3_14, not(Py_3_16)))]
 #[path = "free_threaded.rs"]
 mod unlocked;
-#[cfg(not(all(Py_GIL_DISABLED, Py_3_14, not(Py_3_15))))]
+#[cfg(not(all(Py_GIL_DISABLED, Py_3_14, not(Py_3_16))))]
 #[path = "with_gil.rs"]
 mod unlocked;
 

@@ -11,7 +11,7 @@ use super::CFrame;
 /// The reason why coros are not available.
 #[cfg(Py_GIL_DISABLED)]
 pub(in crate::coro) const UNSUPPORTED: Option<&str> =
-    Some("coros support only CPython 3.14 among the free-threaded builds");
+    Some("coros support only CPython 3.14 and 3.15 among the free-threaded builds");
 #[cfg(not(Py_GIL_DISABLED))]
 pub(in crate::coro) const UNSUPPORTED: Option<&str> = Some("coros support only CPython 3.11 to 3.15");
 

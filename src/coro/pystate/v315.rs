@@ -1,6 +1,7 @@
-//! The details of CPython 3.15, for 64-bit builds with the GIL.
+//! The details of CPython 3.15, for 64-bit builds.
 
-#[path = "v315_offsets.rs"]
+#[cfg_attr(not(Py_GIL_DISABLED), path = "v315_offsets.rs")]
+#[cfg_attr(Py_GIL_DISABLED, path = "v315t_offsets.rs")]
 mod offsets;
 
 use std::ffi::{c_int, c_void};

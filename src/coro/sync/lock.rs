@@ -39,7 +39,7 @@ impl<const R: bool> NativeType for LockObject<R> {
         c"grapeshot.coro.lock"
     };
     const DOC: &'static CStr = if R {
-        c"mutex()\n--\n\nA lock that its holder may acquire again. It is free after the same number of releases."
+        c"mutex()\n--\n\nA lock that its holder may acquire again. It is free after as many releases as acquires."
     } else {
         c"lock()\n--\n\nA lock that at most one coro holds."
     };

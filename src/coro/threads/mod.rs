@@ -1,6 +1,6 @@
 //! Locks and queues that work between the coros of one loop, between the coros of loops in different threads, and
-//! between coros and real threads, in any direction. `coro.patch()` puts them in place of the classes of `_thread`
-//! and `_queue`.
+//! between coros and real threads, in any direction. `coro.patch()` puts the locks and the simple queue in place of the
+//! classes of `_thread` and `_queue`.
 //!
 //! - `waiters`, `task_waiters`: the queue of waiting coros, threads and tasks, in one order for all, and how they are
 //!   woken
@@ -12,9 +12,10 @@
 //! collector runs, in a greenlet, and in a forked child, where a coro cannot wait. A released lock or a new item is
 //! given to the first waiter before that waiter runs.
 //!
-//! Outside of any coro (in a callback or a task) the loop's thread waits as any thread does: it blocks, and its loop
-//! with it. If a coro of that thread holds the lock, it could not release the lock during the wait. So a wait without a
-//! time limit then raises `RuntimeError` instead. In a task or callback, shared queues raise it for every wait.
+//! Outside of any coro (in a callback or a task) the loop's thread waits as any thread does: it blocks, and so does its
+//! loop. If a coro of that thread holds the lock, it could not release the lock during the wait. So a wait without a
+//! time limit then raises `RuntimeError` instead. In a task or callback, shared queues raise `RuntimeError` for every
+//! wait.
 
 mod limit;
 mod lock;

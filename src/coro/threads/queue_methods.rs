@@ -175,7 +175,7 @@ fn set_capacity<'py, const C: bool>(this: Shared<'py, C>, args: Args<'_, 'py>) -
 
 // ---- for tasks ----------------------------------------------------------------------------------------------------
 
-/// `_try_get(absent)`: the oldest item, or `absent` if there is none.
+/// `_try_get(absent)`: removes and returns the oldest item, or returns `absent` if there is none.
 fn try_get<'py, const C: bool>(this: Shared<'py, C>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     in_section(this, || {
@@ -184,7 +184,7 @@ fn try_get<'py, const C: bool>(this: Shared<'py, C>, args: Args<'_, 'py>) -> Obj
     })
 }
 
-/// `_try_put(item)`: whether there was a place for the item.
+/// `_try_put(item)`: puts the item, if there is a place. Returns whether there was one.
 fn try_put<'py, const C: bool>(this: Shared<'py, C>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     in_section(this, || {
@@ -212,8 +212,8 @@ fn waiters_of<'a, const C: bool>(
     ))
 }
 
-/// `_enter(side, loop)`: lets the running task of the loop wait. Returns the future that it has to await, or None if it
-/// need not wait: it has then got what it waits for.
+/// `_enter(side, loop)`: lets the running task of the loop wait. Returns the future that the task has to await, or None
+/// if the task has already got what it asked for.
 fn enter<'py, const C: bool>(this: Shared<'py, C>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let py = this.py();
     let (side, waiters) = waiters_of(&this, &args)?;
@@ -222,7 +222,7 @@ fn enter<'py, const C: bool>(this: Shared<'py, C>, args: Args<'_, 'py>) -> Objec
     };
     let future = super::task_waiters::future_of(&event_loop)?;
     in_section(this, || {
-        // An item or a place may have come since the caller has looked.
+        // An item or a place may have come since the caller looked.
         let is_there = match side {
             0 => Item(&this).take(py),
             1 => Place(&this).take(py),
@@ -255,7 +255,8 @@ fn leave<'py, const C: bool>(this: Shared<'py, C>, args: Args<'_, 'py>) -> Objec
     Ok(none(py))
 }
 
-/// `_get_promised(absent)`: the item that a task was woken for. If there is none all the same, `absent`.
+/// `_get_promised(absent)`: removes and returns the item that a task was woken for. Returns `absent` if the queue is
+/// empty nevertheless.
 fn get_promised<'py, const C: bool>(this: Shared<'py, C>, args: Args<'_, 'py>) -> ObjectResult<'py> {
     let item = in_section(this, || this.pop(this.py()))?;
     Ok(item.unwrap_or_else(|| args.get(0).unwrap_or_else(|| none(this.py()))))
@@ -368,7 +369,7 @@ pub(super) fn make_queue_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bo
             method,
             task_done,
             shared_queue.task_done,
-            "Say that the work on an item is done. Raises ValueError if it was said for all items."
+            "Say that the work on an item is done. Raises ValueError if the work on all items is already done."
         ),
         row!(
             method,

@@ -10,7 +10,8 @@
 //! A getter that runs takes the oldest item, whose place is then free for the next putter. A waiter that is interrupted
 //! after it was woken gives its item or place back, for the next one.
 //!
-//! When the queue is closed, all waiters are woken as if they had got what they wait for, and find that it is closed.
+//! When the queue is closed, all waiters are woken as if they had got what they wait for. Each of them then finds that
+//! the queue is closed.
 //!
 //! Each method runs in a critical section (`in_section`), and wakes waiters after that section. Otherwise a waiter that
 //! another core runs at once would find the queue locked, and would go to sleep again.
@@ -214,8 +215,8 @@ impl<const C: bool> SharedQueue<C> {
         Ok(())
     }
 
-    /// Takes the item that is promised to the caller. None if there is no item all the same, for example because the
-    /// collector has emptied the queue. An error if the queue is closed and empty.
+    /// Takes the item that is promised to the caller. Returns None if the queue is empty nevertheless, for example
+    /// because the collector has emptied it, and an error if the queue is closed and empty.
     #[inline]
     pub(super) fn pop<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.promised.remove();
@@ -257,7 +258,7 @@ pub(super) fn in_section<const C: bool, R>(this: Shared<'_, C>, body: impl FnOnc
     });
     while let Some(claim) = claimed {
         let is_woken = claim.claimed.wake(py).is_some();
-        // The references of a waiter that was refused are dropped outside of the section.
+        // `claim` is dropped outside of the section, because it may hold the last references to a waiter.
         claimed = with_critical_section(this, || {
             claim.settle(is_woken);
             this.claim(py)

@@ -43,7 +43,7 @@ pub(super) fn future_of<'py>(event_loop: &Bound<'py, PyAny>) -> PyResult<Bound<'
     }
 }
 
-/// Sets a future of another package's loop in its loop. False if the loop is closed.
+/// Lets another package's loop set a future of its own. False if the loop is closed.
 fn set_done_in(event_loop: &Bound<'_, PyAny>, future: &Bound<'_, PyAny>) -> bool {
     let py = future.py();
     let call = || {
@@ -74,8 +74,8 @@ fn set_done_in(event_loop: &Bound<'_, PyAny>, future: &Bound<'_, PyAny>) -> bool
 /// refer to each other.
 pub(super) struct TaskWaiters {
     waiting: RefCell<VecDeque<TaskWaiter>>,
-    /// The addresses of the futures of waiters that were claimed and are being woken. A waiter that leaves meanwhile gives
-    /// its grant back, so the grant must not be taken back from it if it turns out that it cannot be woken.
+    /// The addresses of the futures of waiters that were claimed and are being woken. A waiter that leaves meanwhile
+    /// gives its grant back itself. So if waking that waiter then fails, its grant must not be taken back once more.
     claimed: RefCell<Vec<usize>>,
     /// The addresses of the futures of waiters that could not be woken, because their loops are closed. Such a waiter
     /// has no grant to give back when its coroutine is closed. A reference to the future would keep the task alive. An

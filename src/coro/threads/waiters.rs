@@ -97,7 +97,7 @@ impl Party {
         is_coro: false,
     };
 
-    /// Stands for any task. A task waits only for what has no holder.
+    /// Stands for any task. A task waits only for sources that have no holder.
     const TASK: Self = Self {
         ident: u64::MAX,
         is_coro: false,
@@ -571,7 +571,7 @@ impl Waiters {
 }
 
 /// Whether the coro's loop can still run it. A coro whose loop is closed stays suspended where it waits. Takes no
-/// reference to the loop, because none may be dropped inside of `exclusive`.
+/// reference to the loop, because no reference may be dropped inside of `exclusive`.
 fn can_run(coro: Coro<'_>) -> bool {
     // SAFETY: null, or the loop, which a coro keeps alive from its start to its end.
     let event_loop = unsafe { coro.event_loop.as_ptr().cast::<LoopObject>().as_ref() };

@@ -34,7 +34,7 @@ use crate::binding::native_type::{NativeType, This, with_critical_section};
 use crate::binding::object_cell::ObjectCell;
 use crate::binding::object_ref::ObjectRef;
 
-/// Timers of `call_later` and sleeps of coros with at least this delay may end up to `SLACK_NS` late
+/// Timers of `call_later` and sleeps of coros with at least this delay may be as much as `SLACK_NS` late
 /// (`reactor::timers`), which is at most a thousandth of the delay.
 const MIN_SLACK_DELAY_S: f64 = 1.0;
 

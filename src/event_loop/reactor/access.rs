@@ -9,7 +9,7 @@ use crate::binding::current_thread;
 pub(crate) struct Access {
     /// The thread inside `Reactor::run`; 0 if there is none.
     owner: AtomicU64,
-    /// The owner does not run the loop, but only one of its coros (`borrowed`). Only the owner uses it.
+    /// The owner does not run the loop, but only one of its coros (`borrowed`). Only the owner uses this field.
     is_borrowed: Cell<bool>,
     /// The threads inside `LoopObject::with_loop_access` while no thread runs the loop, in free-threaded builds.
     /// Touched only inside the loop's critical section. A thread gives up that section while it waits for another

@@ -204,7 +204,7 @@ impl Reactor {
 
     /// Waits for events and returns their number. Blocks (detached) unless `timeout_ns` is `Some(0)` or there is other
     /// work by now. The timeout was computed at the time `now_ns`, when the counter `timers_set` had the given value.
-    /// The poller counts it from `now_ns` or from the call (`Poller::wait_since`).
+    /// The poller counts the timeout from `now_ns` or from the call (`Poller::wait_since`).
     fn poll(&self, py: Python<'_>, timeout_ns: Option<u64>, now_ns: u64, timers_set: u64) -> PyResult<usize> {
         if timeout_ns != Some(0) {
             self.signals.prepare(py, &self.descriptors.poller)?;

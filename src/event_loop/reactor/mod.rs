@@ -73,8 +73,8 @@ pub(crate) struct Reactor {
     is_stopping: AtomicBool,
     /// Whether the last poll found events that are handled after the entries that run now.
     has_events: Cell<bool>,
-    /// Set while the thread has no running loop although this loop runs, because it calls only code that does not know
-    /// asyncio: the function that shows the loop again.
+    /// The function that makes this loop the thread's running loop again. Set while this loop runs hidden: it calls only
+    /// code that does not know asyncio, so the thread has no running loop.
     hidden: Cell<Option<Show>>,
 }
 
@@ -293,7 +293,8 @@ impl Reactor {
         self.descriptors.drop_work();
     }
 
-    /// Reports every reference that the parts hold.
+    /// Reports the references that the parts hold, except for those in the inbox, whose objects the collector takes for
+    /// reachable.
     ///
     /// # Safety
     /// Only the collector may call this, with its own `visit` and `arg`. A part whose `RefCell` is borrowed at that

@@ -39,8 +39,8 @@ impl Ready {
     }
 }
 
-// SAFETY: only the inbox carries entries to another thread, and the thread that takes one out is attached: the loop's,
-// or one that empties the inbox of a closed loop.
+// SAFETY: entries reach another thread through the inbox or, in builds with a GIL, through the queue. The thread that
+// takes one out is attached: the loop's, or one that empties the inbox of a closed loop.
 unsafe impl Send for Ready {}
 
 pub(crate) struct ReadyWork {

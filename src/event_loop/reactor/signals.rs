@@ -155,7 +155,11 @@ impl Signals {
             && has_handlers(event_loop)
         {
             let numbers = PyBytes::new(py, &arrived.numbers);
-            event_loop.call_method1("_signals_arrived", (numbers, arrived.is_incomplete))?;
+            let passed = event_loop.call_method1("_signals_arrived", (numbers, arrived.is_incomplete));
+            if let Err(error) = passed {
+                checked?;
+                return Err(error);
+            }
         }
         checked
     }

@@ -19,7 +19,7 @@ const MIN_SWEPT_TIMERS: usize = 64;
 /// many due timers, and at least a sixteenth of the number of timers left, it sorts the due timers that are left.
 const FEW_DUE: usize = 16;
 
-/// How many places before its turn a due timer's handle is prefetched. Thousands of handles do not fit into the cache.
+/// A due timer's handle is prefetched this many places before its turn. Thousands of handles do not fit into the cache.
 const PREFETCH_AHEAD: usize = 8;
 
 /// How late a timer with slack may run: one millisecond. asyncio, too, rounds timeouts up to whole milliseconds.

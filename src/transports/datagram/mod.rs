@@ -6,7 +6,7 @@
 //! - `methods`: the Python methods and attributes
 //!
 //! The object is used on the loop's thread only. It owns the socket object, which owns the descriptor and is closed
-//! exactly once. All fields are cells, because a call into Python may re-enter every method.
+//! exactly once. All fields are cells, because a call into Python may re-enter any method.
 
 mod lifecycle;
 mod methods;

@@ -99,12 +99,12 @@ fn receive(this: Datagram<'_>, fd: RawFd, slot_len: usize, limit: usize) -> PyRe
         Ok(batch) => (Ok(()), batch.error),
         Err(error) => (Ok(()), Some(error)),
     };
-    // An exception that leaves the loop comes from a datagram that was received before the error.
     let reported = match (fault, after) {
         (Some(error), _) => ending::fatal_error(this, error, "Fatal read error on datagram transport"),
         (None, Some(error)) => on_read_error(this, &error),
         (None, None) => Ok(()),
     };
+    // If both failed, the exception of the protocol comes first: its datagram was received before the error.
     delivered.and(reported)
 }
 

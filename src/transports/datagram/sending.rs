@@ -253,7 +253,7 @@ fn pop(this: Datagram<'_>) -> Option<Outbound> {
     Some(outbound)
 }
 
-/// Puts a datagram back to the front of the queue, unless the transport has ended in the meantime.
+/// Puts a datagram back at the front of the queue, unless the transport has ended in the meantime.
 fn push_front(this: Datagram<'_>, outbound: Outbound) {
     if this.is_finished() {
         return;

@@ -28,7 +28,7 @@ pub(super) struct Writing {
     pub(super) is_blocked: Cell<bool>,
     /// Whether the event "readable" means that the last reader has closed the pipe.
     tells_of_lost_reader: bool,
-    /// The number of failed writes, and of writes after the end of the pipe.
+    /// The number of failed writes, and of writes after the pipe has ended or was closed.
     lost_writes: Cell<u8>,
 }
 
@@ -97,8 +97,7 @@ impl PipeEnd for Writing {
 /// `write(data)`.
 pub(super) fn write(this: Pipe<'_, Writing>, data: &Bound<'_, PyAny>) -> PyResult<()> {
     let data = Data::new(data)?;
-    let bytes = data.as_slice();
-    if bytes.is_empty() || is_lost(this)? {
+    if data.as_slice().is_empty() || is_lost(this)? {
         return Ok(());
     }
     let outgoing = &this.end.outgoing;
@@ -108,6 +107,7 @@ pub(super) fn write(this: Pipe<'_, Writing>, data: &Bound<'_, PyAny>) -> PyResul
         outgoing.push(&data)?;
         return maybe_pause(this);
     }
+    let bytes = data.as_slice();
     let sent = match fd.and_then(|fd| pipe::write(fd, bytes)) {
         Ok(sent) => {
             this.reactor().probe.counters.note_write(sent);
@@ -167,8 +167,8 @@ pub(super) fn abort(this: Pipe<'_, Writing>) -> PyResult<()> {
     ending::finish(this, None)
 }
 
-/// True if the pipe has ended. The write is then counted. After a few such writes, each further one logs a warning
-/// (`flow::note_lost_write`).
+/// True if the pipe has ended or is being closed. If so, this counts the caller's write as lost. After a few such
+/// writes, each further one logs a warning (`flow::note_lost_write`).
 fn is_lost(this: Pipe<'_, Writing>) -> PyResult<bool> {
     let lost_writes = &this.end.lost_writes;
     if lost_writes.get() == 0 && !this.is_closing.load(Ordering::Relaxed) {

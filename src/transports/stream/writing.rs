@@ -207,9 +207,10 @@ fn write_or_hold(this: Stream<'_>, data: *mut ffi::PyObject, is_holdable: bool) 
         return Ok(());
     }
     let fd = this.usable_fd(py);
+    // Code that ran in `usable_fd` (the `fileno()` of an unusual socket object) may have changed a bytearray.
+    let bytes = source.as_slice();
     if this.flags.has(Flags::BLOCKED) {
-        // Code that ran in `usable_fd` (the `fileno()` of an unusual socket object) has written more than the kernel
-        // took.
+        // That code has written more than the kernel took.
         this.outgoing.push(&source)?;
         return after_push(this, bytes.len());
     }

@@ -314,7 +314,7 @@ def test_other_workers_go_on_when_one_ends(start: Start) -> None:
 
 
 def test_a_worker_that_hangs_is_replaced(start: Start) -> None:
-    """The worker that hangs is replaced. The worker whose request only waits is not, even if it waits for longer."""
+    """The worker whose request only waits is not replaced, even if the request waits for longer than the timeout."""
     server = start("coros", "--timeout", "1", "--workers", "2", workers=2)
     with Wire(server.port) as waiting:
         waiting.send(head("GET", "/until/late"))

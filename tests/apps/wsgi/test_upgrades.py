@@ -68,6 +68,7 @@ def test_data_behind_the_request_is_received_first(is_tls: bool, certificates: C
         ("makefile", False),
         ("makefile", True),
         ("peek", False),
+        ("peek_into", False),
         ("read", True),
     ],
 )
@@ -86,6 +87,10 @@ def test_ways_to_receive(how: str, is_tls: bool, certificates: Certificates) -> 
         elif how == "peek":
             got.append(sock.recv(3, socket.MSG_PEEK))
             got.extend((sock.recv(6)[3:], sock.recv(1)))
+        elif how == "peek_into":
+            buffer = bytearray(3)
+            assert sock.recv_into(buffer, 0, socket.MSG_PEEK) == 3
+            got.extend((bytes(buffer), sock.recv(6)[3:], sock.recv(1)))
         else:
             got.extend((sock.read(3), sock.read(3), sock.read(1)))
         sock.sendall(b"done")

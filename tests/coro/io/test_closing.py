@@ -170,7 +170,7 @@ def test_numbers_that_are_closed_behind_the_back_of_the_socket():
 
 
 def test_a_storm_of_closed_and_reused_numbers():
-    """Connections are closed under their readers at random. Each reader gets only what was sent to it."""
+    """Connections are closed at random while coros read from them. Each reader gets only what was sent to it."""
     rng = random.Random(7)
     counts = {"whole": 0, "closed": 0}
 

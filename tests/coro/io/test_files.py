@@ -546,6 +546,8 @@ def test_limits():
     with pytest.raises(asyncio.LimitOverrunError):
         stream.read_all(limit=4)
     assert stream.read_all(limit=6) == b"123456"
+    # The limit is for what is returned, so a last line may be just as long.
+    assert coro.read_stream(Pieces(b"ab", b"cd"), 4).read_line() == b"abcd"
 
 
 def test_an_error_of_the_source_loses_nothing():

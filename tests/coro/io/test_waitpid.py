@@ -49,7 +49,7 @@ class Child:
 
     def __exit__(self, *_):
         self.end()
-        # The test has fetched the status, so Popen finds none.
+        # The test has fetched the status, so Popen finds no status.
         self.process.wait()
 
 

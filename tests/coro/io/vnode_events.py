@@ -70,8 +70,8 @@ class kqueue:
     def __init__(self) -> None:
         self._fd = _checked(_libc.inotify_init1(os.O_CLOEXEC))
         self._vnodes: dict[int, _Vnode] = {}
-        # The keys of both dicts are inotify's watches, one per inode. The values are descriptors: in `_watches`, of the
-        # inode itself; in `_parents`, of subdirectories of the inode.
+        # The keys of both dicts are inotify's watches, one per inode. The values are sets of descriptors. In `_watches`
+        # these are descriptors of the inode itself, and in `_parents` descriptors of its subdirectories.
         self._watches: defaultdict[int, set[int]] = defaultdict(set)
         self._parents: defaultdict[int, set[int]] = defaultdict(set)
 
@@ -120,6 +120,8 @@ class kqueue:
         self._watches[watch].remove(fd)
         if not self._watches[watch]:
             _libc.inotify_rm_watch(self._fd, watch)
+        for fds in self._parents.values():
+            fds.discard(fd)
 
     def _read(self) -> dict[int, int]:
         found: dict[int, int] = {}

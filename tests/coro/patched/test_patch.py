@@ -97,6 +97,25 @@ def test_late_patching_repairs_names_and_warns():
     ]
 
 
+def test_late_patching_leaves_a_lock_alone_that_two_modules_share():
+    assert run(
+        """
+        import sys, threading, types, warnings
+        first, second = types.ModuleType("first"), types.ModuleType("second")
+        first.shared = second.shared = threading.Lock()
+        first.own = threading.Lock()
+        sys.modules.update(first=first, second=second)
+        from grapeshot import coro
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            coro.patch()
+        [warning] = caught
+        print(first.shared is second.shared, type(first.own) is type(threading.Lock()))
+        print(str(warning.message).partition("originals: ")[2])
+        """
+    ) == ["True True", "first (lock shared), second (lock shared)"]
+
+
 def test_late_patching_repairs_the_program_itself_once():
     """multiprocessing puts ``__main__`` into ``sys.modules`` under a second name. The warning names it once."""
     assert run(

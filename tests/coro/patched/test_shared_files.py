@@ -317,7 +317,7 @@ def interrupted(function, *args):
         coro.with_timeout(0.02, function, *args)
     except coro.TimeoutError:
         return
-    raise AssertionError("it did not wait")
+    raise AssertionError("the call did not wait")
 
 def files():
     for mode in ("rb", "rwb"):

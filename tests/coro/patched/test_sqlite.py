@@ -14,7 +14,7 @@ from tests.coro.patched.same_output import check_same_output
 pytestmark = pytest.mark.skipif(not coro_is_available(), reason="no coros on this interpreter")
 
 # Another connection writes, and commits when its thread runs. Patched, that thread is a coro. If code waited in C for
-# the commit, the coro could not run, and the wait would never end.
+# the commit, the coro could not run, and the wait would fail at its time limit.
 HOLDER = """
 import os, sqlite3, sys, tempfile, threading, time
 

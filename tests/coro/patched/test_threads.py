@@ -555,7 +555,7 @@ def test_a_task_may_log_while_a_coro_waits_inside_of_the_handler():
 
 
 def test_handlers_with_other_locks_and_filters_that_wait():
-    """In threads, nothing about logging has changed: filters run without the lock, and any lock will do."""
+    """In coros and in threads, filters run without the handler's lock, and that lock may be of any kind."""
     assert run(
         """
         import logging

@@ -95,7 +95,7 @@ print("the end")
 
 
 def test_many_wait_at_once():
-    """300 functions wait for each other. In a pool of real threads, with its fewer workers, they would wait forever."""
+    """300 functions wait for each other. A pool of real threads has fewer workers, so there they would wait forever."""
     pytest.importorskip("anyio")
     run_script(
         None,

@@ -6,6 +6,7 @@
 #define _GNU_SOURCE
 #define PY_SSIZE_T_CLEAN
 #define Py_BUILD_CORE 1
+#include <errno.h>
 #include <Python.h>
 #include <internal/pycore_frame.h>
 #if PY_VERSION_HEX >= 0x030E0000
@@ -228,7 +229,7 @@ static PyObject *begin_signals(PyObject *module, PyObject *args)
     struct sigaction action = {.sa_sigaction = handle, .sa_flags = SA_RESTART | SA_SIGINFO};
     sigaction(SIGPROF, &action, NULL);
     atomic_store(&sending, 1);
-    if (pthread_create(&sender, NULL, send, NULL) != 0) {
+    if ((errno = pthread_create(&sender, NULL, send, NULL)) != 0) {
         return PyErr_SetFromErrno(PyExc_OSError);
     }
     Py_RETURN_NONE;

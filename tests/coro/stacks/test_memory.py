@@ -260,15 +260,15 @@ AT_THE_LIMIT = """
         fifo, threads = coro.fifo(), []
         assert spawn_up_to(10, threads, fifo) is None
         coro.yield_slice()
-        # grapeshot makes no stacks if fewer than LIMIT // 32 mappings would be left. The filler leaves these and, if
-        # each guard is a mapping, room for some stacks. Guards that are marks take few mappings.
+        # grapeshot makes no stacks if fewer than LIMIT // 32 mappings would be left. The filler leaves that number of
+        # mappings, and 4,000 more if each guard is a mapping. Guards that are marks take few mappings.
         room = 0 if GUARDS == "marks" else 4000
         filler = Filler(LIMIT - mappings() - LIMIT // 32 - room)
         text = spawn_up_to(10_000, threads, fifo)
         assert "vm.max_map_count" in text, text
         refused = len(threads)
         assert coro.stack_info()["live"] == refused + 1
-        # What is left can be used by everything else: coros on shared stacks, and other mappings.
+        # Coros on shared stacks can still be spawned, and other code can still make mappings.
         others = [coro.spawn(work, fifo) for _ in range(100)]
         more = [mmap.mmap(-1, 2**20) for _ in range(100)]
         coro.yield_slice()
@@ -306,10 +306,10 @@ def test_at_the_kernels_limit_of_mappings_spawn_raises_and_everything_goes_on(gu
 @pytest.mark.skipif(sys.platform != "linux", reason="the test reads the memory use from /proc")
 @pytest.mark.parametrize("count", [50, 1500])
 def test_reused_stacks_give_deep_memory_back(count, monkeypatch):
-    """Each coro uses much of its stack. In each round, the stacks keep only a little memory after the coros have ended.
+    """Each coro uses more of its stack than a free stack keeps. After each round, the stacks keep only a little memory.
 
-    PYTHONMALLOC lets all objects come from malloc. The interpreter's own allocator takes memory in arenas of 1 MiB, and
-    a single object keeps a whole arena. So arenas would be left after each round, and the test would measure them
+    PYTHONMALLOC makes all objects come from malloc. The interpreter's own allocator takes memory in arenas of 1 MiB,
+    and a single object keeps a whole arena. So arenas would be left after each round, and the test would measure them
     instead of the stacks.
     """
     script = f"""

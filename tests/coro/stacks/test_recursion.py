@@ -81,7 +81,7 @@ def test_the_message_about_a_stack_that_is_used_up_names_the_coro(endless, argum
 
 
 def test_an_own_stack_on_an_older_kernel(endless):
-    """On a kernel without MADV_GUARD_INSTALL, each guard is a mapping. The test simulates this by a setting."""
+    """On a kernel without MADV_GUARD_INSTALL, each guard is a mapping. A setting simulates such a kernel."""
     head = "import os; os.environ['GRAPESHOT_CORO_GUARDS'] = 'mappings'\n"
     done = run(head + OVERFLOW.format(library=str(endless), before_spawn="", arguments="stack='own'", run=RUN))
     assert done.returncode == -signal.SIGSEGV, done.stderr

@@ -184,8 +184,7 @@ def script(body: str) -> str:
 
 
 def test_without_memory_for_more_slots_coros_share_one(monkeypatch):
-    # If malloc has only one arena, a thread that the script starts (the watchdog) reserves no address space for a heap
-    # of its own.
+    # With a single arena, malloc reserves no address space for a heap of the watchdog thread.
     monkeypatch.setenv("MALLOC_ARENA_MAX", "1")
     body = """
     def main():

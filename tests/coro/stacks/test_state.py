@@ -42,7 +42,7 @@ def test_an_interpreter_that_is_not_known_is_refused_with_the_reason():
     done = subprocess.run([sys.executable, "-c", REFUSAL], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr
     if not gil_is_enabled():
-        assert done.stdout == "coros support only CPython 3.14 among the free-threaded builds\n"
+        assert done.stdout == "coros support only CPython 3.14 and 3.15 among the free-threaded builds\n"
     else:
         assert done.stdout == "coros support only CPython 3.11 to 3.15\n"
 

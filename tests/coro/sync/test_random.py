@@ -29,7 +29,7 @@ class Strange(Exception):
 
 
 class Sent(Exception):
-    """The exception for send_exception and set_exception. In a channel its argument is a number; so are sent values."""
+    """The exception for send_exception and set_exception. In a channel its argument is a number, as sent values are."""
 
 
 class Worker:

@@ -29,7 +29,8 @@ def busy(kind, *args):
     return one
 
 
-# All methods that wait: the arguments of `busy`, the method, its arguments, and its result or exception at a timeout.
+# For each method that waits: the arguments of `busy`, the method's name, the method's arguments, and its result or
+# exception at a timeout.
 WAITS = {
     "semaphore": (("semaphore",), "acquire", (), False),
     "lock": (("lock",), "acquire", (), False),

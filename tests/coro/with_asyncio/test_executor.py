@@ -333,7 +333,7 @@ def test_modules():
 
 
 def test_functions_in_c():
-    """Functions in C need threads, unless grapeshot has patched them."""
+    """Functions in C need threads, unless they are grapeshot's."""
     near, far = socket.socketpair()
     ours, theirs = coro.socketpair()
     with near, far, ours, theirs:

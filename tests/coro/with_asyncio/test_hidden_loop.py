@@ -347,7 +347,9 @@ def test_hiding_coro_left_to_the_end_of_its_loop():
 
 @pytest.mark.parametrize("new_loop", [asyncio.SelectorEventLoop, grapeshot.Loop])
 def test_other_loop_inside_of_a_hiding_coro(new_loop):
-    """A loop that was created from its class blocks the thread while it runs. Afterwards coros find their own loop."""
+    """A loop that is made by calling its class, not by asyncio.new_event_loop(), blocks the thread while it runs.
+    Afterwards coros find their own loop.
+    """
 
     def work():
         async def main():

@@ -48,7 +48,7 @@ def _no_hub():
 @pytest.mark.parametrize("kind", [*programs.KINDS.values()], ids=lambda kind: kind.__name__)
 def test_a_program_runs_in_every_style(kind, style, monkeypatch):
     if style == cases.GREENLET and kind.__name__ in HANDING_OVER:
-        pytest.skip("greenlet has no semaphores, queues and channels")
+        pytest.skip("greenlet has no semaphores, queues or channels")
     monkeypatch.setattr(programs, "THREADS", 30)
     monkeypatch.setattr(programs, "ROUND_TRIPS", 50)
     monkeypatch.setattr(programs, "MANY", 100)

@@ -84,7 +84,7 @@ def test_the_chart_of_the_readme_shows_the_committed_numbers():
             [title.text for title in ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}title")]
             for svg in (text, committed)
         ]
-        assert titles[0] == titles[1], "`make tables` rewrites it"
+        assert titles[0] == titles[1], f"{path.name} is out of date: run `make tables`"
         assert len(titles[0]) >= 3 * len(speed_table.CHOSEN)
     light, dark = made.values()
     assert light != dark

@@ -125,7 +125,7 @@ fn a_forgotten_question_can_be_asked_again() {
     );
     assert!(
         resolver.lookups.lock().jobs < 100,
-        "a job is used for the next question"
+        "the job of a forgotten question serves the next one"
     );
     let again = resolver.ask(question("again"), Duration::ZERO).unwrap();
     go_on.send(()).unwrap();

@@ -63,8 +63,8 @@ _NEEDS = {
 _MODULES = {"sqlite3": "_c_waits"}
 
 _patched: set[str] = set()
-# Held during patch(), so that no thread mistakes a replacement that another thread has made for an original. Reentrant:
-# a module that patch() imports may call patch().
+# Held during patch(). Without it, a thread could find a replacement that another thread has just made, and take it for
+# the original. Reentrant: a module that patch() imports may call patch().
 _lock = real_rlock()
 
 

@@ -1,4 +1,4 @@
-"""Changes libraries that wait in C code so that they wait in Python code instead, with a patched function.
+"""Makes libraries that wait in C code wait in Python code instead, with a patched function.
 
 A library is changed when it is imported, or at once if it was imported before. psycopg itself has a wait function in
 Python. For sqlite3, the Python code is in ``_sqlite3``.

@@ -65,7 +65,8 @@ def _replacement(
 ) -> Callable[..., Any]:
     """Return a replacement of ``function``, which takes ``count`` arguments: it asks the resolver if that is possible.
 
-    ``question_of`` turns the arguments into a question for the resolver, and ``answer_of`` its answer into the result.
+    ``question_of`` turns the arguments into a question for the resolver, and ``answer_of`` turns the resolver's answer
+    into the result.
     """
     is_own = dns.is_own(function, _socket)
 

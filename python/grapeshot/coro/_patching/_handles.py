@@ -48,7 +48,7 @@ class Running:
         self.is_over = False
 
     def finish(self) -> None:
-        """Note that the thread has ended, and release the lock. Each waiter passes the lock on to the next one."""
+        """Record that the thread has ended, and release the lock. Each waiter passes the lock on to the next one."""
         if not self.is_over:
             self.is_over = True
             self._lock.release()
@@ -152,7 +152,7 @@ def wait_for_tstate_lock(self: Any, block: bool = True, timeout: float = -1) -> 
 
 
 class RealSentinel:
-    """The sentinel of a real thread that was started before patching, whose lock is a real one."""
+    """The sentinel of a real thread that was started before patching. It wraps the thread's real lock."""
 
     def __init__(self, lock: Any) -> None:
         self._lock = lock
@@ -204,7 +204,7 @@ class ThreadHandle:
         return self
 
     def begin(self) -> Running:
-        """Note that the thread is about to start. Raises RuntimeError if it was started before."""
+        """Record that the thread is about to start. Raises RuntimeError if it was started before."""
         if self._real is not None or self.running is not None:
             raise RuntimeError("thread already started")
         self.running = Running()
@@ -219,7 +219,7 @@ class ThreadHandle:
         self._real = real
 
     def fail(self) -> None:
-        """Note that the thread could not be started."""
+        """Record that the thread could not be started."""
         self.running = self._real = None
 
     def is_done(self) -> bool:

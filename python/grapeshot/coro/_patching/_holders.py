@@ -108,15 +108,26 @@ def _new_lock(lock: Any) -> Any:
     return _core.thread_lock() if type(lock) is _RealLock else _core.thread_rlock()
 
 
+def _count_of_one() -> int:
+    """Return what getrefcount says of an object to which only a dict and a variable refer. (From 3.14 on, it does not
+    count its argument.)
+    """
+    names = {"object": object()}
+    value = names["object"]
+    return sys.getrefcount(value)
+
+
+_COUNT_OF_ONE = _count_of_one()
+
+
 def _repair_lock(holders: Holders, module_name: str, name: str) -> None:
     """Replace a lock if it is free and only the module's dict refers to it.
 
-    Otherwise note that it was not replaced, except in modules of the standard library.
+    Otherwise record that it was not replaced, except in modules of the standard library.
     """
     names = vars(sys.modules[module_name])
     lock = names[name]
-    # 3 references: the dict, `lock`, and the argument of getrefcount.
-    if sys.getrefcount(lock) <= 3 and _is_free(lock):
+    if sys.getrefcount(lock) <= _COUNT_OF_ONE and _is_free(lock):
         names[name] = _new_lock(lock)
     elif not _is_library(module_name):
         holders.left.setdefault(module_name, []).append(f"lock {name}")

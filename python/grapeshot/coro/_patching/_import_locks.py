@@ -85,8 +85,8 @@ def patch() -> None:
         return result
 
     def release(self: Any) -> None:
-        # After the real release, the lock may already belong to another thread. The coros that wait are coros of this
-        # thread, so they run only after the real release.
+        # Wake the waiting coros before the real release, because after that the lock may belong to another thread. They
+        # are coros of this thread, so they run only after the real release.
         if self.owner == _get_ident() and _depth(self) == 1:
             self._grapeshot_owner = None
             wakeups = self.__dict__.pop("_grapeshot_wakeups", ())

@@ -31,7 +31,7 @@ _KEEPERS += ["concurrent.futures.thread", "concurrent.futures.process"]
 # Modules that are patched themselves. If one of them has imported an original from another one, it keeps the original.
 _PATCHED = {"threading", "_thread", "queue", "_queue", "time", "socket", "_socket", "select", "ssl", "os", "posix"}
 _PATCHED |= {"selectors", "signal", "_signal", "concurrent.futures"}
-# Modules that need no view, because keepers may call the replacements in them: outside of coros these do what the
+# Modules that need no view, because keepers may call their replacements: outside of coros, the replacements do what the
 # originals do. A view of `time` would only make it slower to read the clock, which loops do often.
 _NOT_VIEWED = {"time", "builtins"}
 

@@ -103,7 +103,7 @@ class _Parameters:
 class Cursor(sqlite3.Cursor):
     """A cursor whose calls let other coros run while the database is locked."""
 
-    # For executemany() outside of a transaction: how many rows all of its statements but the last have changed.
+    # For executemany() outside of a transaction: the number of rows changed by all its statements except the last.
     _changed = 0
 
     @property

@@ -87,7 +87,8 @@ def _patch_anyio(module: Any) -> None:
     module.WorkerThread._grapeshot_is_real = True
     if type(module.threadlocals) is _real_local:
         # anyio was imported before patch(), so coros would share the attributes of its thread-local object: replace it.
-        # No worker thread of anyio needs the old one: none has begun, or they end with their loop.
+        # No worker thread of anyio needs the old one: either no such thread has begun yet, or these threads end with
+        # their loop.
         old, new = module.threadlocals, threading.local()
         for name, holder in list(sys.modules.items()):
             if name.startswith("anyio.") and vars(holder).get("threadlocals") is old:

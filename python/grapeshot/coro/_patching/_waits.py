@@ -52,9 +52,9 @@ def note_poll() -> None:
 class Interests:
     """Descriptors with the events (``POLLIN`` ...) for which a coro waits, usually several times.
 
-    When a wait returns, the event may already be gone. The kernel reports some states even if the caller does not wait
-    for them, such as a hang-up. These end only one wait, because the registration is edge-triggered. A descriptor that
-    is closed during the wait has no more events.
+    When a wait returns, the event may already be gone. The kernel reports some states, such as a hang-up, even if the
+    caller does not wait for them. These end only one wait, because the registration is edge-triggered. A descriptor
+    that is closed during the wait has no more events.
     """
 
     __slots__ = ("_masks", "_own", "_pause_s")

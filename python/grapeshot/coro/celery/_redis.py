@@ -1,8 +1,8 @@
-"""What the blocking mode of kombu lacks for Redis. Other pools do not need it, because they use kombu's own loop.
+"""Two things that kombu's blocking mode lacks for Redis. Pools that use kombu's own loop, such as prefork, have both.
 
-- The worker's main coro waits in kombu for up to some seconds. While as many messages are unacknowledged as the
-  prefetch limit allows, kombu does not ask Redis for another one, and does not notice if a coro of the pool
-  acknowledges one then. So the pool would run out of tasks although Redis has more. Here the wait ends as soon as kombu
+- The worker's main coro waits in kombu for up to some seconds. While the number of unacknowledged messages is at the
+  prefetch limit, kombu does not ask Redis for another message. It does not notice when a coro of the pool then
+  acknowledges one, so the pool would run out of tasks although Redis has more. Here the wait ends as soon as kombu
   could ask. (AMQP brokers send the next message by themselves.) The wait also ends after a signal, so that the worker
   begins its shutdown at once.
 - kombu does not look for the messages of killed workers. Here a timer makes it look.
@@ -88,7 +88,7 @@ class MessageWait:
         try:
             return poll(timeout)
         except _Woken:
-            raise TimeoutError from None  # to Celery, as if drain_events() had waited long enough
+            raise TimeoutError from None  # Celery sees this as if drain_events() had waited long enough
         finally:
             self._waiting = None
             if coro is not None:

@@ -37,7 +37,7 @@ def _get_ident() -> int:
 
 
 def begin(number: int) -> None:
-    """Note that the running coro, which has this number, runs a task."""
+    """Record that the running coro, which has this number, runs a task."""
     _ident.set(number)
 
 

@@ -62,7 +62,7 @@ def _run_with_signals(controller: Any, start: Callable[[], None]) -> None:
             begin()
         start()
         if controller.exitcode is None and state.should_stop:
-            # A cold shutdown came before the worker has noticed the warm one. Celery's cold shutdown sets no code.
+            # A cold shutdown came before the worker had noticed the warm one. Celery's cold shutdown sets no code.
             controller.exitcode = state.should_stop
     finally:
         platforms.signals = before

@@ -79,7 +79,13 @@ class UpgradeSocket:
 
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
         sock = self._take()
-        if flags and not getattr(sock, "_unread", b""):
+        unread: bytes = getattr(sock, "_unread", b"")
+        with memoryview(buffer) as whole, whole.cast("B") as view:
+            if unread and flags & socket.MSG_PEEK:
+                data = unread[: nbytes or len(view)]
+                view[: len(data)] = data
+                return len(data)
+        if flags and not unread:
             count: int = sock.recv_into(buffer, nbytes, flags)
         else:
             count = sock.recv_into(buffer, nbytes) if nbytes else sock.recv_into(buffer)

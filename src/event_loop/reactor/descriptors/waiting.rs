@@ -215,8 +215,8 @@ impl Descriptors {
         true
     }
 
-    /// Whether `fd` has a watcher, in either direction, and there was no wait yet or the last one was on another object
-    /// than `target`.
+    /// Whether `fd` has a watcher, in either direction, and the last wait on `fd`, if there was one, was on another
+    /// object than `target`.
     #[inline]
     pub(crate) fn is_watched_for_other(&self, fd: RawFd, target: &Bound<'_, PyAny>) -> bool {
         self.watch(fd)

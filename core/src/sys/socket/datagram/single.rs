@@ -1,4 +1,4 @@
-//! One `recvfrom(2)` for each datagram, for systems without `recvmmsg`.
+//! One `recvfrom(2)` for each datagram, for systems other than Linux and Android.
 
 use std::io;
 use std::os::fd::RawFd;
