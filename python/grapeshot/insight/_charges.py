@@ -125,8 +125,8 @@ class Charges:
     """The CPU time used in a loop's thread, by owner."""
 
     def __init__(self) -> None:
-        # The accounts of owners that are alive, by id(owner). An object whose methods are callbacks has an account for each
-        # method, by (id(owner), name).
+        # The accounts of owners that are alive, by id(owner). An object whose methods are callbacks has an account for
+        # each method, by (id(owner), name).
         self._open: dict[int | tuple[int, str | None], _Open] = {}
         # The accounts of owners that do not support weak references. They are kept by name and never end.
         self._named: dict[Subject, _Open] = {}
