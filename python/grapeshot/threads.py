@@ -58,6 +58,8 @@ class ClosedError(OSError):
 _GETTER, _PUTTER, _JOINER = range(3)
 # The interval, in seconds, at which a cancelled `await_on` checks that the other loop still runs.
 _LOOK_S = 0.1
+# The interval, in seconds, at which a call that was not cancelled checks that the other loop is not closed.
+_LOOK_FOR_CLOSED_S = 5.0
 
 
 class _ABSENT:
@@ -266,11 +268,11 @@ async def await_on(loop: asyncio.AbstractEventLoop, awaitable: Awaitable[_T]) ->
 
     A cancellation is passed on to that loop. This call then waits until the awaitable has ended there, and has its
     outcome, just as when a task awaits another task. If the other loop is stopped before the awaitable has ended, this
-    call waits until that loop runs again or this call is cancelled. If that loop is closed, this call waits until it is
-    cancelled.
+    call waits until that loop runs again or this call is cancelled.
 
     Raises:
-        RuntimeError: the loop is closed already.
+        RuntimeError: the loop is closed, or was closed before the awaitable had ended. (The second is noticed after
+            some seconds.)
         Exception: whatever the awaitable raises.
     """
     here = asyncio.get_running_loop()
@@ -307,7 +309,9 @@ class _Call:
             if cancellation is not None and not self._there.is_running():
                 raise cancellation
             try:
-                await asyncio.wait([self._ended], timeout=None if cancellation is None else _LOOK_S)
+                await asyncio.wait([self._ended], timeout=_LOOK_FOR_CLOSED_S if cancellation is None else _LOOK_S)
+                if cancellation is None and self._is_lost():
+                    raise RuntimeError(f"{self._there!r} was closed before the awaitable had ended")
             except asyncio.CancelledError as exc:
                 cancellation = exc
                 with contextlib.suppress(RuntimeError):  # the other loop is closed
@@ -317,6 +321,16 @@ class _Call:
         if self._error is not None:
             raise self._error
         return self._task.result()
+
+    def _is_lost(self) -> bool:
+        """Whether the awaitable cannot end any more, because the loop there is closed. (here)"""
+        if not self._there.is_closed() or self._ended.done():
+            return False
+        if self._task is None:
+            if inspect.iscoroutine(self._awaitable):
+                self._awaitable.close()
+            return True
+        return not self._task.done()  # if it has ended, `_end` is on its way
 
     def _start(self) -> None:
         """Start a task. (there)"""

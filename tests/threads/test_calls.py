@@ -226,6 +226,36 @@ def test_a_cancellation_when_the_other_loop_has_ended(factory, is_closed, run_he
     run_here(main())
 
 
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_the_other_loop_is_closed_during_a_call(factory, run_here, monkeypatch):
+    monkeypatch.setattr(threads, "_LOOK_FOR_CLOSED_S", 0.02)
+    loop, began = factory(), threading.Event()
+
+    async def wait():
+        began.set()
+        await asyncio.Future()
+
+    async def main():
+        task = asyncio.ensure_future(threads.await_on(loop, wait()))
+        await asyncio.sleep(0)
+        thread = threading.Thread(target=loop.run_forever)
+        thread.start()
+        began.wait()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        late = asyncio.ensure_future(threads.await_on(loop, wait()))  # its task never begins
+        await asyncio.sleep(0.05)
+        assert not task.done()
+        for left in asyncio.all_tasks(loop):
+            left._log_destroy_pending = False
+        loop.close()
+        for each in (task, late):
+            with pytest.raises(RuntimeError, match="was closed before the awaitable had ended"):
+                await each
+
+    run_here(main())
+
+
 def test_await_on_a_closed_loop():
     loop = grapeshot.new_event_loop()
     loop.close()
