@@ -1416,7 +1416,7 @@ class lock:  # noqa: N801
 
 @disjoint_base
 class mutex:  # noqa: N801
-    """A lock that can be acquired again by the coro that holds it. It is free after the same number of releases."""
+    """A lock that can be acquired again by the coro that holds it. It is free after as many releases as acquires."""
 
     def acquire(self, block: bool = True, timeout: float | None = None) -> bool:
         """Wait until the mutex is free or held by this coro, then acquire it once more.
@@ -1531,7 +1531,7 @@ class shared_queue(Generic[_T]):  # noqa: N801
             RuntimeError: called in a task or callback, where it would have to wait; or the coro cannot wait here.
         """
     def task_done(self) -> None:
-        """Say that the work on one item is done. Raises ValueError if it was said for all items already."""
+        """Say that the work on one item is done. Raises ValueError if the work on all items is already done."""
     def shutdown(self, immediate: bool = False) -> None:
         """Shut the queue down: ``put`` raises ShutDown from now on, and ``get`` when no items are left.
 

@@ -216,6 +216,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg(target_os = "linux")]
     fn a_discarded_page_is_zero() {
         let page = page_len();
         let start = reserve(2 * page).unwrap();

@@ -51,12 +51,10 @@ fn set_done_in(event_loop: &Bound<'_, PyAny>, future: &Bound<'_, PyAny>) -> bool
         event_loop.call_method1("call_soon_threadsafe", (set, future))
     };
     let Err(error) = call() else {
-        return true;
+        // Without a GIL, the loop may have been closed during the call, and then keeps it without running it.
+        return !says(event_loop, "is_closed") || says(future, "done");
     };
-    let is_closed = event_loop
-        .call_method0("is_closed")
-        .and_then(|is_closed| is_closed.is_truthy());
-    if is_closed.unwrap_or(false) {
+    if says(event_loop, "is_closed") {
         return false;
     }
     // A signal handler may have raised this, before or after the call was queued. A second call does no harm.
@@ -68,6 +66,12 @@ fn set_done_in(event_loop: &Bound<'_, PyAny>, future: &Bound<'_, PyAny>) -> bool
         error.write_unraisable(py, Some(event_loop));
     }
     again.is_ok()
+}
+
+/// The answer of a method; false if it raises an exception.
+fn says(object: &Bound<'_, PyAny>, method: &str) -> bool {
+    let answer = object.call_method0(method).and_then(|answer| answer.is_truthy());
+    answer.unwrap_or(false)
 }
 
 /// The collector visits these waiters as a part of their queue: otherwise it could not free a queue and a task that
