@@ -73,6 +73,7 @@ class Soak:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
+        self.kinds = [kind for kind in KINDS if options.has_coros or kind != "coro"]
         self.ends_at = time.monotonic() + options.seconds if options.seconds else None
         self.failures: list[str] = []
         self.counts: collections.Counter[str] = collections.Counter()
@@ -85,6 +86,10 @@ class Soak:
 
     def fail(self, text: str) -> None:
         self.failures.append(text)
+
+    def one_function(self, generator: random.Random) -> Callable[[int, float], Any]:
+        """Return a function for `spawn_on`: an async function or, if there are coros, perhaps a plain one."""
+        return answer if not self.options.has_coros or generator.random() < 0.5 else answer_in_coro
 
     def count(self, name: str, number: int = 1) -> None:
         with self._lock:
@@ -218,7 +223,7 @@ class InThread(Way):
         return None
 
     async def call(self, number: int, generator: random.Random) -> int | None:
-        function = answer if generator.random() < 0.5 else answer_in_coro
+        function = self.world.soak.one_function(generator)
         return threads.spawn_on(self.world.services[0], function, number, 0).result(PATIENCE_S)
 
     async def pause(self, seconds: float) -> None:
@@ -259,7 +264,7 @@ class InCoro(Way):
         def call() -> Any:
             if generator.random() < 0.5:
                 return coro.await_(threads.await_on(service, answer(number, delay_s)))
-            function = answer if generator.random() < 0.5 else answer_in_coro
+            function = self.world.soak.one_function(generator)
             future = threads.spawn_on(self.world.services[0], function, number, delay_s)
             return coro.await_(asyncio.wrap_future(future))
 
@@ -299,7 +304,7 @@ class InTask(Way):
         delay_s, limit_s = generator.choice([0, 0.001]), generator.choice([None, None, 0.001])
 
         async def spawn() -> Any:
-            function = answer if generator.random() < 0.5 else answer_in_coro
+            function = self.world.soak.one_function(generator)
             return await asyncio.wrap_future(threads.spawn_on(self.world.services[0], function, number, delay_s))
 
         if generator.random() < 0.5:
@@ -520,7 +525,7 @@ def move(world: World, seed: str) -> None:
     """Run several stays, one after the other, each in a new thread. So some threads end after coros ran in them."""
     generator = random.Random(seed)
     for count in range(generator.randrange(1, 4)):
-        stay = Stay(world, f"{seed}.{count}", generator.choice(KINDS), is_permanent=False)
+        stay = Stay(world, f"{seed}.{count}", generator.choice(world.soak.kinds), is_permanent=False)
         world.thread(f"stay of a {stay.kind}", stay.run).join()
 
 
@@ -627,14 +632,14 @@ def one_round(soak: Soak, seed: str) -> None:
     services = [world.thread("service", serve, world, loop) for loop in world.services]
     permanent = []
     for number in range(2):
-        stay = Stay(world, f"{seed}.p{number}", generator.choice(KINDS), is_permanent=True)
+        stay = Stay(world, f"{seed}.p{number}", generator.choice(world.soak.kinds), is_permanent=True)
         permanent.append(world.thread(f"permanent {stay.kind}", stay.run))
     movers = [world.thread("mover", move, world, f"{seed}.m{number}") for number in range(generator.randrange(2, 6))]
     disturber = world.thread("disturber", disturb, world, f"{seed}.d")
     for thread in movers:
         thread.join()
     if world.is_queue and not world.shared.is_shutdown:
-        kind = generator.choice(KINDS)
+        kind = generator.choice(world.soak.kinds)
         world.thread(f"join of a {kind}", join_queue, world, kind).join()
         if not world.shared.is_shutdown:
             check(world.shared.unfinished_tasks == 0, "join() has returned too early")
@@ -695,6 +700,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--forks", type=float, default=0.1, help="how likely each possible fork is")
     parser.add_argument("--mixed", action="store_true", help="use both ways to move stacks")
+    parser.add_argument("--no-coros", dest="has_coros", action="store_false", help="only tasks and real threads")
     options = parser.parse_args(arguments)
     if not options.seconds and not options.rounds:
         options.seconds = 10.0
