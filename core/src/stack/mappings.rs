@@ -35,7 +35,8 @@ pub(super) struct Budget {
 pub(super) static PROCESS: Budget = Budget::new(pages::mapping_usage);
 
 impl Budget {
-    /// A budget of which nothing is taken yet. `usage` counts the mappings, or returns `None` if there is no limit.
+    /// A budget of which nothing is taken yet. `usage` counts the mappings, or returns `None` if it cannot, for
+    /// example because there is no limit.
     pub(super) const fn new(usage: fn() -> Option<MappingUsage>) -> Self {
         Self {
             usage,
@@ -68,7 +69,8 @@ impl Budget {
             return Err(None);
         }
         let Some(usage) = (self.usage)() else {
-            self.granted.store(usize::MAX, Ordering::Relaxed);
+            // They can perhaps be counted later, for example when the process has a free descriptor again.
+            self.granted.store(taken, Ordering::Relaxed);
             return Ok(());
         };
         let reserved = usage.limit / RESERVED_PART;

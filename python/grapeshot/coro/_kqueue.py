@@ -137,7 +137,7 @@ class KqueueWatch(FileWatch):
         try:
             self._root = os.open(self._directory or ".", _DIRECTORY_FLAGS)
             self.sock.add(self._root)
-            # List the entries only once the directory is watched: a change during the listing then causes an event, and
+            # The directory is watched before its entries are listed. So a change during the listing causes an event, and
             # the entries are listed again.
             self._entries = {name: self._new_entry(name, inode) for name, inode in self._scan().items()}
         except BaseException:

@@ -40,7 +40,7 @@ const SLOTS: [(Slot, &CStr, &CStr); 9] = [
     (
         Slot::Callback,
         c"_callback",
-        c"The callable; None once run or cancelled.",
+        c"The callable; None once cancelled, and usually once run.",
     ),
     (
         Slot::Args,
@@ -306,8 +306,8 @@ fn write<'py>(this: This<'py, HandleObject>, slot: Slot, value: Bound<'py, PyAny
             }
         }
         Slot::When => {
-            forget_extra(this, slot)?;
             let bits = value.extract::<f64>()?.to_bits();
+            forget_extra(this, slot)?;
             this.when_or_runner.store(bits, Ordering::Relaxed);
             // No slack: the program has asked for this exact time.
             this.lower_flag(flag::HAS_SLACK);

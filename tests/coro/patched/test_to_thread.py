@@ -499,7 +499,7 @@ grapeshot.run(main())
 
 
 def test_threads_of_tasks_stay_threads():
-    """Threads that tasks start are real threads, even while the loop has executor workers (coros), idle or busy."""
+    """A thread that a task starts is a real thread if the only coros of the loop are executor workers, idle or busy."""
     check(
         """
 async def use_executor():

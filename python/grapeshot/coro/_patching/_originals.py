@@ -28,7 +28,8 @@ _views: dict[str, types.ModuleType] = {}
 # The keepers: modules and packages that go on using the originals.
 _KEEPERS = ["asyncio", "grapeshot", "_frozen_importlib", "_frozen_importlib_external", "importlib"]
 _KEEPERS += ["concurrent.futures.thread", "concurrent.futures.process"]
-# Modules that are patched themselves. If one of them has imported an original from another one, it keeps the original.
+# The modules that patch() changes. A name that one of them has imported from another (`threading` has some of `_thread`)
+# is not replaced.
 _PATCHED = {"threading", "_thread", "queue", "_queue", "time", "socket", "_socket", "select", "ssl", "os", "posix"}
 _PATCHED |= {"selectors", "signal", "_signal", "concurrent.futures"}
 # Modules that need no view, because keepers may call their replacements: outside of coros, the replacements do what the
