@@ -16,7 +16,7 @@ from benchmarks.intervals import Pair, interval
 OURS = "grapeshot"
 # This metric has an interval, like the compared metric.
 WITH_INTERVAL = "whole_ms"
-# Other metrics that are shown: the medians of some, and the sums of others over all runs.
+# Other metrics that are shown: the medians of those in SHOWN, and the sums over all runs of those in ADDED.
 SHOWN = ("rps", "p50_us", "p99_us", "p999_us", "speedup", "cpu_us", "cpu_us_of_one", "queries")
 ADDED = ("requests", "resent", "unanswered", "early", "sleeps")
 # Enough digits for every table, and few enough that people can read the file.

@@ -1,4 +1,4 @@
-"""The rule that calls grapeshot, in one row of a table, ahead of a peer, equal to it, or behind it.
+"""The rule that decides whether grapeshot is ahead of a peer, equal to it or behind it in one row of a table.
 
 The runs of the loops alternate. A pair consists of one run of grapeshot and one run of the peer, both from the same
 round. The row is `ahead` if the whole confidence interval of the median of the pairs' ratios lies below 1, and `behind`

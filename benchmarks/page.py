@@ -161,7 +161,7 @@ def html(results: Sequence[dict[str, Any]]) -> str:
 
 
 def load(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """Comparisons in short, with latency by quantile."""
+    """Return digests of these comparisons, with latency by quantile."""
     return [digest.digest(json.loads(path.read_text()), has_curves=True) for path in paths]
 
 

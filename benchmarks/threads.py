@@ -1,8 +1,8 @@
 """Measure loops in two threads of this process: `python -m benchmarks.threads KIND --loop LOOP`.
 
 - `echo --style protocols`, `streams` or `coros`: each loop serves echoes on one port (SO_REUSEPORT) and also runs
-  clients. Prints `{"wall_us": per echo of both, "speedup": over one thread}`.
-- `items`: one loop passes items to the other, through a queue of 100 places. Prints `{"wall_us": per item}`.
+  clients. Prints `{"wall_us": per echo of both loops, "speedup": over one loop, ...}`.
+- `items`: one loop passes items to the other, through a queue of 100 places. Prints `{"wall_us": per item, ...}`.
 - `answers`: the same, but each item is answered before the next one is sent.
 
 On grapeshot, `items` and `answers` use `grapeshot.threads.Queue`, from tasks or, with `--style coros`, from coros. On

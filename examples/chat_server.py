@@ -67,7 +67,7 @@ class Room:
         finally:
             self.clients.remove(client)
             self.say(f"* {client.name} has left", client)
-            sending.shutdown()
+            sending.cancel()
 
 
 def main(host: str, port: int) -> None:

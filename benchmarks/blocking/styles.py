@@ -104,7 +104,7 @@ STYLES: dict[str, dict[str, Callable[[], Style]]] = {
 
 
 def why_missing(name: str) -> str | None:
-    """Return why this style cannot take part here, or None. The attempt runs in a new process."""
+    """Return why this style cannot take part here, or None. A new process tries to import its module."""
     if name == RAW:
         return None if sys.platform == "linux" else "the raw server is made for epoll"
     module = {OURS: "grapeshot.coro", PROTOCOL: "grapeshot", TASKS: "grapeshot"}.get(name, name)

@@ -87,7 +87,7 @@ def yield_deep(style: Style) -> Taken:
 
 
 def yield_reduce(style: Style) -> Taken:
-    """Yield in a function that functools.reduce calls, so that its C frame is on the stack."""
+    """Yield in a function that functools.reduce calls, so that the C frame of reduce is on the stack."""
     give_way = style.give_way
 
     def step(total: int, value: int) -> int:

@@ -1,4 +1,4 @@
-"""How rounds of operations are measured: CPU time per operation; the median round counts."""
+"""Measures the CPU time per operation in rounds of operations; the median round counts."""
 
 from __future__ import annotations
 

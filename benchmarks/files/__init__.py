@@ -1,1 +1,1 @@
-"""Compare files that tasks read and write: `python -m benchmarks.files`."""
+"""Compare libraries with which tasks read and write files: `python -m benchmarks.files`."""

@@ -1,4 +1,4 @@
-"""The cases of files, with their bounds."""
+"""The cases in which files are read and written, with their bounds."""
 
 from __future__ import annotations
 

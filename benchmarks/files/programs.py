@@ -83,8 +83,8 @@ InTurn = Callable[[Callable[[Path], Awaitable[None]], list[Path]], Awaitable[Non
 
 
 def _write(place: Place, in_turn: InTurn) -> Round:
-    """Write new files. They are not removed afterwards: ext4 does not use the inode of a removed file again for
-    one to six minutes, and until then looks at all such inodes for each new file.
+    """Write new files. They are not removed afterwards: ext4 does not reuse the inode of a removed file for one
+    to six minutes, and until then it looks at all such inodes for each new file.
     """
     folder = _new_path(place, "written")
     folder.mkdir()

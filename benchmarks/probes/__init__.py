@@ -54,7 +54,7 @@ def probe(function: Callable[[Any], Coroutine[Any, Any, Any]]) -> None:
 async def until(condition: Callable[[], Any]) -> None:
     give_up_s = time.monotonic() + CAP_S
     while not condition():
-        assert time.monotonic() < give_up_s, "it never came"
+        assert time.monotonic() < give_up_s, "the condition has not come true"
         await asyncio.sleep(0.001)
 
 

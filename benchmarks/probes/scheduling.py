@@ -97,7 +97,7 @@ def call_graph(factory: Any) -> None:
         return await asyncio.create_task(inner(), name="inner")
 
     graph = factory().run_until_complete(outer())
-    assert graph.awaited_by, "nobody awaits it"
+    assert graph.awaited_by, "the graph does not show which task awaits `inner`"
 
 
 @sync_probe
@@ -157,7 +157,7 @@ def closed_descriptors(factory: Any) -> None:
 @sync_probe
 def gil_stays_off(factory: Any) -> None:
     """On a free-threaded build: the GIL stays off, and two loops run in two threads."""
-    assert not sys._is_gil_enabled(), "importing it turns the GIL on"
+    assert not sys._is_gil_enabled(), "importing the loop's package has turned the GIL on"
     answers: list[int] = []
 
     def run(number: int) -> None:

@@ -445,7 +445,7 @@ mod tests {
         assert_eq!(find_fault(&map_of(colliding_keys(10).map(integer))), None);
         let bad = map_of(colliding_keys(2000).map(integer));
         assert_eq!(find_fault(&bad), Some(Fault::NumbersAsKeys));
-        // They are found in other places too: in a map that is a value, after another map, or after other keys.
+        // Such keys are found in other places, too: in a map that is a value, after another map, or after other keys.
         let inner = [&b"\x82\xa1a"[..], &map_of((0..2000).map(integer)), b"\xa1b", &bad].concat();
         assert_eq!(find_fault(&inner), Some(Fault::NumbersAsKeys));
         let texts = (0..900_u32).map(|text| [&b"\xa4"[..], &text.to_be_bytes()].concat());

@@ -1325,8 +1325,8 @@ class Coro(Generic[_T_co]):
 
         The keys are ``kind`` (``shared`` or ``own``); ``where`` (``in place``, ``evicted`` if it was copied away, or
         ``none`` before the first run and after the end); ``slot``, the number of the shared stack that the coro uses,
-        None if it has a stack of its own; ``bytes_used`` of C stack; and ``frame_bytes``, the memory that its Python
-        frames take.
+        None if no other coro may use its stack; ``bytes_used`` of C stack; and ``frame_bytes``, the memory that its
+        Python frames take.
         ScheduleError if the coro belongs to another thread.
         """
     def get_frame(self) -> FrameType | None:
@@ -2044,7 +2044,7 @@ def _coro_wait_for_read(fd: FileDescriptorLike, /, timeout: float | None = None)
     """Wait until a descriptor, or an object with ``fileno()``, can be read without blocking.
 
     A descriptor is also readable at the end of a stream, after an error, and when a connection can be accepted. Regular
-    files are always readable. In a thread without coros, the thread blocks.
+    files are always readable. Outside of coros, the call blocks the thread.
 
     Raises:
         TimeoutError: it did not become readable within ``timeout`` seconds. 0 only checks, without waiting.

@@ -248,7 +248,7 @@ impl OwnMethods {
         Ok(())
     }
 
-    /// True if a direct call surely does the same as a call through Python: `dict` is unused (`is_unused`), and the
+    /// True if a direct call does the same as a call through Python, because `dict` is unused (`is_unused`) and the
     /// object's type still has its own methods.
     #[inline]
     pub(crate) fn are_in_force(&self, object: &Bound<'_, PyAny>, dict: &InstanceDict) -> bool {

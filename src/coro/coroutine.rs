@@ -186,7 +186,7 @@ impl CoroObject {
 
 impl NativeType for CoroObject {
     const NAME: &'static CStr = c"grapeshot._core.Coro";
-    const DOC: &'static CStr = c"A function that the loop runs on a stack of its own.";
+    const DOC: &'static CStr = c"A function that the loop runs as a cooperative thread.";
     const FLAGS: u64 = ffi::Py_TPFLAGS_BASETYPE | ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
     const DEALLOC: ffi::destructor = dealloc;
 

@@ -73,7 +73,7 @@ pub(super) fn resume(coro: Coro<'_>) -> PyResult<()> {
 }
 
 /// Reports that a coro cannot run here: it was resumed by a loop that runs inside another coro, in a thread that is not
-/// its own, or too late. The coro's stack cannot be used in any of these places.
+/// its own, or while the interpreter exits. The coro's stack cannot be used in any of these cases.
 #[cold]
 fn refuse(runtime: &Runtime, coro: Coro<'_>) -> PyResult<()> {
     // The coro stays suspended until its own loop is closed or its own thread ends.

@@ -62,7 +62,7 @@ struct Alone<T>(T);
 static SHARED: Alone<SpinLock> = Alone(SpinLock::new());
 
 impl WaitQueue {
-    /// Makes this a queue from which any thread may take coros. It is empty.
+    /// Called while the queue is empty: from now on, any thread may take coros out of it.
     pub(super) fn share(&self) {
         self.is_shared.set(true);
     }

@@ -2,11 +2,11 @@
 //!
 //! For an IPv4 or an IPv6 literal, only the address field of `socket.getaddrinfo`'s answer depends on the literal
 //! itself. So the C library is called once for each IP version and each combination of family, type, protocol and
-//! flags. Its answer lists the kinds of sockets in order. With its numbers converted to enum members of the `socket`
-//! module, this list becomes the pattern for all other literals of that IP version. Unusual requests (with a zone, a
-//! service name, or flags that could change the answer) are resolved like host names. So are all requests in debug
-//! mode, and all requests while a program has replaced `socket.getaddrinfo`, or the function `_socket.getaddrinfo`
-//! that it calls.
+//! flags. Its answer is a list of kinds of sockets. When the numbers in the list have been converted to enum members of
+//! the `socket` module, the list is the pattern for all other literals of that IP version. Unusual requests (with a
+//! zone, a service name, or flags that could change the answer) are resolved like host names. So are all requests in
+//! debug mode, and all requests while a program has replaced `socket.getaddrinfo`, or the function
+//! `_socket.getaddrinfo` that it calls.
 
 use std::ffi::c_int;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -327,7 +327,7 @@ pub(super) fn loop_methods() -> Vec<ffi::PyMethodDef> {
     )]
 }
 
-/// Adds the method to `grapeshot._core.Loop`.
+/// Adds the method to `grapeshot._core.Loop`, and `_set_resolver` to the module.
 pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(set_resolver, module)?)?;
     extend_type(&module.getattr("Loop")?, loop_methods())

@@ -1,10 +1,10 @@
 //! The loop's clock as programs see it: `loop.time()`, which a program may replace.
 //!
 //! Deadlines, due timers and the length of a poll follow `loop.time()`, as in asyncio. A program may replace it on one
-//! loop, in a subclass, or temporarily on the class. As long as it has not, native code reads the clock itself instead
-//! of calling the method. A comparison of the type's version tag is enough to check that `time` is still the native
-//! method. `Loop.__setattr__` reports when a program sets the attribute on the loop itself. If a program puts it into
-//! the loop's `__dict__` in another way, that takes effect when the next run begins.
+//! loop, in a subclass, or temporarily on the class. Unless a program has done that, native code reads the clock itself
+//! instead of calling the method. A comparison of the type's version tag is enough to check that `time` is still the
+//! native method. `Loop.__setattr__` reports when a program sets the attribute on the loop itself. If a program puts it
+//! into the loop's `__dict__` in another way, that takes effect when the next run begins.
 //!
 //! The same holds for `call_at`, because asyncio's `call_later` calls it.
 

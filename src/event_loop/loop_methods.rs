@@ -2,8 +2,8 @@
 //!
 //! The methods that run once per callback, per descriptor and per task are in `call_methods`, `watching` and `tasks`.
 //! The methods of the limits and of the probe are in `limit_methods` and `probe::methods`. This module has the other
-//! methods of this room, and makes one table of all of them. The rooms above add their own methods to the finished
-//! type. Code that runs only once per loop or per connection is Python, in the package.
+//! methods of this room, and makes one table of all of them. Rooms in higher layers add their own methods to the
+//! finished type. Code that runs only once per loop or per connection is Python, in the package.
 
 use std::ffi::{c_int, c_void};
 
@@ -90,7 +90,7 @@ fn signal_fd<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> ObjectResult
     Ok(fd.into_pyobject(this.py())?.into_any())
 }
 
-/// `_attributes_changed()`: an attribute of the loop was set, perhaps `time`.
+/// `_attributes_changed()`: `time` or `call_at` was set on the loop, or deleted.
 fn attributes_changed<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> ObjectResult<'py> {
     this.clock_version.forget();
     Ok(none(this.py()))

@@ -504,7 +504,7 @@ pub(super) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
             method,
             exception,
             "exception()",
-            "The exception given to set_exception(), or None."
+            "Return the exception given to set_exception(), or None after an event. Otherwise raise, as result() does."
         ),
         row!(method, set_result, "set_result(result, /)", "End the wait."),
         row!(

@@ -504,7 +504,7 @@ fn report(this: Descriptor<'_>, error: PyErr) -> PyResult<()> {
 
 /// Fires the watchers of a file that is always ready, in each iteration until none is left.
 unsafe fn fire_always(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
-    // SAFETY: queued by `enter` with a descriptor, to which the queue holds a reference.
+    // SAFETY: queued by `fire_soon` with a descriptor, to which the queue holds a reference.
     let this: Descriptor<'_> = unsafe { This::new(py, object) };
     this.is_queued.set(false);
     if this.state.get() != State::AlwaysReady {

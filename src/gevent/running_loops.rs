@@ -11,16 +11,16 @@
 //! ```text
 //!   hide():  running loop: none, no tracer
 //!     io::switch()   --> the greenlet runs, and may switch to others
-//!     note_return()  <-- the hub runs again. Is a loop running? Then the greenlet has started it:
-//!                        it keeps the loop, and show()
+//!     note_return()  <-- the hub runs again. Is a loop running? Then the greenlet has started it,
+//!                        so the greenlet keeps that loop, and show() is called
 //!   show():  running loop: the hub's, tracer    before anything else of the loop runs (`Reactor::hidden`)
 //! ```
 //!
-//! Until the hub runs again, a loop that such a greenlet starts is the thread's running loop: greenlets to which its
-//! callbacks switch directly see it. (The callbacks of asyncio's own loop rarely do that: in a patched program, its
-//! selector switches to the hub before the first callback runs, and from then on switches are traced.) And while the
-//! hub's loop is hidden, code that runs in the hub on its own account, such as a signal handler of Python, sees no
-//! running loop, as in a greenlet.
+//! Until the hub runs again, a loop that such a greenlet starts is the thread's running loop. If its callbacks switch
+//! directly to other greenlets, these see that loop. (The callbacks of asyncio's own loop rarely do that: in a patched
+//! program, its selector switches to the hub before the first callback runs, and from then on switches are traced.) And
+//! while the hub's loop is hidden, code that runs in the hub on its own account, such as a signal handler of Python,
+//! sees no running loop, as in a greenlet.
 
 use std::cell::Cell;
 use std::ptr;

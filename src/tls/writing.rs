@@ -153,8 +153,8 @@ fn must_wait(this: Tls<'_>) -> bool {
         || !this.backlog.is_empty()
 }
 
-/// Returns false after the end of the connection. The caller then ignores the write. After a few such writes, each
-/// further one logs a warning, as in asyncio (`flow::note_lost_write`).
+/// Returns false after `close()` and after the end of the connection. The caller then ignores the write. After a few
+/// such writes, each further one logs a warning, as in asyncio (`flow::note_lost_write`).
 #[inline]
 fn may_write(this: Tls<'_>) -> PyResult<bool> {
     if !matches!(this.state.get(), State::Flushing | State::Shutdown | State::Over) {

@@ -50,7 +50,8 @@ pub(super) struct ListenerObject {
 
 static LISTENER_TYPE: AtomicPtr<ffi::PyTypeObject> = AtomicPtr::new(ptr::null_mut());
 
-/// Accepts connections in the next run of the loop, after `stop()` has ended the run in which the poller reported them.
+/// Accepts connections in the next run of the loop, after `loop.stop()` has ended the run in which the poller reported
+/// them.
 unsafe fn accept_queued(py: Python<'_>, object: *mut ffi::PyObject) -> PyResult<()> {
     // SAFETY: queued by `on_ready` with a listener, to which the queue holds a reference.
     let this: This<'_, ListenerObject> = unsafe { This::new(py, object) };

@@ -58,7 +58,7 @@ class Process:
                 self._changed.notify_all()
 
     def wait_line(self, *texts: str, count: int = 1) -> str:
-        """Wait until there are `count` lines that contain all of the texts; return the last of these lines."""
+        """Wait until `count` lines contain all of the texts; return the last of these `count` lines."""
 
         def found() -> list[str]:
             return [line for line in self.output if all(text in line for text in texts)]

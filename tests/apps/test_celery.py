@@ -196,7 +196,7 @@ def controlled(method, *args):
     return getattr(app.control, method)(*args, reply=True, timeout=60, limit=1)[0].popitem()[1]
 """
 
-# Checks that Celery's timer for threads and the pool's own timer must both pass, and further checks of the pool's own.
+# Celery's timer for threads and the pool's own timer must both pass `check`. `main` checks the pool's timer further.
 TIMERS = """
 import sys, threading, time
 from grapeshot import coro
@@ -275,7 +275,7 @@ class Application:
     def __init__(self, folder: Path, broker: str, results: str) -> None:
         (folder / "tasks.py").write_text(TASKS, encoding="utf-8")
         self.folder = folder
-        # What the tasks have noted. Each client is a process of its own, which takes a second to start.
+        # What the tasks have noted. The tests read it here, because a client is a process that takes a second to start.
         self.store = redis.Redis.from_url(results, decode_responses=True)
         self.env = {"BROKER": broker, "RESULTS": results, "C_FORCE_ROOT": "1", "CELERY_CUSTOM_WORKER_POOL": POOL}
 

@@ -210,7 +210,7 @@ async def test_a_cancelled_read_of_text_loses_nothing(loop, tmp_path):
 
 @pytest.mark.usefixtures("_in_threads")
 async def test_the_next_call_waits_for_a_cancelled_write(loop, tmp_path):
-    """A cancelled write goes on; the descriptor stays open until it has ended."""
+    """A cancelled write goes on, and the descriptor stays open until the write has ended."""
     path = tmp_path / "file"
     path.write_bytes(b"..........")
     file = await grapeshot.files.open(path, "r+b", buffering=0)

@@ -1,9 +1,9 @@
 """Call native functions with arbitrary arguments. `python -m fuzz.native` reads one example per line, runs each in a
-process of its own, and answers with the failures.
+process of its own, and answers with the failures. This runs one example by hand:
 
     PYTHONPATH=tests python -m fuzz.native callback 'Loop.call_later(loop, nan, function)'
 
-runs one example by hand. These are failures: a crash, a panic, a SystemError, a call that no signal can end, and a
+These are failures: a crash, a panic, a SystemError, a call that no signal can end, and a
 descriptor, native object or reference that is left behind. Any other exception is a valid outcome.
 """
 

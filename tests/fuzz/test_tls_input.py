@@ -102,8 +102,8 @@ def events(model: TlsModel) -> list[Any]:
 
 
 def difference(ours: TlsModel, theirs: TlsModel) -> Any:
-    """Return what the protocols have seen if it differs, and None otherwise. How much of the data arrived before a
-    failure may differ.
+    """Return what the two protocols have seen if it differs, and None otherwise. If the connection has failed, one
+    protocol may have received less of the data than the other.
     """
     logs = ours.log, theirs.log
     failures = failed_in(ours), failed_in(theirs)

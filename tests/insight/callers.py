@@ -53,8 +53,8 @@ async def call(path: Any) -> Caller:
 
 
 async def connected_as_nobody(path: Any) -> tuple[int, int]:
-    """Start a process of another user that connects and sends a command. Return the id of the process, and the end of a
-    pipe from which its report can be read.
+    """Start a process that becomes another user, connects and sends a command. Return the id of the process, and the
+    end of a pipe from which its report can be read.
     """
     reader, writer = os.pipe()
     with warnings.catch_warnings():

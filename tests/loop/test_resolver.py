@@ -453,8 +453,8 @@ grapeshot.run(main())
     run_slow(slow_library, code)
 
 
-# After a lookup of a name that ends with `.slow`, each call of malloc in the thread that made it takes 20 ms. The call
-# first writes "began malloc" to $BEGAN_FD, so that the process can fork while that thread holds a lock.
+# After a thread has looked up a name that ends with `.slow`, each of its calls of malloc takes 20 ms. Such a call first
+# writes "began malloc" to $BEGAN_FD, so that the process can fork while that thread holds a lock.
 SLOW_MALLOC = """
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -34,6 +34,20 @@ async def test_streams_and_calls_share_the_connection(loop):
         assert both.server.connections == 1
 
 
+async def test_a_cancellation_while_the_stream_connects(loop):
+    """The call is not sent."""
+    async with ends() as both:
+        stream = both.client().stream("endless")
+        reading = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)  # the stream connects
+        assert not reading.done()
+        stream.cancel()
+        with pytest.raises(StopAsyncIteration):
+            await reading
+        await both.idle()
+        assert both.methods.begun == []
+
+
 async def test_a_slow_reader_stops_the_handler(loop):
     """The handler runs at most one window ahead of the reader, so the server's memory does not grow."""
     async with ends({"stream_window": 8}) as both:

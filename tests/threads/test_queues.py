@@ -267,7 +267,7 @@ def test_a_task_whose_loop_is_closed_has_nothing_to_give_back(factory):
     def main():
         getter = coro.spawn(shared.get)
         coro.yield_slice()
-        shared.put("item")  # for the task, whose loop is closed, so for the getter
+        shared.put("item")  # the task is first, but its loop is closed, so the getter gets the item
         waiting.close()
         with pytest.raises(queue.Empty):
             shared.get_nowait()

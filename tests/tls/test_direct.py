@@ -1,6 +1,5 @@
 """A TLS transport uses OpenSSL directly, or through `ssl.MemoryBIO` where that is not possible. Programs must not
-notice which. (GRAPESHOT_MEMORY_BIO=1 selects MemoryBIO. `.ci/run` sets it on one of the versions that
-are not the default.)
+notice which. (GRAPESHOT_MEMORY_BIO=1 selects MemoryBIO. `.ci/run` sets it for the tests on one version of Python.)
 """
 
 from __future__ import annotations

@@ -115,8 +115,8 @@ impl Exchange for Http {
         let Some((other, every)) = &self.other else {
             return &self.requests[..(count * self.request_len).min(self.requests.len())];
         };
-        // Return one request at a time. Its number alone selects it, because the engine asks for a partly sent request
-        // again.
+        // Return one request at a time. Only its connection and its number select it, because the engine asks for a
+        // partly sent request again.
         if is_other(connection, first, *every) {
             other
         } else {

@@ -126,7 +126,7 @@ impl Meter {
         as_ns(self.start.elapsed())
     }
 
-    /// Moves to the next phase if its time has come. Returns the phase and its longest remaining time in ns.
+    /// Moves to the next phase if its time has come. Returns the current phase, and the most ns that it may still last.
     pub(crate) fn advance(&mut self) -> (Phase, u64) {
         let now_ns = self.now_ns();
         if self.phase == Phase::WarmUp && now_ns >= self.warm_up_end_ns {

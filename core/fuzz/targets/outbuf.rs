@@ -13,8 +13,8 @@ use libfuzzer_sys::fuzz_target;
 enum Step {
     Push(Vec<u8>),
     PushMany(u8, u8),
-    /// Skipped if the front chunk is partly written or `sent` is not less than the new chunk's length, because
-    /// `push_front` must not be called then.
+    /// A chunk, and how many of its bytes count as written. Skipped if the present front chunk is partly written or the
+    /// new chunk has no unwritten bytes, because `push_front` must not be called then.
     PushFront(Vec<u8>, u8),
     Advance(u16),
     AdvanceAll,

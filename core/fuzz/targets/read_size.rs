@@ -1,5 +1,5 @@
-//! Checks the size that is proposed for the next read, if there is one: it must be larger than the last read, by at
-//! most 4096 bytes.
+//! Checks the sizes that are proposed for the next read. If a size is proposed after a read, it must exceed the length
+//! of that read by 1 to 4096 bytes.
 #![no_main]
 
 use grapeshot_core::queue::read_size::ReadSize;

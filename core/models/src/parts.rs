@@ -70,7 +70,7 @@ struct Slots<T> {
     tail: AtomicUsize,
 }
 
-/// Stands in for crossbeam's `SegQueue`, which cannot be compiled with loom's types. It works in the same way: a
+/// Stands in for crossbeam's `SegQueue`, which cannot be compiled with loom's types. It works like crossbeam's: a
 /// producer reserves a slot and then writes into it, and a consumer that takes this slot waits until it is written. But
 /// crossbeam's queue orders some accesses more strictly than necessary, and this one does not. So a fence that is
 /// missing in the inbox makes a test fail.

@@ -4,7 +4,7 @@
 //! [`SharedQueue::get`] and [`SharedQueue::put`] mirror `aget` and `aput` of `python/grapeshot/threads.py`, which enter
 //! the critical section several times. (`get` and `put` of coros and threads do the same inside of one critical
 //! section, which they give up while they wait.) A [`Waiter`] stands for a task and its future, or for a thread and its
-//! semaphore. How a coro leaves the queue without the critical section is modelled in `wait_queue`.
+//! semaphore. `wait_queue` models how a coro leaves the queue without entering the critical section.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

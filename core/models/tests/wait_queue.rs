@@ -1,5 +1,5 @@
-//! A coro leaves a shared `WaitQueue` in its own thread, while another thread grants it its request: exactly one of the
-//! two threads wakes the coro, and no grant is lost.
+//! While a coro leaves a shared `WaitQueue` in its own thread, another thread grants the coro's request. Exactly one of
+//! the two threads wakes the coro, and no grant is lost.
 
 use std::sync::Arc;
 

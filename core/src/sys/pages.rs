@@ -6,8 +6,8 @@
 use std::io;
 use std::ptr;
 
-/// The flag of `mmap(2)` for addresses for which no swap space is reserved. FreeBSD and its relatives never reserve
-/// any.
+/// The flag with which `mmap(2)` reserves no swap space for the addresses. FreeBSD and its relatives never reserve
+/// swap space.
 #[cfg(not(any(target_os = "freebsd", target_os = "dragonfly")))]
 pub(crate) const NO_RESERVE: libc::c_int = libc::MAP_NORESERVE;
 #[cfg(any(target_os = "freebsd", target_os = "dragonfly"))]

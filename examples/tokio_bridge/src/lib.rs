@@ -30,7 +30,8 @@ fn sleep<'py>(py: Python<'py>, delay_s: f64, value: Py<PyAny>) -> PyResult<Bound
 
 /// Sends a line to a TCP server with tokio's sockets and returns the line that the server sends back.
 ///
-/// Raises `ConnectionError` if the server cannot be reached, or closes the connection without an answer.
+/// Raises `ConnectionError` if the server refuses the connection or closes it without an answer, and another `OSError`
+/// if the server cannot be reached.
 #[pyfunction]
 fn ask<'py>(py: Python<'py>, host: String, port: u16, line: String) -> PyResult<Bound<'py, PyAny>> {
     future_into_py(py, async move {

@@ -42,7 +42,7 @@ class Answers:
 
     def __init__(self, loop: Any) -> None:
         self._loop = loop
-        # None before the first question, and after the loop was closed.
+        # None until `_open` has made it, and after the loop was closed.
         self._native: Any = None
         self._forks = _forks
         # ticket -> the future, and the function to call with the answer when it has arrived

@@ -296,8 +296,8 @@ def set_default_executor(loop: BaseLoop, executor: concurrent.futures.Executor) 
 async def shutdown_default_executor(loop: BaseLoop, timeout: float | None = None) -> None:
     """Wait until the default executor has finished its work and its threads have ended. It accepts no more work.
 
-    ``timeout`` is in seconds, None means no limit. When it expires, the executor is told to stop, this method no longer
-    waits for it, and a RuntimeWarning is issued. The argument works on every Python version (in asyncio: 3.12+).
+    ``timeout`` is in seconds, None means no limit. When the time is over, the executor is told to stop, this method no
+    longer waits for it, and a RuntimeWarning is issued. The argument works on every Python version (in asyncio: 3.12+).
     """
     loop._executor_shutdown_called = True
     executor, with_coros = loop._default_executor, list(loop._coro_executors or ())

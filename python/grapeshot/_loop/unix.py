@@ -169,7 +169,7 @@ async def _connected(path: str | bytes) -> socket.socket:
 
 
 def bind(path: str | bytes) -> socket.socket:
-    """Return a new socket bound to ``path``. A stale socket file there is removed first."""
+    """Return a new socket bound to ``path``. A socket file there is removed first, even if it is in use."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         remove_stale_socket(path)

@@ -1,7 +1,7 @@
 """The entry points: run a program on a new loop, or install the loop for the whole process.
 
 Any thread may use this module. It imports the policy only when :func:`install` is called, because the policy's base
-class is deprecated in newer Pythons and removed in the newest.
+class is deprecated in Python 3.14 and 3.15, and does not exist in later versions.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def run(main: Any, *, debug: bool | None = None, threads: int | None = None, res
 
     Raises:
         RuntimeError: another event loop is running in this thread, or no more threads can be started.
-        TypeError: ``threads`` is given and ``main`` is not a function.
+        TypeError: ``threads`` is not an integer, or is given and ``main`` is not a function; or ``restart`` is true
+            without ``threads``.
         ValueError: ``threads`` is less than 1.
         TypeError, ValueError: this Python's :class:`asyncio.Runner` cannot run ``main``. Which awaitables besides
             coroutines it accepts, and which error it raises, depends on the Python version.

@@ -60,7 +60,7 @@ class Threads:
         self._debug = debug
         self._restart = restart
         self._others = [_Other(self, number) for number in range(2, count + 1)]
-        # Set before the others are cancelled, for those that have not begun yet.
+        # Tells threads that have not begun yet to end. It is set before the others are cancelled.
         self.is_over = False
 
     async def run(self) -> list[Any]:
@@ -109,7 +109,7 @@ class _Other:
     def __init__(self, threads: Threads, number: int) -> None:
         self._threads = threads
         self._name = f"grapeshot-{number}"
-        # For the two attributes that follow.
+        # Protects the next two attributes.
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None

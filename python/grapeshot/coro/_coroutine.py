@@ -129,7 +129,7 @@ class Coro(_core.Coro["_T_co"]):
     def uncancel(self) -> int:
         """Undo one :meth:`cancel`; return the number of :meth:`cancel` calls that are left.
 
-        On Python 3.13 and later, if the coro itself calls this and no call is left, this also removes a CancelledError
+        On Python 3.13 and later, if the coro itself undoes its last :meth:`cancel`, this also removes a CancelledError
         that was not raised yet, as :meth:`asyncio.Task.uncancel` does.
         """
         if self._cancel_count:
@@ -183,7 +183,7 @@ class Coro(_core.Coro["_T_co"]):
 
         - ``kind``: ``shared`` or ``own``
         - ``where``: ``in place`` or ``evicted`` (copied away); ``none`` before the first run and after the end
-        - ``slot``: the number of the shared stack that it uses, None if it has a stack of its own
+        - ``slot``: the number of the shared stack that it uses, None if no other coro may use its stack
         - ``bytes_used``: how many bytes of C stack it uses
         - ``frame_bytes``: how many bytes its Python frames take
         - ``cpu_s``, ``steps``: its CPU time in seconds, and how often it ran. Both count from the moment when

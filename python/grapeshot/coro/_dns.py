@@ -1,6 +1,6 @@
 """Host name lookups for coros: the loop's resolver looks up the name in a native thread while the coro waits.
 
-Literal addresses need no lookup, so they are answered in the coro's own thread.
+A literal address needs no lookup, so the answer is made in the coro's own thread.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def look_up(question: dns.Question) -> Any:
 def numeric_address(family: int, address: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return an Internet address in which a host name is replaced by the first numeric address it resolves to.
 
-    An address without a name is returned unchanged, and so is any address where no coro runs. ``connect`` calls this,
-    and so does the native code of ``bind``, ``sendto`` and ``sendmsg``.
+    An address without a name is returned unchanged. If no coro is running, every address is returned unchanged.
+    ``connect`` calls this, and so does the native code of ``bind``, ``sendto`` and ``sendmsg``.
 
     Raises:
         socket.gaierror: the name does not resolve.

@@ -92,7 +92,7 @@ def event_loop() -> Any:
 def set_exit(code: Any = 0) -> None:
     """Make :func:`event_loop` return ``code``.
 
-    Call it from a coro, a callback or a task of the loop, or before the loop runs (once a coro was made for it). A
+    Call it from a coro, a callback or a task of the loop, or before the loop runs (but after a coro was made for it). A
     second call before the loop has ended replaces the code. A thread that has no :func:`event_loop` of its own may call
     it, too, if exactly one :func:`event_loop` is running in the process. The call then ends that one.
 

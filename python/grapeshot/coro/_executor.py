@@ -246,7 +246,11 @@ class _Pool:
             self._count -= 1
             self.coros.discard(_core._coro_current_or_none())
             if self._jobs and self.is_open():  # Ctrl-C has ended this worker
-                self._start_worker(self._jobs.popleft())
+                job = self._jobs.popleft()
+                try:
+                    self._start_worker(job)
+                except Exception as exc:
+                    job.future.set_exception(exc)
 
     def _wait_for_job(self, worker: _Worker) -> bool:
         """Wait until the worker has a job; return False if it has none and must end."""
@@ -348,7 +352,11 @@ class CoroPoolExecutor(concurrent.futures.ThreadPoolExecutor):
         if pool is None:
             return super().submit(fn, *args, **kwargs)
         job.future.add_done_callback(pool.futures.discard)
-        pool.add(job)
+        try:
+            pool.add(job)
+        except BaseException:
+            pool.futures.discard(job.future)  # nobody waits for it
+            raise
         return job.future
 
     def _pool_of(self, loop: BaseLoop) -> _Pool | None:

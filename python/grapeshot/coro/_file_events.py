@@ -37,7 +37,7 @@ else:
 class FileWatch:
     """Watches the entries of the directory ``path``. If ``path`` is not a directory, watches only this one path.
 
-    ``sock`` becomes readable when something has happened. :meth:`receive` then reads it and adds to ``events``. Once
+    ``sock`` becomes readable when something has happened. :meth:`receive` waits for that, and adds to ``events``. Once
     ``has_ended`` is true, no more events come.
     """
 

@@ -88,7 +88,7 @@ class fd_sock:  # noqa: N801  # Shrapnel's name
     call.
 
     A ``recv`` that is interrupted loses no data. After an interrupted ``sendall`` it is not known how much was written.
-    In a thread without coros, the calls block the thread.
+    Outside of coros, the calls block the thread.
     """
 
     def __init__(self, fd: int, *, closefd: bool = True) -> None:

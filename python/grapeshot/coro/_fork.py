@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _forgotten: list[Any] = []
 # While a coro of this thread forks, `_forking.tasks` has the tasks of the loop. They are listed before the fork because
 # from Python 3.14 on asyncio's own list is empty in the child. (asyncio's list need not stay empty: when the oldest of
-# the tasks ends in the child, the list has the others again.)
+# the tasks ends in the child, the list has the other tasks again.)
 _forking = threading.local()
 
 

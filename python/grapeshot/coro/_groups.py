@@ -75,7 +75,7 @@ class Group:
     """A context manager that waits at the end of its block until all its coros have ended.
 
     If a coro or the block raises, the group shuts the other coros down, interrupts the block, and raises the first
-    exception once all have ended. Coros that were shut down or cancelled do not count as failed.
+    exception when all have ended. Coros that were shut down or cancelled do not count as failed.
 
     ::
 

@@ -4,7 +4,8 @@
     the watch of the file       the contents were modified. When the name refers to another file, this watch is replaced
 
 So a file is still watched after an editor has replaced it (by renaming a new file to the old name). If the name is a
-symbolic link, the contents of its target are watched. After the link was replaced, those of its new target are watched.
+symbolic link, the contents of its target are watched. If the link is replaced, the contents of its new target are
+watched.
 
 For the entries of a directory, a single watch of that directory reports all of these events.
 

@@ -137,8 +137,8 @@ class KqueueWatch(FileWatch):
         try:
             self._root = os.open(self._directory or ".", _DIRECTORY_FLAGS)
             self.sock.add(self._root)
-            # The directory is watched before its entries are listed. So a change during the listing causes an event, and
-            # the entries are listed again.
+            # The directory is watched before its entries are listed. So a change during the listing causes an event,
+            # and the entries are listed again.
             self._entries = {name: self._new_entry(name, inode) for name, inode in self._scan().items()}
         except BaseException:
             self.sock.close()

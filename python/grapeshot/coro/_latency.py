@@ -41,7 +41,7 @@ def set_latency_warning(seconds: float | None, /, *, always: bool | None = None,
 
     There are two records, in the logger ``asyncio``. The first comes while the code still blocks the loop, and says
     where it is. The second comes when the code ends or yields, and says how long it ran and where it was when the limit
-    was reached.
+    was reached. Without the GIL there is only one record, when the code ends or yields.
 
     Args:
         always: also log code that delays nothing else. By default nothing is logged if no other coro or task is ready,

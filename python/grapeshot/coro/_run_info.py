@@ -51,8 +51,8 @@ def print_run_info(file: TextIO | None = None) -> None:
 
     Below each coro or task are the coros and tasks that it waits for: the coro that it joins, the holder of a lock, the
     task that it awaits. For other waits the text names the descriptor, queue, lock or event. If coros wait for each
-    other in a circle, the text says so. The only code of the program that this runs is the ``repr`` of objects that
-    coros wait for. It may be called anywhere, even in a signal handler.
+    other in a circle, the text says so. This function may be called anywhere, even in a signal handler. The only code
+    of the program that it runs is the ``repr`` of objects that coros wait for.
     """
     waits = _waits.Waits(bridge.find_running_loop())
     print("\n".join([waits.heading(), *waits.lines()]), file=file or sys.stderr)
@@ -136,13 +136,13 @@ def _owners(addresses: Iterable[int]) -> dict[int, Any]:
     found: dict[int, Any] = {}
     built: list[Any] = []
     for candidate in gc.get_objects():
-        if isinstance(candidate, _NATIVE):
+        if issubclass(type(candidate), _NATIVE):
             at = bisect.bisect_left(ordered, id(candidate))
             end = id(candidate) + type(candidate).__basicsize__
             while at < len(ordered) and ordered[at] < end:
                 found[ordered[at]] = candidate
                 at += 1
-        elif isinstance(candidate, _BUILT):
+        elif issubclass(type(candidate), _BUILT):
             built.append(candidate)
     inside = {id(each._waiters): each for each in built}
     return {address: inside.get(id(owner), owner) for address, owner in found.items()}

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     def wait(coros: Any = None, timeout: float | None = None, count: int | None = None) -> Any:
         """Wait until all ``coros`` have ended, or ``count`` of them, or until ``timeout`` seconds are over.
 
-        Returns a list of the coros that have ended. Without arguments, wait until :func:`schedule` is called for this
-        coro, and return the value that it was given.
+        Returns a list of the coros that have ended. ``coros`` may also contain asyncio's futures and tasks. Without
+        arguments, wait until :func:`schedule` is called for this coro, and return the value passed to it.
         """
         raise NotImplementedError
 else:

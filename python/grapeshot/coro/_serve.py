@@ -354,7 +354,7 @@ def serve(
         threads: how many threads serve: this one, and further ones with a loop each. On a free-threaded Python they
             run at the same time; with the GIL they are not faster than one, and a warning says so. The system spreads
             the connections over them: each thread listens on the same port (``SO_REUSEPORT``), or accepts from the same
-            socket if there is a path or a ``sock``. Each thread has an equal part of ``limit``. The server's
+            socket if there is a path or a ``sock``. The threads divide ``limit`` among themselves. The server's
             methods are still called in this thread, and act on all threads.
 
     Raises:

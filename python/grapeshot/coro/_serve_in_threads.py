@@ -49,6 +49,8 @@ class _Other:
         try:
             run(self._serve)
         except BaseException as exc:
+            for each in self._plain:  # if no loop could be made, nothing has taken them over
+                each.close()
             exc.add_note(f"raised in thread {self.name!r}")
             for future in (self.has_started, self.has_ended):
                 if not future.done():

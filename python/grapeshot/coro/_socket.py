@@ -4,7 +4,7 @@ A ``sock`` is a :class:`socket.socket`, with the same methods, results and error
 would block. A coro that is interrupted while it waits loses no data: the next call gets it. This does not
 apply to ``sendall``: as with every socket, it is not known after an error how much was sent.
 
-In a thread without coros, the same object blocks the thread, like an ordinary socket.
+Outside of coros, the same object blocks the thread, like an ordinary socket.
 """
 
 from __future__ import annotations

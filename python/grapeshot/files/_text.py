@@ -158,7 +158,7 @@ class TextFile(AsyncFile):
         self.buffer._go_back(position)
 
     async def _decode_more(self) -> bool:
-        """Decode the next chunk, once all decoded text is taken; return False at the end of the file."""
+        """Decode the next chunk, after all decoded text was taken; return False at the end of the file."""
         buffer = self.buffer
         kept, flags = self._decoder.getstate()
         chunk = await buffer.read1(_CHUNK_SIZE)
@@ -369,7 +369,7 @@ class TextFile(AsyncFile):
         """Go to a position that :meth:`tell` has returned, to the start (0), or to the end (``0, os.SEEK_END``).
 
         Raises:
-            io.UnsupportedOperation: the file has no positions, or the offset is not 0 and not from the start.
+            io.UnsupportedOperation: the file has no positions, or a number other than 0 is not relative to the start.
             ValueError: the position is negative, or ``whence`` is not one of ``os.SEEK_SET``, ``os.SEEK_CUR``
                 and ``os.SEEK_END``.
         """

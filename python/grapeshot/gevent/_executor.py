@@ -54,8 +54,13 @@ class HubExecutor(concurrent.futures.Executor):
                 from gevent.threadpool import ThreadPool  # type: ignore[import-untyped]
 
                 self._pool = ThreadPool(self.MAX_THREADS)
+            try:
+                result = self._pool.spawn(_outcome, call)
+            except BaseException as exc:  # no thread can be started, for instance
+                future.set_exception(exc)
+                continue
             self._running += 1
-            self._pool.spawn(_outcome, call).rawlink(functools.partial(self._ended, future))
+            result.rawlink(functools.partial(self._ended, future))
 
     def _ended(self, future: concurrent.futures.Future[Any], outcome: Any) -> None:
         self._running -= 1

@@ -16,11 +16,11 @@ def runner_of(loop: object, likely: Any) -> Any:
     """Return the greenlet in which ``loop`` runs.
 
     That is ``likely``, to which the hub has switched, unless that greenlet has switched to another one directly. The
-    frames of suspended greenlets tell.
+    frames of suspended greenlets show which one runs the loop.
     """
     if not _runs(likely, loop):
         for each in gc.get_objects():
-            if isinstance(each, greenlet.greenlet) and _runs(each, loop):
+            if issubclass(type(each), greenlet.greenlet) and _runs(each, loop):
                 return each
     return likely
 

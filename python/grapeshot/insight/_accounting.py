@@ -41,7 +41,7 @@ class Memory:
     per_connection: int
     """The average size of a transport and its protocol, without the objects they refer to and the kernel's buffers."""
     write_buffers: int
-    """The bytes that were written to connections and not sent yet, because the peers do not read them."""
+    """The bytes that were written to connections and not sent yet, usually because the peers do not read them."""
     coros: int
     """The number of coros of the loop that have not ended."""
     per_coro: int

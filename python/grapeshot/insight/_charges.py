@@ -80,7 +80,7 @@ def _at(place: str | None) -> str:
 
 
 def tally_cpu(accounts: Iterable[Cpu], before: Iterable[Cpu] | None = None) -> list[CpuTally]:
-    """Return one row for all accounts that are alike, the largest first.
+    """Return one row for each group of accounts that are alike; the row with the most CPU time is first.
 
     ``before`` are the accounts of an earlier result, from which the growth of each row is computed.
     """
@@ -109,7 +109,7 @@ def _added_up(accounts: Iterable[Cpu]) -> dict[_Key, CpuTally]:
 
 
 class _Open:
-    """The account of one owner (a task, coro or transport) that is alive."""
+    """The account of one owner that is alive: a task, coro, transport or listener, or the object of a callback."""
 
     __slots__ = ("cpu_ns", "key", "label", "reference", "steps")
 
@@ -136,7 +136,7 @@ class Charges:
         self._just_ended: collections.deque[_Open] = collections.deque()
 
     def charge(self, what: Any, wall_ns: int, cpu_ns: int) -> None:
-        """Count a step of ``what``, which is a callback, a coro or a transport."""
+        """Count a step of ``what``, which is a callback, a coro, a transport or a listener."""
         owner = getattr(what, "__self__", what)
         account = self._open.get(id(owner))
         if account is None:

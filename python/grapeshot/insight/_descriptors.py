@@ -168,7 +168,8 @@ def _allocation_sites() -> dict[int, str]:
         return {}
     found = {}
     for each in gc.get_objects():
-        if not isinstance(each, (socket.socket, io.FileIO)):
+        # isinstance() would also ask the object for its class, and a dead weakref.proxy raises ReferenceError.
+        if not issubclass(type(each), (socket.socket, io.FileIO)):
             continue
         made = tracemalloc.get_object_traceback(each)
         try:

@@ -43,7 +43,7 @@ class Subject(NamedTuple):
 
     @property
     def alike(self) -> str:
-        """The label without the numbers in the name: the same for all that are alike."""
+        """The label without the numbers in the name. It is the same for all subjects that are alike."""
         return _label(without_numbers(self.name), self.function)
 
 

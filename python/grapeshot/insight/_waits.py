@@ -58,7 +58,7 @@ class Node:
     """``"coro"`` or ``"task"``."""
     name: str
     state: str
-    """A description of what it waits for, or that it is running or ready."""
+    """What it does, in words, such as ``waits for ...``, ``runs`` or ``is ready``."""
     stack: list[str]
     """The lines of its stack, as in a traceback."""
     below: list[Node]
@@ -297,7 +297,10 @@ def name_of(waiter: Any) -> str:
 
 
 def _circle(waiter: Any, waiters: dict[Any, Any]) -> list[Any]:
-    """Return the circle found by going up from ``waiter``. Each member waits for the next; the last is the first."""
+    """Return the circle that going up from ``waiter`` leads to. Each member waits for the next one.
+
+    The first member is repeated at the end.
+    """
     way: dict[Any, None] = {}
     while waiter not in way:
         way[waiter] = None

@@ -10,9 +10,9 @@
     ...     await client.call("add", 1, 2)
     3
 
-This module works on any asyncio loop. :mod:`grapeshot.coro.rpc` has the same names for coros, except ``PacketStream``:
-there, ``client.call("add", 1, 2)`` returns 3 without ``await``. Messages are encoded as msgpack, with msgspec, which
-``pip install 'grapeshot[rpc]'`` installs. The guide is docs/rpc.md.
+This module works on any asyncio loop. :mod:`grapeshot.coro.rpc` has the same names (except ``PacketStream``) for
+coros, which need no ``await``: ``client.call("add", 1, 2)`` returns 3. Messages are encoded as msgpack, with msgspec,
+which ``pip install 'grapeshot[rpc]'`` installs. The guide is docs/rpc.md.
 """
 
 from __future__ import annotations

@@ -32,8 +32,9 @@ class Codec(Protocol):
 class Msgpack:
     """msgpack, encoded and decoded by msgspec.
 
-    Decoding creates only plain objects: None, bool, int, float, str, bytes, list, dict, datetime. Dataclasses,
-    msgspec's Structs, tuples, sets, UUID, Decimal and enumerations can be encoded, too, and arrive as plain objects.
+    Decoding creates only plain objects: None, bool, int, float, str, bytes, list, dict, datetime, tuples as keys of
+    dicts, and msgspec's Ext. Dataclasses, msgspec's Structs, tuples, sets, UUID, Decimal and enumerations can be
+    encoded, too, and arrive as plain objects.
     Use ``msgspec.convert(value, type)`` to check them and convert them back.
     """
 

@@ -63,7 +63,10 @@ class Stream(AsyncIterator[Any]):
         while True:
             inbox = self._inbox
             if inbox is None:
-                self._connection = await self._connect()
+                connection = await self._connect()
+                if self._inbox is not None:
+                    continue  # the stream was cancelled in the meantime
+                self._connection = connection
                 inbox = self._inbox = Inbox()
                 self._loop = asyncio.get_running_loop()
                 self._connection.start(inbox, self._request)

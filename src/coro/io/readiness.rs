@@ -212,7 +212,7 @@ pub(in crate::coro) fn wait_functions() -> [ffi::PyMethodDef; 2] {
             "\
                 Wait until a descriptor, or an object with fileno(), can be read without blocking.\n\n\
                 The end of a stream and an error count as readable. A listening socket is readable when there is a\n\
-                connection. In a thread without coros, the thread blocks.\n\n\
+                connection. Outside of coros, the call blocks the thread.\n\n\
                 Raises TimeoutError after timeout seconds, and SimultaneousError if another coro already waits to\n\
                 read from the descriptor."
         ),

@@ -118,7 +118,7 @@ fn timeout_of(socket: &Socket<'_>, value: &Bound<'_, PyAny>) -> PyResult<Option<
         return Ok(Some(timeout_s));
     }
     // Pass the value to the base's method on a socket that was never opened. The method checks the value and stores it
-    // in the socket. Only then does it find that there is no descriptor, and raises OSError.
+    // in the socket. Then it finds that there is no descriptor, and raises OSError.
     let py = socket.py();
     let raw = py.import("_socket")?.getattr("socket")?;
     let unopened = raw.call_method1("__new__", (&raw,))?;

@@ -43,7 +43,8 @@ pub(super) struct Waiting {
     fd: Cell<RawFd>,
     /// The descriptor is being closed, or is closed.
     is_closing: Cell<bool>,
-    /// For `reader`, `writer` and `is_closing`: another thread may close the socket, or wait on it in a loop of its own.
+    /// For `reader`, `writer`, `forks`, `fd` and `is_closing`: another thread may close the socket, or wait on it in a
+    /// loop of its own.
     lock: SpinLock,
 }
 

@@ -289,7 +289,7 @@ fn methods() -> Vec<ffi::PyMethodDef> {
             method,
             set_max_selfish_acts,
             Coro.set_max_selfish_acts,
-            "Let the coro yield after count I/O operations in a row that did not wait. None: use the thread's limit."
+            "Let the coro yield after `count` I/O operations in a row that did not wait. None: use the thread's limit."
         ),
         row!(
             method,

@@ -69,7 +69,7 @@ pub(super) unsafe fn root(mut chunk: *mut u8) -> *mut u8 {
     chunk
 }
 
-/// The bytes of a chunk and all chunks before it.
+/// The total length of a chunk and all chunks before it, in bytes.
 ///
 /// # Safety
 /// `chunk` is null or the innermost of a chain of live chunks.

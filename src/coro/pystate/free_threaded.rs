@@ -10,8 +10,9 @@
 //! **Deferred references.** A reference on a Python stack may be deferred: it does not count in the object's reference
 //! count, and its lowest bit is set (`Include/internal/pycore_stackref.h`). The collector looks for deferred references
 //! in the frames that it reaches through the thread states, and in the list `c_stack_refs`, whose nodes lie on the C
-//! stack. It reaches neither the frames nor the nodes of a stack that does not run. So `tp_traverse` of a coro reports
-//! them: for a suspended coro those of its own stack, and for a running coro those of the thread's own stack.
+//! stack. It reaches neither the frames nor the nodes of a stack that does not run. So the coros' `tp_traverse`
+//! reports them: a suspended coro reports the references of its own stack, and a running coro those of the thread's own
+//! stack.
 //!
 //! ```text
 //!   thread state   current_frame, c_stack_refs   -->  the stack that runs             seen by the collector
@@ -119,7 +120,7 @@ impl Unlocked {
     }
 
     /// Reports the deferred references of a stack that does not run. `innermost`: its innermost Python frame, or null.
-    /// `is_own`: it is a thread's own stack, while a coro runs.
+    /// `is_own`: whether the stack is a thread's own, while a coro runs.
     ///
     /// # Safety
     /// Called by the collector. The stack is suspended in its place, or it was evicted after a call of `leave_slot` and

@@ -1,10 +1,11 @@
 //! The part of the interpreter's thread state that belongs to a coro, and is swapped at each switch of the stack.
 //!
-//! The layout of `PyThreadState` is not part of the stable ABI, so each minor version has a table with the offsets of
-//! its fields (`v311_offsets.rs` to `v315_offsets.rs`), and a file with the other details of that version. The offsets
-//! are checked against the headers when the crate is built (`build_offsets.rs`), and against the running interpreter
-//! when the package `grapeshot.coro` is imported (`self_check`). On a version without such files the crate builds, but
-//! importing `grapeshot.coro` raises `ImportError`.
+//! The layout of `PyThreadState` is not part of the stable ABI, so each minor version has a file with its details
+//! (`v311.rs` to `v315.rs`) and a table with the offsets of the fields (`v311_offsets.rs` to `v315_offsets.rs`; the
+//! free-threaded builds of 3.14 and 3.15 have tables of their own). The offsets are checked against the headers when
+//! the crate is built (`build_offsets.rs`), and against the running interpreter when the package `grapeshot.coro` is
+//! imported (`self_check`). On a version without such files the crate builds, but importing `grapeshot.coro` raises
+//! `ImportError`.
 //!
 //! | field | why it is the coro's |
 //! |---|---|
@@ -138,7 +139,7 @@ pub(super) struct PyState {
     trash_nesting: c_int,
     /// The version of the instrumentation that the code of the frames has.
     version: usize,
-    /// What only a free-threaded build has.
+    /// The part that only a free-threaded build has.
     unlocked: Unlocked,
 }
 
@@ -173,7 +174,9 @@ pub(super) struct ThreadStateRoot {
 pub(super) struct HeldExecutor(*mut ffi::PyObject);
 
 impl HeldExecutor {
-    /// Exchanges the executor of the stack that is left, which gets a reference, and of the one that continues.
+    /// Exchanges the executors of the stack that is left and of the stack that continues. Where the thread state's
+    /// field is not an owned reference (`OWNS_EXECUTOR`), the first executor gets a reference for the time that its
+    /// stack is suspended, and the result holds the reference that the second one got earlier.
     ///
     /// # Safety
     /// Attached. `current` is the field of the thread state, and `other` an owned reference or null.

@@ -266,7 +266,7 @@ pub(super) fn offer_in_queue<'py>(
 #[inline]
 pub(super) fn end<'py>(coro: Coro<'py>, result: PyResult<Bound<'py, PyAny>>) -> EndedWait<'py> {
     let node = &coro.wait_node;
-    // `make_ready` has removed the coro from the queue. It is still queued only if it could not wait.
+    // `make_ready` has removed the coro from the queue. The coro is still queued only if it could not wait.
     node.unlink();
     EndedWait {
         result,

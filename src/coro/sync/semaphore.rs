@@ -225,7 +225,7 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
                 method,
                 acquire,
                 semaphore.acquire,
-                "Wait until value permits are free and take them. Waiting coros are served in order of arrival."
+                "Wait until `value` permits are free, and take them. Waiting coros are served in order of arrival."
             ),
             row!(
                 method,
@@ -237,7 +237,7 @@ pub(super) fn make_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bound<'p
                 method,
                 release,
                 semaphore.release,
-                "Give back value permits. Waiting coros get them first."
+                "Give back `value` permits. Waiting coros get them first."
             ),
             row!(method, enter, semaphore.__enter__, "Acquire one permit."),
             row!(method, exit, semaphore.__exit__, "Release the permit."),

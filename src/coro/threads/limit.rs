@@ -1,4 +1,5 @@
-//! Checks the arguments `blocking` and `timeout` as `_thread` and `_queue` do, with the same error messages.
+//! Checks the arguments `blocking` (or `block`) and `timeout`. For locks and `SimpleQueue`, the error messages are the
+//! ones of `_thread` and `_queue`.
 
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
@@ -90,8 +91,8 @@ fn not_negative(timeout_s: f64) -> PyResult<f64> {
     Ok(timeout_s)
 }
 
-/// The limit of a shared queue's method. A timeout that is longer than the system's longest one, such as infinity, is no
-/// limit.
+/// The limit of a shared queue's method. A timeout that is longer than the system's longest one, such as infinity,
+/// means that there is no limit.
 pub(super) fn of_shared_queue(
     block: Option<Bound<'_, PyAny>>,
     timeout: Option<Bound<'_, PyAny>>,

@@ -342,7 +342,7 @@ pub(super) fn make_queue_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bo
             method,
             put_nowait::<false>,
             shared_queue.put_nowait,
-            "Put an item into the queue. Raises queue.Full if there is no place."
+            "Put an item into the queue. Raises queue.Full if there is no place, and ShutDown after a shutdown()."
         ),
         row!(
             method,
@@ -357,7 +357,7 @@ pub(super) fn make_queue_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<Bo
             method,
             get_nowait::<false>,
             shared_queue.get_nowait,
-            "Remove and return the oldest item. Raises queue.Empty if there is none."
+            "Remove and return the oldest item. If there is none, raises queue.Empty, or ShutDown after a shutdown()."
         ),
         row!(
             method,
@@ -435,7 +435,7 @@ pub(super) fn make_channel_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<
             method,
             put_nowait::<true>,
             shared_channel.send_nowait,
-            "Send an item. Raises TimeoutError if the channel is full."
+            "Send an item. Raises TimeoutError if the channel is full, and ClosedError if it is closed."
         ),
         row!(
             method,
@@ -450,7 +450,7 @@ pub(super) fn make_channel_type<'py>(module: &Bound<'py, PyModule>) -> PyResult<
             method,
             get_nowait::<true>,
             shared_channel.receive_nowait,
-            "Remove and return the oldest item. Raises TimeoutError if there is none."
+            "Remove and return the oldest item. If there is none, raises TimeoutError, or ClosedError after a close()."
         ),
         row!(
             method,

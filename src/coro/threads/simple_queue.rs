@@ -28,8 +28,8 @@ struct QueueObject {
     base: ffi::PyObject,
     weakrefs: Cell<*mut ffi::PyObject>,
     items: ItemQueue,
-    /// The number of items that are promised to waiters that were woken and have not run yet. Each of them takes the
-    /// oldest item when it runs.
+    /// The number of items that are promised to waiters that were woken and have not run yet. Each of these waiters
+    /// takes the oldest item when it runs.
     promised: Grants,
     waiters: Waiters,
 }

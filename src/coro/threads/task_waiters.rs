@@ -51,7 +51,7 @@ fn set_done_in(event_loop: &Bound<'_, PyAny>, future: &Bound<'_, PyAny>) -> bool
         event_loop.call_method1("call_soon_threadsafe", (set, future))
     };
     let Err(error) = call() else {
-        // Without a GIL, the loop may have been closed during the call, and then keeps it without running it.
+        // Without a GIL, the loop may have been closed meanwhile. It then keeps the callback, but never runs it.
         return !says(event_loop, "is_closed") || says(future, "done");
     };
     if says(event_loop, "is_closed") {
@@ -137,8 +137,8 @@ impl TaskWaiters {
         Some(waiter)
     }
 
-    /// Notes whether a waiter that was claimed was woken. Returns whether its grant has to be taken back: it was not woken,
-    /// and has not given the grant back itself. Keeps no reference to the waiter.
+    /// Notes whether a waiter that was claimed was woken. Returns whether its grant has to be taken back, because the
+    /// waiter was not woken and has not given the grant back itself. Keeps no reference to the waiter.
     pub(super) fn settle(&self, waiter: &TaskWaiter, is_woken: bool) -> bool {
         let is_refused = remove(&self.claimed, waiter.future.as_ptr()) && !is_woken;
         if is_refused {

@@ -62,7 +62,7 @@ mod flag {
     /// The context is the template of `Contexts`, which other handles may share. The program must not get it.
     pub(super) const SHARES_CONTEXT: u16 = 1 << 5;
     /// `call_soon_threadsafe` made the handle, and asyncio would have made a `_ThreadSafeHandle` (3.14+). `cancel()`
-    /// from another thread waits while the callback runs.
+    /// and `cancelled()` from another thread wait while the callback runs.
     pub(super) const THREADSAFE: u16 = 1 << 6;
     /// The callback of a thread-safe handle is running.
     pub(super) const RUNNING: u16 = 1 << 7;

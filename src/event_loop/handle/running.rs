@@ -57,7 +57,7 @@ impl<'py> Handle<'py> {
         if is_shared {
             this.lower_flag(flag::SHARES_CONTEXT);
             template = context;
-            // SAFETY: references that were moved out of the cells; a handle has the template only of its own loop.
+            // SAFETY: references that were moved out of the cells; the template of a handle is that of its own loop.
             context = unsafe { contexts_of(event_loop).begin_run(template) };
             if context.is_null() {
                 let failed = self.fail_to_copy(event_loop);
@@ -145,7 +145,7 @@ impl<'py> Handle<'py> {
     }
 
     /// `forget_call`, unless other code keeps the handle. Called in debug mode, in which such a handle still shows its
-    /// callback after the run. Because it keeps its references, the collector must track it.
+    /// callback after the run. Because the handle keeps its references, the collector must track it.
     pub(crate) fn forget_call_unless_kept(self) {
         if self.is_kept() {
             self.track();

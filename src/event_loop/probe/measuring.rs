@@ -8,7 +8,7 @@
 //!   by another step                                     when that step ended
 //!   by an event or another thread                       when the last poll returned or the last step ended,
 //!                                                       whichever was later
-//!   by an event, as a native object that handles it     when the last poll returned
+//!   by an event, for a native object to handle          when the last poll returned
 //!   as a timer                                          at its deadline
 //!   as a timer with slack, and the loop slept past it   when that sleep ended
 //! ```

@@ -167,8 +167,8 @@ impl Reactor {
         self.signals.fd(&self.descriptors.poller)
     }
 
-    /// Called when the thread has no running loop any more. The loop shows itself with `show` before it calls anything
-    /// that needs it.
+    /// Called when the thread has no running loop any more. The loop shows itself with `show` before it calls code that
+    /// needs a running loop.
     pub(crate) fn note_hidden(&self, show: Show) {
         self.hidden.set(Some(show));
     }
@@ -256,8 +256,8 @@ impl Reactor {
     // ---- end -------------------------------------------------------------------------------------------------
 
     /// Called in the child of a fork, in the thread that runs the loop. Everything that is scheduled or watched belongs
-    /// to the parent. The child forgets it without running any code, so its references are leaked. The poller, the
-    /// waker and the signals' pipe are shared with the parent; new ones take their place.
+    /// to the parent. The child forgets all of it without running any code, so the references are leaked. The poller,
+    /// the waker and the signals' pipe are shared with the parent; new ones take their place.
     pub(crate) fn forget_parent(&self) -> io::Result<()> {
         let waker = Waker::new()?;
         self.descriptors.forget_parent(waker.fd())?;

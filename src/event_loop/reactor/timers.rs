@@ -95,7 +95,7 @@ impl Timers {
     }
 
     /// Called when a scheduled timer was cancelled. Removes the timer at once if it is at the end of the heap.
-    /// Otherwise counts it, and removes all cancelled timers once they are at least half of the heap.
+    /// Otherwise counts it, and removes all cancelled timers once there are enough of them (`MIN_SWEPT_TIMERS`).
     pub(crate) fn note_cancelled(&self, handle: Handle<'_>) {
         let last = self
             .heap

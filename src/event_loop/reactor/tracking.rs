@@ -52,7 +52,7 @@ impl NewestHandle {
 /// running. Tracking runs no code, so the queue may be borrowed.
 pub(super) fn track_kept<'a>(py: Python<'a>, handles: impl Iterator<Item = &'a HandleRef>) {
     if !HAS_GIL {
-        // Without a freelist, all handles are already tracked.
+        // Builds without a GIL have no freelist of handles, so all handles are already tracked.
         return;
     }
     for handle in handles.map(|handle| handle.this(py)) {

@@ -50,7 +50,7 @@ def echo(ws):
 
 @sock.route("/together/<int:wanted>")
 def meet(ws, wanted):
-    "Answer once `wanted` clients are here."
+    "Answer when `wanted` clients are here."
     global count
     with together:
         count += 1

@@ -268,7 +268,7 @@ def test_without_a_notifier_an_unretrieved_exception_is_reported_once(reported):
 
 
 def acts_until_a_yield(act, most=100):
-    """Return how many calls of `act` come before the first one that yields; None if the first `most` do not yield."""
+    """Return how many calls of `act` come before the first one that yields, or None if none of `most` calls yields."""
     other_ran = []
     coro.yield_slice()
     coro.spawn(other_ran.append, 1)

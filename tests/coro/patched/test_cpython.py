@@ -41,7 +41,7 @@ class LeftOut(NamedTuple):
 NONBLOCKING = LeftOut("the descriptor of a patched socket is always nonblocking, and the test looks at its flag")
 NATIVE = LeftOut("to the system, all coros of a thread are one thread, with one id and one name")
 PREEMPTION = LeftOut(
-    "a thread computes in a loop until another one has run, and does not wait for it: coros are not preempted",
+    "a thread computes in a loop, without ever waiting, until another thread has run: coros are not preempted",
     is_run=False,
 )
 

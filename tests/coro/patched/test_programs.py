@@ -1,4 +1,4 @@
-"""Unmodified programs that use the standard library print the same plain and with `python -m grapeshot.coro`.
+"""Unmodified programs that use the standard library print the same with `python` and with `python -m grapeshot.coro`.
 
 Servers and clients are threads of one process. Each script says at the end whether it was patched.
 """

@@ -1,5 +1,5 @@
 """Descriptors that processes share, and calls of `os` with the descriptor of a patched socket. The scripts print the
-same plain and patched.
+same with and without patching.
 """
 
 from __future__ import annotations

@@ -225,6 +225,32 @@ def test_shutdown_waits(kind):
     grapeshot.run(main())
 
 
+def test_a_function_that_gets_no_coro_raises_and_does_not_keep_the_loop_from_ending():
+    out = run_script(
+        None,
+        """
+        import asyncio, grapeshot
+        from grapeshot import coro
+
+        async def main():
+            loop = asyncio.get_running_loop()
+            loop.set_default_executor(coro.CoroPoolExecutor())
+            other = coro.spawn(coro.sleep_relative, 60)
+            await asyncio.sleep(0)
+            loop.set_limits(coros=1)
+            try:
+                await asyncio.to_thread(lambda: print("ran"))
+            except Exception as exc:
+                print(type(exc).__name__)
+            other.cancel()
+
+        grapeshot.run(main())
+        print("ended")
+        """,
+    )
+    assert out.split() == ["LimitError", "ended"]
+
+
 @kinds
 def test_shutdown_cancels(kind):
     async def main():

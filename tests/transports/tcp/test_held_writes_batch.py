@@ -373,7 +373,7 @@ def test_an_exception_of_a_later_step(loop, reported):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 @pytest.mark.skip_on(uvloop="parent and child both send the data written before the fork")
 def test_a_later_step_forks(loop_kind):
-    """The child sends none of the parent's data, although its loop goes on."""
+    """The child sends none of the parent's data, although the loop goes on in the child."""
     out = run_script(
         loop_kind,
         """

@@ -52,7 +52,7 @@ async def test_types_that_can_be_written(loop, data):
 @pytest.mark.skipif(sys.platform != "linux", reason="the memory limit is computed from /proc")
 @pytest.mark.skip_on(asyncio="keeps a view of the data", uvloop="keeps a view of the data")
 def test_no_memory_for_unsent_data(loop_kind):
-    """Data of a view that cannot be sent at once is copied, which fails if there is no memory."""
+    """If the data of a view cannot be sent at once, it is copied, which fails if there is no memory."""
     out = run_script(
         loop_kind,
         """

@@ -13,7 +13,7 @@ use crate::target::Target;
 const BATCH: usize = 64;
 const DATAGRAM_LEN: usize = 65_536;
 
-/// Buffers for a batch. The message headers point into the other members, which never move on the heap.
+/// Buffers for a batch. The message headers point into the heap memory of the other members, which never moves.
 struct Batch {
     headers: Vec<libc::mmsghdr>,
     pieces: Vec<libc::iovec>,

@@ -121,8 +121,8 @@ fn open() -> anyhow::Result<&'static Library> {
             names.join(", ")
         );
     };
-    // SAFETY: a default name belongs to OpenSSL (or an imitation of it), and so must a path in LOADGEN_LIBSSL. The version
-    // is checked before any other call.
+    // SAFETY: a default name belongs to OpenSSL (or an imitation of it), and so must a path in LOADGEN_LIBSSL. The
+    // version is checked before any other call.
     let library =
         unsafe { Library::from_shared(&object) }.context("this libssl is not OpenSSL 3 or later")?;
     // SAFETY: the function has no arguments and no side effects.

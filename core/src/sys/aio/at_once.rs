@@ -62,8 +62,8 @@ mod system {
     /// # Errors
     /// An errno of `openat2(2)` or `open(2)`.
     pub fn open_now(path: &CStr, flags: c_int) -> io::Result<Option<RawFd>> {
-        // With the first three flags the call may wait. O_NOFOLLOW forbids opening the link in /proc (used below).
-        // O_TMPFILE consists of several bits, one of which is O_DIRECTORY.
+        // With O_TMPFILE, O_CREAT or O_TRUNC the call may wait. With O_NOFOLLOW, the link in /proc (used below) cannot
+        // be opened. O_TMPFILE consists of several bits, one of which is O_DIRECTORY.
         let is_temporary = flags & libc::O_TMPFILE == libc::O_TMPFILE;
         if is_temporary || flags & (libc::O_CREAT | libc::O_TRUNC | libc::O_NOFOLLOW) != 0 {
             return Ok(None);

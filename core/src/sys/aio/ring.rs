@@ -13,7 +13,7 @@ use io_uring::{IoUring, Probe, opcode, squeue};
 
 use super::calls::{Call, MAX_LEN};
 
-/// Marks the end of a cancellation, in the place of a ticket.
+/// The number that the end of a cancellation has in place of a ticket.
 const CANCELLATION: u64 = u64::MAX;
 /// The maximum number of attempts to hand over a call if the kernel reports a temporary error.
 const ATTEMPTS: usize = 3;
@@ -76,8 +76,8 @@ impl Ring {
         self.accepts && (self.can_truncate || !matches!(call, Call::Truncate { .. }))
     }
 
-    /// Hands the call to the kernel. Returns false if it does not accept the call; from then on, the ring supports no
-    /// calls.
+    /// Hands the call to the kernel. Returns false if the kernel does not accept the call; from then on, the ring
+    /// supports no calls.
     pub(super) fn begin(&mut self, ticket: u64, call: Call) -> bool {
         let len_of = |len: usize| len.min(MAX_LEN) as u32;
         let entry = match call {

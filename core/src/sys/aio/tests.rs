@@ -238,7 +238,7 @@ fn cancelled_calls_keep_their_memory_until_they_end() {
     }
 }
 
-/// Makes all threads of the pool wait, so that no later call begins before [`open_both_ends`] of the FIFO.
+/// Makes all threads of the pool wait, so that no later call begins until [`open_both_ends`] has opened the FIFO.
 fn occupy_all_threads(fifo: &Path) -> Queue<Memory> {
     let mut queue = Queue::new(true).unwrap();
     for _ in 0..MAX_IN_THREADS {

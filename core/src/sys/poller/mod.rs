@@ -14,8 +14,8 @@
 //!   - `modify(fd, token, interest)`. If the fd is not watched, `modify` does what `add` does;
 //!   - `remove(fd)`. It also succeeds if the fd is not watched, or is closed;
 //!   - `is_watching(fd, token, interest)`: whether the open file that `fd` refers to now is the one that was added
-//!     under this number. If so, the call also does what `modify` does. A poller whose `KEEPS_CLOSED` is false may add
-//!     another file instead, and return true;
+//!     under this number. If so, the call also does what `modify` does. If it is another file, a poller whose
+//!     `KEEPS_CLOSED` is false may add that file, and return true;
 //!   - `KEEPS_CLOSED`: whether a closed fd stays watched while a duplicate of it is open, for instance in a forked
 //!     child. Such an fd cannot be removed any more, and its events continue until the poller is closed;
 //!   - `wait_since(events, timeout_ns, began_ns)`: `None` blocks, and `Some(0)` does not wait. With any other timeout

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! All askers of the same question share a lookup that is under way. An asker that no longer wants the answer calls
-//! [`Resolver::forget`]. A lookup that has no asker left before it has begun is not made.
+//! [`Resolver::forget`]. If a lookup has no asker left when its turn comes, it is not made.
 //!
 //! A forked child must not use the parent's resolvers, and must call [`after_fork`].
 
@@ -130,7 +130,7 @@ static THREADS: SharedPool = SharedPool::new("resolver");
 /// Made once and never freed. A forked child makes its own.
 static LOOKUPS: AtomicPtr<Lookups> = AtomicPtr::new(ptr::null_mut());
 
-/// Call this before a fork. It ends the threads that wait for a lookup.
+/// Call this before a fork. It ends the idle threads of the pool.
 pub fn before_fork() {
     THREADS.end_idle();
 }

@@ -142,7 +142,7 @@ impl Address {
         Some(Self::new(&bytes[..len]))
     }
 
-    /// A pointer to the `sockaddr`, which is valid while `self` lives, and its length.
+    /// A pointer to the `sockaddr`, which is valid until `self` is moved or dropped, and its length.
     #[inline]
     pub(super) fn as_raw(&self) -> (*const sockaddr, socklen_t) {
         let bytes = self.bytes();

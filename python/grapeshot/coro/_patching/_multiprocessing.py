@@ -1,8 +1,8 @@
 """The part ``multiprocessing`` of :func:`grapeshot.coro.patch`: connections and locks between processes.
 
-Pools and queues of multiprocessing use threads, which become coros, and connections, which read and write with the
-patched functions of ``os``. The locks are semaphores of the system. The system does not report when one becomes free,
-so a coro polls it, with growing pauses. In a child that a coro has forked, threads are real.
+Pools and queues of multiprocessing use threads and connections: the threads become coros, and the connections read and
+write with the patched functions of ``os``. The locks are semaphores of the system. The system does not report when one
+becomes free, so a coro polls it, with growing pauses. In a child that a coro has forked, threads are real.
 """
 
 from __future__ import annotations

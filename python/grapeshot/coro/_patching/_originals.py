@@ -28,8 +28,8 @@ _views: dict[str, types.ModuleType] = {}
 # The keepers: modules and packages that go on using the originals.
 _KEEPERS = ["asyncio", "grapeshot", "_frozen_importlib", "_frozen_importlib_external", "importlib"]
 _KEEPERS += ["concurrent.futures.thread", "concurrent.futures.process"]
-# The modules that patch() changes. A name that one of them has imported from another (`threading` has some of `_thread`)
-# is not replaced.
+# The modules that patch() changes. Names that they have imported from one another (`threading` has imported some from
+# `_thread`) are not replaced.
 _PATCHED = {"threading", "_thread", "queue", "_queue", "time", "socket", "_socket", "select", "ssl", "os", "posix"}
 _PATCHED |= {"selectors", "signal", "_signal", "concurrent.futures"}
 # Modules that need no view, because keepers may call their replacements: outside of coros, the replacements do what the
@@ -50,7 +50,7 @@ class _View(types.ModuleType):
 
 
 def replace(module_name: str, name: str, new: object) -> None:
-    """Replace an attribute of an imported module with ``new``, and keep the original. A second call does nothing."""
+    """Replace an attribute of an imported module with ``new``, and keep the original, unless that was done before."""
     module = sys.modules[module_name]
     if (module_name, name) not in originals:
         original = getattr(module, name)

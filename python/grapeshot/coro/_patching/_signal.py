@@ -5,8 +5,8 @@ running there. Plain programs expect an exception that a handler raises to inter
 for. So if another coro or the loop is running, the exception is raised in the coro that set the handler, where it
 waits.
 
-``sigwait`` and similar functions let other coros run. Python has no descriptor that reports blocked signals, so they
-poll for them.
+``sigwait`` and similar functions let other coros run. Python has no descriptor that reports blocked signals, so these
+functions ask again and again whether a signal has come.
 """
 
 from __future__ import annotations

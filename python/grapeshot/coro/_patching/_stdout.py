@@ -167,7 +167,7 @@ def _write_alone(text: Any) -> None:
         with _hold_in_thread(lock) as is_held:
             if is_held or not isinstance(data, str):
                 return method(data)  # type: ignore[no-any-return]
-            # The method is in use, usually by a coro that waits. It would forget this text when that call goes on.
+            # The method is in use, usually by a coro that waits. When that call goes on, this text would be forgotten.
             text.buffer.write(data.encode(text.encoding, text.errors))
             if text.line_buffering and "\n" in data:
                 text.buffer.flush()

@@ -164,7 +164,9 @@ class _SerialExecutor:
 
 
 def _patch_asgiref(module: Any) -> None:
-    """Call thread-sensitive functions (of a ThreadSensitiveContext or of the loop) in one coro, not in one thread."""
+    """Call functions in coros, not in threads: the thread-sensitive ones (of a ThreadSensitiveContext or of the loop)
+    all in the same coro.
+    """
     kind = module.SyncToAsync
     made = (vars(each).get("_storage") for each in gc.get_objects() if type(each).__module__ == "asgiref.local")
     if any(type(each) is _real_local for each in (kind.threadlocal, *made)):

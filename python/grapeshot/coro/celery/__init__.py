@@ -106,7 +106,11 @@ class TaskPool(BasePool):  # type: ignore[misc]
     def _start_worker(self) -> None:
         if self._count < self.limit and not self._is_held:
             self._count += 1
-            _Thread(target=self._work, name=f"celery-{next(self._numbers)}", daemon=True).start()
+            try:
+                _Thread(target=self._work, name=f"celery-{next(self._numbers)}", daemon=True).start()
+            except BaseException:
+                self._count -= 1
+                raise
 
     def _work(self) -> None:
         left = self.options.get("maxtasksperchild") or math.inf

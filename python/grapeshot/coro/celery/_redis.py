@@ -1,6 +1,6 @@
 """Two things that kombu's blocking mode lacks for Redis. Pools that use kombu's own loop, such as prefork, have both.
 
-- The worker's main coro waits in kombu for up to some seconds. While the number of unacknowledged messages is at the
+- The worker's main coro waits in kombu, a few seconds at a time. While the number of unacknowledged messages is at the
   prefetch limit, kombu does not ask Redis for another message. It does not notice when a coro of the pool then
   acknowledges one, so the pool would run out of tasks although Redis has more. Here the wait ends as soon as kombu
   could ask. (AMQP brokers send the next message by themselves.) The wait also ends after a signal, so that the worker

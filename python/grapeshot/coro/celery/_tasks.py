@@ -57,7 +57,7 @@ def _use_idents(stack: Any) -> None:
 def prepare_task(task: Any) -> None:
     """Prepare a task. If it is an ``async def`` task, make the coro that calls it wait for its result.
 
-    Code that calls the task directly gets a coroutine, as before.
+    Code that calls the task directly gets a coroutine, as with Celery's other pools.
     """
     if task in _prepared:
         return

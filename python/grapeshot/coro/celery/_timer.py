@@ -3,8 +3,8 @@
 Celery uses it for tasks with a countdown or an eta, retries, rate limits and heartbeats. Celery's own timer for workers
 without kombu's event loop is a thread that sleeps for up to a second, even if a new entry is due earlier.
 
-Only the worker's loop arms and disarms its timers. If another thread enters or cancels an entry, the loop is told to do
-so.
+Only code on the worker's loop arms and disarms the loop's timers. If another thread enters or cancels an entry, the
+loop is asked to arm or disarm the entry's timer.
 """
 
 from __future__ import annotations

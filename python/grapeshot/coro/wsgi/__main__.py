@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--chdir", help="change to this directory before the application is imported")
     parser.add_argument("--certfile", help="certificate for TLS")
     parser.add_argument("--keyfile", help="the certificate's key, if it is in another file")
-    parser.add_argument("--limit", type=int, default=1000, help="open connections per address (1000)")
+    parser.add_argument("--limit", type=int, default=1000, help="open connections per listening address (1000)")
     parser.add_argument("--backlog", type=int, default=2048, help="length of the system's queue of clients (2048)")
     parser.add_argument(
         "--timeout", type=float, default=60.0, help="seconds for a client to send a head or a part of a body (60)"

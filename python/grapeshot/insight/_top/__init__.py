@@ -1,4 +1,4 @@
-"""``python -m grapeshot top PATH``: watch a process that has opened a back door, as ``top`` watches a machine."""
+"""``python -m grapeshot top PATH|PID``: watch a process that has opened a back door, as ``top`` watches a machine."""
 
 from __future__ import annotations
 

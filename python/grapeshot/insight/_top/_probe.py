@@ -17,7 +17,7 @@ _BEGIN = "from grapeshot.insight.backdoor._sampling import Sampler as _Sampler; 
 
 
 class Probe:
-    """One connection to a back door. Only one thread may use it."""
+    """One connection to a back door. Only one thread may call :meth:`sample`; another one may call :meth:`end`."""
 
     def __init__(self, sock: socket.socket, slow_s: float) -> None:
         self._asker = Asker(sock)

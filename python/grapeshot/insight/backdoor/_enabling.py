@@ -29,7 +29,7 @@ VARIABLE = "GRAPESHOT_BACKDOOR"
 _YES = ("1", "yes", "true", "on")
 
 _logger = logging.getLogger("grapeshot.insight.backdoor")
-# Switches that were asked to open. Each opens when the next loop begins to run.
+# Switches that were asked to open. Each opens in the running loop, or else when the next loop begins to run.
 _asked: list[Switch] = []
 # The switch of `python -m grapeshot` and the like. If the program calls enable() with a variable that asks for
 # a back door, the program's switch replaces this one.
@@ -61,7 +61,7 @@ class Switch:
         self._signum = signum
         self._namespace = namespace
         self.server: Server | None = None
-        """The back door, or None if it has not been opened."""
+        """The back door. None before it has been opened, and after :meth:`close`."""
         self._pid = self._first_pid = os.getpid()
         if signum is not None:
             handler = signal.getsignal(signum)

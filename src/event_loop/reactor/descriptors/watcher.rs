@@ -42,8 +42,8 @@ impl Direction {
 /// The object to notify when a descriptor is ready. Dropping it may run any code.
 pub(crate) enum Watcher {
     /// A handle from `add_reader` or `add_writer`, queued at each event, and the file object that it was registered
-    /// with; None for a number. The file object identifies the registration after the file is closed, as in
-    /// `selectors`.
+    /// with; None if it was registered with a number. The file object identifies the registration after the file is
+    /// closed, as in `selectors`.
     Handle(HandleRef, Option<ObjectRef>),
     /// An object that one event wakes; that event ends the wait. The object's function only queues further work, and
     /// calls no code of the program.

@@ -1,4 +1,4 @@
-//! Datagrams: receiving several with one system call, and sending one to an address.
+//! Datagrams: receiving several at a time (on Linux with one system call), and sending one to an address.
 //!
 //! [`recv_batch`] receives as many datagrams as have arrived, up to a limit. There is no function that sends several at
 //! once, because measurements showed no gain. Any thread may make the calls; they keep no state.
