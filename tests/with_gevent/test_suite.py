@@ -18,7 +18,7 @@ import pytest
 SPEC = importlib.util.find_spec("gevent")
 pytestmark = [
     pytest.mark.skipif(SPEC is None, reason="gevent is not installed"),
-    pytest.mark.watchdog(600),
+    pytest.mark.watchdog(900),
 ]
 FOLDER = Path(SPEC.origin).parent / "tests" if SPEC is not None and SPEC.origin else Path()
 ALL = sorted(path.stem for path in FOLDER.glob("test__*.py"))

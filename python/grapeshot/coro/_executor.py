@@ -72,7 +72,8 @@ def needs_thread(fn: Any, args: Iterable[Any] = ()) -> bool:
         elif isinstance(_owner(fn), contextvars.Context) and args:
             fn, args = args[0], args[1:]  # context.run(fn, ...)
         elif isinstance(fn, types.MethodType):
-            # A dependency of FastAPI with a `yield`: the generator's function is an attribute of the context manager.
+            # FastAPI calls `__enter__` of the context manager that it makes from a dependency with `yield`. An
+            # attribute of the manager is the generator function.
             args.append(getattr(fn.__self__, "func", None) if fn.__name__ == "__enter__" else None)
             fn = fn.__func__
         else:
@@ -239,13 +240,14 @@ class _Pool:
         except Shutdown:
             # The loop ends, and with it all workers.
             self.cancel_jobs()
+            self._jobs.clear()
             if worker.job is not None:
                 worker.job.future.cancel()
             raise
         finally:
             self._count -= 1
             self.coros.discard(_core._coro_current_or_none())
-            if self._jobs and self.is_open():  # Ctrl-C has ended this worker
+            if self._jobs and self.is_open():  # an exception has ended this worker, such as KeyboardInterrupt
                 job = self._jobs.popleft()
                 try:
                     self._start_worker(job)
@@ -307,7 +309,7 @@ class CoroPoolExecutor(concurrent.futures.ThreadPoolExecutor):
             for coros, and as many real threads as a ThreadPoolExecutor has. If there is no limit, workers end after
             10 seconds without work; otherwise they stay until the executor is shut down or dropped, or the loop is
             closed. With 1, a loop calls all functions in one coro, even functions that would otherwise get a real
-            thread.
+            thread (except calls of ``coro.threads.run``).
         thread_name_prefix: the beginning of the names of coros and threads.
 
     Raises:
@@ -360,7 +362,10 @@ class CoroPoolExecutor(concurrent.futures.ThreadPoolExecutor):
         return job.future
 
     def _pool_of(self, loop: BaseLoop) -> _Pool | None:
-        """Return the pool if it is on this loop, or None. The caller holds the lock."""
+        """Return the pool on this loop, and make it if there is none. None if another open loop has the pool.
+
+        The caller holds the lock.
+        """
         pool = self._pool
         if pool is not None and pool.loop() is loop:
             return pool
@@ -382,7 +387,8 @@ class CoroPoolExecutor(concurrent.futures.ThreadPoolExecutor):
         """Accept no more work, and let the workers end after the work that they have.
 
         With ``wait``, wait for the work. If a task or a callback of the loop calls this, it does not wait for coros,
-        because that would block the loop. ``cancel_futures`` cancels the work that has not begun.
+        because that would block the loop; nor does any call while the loop is not running. ``cancel_futures`` cancels
+        the work that has not begun.
 
         Raises:
             RuntimeError: a function that runs in this executor waits for the executor's end.
@@ -404,7 +410,9 @@ class CoroPoolExecutor(concurrent.futures.ThreadPoolExecutor):
                 await_(asyncio.wait(waiting))
             await_(_join(current._loop, super().shutdown))
             return
-        if pool is not None and pool.loop() is not _current_loop():
+        loop = pool.loop() if pool is not None else None
+        # While a loop does not run, its coros cannot end.
+        if loop is not None and loop is not _current_loop() and loop.is_running():
             self._wait_for_jobs()
         super().shutdown(wait=True)
 

@@ -54,7 +54,7 @@ pub(in crate::coro) unsafe fn version(thread: *mut ffi::PyThreadState) -> usize 
 /// Instruments the code of a chain of frames for the tools that are switched on.
 ///
 /// # Safety
-/// Attached; `innermost` is the innermost frame of a stack that does not run, or of this thread's own.
+/// Attached; `innermost` is the innermost frame of a suspended stack, or of the stack on which this thread runs.
 #[cold]
 #[inline(never)]
 pub(super) unsafe fn update(py: Python<'_>, innermost: *mut u8) -> PyResult<()> {

@@ -260,7 +260,7 @@ fn common_methods() -> Vec<ffi::PyMethodDef> {
             method,
             run_once,
             Handle._run,
-            "Run the callback now, in its context. Does nothing if the loop has already run it."
+            "Run the callback now, in its context. Does nothing if the loop has already run it, except in debug mode."
         ),
     ]
 }

@@ -36,7 +36,8 @@ struct AddressObject(ObjectCell);
 
 impl Drop for AddressObject {
     fn drop(&mut self) {
-        // SAFETY: targets live on the stack of native methods and inside transports, and both run attached.
+        // SAFETY: targets live on the stack of native methods and inside transports, and are dropped there only while
+        // the thread is attached.
         drop(self.0.take(unsafe { Python::assume_attached() }));
     }
 }

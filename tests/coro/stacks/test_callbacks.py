@@ -1,4 +1,4 @@
-"""Coros yield in Python functions that the interpreter's own code calls: C functions, special methods, parsers."""
+"""Coros yield in Python functions that C code calls: callbacks of functions and parsers in C, and special methods."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def slow(value):
 
 
 def check(work, count=COUNT, **options):
-    """Check that `work` returns the same in plain calls and in coros. Its second argument yields only in coros."""
+    """Check that `work` returns the same in plain calls and in coros. It gets a number, and a function that yields only
+    in coros.
+    """
     expected = [work(number, lambda value: value) for number in range(count)]
     assert together(lambda number: work(number, slow), count, **options) == expected
 
@@ -76,7 +78,7 @@ C_FUNCTIONS = {
     ),
     "defaultdict": lambda n, pause: [mapping[n] for mapping in [defaultdict(lambda: pause(n))]],
     "lru_cache": lambda n, pause: [cached(n % 3) for cached in [functools.lru_cache(pause)] for _ in range(3)],
-    "str.format": lambda n, pause: f"{Special(n, pause)!r:>5} {Special(n, pause)} %s" % Special(n, pause),
+    "f-string, %": lambda n, pause: f"{Special(n, pause)!r:>5} {Special(n, pause)} %s" % Special(n, pause),
     "print": lambda n, pause: (out := io.StringIO(), print(Special(n, pause), file=out), out.getvalue())[2],
     "bytes, int, float": lambda n, pause: (bytes(Special(n, pause)), int(Special(n, pause)), float(Special(n, pause))),
     "callables in C": lambda n, pause: list(map(Special(n, pause), range(3))),

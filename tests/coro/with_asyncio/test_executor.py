@@ -554,3 +554,27 @@ def test_jobs_of_an_own_executor_are_awaited(kind):
     grapeshot.run(main())
     executor.shutdown()
     assert len(ended) == 3
+
+
+def test_shutdown_while_the_loop_does_not_run_does_not_wait_for_coros():
+    out = run_script(
+        None,
+        """
+        import asyncio, grapeshot
+        from grapeshot import coro
+
+        def work():
+            coro.sleep_relative(60)
+
+        async def main(executor):
+            asyncio.get_running_loop().run_in_executor(executor, work)
+            await asyncio.sleep(0.01)
+
+        loop = grapeshot.new_event_loop()
+        with coro.CoroPoolExecutor() as executor:
+            loop.run_until_complete(main(executor))
+        loop.close()
+        print("ended")
+        """,
+    )
+    assert out == "ended\n"

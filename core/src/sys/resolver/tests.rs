@@ -82,7 +82,7 @@ fn equal_lookups_under_way_are_shared() {
     let tickets: Vec<u64> = take(&second, 3).into_iter().map(|(ticket, _)| ticket).collect();
     assert_eq!(tickets, joined);
     assert!(begun.try_recv().is_err());
-    // A question that is asked after that causes a lookup of its own.
+    // A later question causes a lookup of its own.
     first.ask(question("a"), Duration::ZERO).unwrap();
     assert_eq!(begun.recv().unwrap(), "a");
     go_on.send(()).unwrap();

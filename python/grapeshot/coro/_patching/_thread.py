@@ -284,7 +284,7 @@ def excepthook(args: Any, /) -> None:
         _interrupted[coro] = args.exc_value or args.exc_type()
         return
     if coro is not None and args.thread is None:
-        # Without a thread in `args`, the original would print the name of the real thread.
+        # Without a thread in `args`, the original would print the identifier of the real thread.
         thread = types.SimpleNamespace(name=str(coro.id))
         args = threading.ExceptHookArgs((args.exc_type, args.exc_value, args.exc_traceback, thread))
     _excepthook(args)
@@ -394,7 +394,7 @@ def _yield_after_failure(kind: Any, name: str) -> None:
 
 
 def _wait(self: Any, timeout: float | None = None) -> bool:
-    """Replaces ``threading.Condition.wait``, whose callers may be interrupted where coros wait.
+    """Replaces ``threading.Condition.wait``, which does not expect that a wait may be interrupted, as a coro's may.
 
     If a wait is interrupted after it was notified, the notification goes to another waiter. If it is notified after its
     time is over, but before it has the lock again, it counts as notified.
@@ -432,7 +432,7 @@ def _leave(waiters: Any, waiter: Any) -> bool:
 
 
 def undisturbed(kind: Any, name: str) -> None:
-    """Patch a method that gives something back: an interruption does not end its wait for the lock inside.
+    """Patch a method that gives something back: an interruption does not end the method's wait for its own lock.
 
     Otherwise a timeout could lose, for example, a permit of a semaphore. Such a lock is never held for long.
     """
@@ -452,8 +452,8 @@ def undisturbed(kind: Any, name: str) -> None:
 def _patch_polls(module: Any) -> None:
     """Let other coros run when code polls in a loop. This covers events and barriers too, which use conditions.
 
-    Only methods that wait may yield, because their callers expect to be interrupted there. In methods that give
-    something back, an interruption must not end the wait for the lock inside (see :func:`undisturbed`).
+    Only methods that wait may yield, because callers of such methods must be prepared for an interruption anyway. In
+    methods that give something back, an interruption must not end the wait for their own lock (:func:`undisturbed`).
     """
     module.Condition.wait = functools.wraps(module.Condition.wait)(_wait)
     _yield_after_failure(module.Condition, "wait")
