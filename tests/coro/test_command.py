@@ -78,12 +78,15 @@ def test_waits_for_threads_that_are_not_daemons(script):
     path = script(
         """
         import threading, time, sys
+        printed = threading.Event()
         def late():
+            printed.wait()
             time.sleep(0.05)
             print("late")
         threading.Thread(target=late).start()
         threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
         print("end")
+        printed.set()
         sys.exit(3)
         """
     )

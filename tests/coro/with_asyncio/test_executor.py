@@ -259,7 +259,9 @@ def test_shutdown_cancels(kind):
         await asyncio.sleep(0)
         executor.shutdown(wait=False, cancel_futures=True)
         await asyncio.wrap_future(futures[0])
-        assert [future.cancelled() for future in futures] == [False, True, True]
+        cancelled = [future.cancelled() for future in futures]
+        # A real thread may have ended the first function, and begun the second one, before the call of shutdown().
+        assert cancelled == [False, True, True] or (kind is not coro.CoroPoolExecutor and cancelled[2])
 
     grapeshot.run(main())
 
