@@ -425,3 +425,76 @@ def test_cpythons_own_tests_of_queue_queue():
     unittest.defaultTestLoader.loadTestsFromTestCase(Case).run(outcome)
     assert not outcome.errors + outcome.failures, "\n".join(text for _, text in outcome.errors + outcome.failures)
     assert outcome.testsRun >= 6
+
+
+@pytest.mark.parametrize("factory", ["grapeshot.new_event_loop", "asyncio.SelectorEventLoop"])
+def test_waits_of_tasks_leave_nothing_behind(factory):
+    """The references to a task that has waited are dropped at once, in whichever thread has woken it."""
+    out = run_script(
+        None,
+        f"""
+        import asyncio, gc, threading, grapeshot
+        from grapeshot import threads
+
+        COUNT = 500
+        shared = threads.Queue(1)
+
+        def alive():
+            gc.collect()
+            return sum(type(each).__name__ in ("Future", "_Waiter") for each in gc.get_objects())
+
+        async def main():
+            before = alive()
+            thread = threading.Thread(target=lambda: [shared.put(number) for number in range(COUNT)])
+            thread.start()
+            for _ in range(COUNT):
+                await shared.aget()
+            thread.join()
+            print(alive() - before < 10)
+
+        loop = {factory}()
+        loop.run_until_complete(main())
+        loop.close()
+        """,
+    )
+    assert out == "True\n"
+
+
+def test_a_waiter_of_the_parent_takes_no_place_from_the_child_of_a_fork():
+    out = run_script(
+        None,
+        """
+        import asyncio, os, grapeshot
+        from grapeshot import threads
+
+        shared = threads.Queue(1)
+        shared.put_nowait("first")
+        loop = grapeshot.new_event_loop()
+
+        async def begin():
+            task = asyncio.ensure_future(shared.aput("of the parent"))
+            await asyncio.sleep(0)
+            return task
+
+        waiting = loop.run_until_complete(begin())
+
+        async def child():
+            task = asyncio.ensure_future(shared.aput("of the child"))
+            await asyncio.sleep(0)
+            assert shared.get_nowait() == "first"  # now the place is reserved for the child's task
+            waiting.get_coro().close()
+            assert shared.full()
+            await task
+            assert shared.qsize() == 1
+
+        if not (pid := os.fork()):
+            grapeshot.run(child())
+            os._exit(0)
+        print(os.waitpid(pid, 0)[1])
+        waiting.cancel()
+        loop.run_until_complete(asyncio.wait([waiting]))
+        loop.close()
+        """,
+        flags=(),
+    )
+    assert out == "0\n"

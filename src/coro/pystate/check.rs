@@ -29,6 +29,12 @@ pub(in crate::coro) fn self_check(py: Python<'_>) -> PyResult<Option<String>> {
     {
         return Ok(Some(reason.to_owned()));
     }
+    if !imp::JIT_WORKS && jit_is_enabled(py)? {
+        return Ok(Some(
+            "coros do not work with the JIT compiler of CPython 3.14: set PYTHON_JIT=0 to switch it off"
+                .to_owned(),
+        ));
+    }
     // SAFETY: attached. The offsets are inside the structure in every release of this minor version, so reading there
     // is safe; at worst a value is wrong.
     unsafe {
@@ -95,6 +101,15 @@ pub(in crate::coro) fn self_check(py: Python<'_>) -> PyResult<Option<String>> {
         }
         Ok(wrong.map(|what| format!("this interpreter's thread state has an unexpected layout: {what}")))
     }
+}
+
+/// Whether the JIT compiler is on in this process; it cannot be switched on later. That of 3.14 may free code that is still
+/// running: it counts no reference that a suspended stack, or a call of the evaluation loop, has taken.
+fn jit_is_enabled(py: Python<'_>) -> PyResult<bool> {
+    let Some(jit) = py.import("sys")?.getattr_opt("_jit")? else {
+        return Ok(false);
+    };
+    jit.call_method0("is_enabled")?.is_truthy()
 }
 
 /// Checks that the stack of handled exceptions ends in the thread state's own entry.

@@ -244,6 +244,7 @@ fn leave<'py, const C: bool>(this: Shared<'py, C>, args: Args<'_, 'py>) -> Objec
         return Ok(none(py));
     };
     in_section(this, || {
+        waiters.forget_parents();
         if !waiters.tasks.leave(&future) {
             match side {
                 0 => Item(&this).give_back(py),

@@ -9,6 +9,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
+use crate::binding::object_ref::ObjectRef;
 use crate::event_loop::pyloop::LoopObject;
 use crate::event_loop::waiter;
 
@@ -18,19 +19,19 @@ static SET_DONE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 /// A task that waits.
 pub(super) struct TaskWaiter {
     ticket: i64,
-    event_loop: Py<PyAny>,
+    event_loop: ObjectRef,
     /// A native waiter if the loop is grapeshot's, else an `asyncio.Future`.
-    future: Py<PyAny>,
+    future: ObjectRef,
 }
 
 impl TaskWaiter {
     /// Wakes the task. False if its loop is closed.
     pub(super) fn wake(&self, py: Python<'_>) -> bool {
-        let (event_loop, future) = (self.event_loop.bind(py), self.future.bind(py));
-        if waiter::is_waiter(future) {
-            return waiter::set_done_from_anywhere(future);
+        let (event_loop, future) = (self.event_loop.to_bound(py), self.future.to_bound(py));
+        if waiter::is_waiter(&future) {
+            return waiter::set_done_from_anywhere(&future);
         }
-        set_done_in(event_loop, future)
+        set_done_in(&event_loop, &future)
     }
 }
 
@@ -109,14 +110,14 @@ impl TaskWaiters {
         remove(&self.refused, future.as_ptr());
         self.waiting.borrow_mut().push_back(TaskWaiter {
             ticket,
-            event_loop: event_loop.unbind(),
-            future: future.clone().unbind(),
+            event_loop: ObjectRef::new(event_loop),
+            future: ObjectRef::new(future.clone()),
         });
     }
 
     /// Ends the wait for this future. Returns false if the waiter was granted its request, and has to give it back.
     pub(super) fn leave(&self, future: &Bound<'_, PyAny>) -> bool {
-        let is_it = |waiter: &TaskWaiter| waiter.future.is(future);
+        let is_it = |waiter: &TaskWaiter| waiter.future.as_ptr() == future.as_ptr();
         let waiting = {
             let mut waiting = self.waiting.borrow_mut();
             let place = waiting.iter().position(is_it);
@@ -147,9 +148,16 @@ impl TaskWaiters {
         is_refused
     }
 
-    /// Drops all waiters without waking them, in the child of a fork or for the collector.
+    /// Drops all waiters without waking them, in the child of a fork or for the collector. They have no grants to give
+    /// back when their coroutines are closed.
     pub(super) fn forget(&self) {
-        drop((self.waiting.take(), self.claimed.take(), self.refused.take()));
+        let waiting = self.waiting.take();
+        let mut refused = self.refused.borrow_mut();
+        refused.extend(waiting.iter().map(|waiter| waiter.future.as_ptr().addr()));
+        refused.append(&mut self.claimed.borrow_mut());
+        // Before the references are dropped, because that may run any code.
+        drop(refused);
+        drop(waiting);
     }
 
     /// # Safety

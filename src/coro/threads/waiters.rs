@@ -446,7 +446,7 @@ impl Waiters {
     }
 
     /// Removes the waiters of the parent if this is the child of a fork, where they do not exist.
-    fn forget_parents(&self) {
+    pub(super) fn forget_parents(&self) {
         let forks = forks();
         if self.forks.replace(forks) != forks {
             self.clear();

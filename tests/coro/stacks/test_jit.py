@@ -1,4 +1,4 @@
-"""Coros with CPython's JIT compiler (3.14 and later, in builds that have it; PYTHON_JIT=1 turns it on)."""
+"""Coros with CPython's JIT compiler (3.15, in builds that have it; PYTHON_JIT=1 turns it on)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from support import coro_is_available, run_script
 
 
 def jit_is_there():
-    return hasattr(sys, "_jit") and sys._jit.is_available()
+    return sys.version_info >= (3, 15) and sys._jit.is_available()
 
 
 pytestmark = [
@@ -32,17 +32,8 @@ def test_code_that_becomes_invalid_stays_while_a_coro_is_inside(evict, monkeypat
         None,
         """
         import gc, sys
+        from _testinternalcapi import clear_executor_deletion_list
         from grapeshot import coro
-
-        try:
-            from _testinternalcapi import clear_executor_deletion_list
-        except ImportError:
-            def clear_executor_deletion_list():
-                "3.14 does so when a hundred executors wait for their deletion."
-                for _ in range(200):
-                    space = {}
-                    exec("def count():\\n for step in range(6000):\\n  step += 1", space)
-                    space["count"]()
 
         assert sys._jit.is_enabled()
 

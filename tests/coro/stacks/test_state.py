@@ -77,6 +77,20 @@ def test_an_interpreter_without_stack_protection_calls_is_refused(tmp_path):
     assert done.stdout == "coros need CPython 3.14.1 or later: 3.14.0 has no function to set the bounds of a stack\n"
 
 
+@needs_coros
+@pytest.mark.skipif(sys.version_info[:2] != (3, 14), reason="the JIT compiler of 3.14 is the only one that is refused")
+@pytest.mark.parametrize("is_on", [False, True])
+def test_the_jit_compiler_of_3_14_is_refused(is_on):
+    """The test simulates a build with the compiler by setting `sys._jit`."""
+    head = f"import sys, types\nsys._jit = types.SimpleNamespace(is_enabled=lambda: {is_on})\n"
+    done = subprocess.run(
+        [sys.executable, "-c", head + REFUSAL], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    expected = "coros do not work with the JIT compiler of CPython 3.14: set PYTHON_JIT=0 to switch it off\n"
+    assert done.stdout == (expected if is_on else "")
+
+
 # ---------------------------------------------------------------------------------------------- per coro
 
 
