@@ -29,7 +29,7 @@ pub(in crate::coro) fn self_check(py: Python<'_>) -> PyResult<Option<String>> {
     {
         return Ok(Some(reason.to_owned()));
     }
-    if !imp::JIT_WORKS && jit_is_enabled(py)? {
+    if cfg!(all(Py_3_14, not(Py_3_15))) && jit_is_enabled(py)? {
         return Ok(Some(
             "coros do not work with the JIT compiler of CPython 3.14: set PYTHON_JIT=0 to switch it off"
                 .to_owned(),

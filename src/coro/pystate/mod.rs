@@ -90,6 +90,8 @@ mod unlocked;
 
 /// Whether asyncio keeps the running task in the thread state, so that `PyState::swap` swaps it too.
 pub(super) const SWAPS_TASK: bool = imp::RUNNING_TASK.is_some();
+/// Whether the field `EXECUTOR` of the thread state is an owned reference.
+const OWNS_EXECUTOR: bool = cfg!(not(Py_3_14));
 
 mod check;
 mod chunk;
@@ -184,13 +186,9 @@ impl HeldExecutor {
     unsafe fn exchange(current: *mut *mut ffi::PyObject, other: &mut *mut ffi::PyObject) -> Self {
         // SAFETY: by the contract; the executor that is running is alive.
         unsafe {
-            let held = if imp::OWNS_EXECUTOR {
-                ptr::null_mut()
-            } else {
-                *other
-            };
+            let held = if OWNS_EXECUTOR { ptr::null_mut() } else { *other };
             ptr::swap(current, other);
-            if !imp::OWNS_EXECUTOR {
+            if !OWNS_EXECUTOR {
                 ffi::Py_XINCREF(*other);
             }
             Self(held)

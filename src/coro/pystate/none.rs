@@ -37,10 +37,6 @@ pub(super) const EXC_STATE: usize = 0;
 pub(super) const C_RECURSION_REMAINING: Option<usize> = None;
 pub(super) const TRASH_NESTING: Option<usize> = None;
 pub(super) const EXECUTOR: Option<usize> = None;
-/// Whether the field `EXECUTOR` of the thread state is an owned reference.
-pub(super) const OWNS_EXECUTOR: bool = false;
-/// Whether coros work with the JIT compiler, if this version has one.
-pub(super) const JIT_WORKS: bool = true;
 /// Whether each entry into the evaluation loop puts an entry frame on the C stack.
 pub(super) const HAS_ENTRY_FRAMES: bool = false;
 pub(super) const FRAME_PREVIOUS: usize = 0;

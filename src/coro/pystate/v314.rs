@@ -16,12 +16,6 @@ pub(super) use offsets::*;
 /// The reason why coros are not available; None if they are.
 pub(in crate::coro) const UNSUPPORTED: Option<&str> = None;
 
-/// Whether the field `EXECUTOR` of the thread state is an owned reference.
-pub(super) const OWNS_EXECUTOR: bool = false;
-
-/// Whether coros work with the JIT compiler, if this version has one.
-pub(super) const JIT_WORKS: bool = false;
-
 /// Whether each entry into the evaluation loop puts an entry frame on the C stack.
 pub(super) const HAS_ENTRY_FRAMES: bool = true;
 

@@ -244,8 +244,7 @@ fn leave<'py, const C: bool>(this: Shared<'py, C>, args: Args<'_, 'py>) -> Objec
         return Ok(none(py));
     };
     in_section(this, || {
-        waiters.forget_parents();
-        if !waiters.tasks.leave(&future) {
+        if !waiters.leave(&future) {
             match side {
                 0 => Item(&this).give_back(py),
                 1 => Place(&this).give_back(py),

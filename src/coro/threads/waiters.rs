@@ -446,11 +446,17 @@ impl Waiters {
     }
 
     /// Removes the waiters of the parent if this is the child of a fork, where they do not exist.
-    pub(super) fn forget_parents(&self) {
+    fn forget_parents(&self) {
         let forks = forks();
         if self.forks.replace(forks) != forks {
             self.clear();
         }
+    }
+
+    /// Ends the wait of a task. Returns false if the task was granted its request, and has to give it back.
+    pub(super) fn leave(&self, future: &Bound<'_, PyAny>) -> bool {
+        self.forget_parents();
+        self.tasks.leave(future)
     }
 
     /// Removes all waiters without waking them.
