@@ -7,6 +7,7 @@ import re
 import shlex
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -22,6 +23,16 @@ from tests.project.markdown import ROOT, Block
 
 BLOCKS = of_page(ROOT / "docs" / "scaling.md")
 OURS = "grapeshot._loop"
+# What asyncio's streams report on 3.11 if the handler of a connection is cancelled at the end.
+CANCELLED_HANDLER = re.compile(
+    r"^Exception in callback StreamReaderProtocol\.connection_made\..*\n"
+    r"handle: .*\n"
+    r"(?:Traceback .*\n(?:  .*\n|\n)+SystemExit\n\nDuring handling .*\n\n)?"
+    r"Traceback .*\n"
+    r"(?:  .*\n)+"
+    r"asyncio\.exceptions\.CancelledError$",
+    re.MULTILINE,
+)
 SQUARES = sum(number * number for number in range(60))
 
 
@@ -124,9 +135,10 @@ def test_a_program_with_a_loop_in_each_process_or_thread(python: Path, tmp_path:
         assert len(pids(answers)) == {"processes": 2, "threads": 1}[kind]
         server.process.terminate()
         assert server.process.wait(CAP_S) == 0, server.output
-    text = "\n".join(server.output)
-    # On 3.11, asyncio's streams report a connection whose handler is cancelled at the end.
-    assert "Traceback" not in text or "StreamReaderProtocol.connection_made" in text, text
+    output = "\n".join(server.output)
+    if sys.version_info < (3, 12):
+        output = CANCELLED_HANDLER.sub("", output)
+    assert "Traceback" not in output, output
 
 
 # ---------------------------------------------------------------- engines

@@ -197,25 +197,32 @@ def test_a_cancellation_after_the_end_there_is_not_lost(there, run_here):
     run_here(main())
 
 
-@pytest.mark.parametrize("is_closed", [False, True], ids=["stopped", "closed"])
-@pytest.mark.parametrize("factory", FACTORIES)
-def test_a_cancellation_when_the_other_loop_has_ended(factory, is_closed, run_here):
-    loop, began = factory(), threading.Event()
+async def begin_and_stop(loop):
+    """Run the loop in a thread until an endless call of ``await_on`` has begun there. Return the task that calls."""
+    began = threading.Event()
 
     async def wait():
+        asyncio.current_task()._log_destroy_pending = False
         began.set()
         await asyncio.Future()
 
+    task = asyncio.ensure_future(threads.await_on(loop, wait()))
+    await asyncio.sleep(0)
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    began.wait()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    return task
+
+
+@pytest.mark.parametrize("is_closed", [False, True], ids=["stopped", "closed"])
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_a_cancellation_when_the_other_loop_has_ended(factory, is_closed, run_here):
+    loop = factory()
+
     async def main():
-        task = asyncio.ensure_future(threads.await_on(loop, wait()))
-        await asyncio.sleep(0)
-        thread = threading.Thread(target=loop.run_forever)
-        thread.start()
-        began.wait()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        for left in asyncio.all_tasks(loop):
-            left._log_destroy_pending = False
+        task = await begin_and_stop(loop)
         if is_closed:
             loop.close()
         task.cancel()
@@ -229,25 +236,13 @@ def test_a_cancellation_when_the_other_loop_has_ended(factory, is_closed, run_he
 @pytest.mark.parametrize("factory", FACTORIES)
 def test_the_other_loop_is_closed_during_a_call(factory, run_here, monkeypatch):
     monkeypatch.setattr(threads, "_LOOK_FOR_CLOSED_S", 0.02)
-    loop, began = factory(), threading.Event()
-
-    async def wait():
-        began.set()
-        await asyncio.Future()
+    loop = factory()
 
     async def main():
-        task = asyncio.ensure_future(threads.await_on(loop, wait()))
-        await asyncio.sleep(0)
-        thread = threading.Thread(target=loop.run_forever)
-        thread.start()
-        began.wait()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        late = asyncio.ensure_future(threads.await_on(loop, wait()))  # its task never begins
+        task = await begin_and_stop(loop)
+        late = asyncio.ensure_future(threads.await_on(loop, asyncio.sleep(60)))  # its task never begins
         await asyncio.sleep(0.05)
         assert not task.done()
-        for left in asyncio.all_tasks(loop):
-            left._log_destroy_pending = False
         loop.close()
         for each in (task, late):
             with pytest.raises(RuntimeError, match="was closed before the awaitable had ended"):

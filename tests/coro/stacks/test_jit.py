@@ -25,8 +25,8 @@ def _jit(monkeypatch):
 
 @pytest.mark.parametrize("evict", ["lazy", "always"])
 def test_code_that_becomes_invalid_stays_while_a_coro_is_inside(evict, monkeypatch):
-    """A new monitoring tool makes all executors invalid. The interpreter then frees those that no thread is
-    running."""
+    """A new monitoring tool makes all executors invalid. The interpreter then frees each executor that no thread
+    is running."""
     monkeypatch.setenv("GRAPESHOT_CORO_EVICT", evict)
     run_script(
         None,
