@@ -19,6 +19,7 @@ use crate::binding::args::Args;
 use crate::binding::arrived::Arrived;
 use crate::binding::errors;
 use crate::binding::exports::View;
+use crate::binding::is_switched_on;
 use crate::binding::native_type::{
     NativeType, This, alloc_without_arguments, new_type, slot, with_critical_section,
 };
@@ -206,9 +207,8 @@ unsafe extern "C" fn new(
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
-            let only_threads = std::env::var_os("GRAPESHOT_FILE_THREADS")
-                .is_some_and(|value| !value.is_empty() && value != "0");
-            let queue = Queue::new(only_threads).map_err(|error| errors::os_error(&error))?;
+            let queue = Queue::new(is_switched_on("GRAPESHOT_FILE_THREADS"))
+                .map_err(|error| errors::os_error(&error))?;
             let object = alloc_without_arguments(py, kind, args, kwargs)?;
             let made = object.as_ptr().cast::<QueueObject>();
             (&raw mut (*made).queue).write(RefCell::new(queue));

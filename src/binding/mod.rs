@@ -46,6 +46,11 @@ const HAS_LAZY_DICT: bool = cfg!(Py_3_12);
 /// Whether the interpreter itself keeps nested deallocations of every type from exhausting the stack.
 const HAS_TRASHCAN: bool = cfg!(Py_3_14);
 
+/// Whether an environment variable switches something on: it is set, and neither empty nor 0.
+pub(crate) fn is_switched_on(variable: &str) -> bool {
+    std::env::var_os(variable).is_some_and(|value| !value.is_empty() && value != "0")
+}
+
 /// `threading.get_ident()` of this thread.
 #[inline]
 pub(crate) fn current_thread() -> u64 {

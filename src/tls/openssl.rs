@@ -16,13 +16,14 @@ use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
-use std::{env, mem, ptr};
+use std::{mem, ptr};
 
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
 
 use super::bio;
+use crate::binding::is_switched_on;
 
 /// OpenSSL's `SSL`, `BIO` and `BIO_METHOD`, which are only used through pointers.
 #[repr(C)]
@@ -133,8 +134,7 @@ static LOADED: OnceLock<Option<OpenSsl>> = OnceLock::new();
 impl OpenSsl {
     /// Finds the functions of the library that `module` (`_ssl`) uses, at the first call.
     pub(super) fn load(module: &Bound<'_, PyModule>) {
-        let is_off = env::var_os(OFF).is_some_and(|value| !value.is_empty() && value != "0");
-        let library = if is_off {
+        let library = if is_switched_on(OFF) {
             None
         } else {
             Library::of_ssl_module(module)

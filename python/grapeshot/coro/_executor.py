@@ -162,6 +162,11 @@ class _Job:
         finally:
             del self, future, fn, args, kwargs  # the exception's traceback refers to this frame
 
+    def cancel(self) -> None:
+        """Cancel the job, which will not run. Tell ``concurrent.futures.wait()``, too."""
+        self.future.cancel()
+        self.future.set_running_or_notify_cancel()
+
 
 class _Worker:
     """A coro that runs jobs, one after the other."""
@@ -239,10 +244,10 @@ class _Pool:
                     return
         except Shutdown:
             # The loop ends, and with it all workers.
-            self.cancel_jobs()
+            for job in (*self._jobs, worker.job):
+                if job is not None:
+                    job.cancel()
             self._jobs.clear()
-            if worker.job is not None:
-                worker.job.future.cancel()
             raise
         finally:
             self._count -= 1
@@ -252,7 +257,8 @@ class _Pool:
                 try:
                     self._start_worker(job)
                 except Exception as exc:
-                    job.future.set_exception(exc)
+                    if job.future.set_running_or_notify_cancel():
+                        job.future.set_exception(exc)
 
     def _wait_for_job(self, worker: _Worker) -> bool:
         """Wait until the worker has a job; return False if it has none and must end."""

@@ -120,14 +120,11 @@ class InotifyWatch(FileWatch):
                 return  # the event for the old name has reported the move
             self._note_name(mask, self._join(name), destination)
         elif name == self._name:
-            if mask & (_CREATE | _MOVED_TO):
-                # Watch the file before the event is reported, so that no change after the event is missed.
-                is_watched = self._watch_again()
-            else:
-                self._unwatch_contents()
-                is_watched = True
             self._note_name(mask, self.path, destination)
-            if not is_watched:
+            # Watch the file before the program gets the event, so that no change after the event is missed.
+            if not mask & (_CREATE | _MOVED_TO):
+                self._unwatch_contents()
+            elif not self._watch_again():
                 self._note("overflow", self.path)
 
     def _note_name(self, mask: int, path: str, destination: str | None) -> None:

@@ -136,6 +136,7 @@ def _owners(addresses: Iterable[int]) -> dict[int, Any]:
     found: dict[int, Any] = {}
     built: list[Any] = []
     for candidate in gc.get_objects():
+        # isinstance() would also ask the object for its class, and a dead weakref.proxy raises ReferenceError.
         if issubclass(type(candidate), _NATIVE):
             at = bisect.bisect_left(ordered, id(candidate))
             end = id(candidate) + type(candidate).__basicsize__

@@ -173,7 +173,7 @@ def serve_in_threads(
     """Start a server in this thread and in ``threads - 1`` others. ``is_own``: ``serve`` made the sockets itself."""
     parts: list[list[socket.socket]] = []
     try:
-        warn_of_gil(threads)  # an error if the program turns warnings into errors
+        warn_of_gil(threads)
         if is_own:
             for place, each in enumerate(plain):
                 plain[place] = _sharing_port(each)

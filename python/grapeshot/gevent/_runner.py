@@ -20,6 +20,7 @@ def runner_of(loop: object, likely: Any) -> Any:
     """
     if not _runs(likely, loop):
         for each in gc.get_objects():
+            # isinstance() would also ask the object for its class, and a dead weakref.proxy raises ReferenceError.
             if issubclass(type(each), greenlet.greenlet) and _runs(each, loop):
                 return each
     return likely

@@ -80,11 +80,11 @@ class UpgradeSocket:
     def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
         sock = self._take()
         unread: bytes = getattr(sock, "_unread", b"")
-        with memoryview(buffer) as whole, whole.cast("B") as view:
-            if unread and flags & socket.MSG_PEEK:
+        if unread and flags & socket.MSG_PEEK:
+            with memoryview(buffer) as whole, whole.cast("B") as view:
                 data = unread[: nbytes or len(view)]
                 view[: len(data)] = data
-                return len(data)
+            return len(data)
         if flags and not unread:
             count: int = sock.recv_into(buffer, nbytes, flags)
         else:
