@@ -40,7 +40,12 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     coro::register(module)?;
     streams::register(module)?;
     tls::register(module)?;
-    module.add_function(wrap_pyfunction!(bind_methods, module)?)
+    module.add_function(wrap_pyfunction!(bind_methods, module)?)?;
+    // Counting references to the module's functions is needless: they live as long as the process.
+    for function in module.dict().values() {
+        binding::defer_counting(&function);
+    }
+    Ok(())
 }
 
 /// `_bind_methods(kind)`: copies the native methods of `Loop` onto its subclass `kind`, except for methods that `kind`

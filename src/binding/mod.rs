@@ -35,8 +35,8 @@ mod parts {
     pub(super) use std::thread::yield_now;
 }
 
-/// Whether the build has a GIL, so that only one attached thread runs at a time. With a GIL, other threads put their
-/// callbacks directly into the ready queue; in free-threaded builds, they use the inbox.
+/// Whether the build has a GIL. With a GIL, only one attached thread runs at a time, and other threads put their
+/// callbacks directly into the ready queue. In free-threaded builds, they use the inbox.
 pub(crate) const HAS_GIL: bool = cfg!(not(Py_GIL_DISABLED));
 
 /// Whether an object's dict may be created later without making method calls slower. If an object can have a dict,
@@ -49,6 +49,24 @@ const HAS_TRASHCAN: bool = cfg!(Py_3_14);
 /// Whether an environment variable switches something on: it is set, and neither empty nor 0.
 pub(crate) fn is_switched_on(variable: &str) -> bool {
     std::env::var_os(variable).is_some_and(|value| !value.is_empty() && value != "0")
+}
+
+#[cfg(all(Py_GIL_DISABLED, Py_3_14))]
+unsafe extern "C" {
+    /// `Doc/c-api/object.rst`; pyo3-ffi does not export it.
+    fn PyUnstable_Object_EnableDeferredRefcount(object: *mut ffi::PyObject) -> std::ffi::c_int;
+}
+
+/// Lets the interpreter use the object without counting each reference, in free-threaded builds. Without this, threads
+/// that call the same function contend for its count. CPython frees such an object only in a collection, so this is for
+/// objects that live as long as the process.
+pub(crate) fn defer_counting(object: &Bound<'_, PyAny>) {
+    #[cfg(all(Py_GIL_DISABLED, Py_3_14))]
+    // SAFETY: attached, with a live object. The function ignores objects for which this is not possible.
+    unsafe {
+        PyUnstable_Object_EnableDeferredRefcount(object.as_ptr());
+    }
+    let _ = object;
 }
 
 /// `threading.get_ident()` of this thread.

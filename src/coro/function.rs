@@ -73,7 +73,8 @@ fn end(coro: Coro<'static>, result: *mut ffi::PyObject) {
         let py = coro.py();
         // SAFETY: a new reference, or null with an exception set.
         let result = unsafe { Bound::from_owned_ptr_or_err(py, result) };
-        // These are dropped here, on the coro's stack, so that their finalizers may still wait.
+        // The function and its arguments are dropped here, on the coro's stack, so that their finalizers may still
+        // wait.
         drop(with_critical_section(coro, || {
             (coro.function.take(py), coro.args.take(py), coro.kwargs.take(py))
         }));
@@ -170,10 +171,15 @@ fn schedule_callbacks(
     callbacks: &Bound<'_, PyAny>,
     event_loop: &Bound<'_, PyAny>,
 ) -> PyResult<()> {
+    let (event_loop, has_failed) = (LoopObject::of(event_loop), coro.exception.is_set());
     for entry in callbacks.cast::<PyList>()?.iter() {
         let entry = entry.cast_into::<PyTuple>()?;
         let (callback, context) = (entry.get_item(0)?, entry.get_item(1)?);
-        LoopObject::of(event_loop).soon(&callback, &[coro.as_ptr()], &context)?;
+        if has_failed {
+            event_loop.soon(&callback, &[coro.as_ptr()], &context)?;
+        } else {
+            event_loop.soon_after_wait(&callback, coro.as_ptr(), &context)?;
+        }
     }
     Ok(())
 }

@@ -16,10 +16,10 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
-use crate::binding::errors;
 use crate::binding::native_type::{NativeType, This, new_type, slot, with_critical_section};
 use crate::binding::object_cell::ObjectCell;
 use crate::binding::rows::{members_slot, offset_member};
+use crate::binding::{defer_counting, errors};
 
 #[repr(C)]
 struct CoroutineMethodObject {
@@ -45,7 +45,7 @@ unsafe extern "C" fn call(
     nargsf: usize,
     kwnames: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls this attached with an object of the type, and arguments by the calling convention. The
+    // SAFETY: CPython calls this, attached, with an object of the type, and arguments by the calling convention. The
     // native method gets an object of its own type as its first argument.
     unsafe {
         let count = ffi::PyVectorcall_NARGS(nargsf);
@@ -102,7 +102,7 @@ unsafe extern "C" fn bind(
 /// `__class__`. The stub's `__class__` makes the object look like a function: a mock binds the functions of the class
 /// that it imitates, but not other callables.
 unsafe extern "C" fn getattro(slf: *mut ffi::PyObject, name: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls tp_getattro attached with an object of the type and a string.
+    // SAFETY: CPython calls tp_getattro, attached, with an object of the type and a string.
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
@@ -128,7 +128,7 @@ unsafe extern "C" fn getattro(slf: *mut ffi::PyObject, name: *mut ffi::PyObject)
 }
 
 unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls tp_repr attached with an object of the type.
+    // SAFETY: CPython calls tp_repr, attached, with an object of the type.
     unsafe {
         let py = Python::assume_attached();
         errors::at_boundary(py, ptr::null_mut(), || {
@@ -194,6 +194,7 @@ fn coroutine_method<'py>(
             .d_common
             .d_type;
         (*object).stub.set(stub.clone());
+        defer_counting(&made);
         Ok(made)
     }
 }

@@ -34,6 +34,8 @@ pub(crate) struct LoopObject {
     /// `{"loop": self}`, the keyword arguments for creating futures. Set only while the loop runs, because the dict and
     /// the loop form a reference cycle.
     pub(super) future_kwargs: ObjectCell,
+    /// A done future, which `soon_after_wait` passes to tasks. Set only while the loop runs, for the same reason.
+    pub(super) done_future: ObjectCell,
     /// A list of the listeners that have paused accepting because of a limit: see `limit_methods`.
     pub(super) paused: ObjectCell,
     is_reactor_live: Cell<bool>,
@@ -114,7 +116,8 @@ impl LoopObject {
         self.reactor.access.owner() == current_thread()
     }
 
-    /// Whether a free-threaded build runs the loop in another thread, so that this one must not use its objects.
+    /// True if this is a free-threaded build and another thread runs the loop. This thread must then not use the loop's
+    /// objects.
     #[inline]
     pub(crate) fn is_owned_elsewhere(&self) -> bool {
         let owner = self.reactor.access.owner();
@@ -201,6 +204,7 @@ impl NativeType for LoopObject {
             &self.task_kwnames.0,
             &self.task_kwnames.1,
             &self.future_kwargs,
+            &self.done_future,
             &self.paused,
         ]
     }
@@ -232,7 +236,7 @@ pub(super) unsafe extern "C" fn new_loop(
     _args: *mut ffi::PyObject,
     _kwargs: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls tp_new attached with this type or a subclass, whose instances start with our layout. The
+    // SAFETY: CPython calls tp_new, attached, with this type or a subclass, whose instances start with our layout. The
     // allocation is zeroed, and the reactor is written into it before any other code sees the object.
     unsafe {
         let py = Python::assume_attached();

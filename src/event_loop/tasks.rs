@@ -1,5 +1,9 @@
 //! `create_future`, `create_task` and the task factory. They create stock `asyncio.Future` and `asyncio.Task` objects.
 
+use std::ffi::CStr;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
 use pyo3::exceptions::{PyAttributeError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -35,8 +39,8 @@ fn class_in(py: Python<'_>, module_dict: Kept, name: Kept) -> PyResult<Bound<'_,
 }
 
 /// `{"loop": self}`, created once per run. Passing this dict saves a third of the cost of creating a future. None while
-/// the loop does not run. In free-threaded builds also None in all threads but the one that runs the loop, because that
-/// thread drops the dict at the end of the run.
+/// the loop does not run. In free-threaded builds, all threads but the one that runs the loop get None, because that
+/// one drops the dict at the end of the run.
 #[inline]
 fn future_kwargs(this: This<'_, LoopObject>) -> PyResult<Option<Bound<'_, PyAny>>> {
     let py = this.py();
@@ -80,6 +84,88 @@ fn create_future<'py>(this: This<'py, LoopObject>, _: Args<'_, 'py>) -> ObjectRe
                 names(py).kw_loop.as_ptr(),
             ),
         )
+    }
+}
+
+/// The entry of CPython's method table for the callback with which a task waits for a future. Null until it was found.
+static TASK_WAKEUP: AtomicPtr<ffi::PyMethodDef> = AtomicPtr::new(ptr::null_mut());
+
+/// Whether the callback is the one with which CPython's own `Task` waits for a future.
+#[inline]
+fn wakes_task(callback: &Bound<'_, PyAny>) -> bool {
+    // SAFETY: attached, with a live object; a builtin function has this layout.
+    unsafe {
+        if ffi::PyCFunction_CheckExact(callback.as_ptr()) == 0 {
+            return false;
+        }
+        let function = &*callback.as_ptr().cast::<ffi::PyCFunctionObject>();
+        let known = TASK_WAKEUP.load(Ordering::Relaxed);
+        function.m_ml == known || (known.is_null() && learn_wakeup(callback.py(), function))
+    }
+}
+
+/// Stores the method table's entry if the function is a task's callback. Returns whether it is.
+///
+/// # Safety
+/// A live builtin function.
+#[cold]
+unsafe fn learn_wakeup(py: Python<'_>, function: &ffi::PyCFunctionObject) -> bool {
+    let task_type = names(py).task_type.as_ptr().cast();
+    // SAFETY: by the contract; each method table's entry has a name.
+    let is_wakeup = unsafe {
+        !function.m_self.is_null()
+            && ffi::PyObject_TypeCheck(function.m_self, task_type) != 0
+            && CStr::from_ptr((*function.m_ml).ml_name) == c"task_wakeup"
+    };
+    if is_wakeup {
+        TASK_WAKEUP.store(function.m_ml, Ordering::Relaxed);
+    }
+    is_wakeup
+}
+
+impl LoopObject {
+    /// Schedules `callback(awaited)`. `awaited` is one of our own objects that tasks await, and its wait has ended
+    /// without an exception.
+    ///
+    /// CPython's task asks the object for its result before it goes on, and drops the result. If the object is not an
+    /// `asyncio.Future`, the task looks its method up by a string that it has just made, which no cache of methods
+    /// contains. In free-threaded builds, all threads then also write to the same cache. Therefore a task gets a
+    /// done future instead.
+    #[inline]
+    pub(crate) fn soon_after_wait(
+        &self,
+        callback: &Bound<'_, PyAny>,
+        awaited: *mut ffi::PyObject,
+        context: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        if wakes_task(callback)
+            && let Some(future) = self.done_future(callback.py())?
+        {
+            return self.soon(callback, &[future.as_ptr()], context);
+        }
+        self.soon(callback, &[awaited], context)
+    }
+
+    /// A future of this loop that is done. None while the loop does not run, and in other threads.
+    #[inline]
+    fn done_future<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        if !self.is_owned_here() {
+            return Ok(None);
+        }
+        match self.done_future.get(py) {
+            Some(future) => Ok(Some(future)),
+            None => self.make_done_future(py).map(Some),
+        }
+    }
+
+    #[cold]
+    fn make_done_future<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let kwargs = new_objects::dict(py)?;
+        kwargs.set_item(names(py).loop_keyword.bind(py), self.to_bound(py))?;
+        let future = names(py).future_type.bind(py).call((), Some(&kwargs))?;
+        future.call_method1(names(py).set_result.bind(py).cast::<PyString>()?, (py.None(),))?;
+        self.done_future.set(future.clone());
+        Ok(future)
     }
 }
 
@@ -133,8 +219,8 @@ fn has_plain_keywords(args: &Args<'_, '_>) -> bool {
     }
 }
 
-/// Whether asyncio's C code knows this loop as the one that runs in this thread. Always false before Python 3.14,
-/// because asking these versions costs more than it saves.
+/// Whether asyncio's C code knows this loop as the one that runs in this thread. Always false before Python 3.14, where
+/// finding out costs more than it saves.
 #[inline]
 fn is_running_loop(this: This<'_, LoopObject>) -> PyResult<bool> {
     let Some(get_running_loop) = names(this.py()).get_running_loop else {

@@ -105,7 +105,7 @@ pub(crate) fn is_waiter(object: &Bound<'_, PyAny>) -> bool {
     object.get_type_ptr() == WAITER_TYPE.load(Ordering::Relaxed)
 }
 
-/// The native side of a waiter. The caller knows that the object is one.
+/// The native side of `object`, which must be a waiter.
 pub(crate) fn waiter_of<'py>(object: &Bound<'py, PyAny>) -> Waiter<'py> {
     debug_assert!(is_waiter(object));
     // SAFETY: the object is a waiter (checked above in debug builds), and the caller keeps it alive while it uses the
@@ -208,7 +208,11 @@ fn schedule(this: Waiter<'_>) -> PyResult<()> {
 }
 
 fn schedule_one(this: Waiter<'_>, callback: &Bound<'_, PyAny>, context: &Bound<'_, PyAny>) -> PyResult<()> {
-    this.loop_object().soon(callback, &[this.as_ptr()], context)
+    let event_loop = this.loop_object();
+    if this.state.get() == WaiterState::Done {
+        return event_loop.soon_after_wait(callback, this.as_ptr(), context);
+    }
+    event_loop.soon(callback, &[this.as_ptr()], context)
 }
 
 fn add_done_callback<'py>(this: Waiter<'py>, args: Args<'_, 'py>) -> ObjectResult<'py> {
@@ -410,7 +414,7 @@ unsafe extern "C" fn set_blocking(
 
 /// `<Waiter pending read fd=5>`, which the repr of the waiting task includes.
 unsafe extern "C" fn repr(slf: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: CPython calls tp_repr attached with an object of this type.
+    // SAFETY: CPython calls tp_repr, attached, with an object of this type.
     unsafe {
         represent::<WaiterObject>(slf, |this| {
             let state = match this.state.get() {

@@ -76,6 +76,7 @@ impl Reactor {
         self.ready.track_kept(py);
         self.timers.track_kept(py);
         drop(event_loop.future_kwargs.take(py));
+        drop(event_loop.done_future.take(py));
         self.signals.leave(&event_loop.to_bound(py));
         self.probe.counters.clock.end_run();
         result
@@ -389,7 +390,8 @@ fn report_panic(py: Python<'_>, event_loop: &LoopObject, payload: &(dyn Any + Se
     )
 }
 
-/// `call_source` as a step that the probe watches. Not inlined: greenlets copy the stack below `dispatch`.
+/// `call_source` as a step that the probe watches. Not inlined, because that would enlarge the frame of `dispatch`,
+/// which greenlets copy.
 #[cold]
 #[inline(never)]
 fn watch_source(py: Python<'_>, event_loop: &LoopObject, source: SourceRef, event: Event) -> PyResult<()> {
