@@ -63,8 +63,6 @@ class sock(CoroSocket):  # noqa: N801  # Shrapnel's name
         items = list(buffers)
         if items and all(isinstance(item, int) for item in items):
             return self._read_sizes(items)
-        if self._has_unread():
-            return next((self._recv_into(buffer) for buffer in items if _len_of(buffer)), 0)
         return self.recvmsg_into(items)[0]
 
     def _read_sizes(self, sizes: list[int]) -> tuple[bytes, ...]:
@@ -99,12 +97,6 @@ class sock(CoroSocket):  # noqa: N801  # Shrapnel's name
                 views[0] = views[0][sent:]
         return whole
 
-    def _has_unread(self) -> bool:
-        return bool(getattr(self, "_unread", b""))
-
-    def _recv_into(self, buffer: WriteableBuffer) -> int:
-        return self.recv_into(buffer)
-
     def start_tls(
         self, context: ssl.SSLContext, *, server_side: bool = False, server_hostname: str | None = None
     ) -> ssl.SSLSocket:
@@ -118,7 +110,7 @@ class sock(CoroSocket):  # noqa: N801  # Shrapnel's name
             TimeoutError: the handshake took longer than the socket's timeout.
             ValueError: a :meth:`recv_exact` that failed has left data in this object that was not read yet.
         """
-        if self._has_unread():
+        if getattr(self, "_unread", b""):
             raise ValueError("recv_exact() has left data that was not read: read it with recv() before start_tls()")
         from ._tls import wrap
 
@@ -128,11 +120,6 @@ class sock(CoroSocket):  # noqa: N801  # Shrapnel's name
 # Put the native methods on this class itself. CPython calls them faster than inherited methods, and the calls take less
 # room on the stack of a coro that waits.
 _core._coro_bind_socket_methods(sock)
-
-
-def _len_of(buffer: Any) -> int:
-    with memoryview(buffer) as view:
-        return view.nbytes
 
 
 def tcp_sock() -> sock:
@@ -173,6 +160,6 @@ def socketpair(
             sock(far.family, far.type, far.proto, fileno=far.detach()),
         )
     finally:
-        # close() has no effect on a detached socket. If making a `sock` raised, some socket was not detached.
+        # If making a `sock` raised, close the sockets that were not detached. On the others close() has no effect.
         near.close()
         far.close()

@@ -47,7 +47,10 @@ _UNDER_WAY = frozenset((errno.EINPROGRESS, errno.EALREADY, errno.EINTR))
 _CONNECT_TELLS = sys.platform == "linux"
 # The first and the longest pause between two attempts to connect while the server's queue is full, in seconds.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
-# Held while data is put back or taken out again. Reentrant: a finalizer may receive data in a thread that holds it.
+# Flags of calls that do not receive the data of the stream.
+_NOT_DATA = socket.MSG_OOB | getattr(socket, "MSG_ERRQUEUE", 0)
+# Held while data is put back or taken out again. Reentrant, because a finalizer may receive data in a thread that holds
+# this lock.
 _putting_back = real_rlock()
 
 
@@ -110,7 +113,7 @@ class CoroSocket(_Native):
         if not self.getblocking():
             raise ValueError("non-blocking sockets are not supported")
         if os.get_blocking(self.fileno()):
-            # Other code that shares the descriptor has set this mode. os.sendfile() would block the thread, and
+            # Other code that shares the descriptor has set this mode, in which os.sendfile() would block the thread.
             # send(), which is used instead, does not.
             raise socket._GiveupOnSendfile("the descriptor is in blocking mode")  # type: ignore[attr-defined]
         start = offset
@@ -118,6 +121,7 @@ class CoroSocket(_Native):
         try:
             while count is None or offset - start < count:
                 wanted = PART_LEN if count is None else min(count - (offset - start), PART_LEN)
+                wanted = prefetch.limited(offset, wanted)
                 # os.sendfile() would block the thread until the disk has delivered this part.
                 wait_in_memory(prefetch, number, offset, wanted)
                 try:
@@ -138,8 +142,8 @@ class CoroSocket(_Native):
                 file.seek(offset)
         return offset - start
 
-    # Data that was received but not returned yet: a recv_exact has failed, or a server hands its connection over to
-    # other code. Native code calls these methods, too.
+    # These methods are for data that was received but not returned yet, because a recv_exact has failed or because a
+    # server hands its connection over to other code. Native code calls the methods, too.
 
     def _put_back(self, data: bytes) -> None:
         with _putting_back:
@@ -160,3 +164,37 @@ class CoroSocket(_Native):
         with memoryview(buffer) as view, view.cast("B") as octets:
             octets[: len(data)] = data
         return len(data)
+
+    def _receive_unread(self, method: str, args: tuple[Any, ...]) -> Any:
+        """Return kept data in the form in which ``method`` of socket.socket returns data from the peer.
+
+        Return None if no such data is left, or if the call asks for other data (urgent data). Also return None if the
+        arguments are wrong: the method itself then raises the error.
+        """
+        target, flags = args[0], args[-1]
+        if not isinstance(flags, int) or flags & _NOT_DATA:
+            return None
+        if method in ("recv", "recvfrom", "recvmsg"):
+            if not isinstance(target, int) or target <= 0 or (data := self._take_unread(target)) is None:
+                return None
+            result: Any = data
+        else:
+            try:
+                views = [memoryview(part).cast("B") for part in (target if method == "recvmsg_into" else (target,))]
+                wanted = sum(view.nbytes for view in views)
+                if method != "recvmsg_into" and args[1]:
+                    wanted = args[1] if 0 < args[1] <= wanted else 0
+            except TypeError:
+                return None
+            if not wanted or any(view.readonly for view in views) or (data := self._take_unread(wanted)) is None:
+                return None
+            rest = data
+            for view in views:
+                view[: len(rest)] = rest[: view.nbytes]
+                rest = rest[view.nbytes :]
+            result = len(data)
+        if flags & socket.MSG_PEEK:
+            self._put_back(data)
+        if method.startswith("recvmsg"):
+            return result, [], 0, None
+        return (result, None) if method.startswith("recvfrom") else result

@@ -183,6 +183,13 @@ impl Operation for BaseCall {
             self.converted = convert_arguments(socket, self.method, &self.args)?;
             self.has_begun = true;
         }
+        if direction == Direction::Read
+            && socket.extra().has_unread.get()
+            && let Some(converted) = &self.converted
+            && let Some(value) = receive_unread(socket, self.method, converted)?
+        {
+            return Ok(Attempt::Done(value));
+        }
         let mut values = vec![socket.object().as_ptr()];
         let mut kwnames = ptr::null_mut();
         let mut count = values.len();
@@ -210,6 +217,23 @@ impl Operation for BaseCall {
             Err(error) => Err(error),
         }
     }
+}
+
+/// The result of the call, taken from data that was put back (`_put_back`). None if no such data is left, or if the
+/// call asks for other data.
+#[cold]
+fn receive_unread<'py>(
+    socket: &Socket<'py>,
+    method: Method,
+    converted: &[Py<PyAny>],
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let py = socket.py();
+    let arguments = PyTuple::new(py, converted.iter().map(|value| value.bind(py)))?;
+    let name = NAMES[method as usize];
+    let value = socket
+        .object()
+        .call_method1("_receive_unread", (name, arguments))?;
+    Ok((!value.is_none()).then_some(value))
 }
 
 /// Converts the arguments of a call for all attempts. None if they do not fit the parameters.

@@ -264,9 +264,64 @@ def test_data_that_an_interrupted_read_has_put_back_comes_first(flags):
     assert coro.run(main) == (b"hel", b"lo", b", world")
 
 
-def test_other_coros_run_while_one_waits():
-    """The loop runs: a coro that waits for input does not stop it."""
+def _into(method, *args, **kwargs):
+    """Call a method that fills a buffer. Return what it returned, and the buffer."""
+    buffer = bytearray(4)
+    return method(buffer, *args, **kwargs), bytes(buffer)
 
+
+def _into_two(sock, *args):
+    buffers = [bytearray(1), memoryview(bytearray(4))[::1]]
+    return sock.recvmsg_into(buffers, *args), [bytes(buffer) for buffer in buffers]
+
+
+CALLS = {
+    "recv, peek": lambda sock: (sock.recv(3, socket.MSG_PEEK), sock.recv(3), sock.recv(9)),
+    "recv_into, flags": lambda sock: _into(sock.recv_into, flags=socket.MSG_PEEK),
+    "recvfrom": lambda sock: (sock.recvfrom(3), sock.recvfrom(9, socket.MSG_PEEK)),
+    "recvfrom_into": lambda sock: (_into(sock.recvfrom_into), _into(sock.recvfrom_into, 3, socket.MSG_PEEK)),
+    "recvmsg": lambda sock: (sock.recvmsg(3), sock.recvmsg(9, 100, socket.MSG_PEEK)),
+    "recvmsg_into": lambda sock: (_into_two(sock, 0, socket.MSG_PEEK), _into_two(sock), sock.recv(9, 0)),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_each_receiving_method_returns_data_that_was_put_back(call):
+    near, far = socket.socketpair()
+    with near, far:
+        far.sendall(b"hello, world")
+        expected = call(near)
+
+    def main():
+        near, far = coro.socketpair()
+        with near, far:
+            near._put_back(b"hello, world")
+            return call(near)
+
+    assert coro.run(main) == expected
+
+
+def test_wrong_arguments_take_nothing_of_the_data_that_was_put_back():
+    def main():
+        near, far = coro.socketpair()
+        with near, far:
+            near._put_back(b"hello")
+            for call in (
+                lambda: near.recv(-1, socket.MSG_PEEK),
+                lambda: near.recvfrom("1"),
+                lambda: near.recv_into(bytearray(2), 3, socket.MSG_PEEK),
+                lambda: near.recvfrom_into(b"read-only"),
+                lambda: near.recvmsg_into([b"read-only"]),
+                lambda: near.recvmsg(9, 0, "flags"),
+            ):
+                with pytest.raises((TypeError, ValueError)):
+                    call()
+            return near.recv(9)
+
+    assert coro.run(main) == b"hello"
+
+
+def test_other_coros_run_while_one_waits():
     def main():
         near, far = coro.socketpair()
         with near, far:

@@ -78,7 +78,7 @@ def test_interrupts_at_random_lose_no_byte(family):
                 buffer = bytearray(length)
                 part = bytes(buffer[: sock.recv_into(buffer)])
             elif way == 2:
-                part = sock.recvmsg(length)[0] if not sock._has_unread() else sock.recv(length)
+                part = sock.recvmsg(length)[0]
             else:
                 try:
                     part = sock.recv_exact(min(length, 5000))
