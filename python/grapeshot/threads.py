@@ -63,11 +63,11 @@ _LOOK_FOR_CLOSED_S = 5.0
 
 
 class _ABSENT:
-    """Stands for a missing item. A class, because threads would contend for the reference count of an instance."""
+    """Stands for a missing item. This is a class: threads would contend for the reference count of an instance."""
 
 
 def _set_done(future: asyncio.Future[Any]) -> None:
-    """Wake a task of another package's loop. Called there."""
+    """Wake a task of another package's loop. Called in the thread of that loop."""
     if not future.done():
         future.set_result(None)
 
@@ -266,13 +266,13 @@ async def _call(fn: Callable[..., Awaitable[_T]], args: Any, kwargs: Any) -> _T:
 async def await_on(loop: asyncio.AbstractEventLoop, awaitable: Awaitable[_T]) -> _T:
     """Await something in the thread of another loop, and return its result.
 
-    A cancellation is passed on to that loop. This call then waits until the awaitable has ended there, and has its
-    outcome, just as when a task awaits another task. If the other loop is stopped before the awaitable has ended, this
-    call waits until that loop runs again or this call is cancelled.
+    A cancellation is passed on to that loop. This call then waits until the awaitable has ended there, and returns or
+    raises what the awaitable did, just as when a task awaits another task. If the other loop is stopped before the
+    awaitable has ended, this call waits until that loop runs again or this call is cancelled.
 
     Raises:
-        RuntimeError: the loop is closed, or was closed before the awaitable had ended. (The second is noticed after
-            some seconds.)
+        RuntimeError: the loop is closed, or was closed before the awaitable had ended. (If the loop is closed during
+            the call, this is noticed after some seconds.)
         Exception: whatever the awaitable raises.
     """
     here = asyncio.get_running_loop()
@@ -282,7 +282,7 @@ async def await_on(loop: asyncio.AbstractEventLoop, awaitable: Awaitable[_T]) ->
 
 
 class _Call:
-    """One ``await_on``. Its methods say in which loop's thread they are called."""
+    """One call of ``await_on``. Methods run in the thread of the caller's loop (here) or of the other loop (there)."""
 
     def __init__(
         self, here: asyncio.AbstractEventLoop, there: asyncio.AbstractEventLoop, awaitable: Awaitable[Any]
@@ -330,7 +330,10 @@ class _Call:
             if inspect.iscoroutine(self._awaitable):
                 self._awaitable.close()
             return True
-        return not self._task.done()  # if it has ended, `_end` is on its way
+        if not self._task.done():
+            return True
+        self._end()  # the loop there may have been closed before it called `_report`
+        return False
 
     def _start(self) -> None:
         """Start a task. (there)"""

@@ -166,7 +166,7 @@ def test_await_on_passes_a_cancellation_on_and_waits_for_the_end(there, run_here
         await asyncio.to_thread(began.wait)
         task.cancel()
         assert await task == "refused"
-        # Cancelled before the call has begun there.
+        # This task is cancelled before the call has begun there.
         task = asyncio.ensure_future(threads.await_on(there, wait()))
         await asyncio.sleep(0)
         task.cancel()
@@ -247,6 +247,29 @@ def test_the_other_loop_is_closed_during_a_call(factory, run_here, monkeypatch):
         for each in (task, late):
             with pytest.raises(RuntimeError, match="was closed before the awaitable had ended"):
                 await each
+
+    run_here(main())
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_the_other_loop_stops_and_is_closed_as_the_call_ends(factory, run_here, monkeypatch):
+    """The other loop never calls the callbacks of the call's task. But the task has ended, so its result is
+    returned."""
+    monkeypatch.setattr(threads, "_LOOK_FOR_CLOSED_S", 0.02)
+    loop = factory()
+
+    async def work():
+        loop.stop()
+        return "result"
+
+    async def main():
+        task = asyncio.ensure_future(threads.await_on(loop, work()))
+        await asyncio.sleep(0)
+        thread = threading.Thread(target=loop.run_forever)
+        thread.start()
+        thread.join()
+        loop.close()
+        assert await task == "result"
 
     run_here(main())
 
