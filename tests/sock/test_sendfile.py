@@ -13,6 +13,8 @@ import pytest
 from support import Peer, Recorder, connected, iterations, raw_pair, until
 from tls.endpoints import connected as tls_connected
 
+from grapeshot import _core
+
 pytestmark = pytest.mark.skip_on(uvloop="#228: has neither sendfile() nor sock_sendfile()")
 
 CONTENT = random.Random(5).randbytes(3_000_000)
@@ -448,3 +450,30 @@ async def test_a_file_that_shrinks_during_the_transfer(loop, tmp_path):
         assert opened.tell() == await task
         transport.abort()
         await iterations(3)
+
+
+@pytest.mark.only_on("grapeshot")
+async def test_no_part_is_sent_before_it_was_looked_for_in_memory(loop, file, monkeypatch):
+    """A socket takes less than it is offered. The next part must not reach beyond what was checked."""
+    checked, sent = 0, []
+    read_now, send_file = _core._aio_read_now, _core._send_file
+
+    def note_check(fd, size, offset):
+        nonlocal checked
+        checked = max(checked, offset + size)
+        return read_now(fd, size, offset)
+
+    def note_send(sock, fd, offset, length):
+        sent.append(offset + length <= checked)
+        return send_file(sock, fd, offset, length)
+
+    monkeypatch.setattr(_core, "_aio_read_now", note_check)
+    monkeypatch.setattr(_core, "_send_file", note_send)
+    ours, theirs = raw_pair(small=True)
+    ours.setblocking(False)
+    with ours, Peer(theirs) as peer:
+        task = loop.create_task(loop.sock_sendfile(ours, file))
+        await read_for(task, peer)
+        assert await task == len(CONTENT)
+    assert len(sent) > 3
+    assert all(sent)

@@ -1,4 +1,4 @@
-"""Calls on files that do not block the loop: made with io_uring, or in native threads on systems without it.
+"""Makes calls on files without blocking the loop: with io_uring or, on systems without it, in native threads.
 
 A read or an open that need not wait for a disk is made at once, in the loop's thread. This is possible because a flag
 (``RWF_NOWAIT``, ``RESOLVE_CACHED``) makes the kernel refuse the call if it needs data that is not in memory. All other
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 OWN_POSITION = -1
 # The largest read that is tried at once: copying more would hold up the loop.
 _MAX_AT_ONCE = 1024 * 1024
-# The most that one sendfile call sends. If this part of the file is not in memory, it is read first (`Prefetch`).
+# The most bytes that one sendfile call sends. A part of the file that is not in memory is read first (`Prefetch`).
 PART_LEN = 1024 * 1024
-# After a loop's tasks have read _TURN bytes without waiting, the reading task lets others run. Each read counts as at
-# least _MIN_COST bytes.
+# After a loop's tasks have read _TURN bytes without waiting, the task that read last lets others run. Each read counts
+# as at least _MIN_COST bytes.
 _TURN, _MIN_COST = 4 * 1024 * 1024, 16 * 1024
 # How long the close of a loop waits for calls that have begun (their memory cannot be freed before they end). It waits
 # in steps, and holds the GIL for at most _STOP_STEP_S in each step.
@@ -60,7 +60,8 @@ class AioQueue(Answers):
 
         Cancelling the future ends the wait, but the call may go on; a write always goes on. ``on_end`` is called once,
         when the call no longer uses its descriptor, with the result or the exception, or with None if the call was not
-        made or the loop was closed. (A call that still runs a second after the loop was closed does not call it.)
+        made or the loop was closed. (Closing the loop waits up to a second for the call. If it still runs then,
+        ``on_end`` is never called.)
 
         Raises:
             OSError: the process cannot start a thread.
@@ -75,7 +76,7 @@ class AioQueue(Answers):
         return self._future_of(ticket, on_end, can_be_withdrawn=name != "write")
 
     def is_turn_over(self, length: int) -> bool:
-        """Note that a task has read ``length`` bytes without waiting. Return True if it must let others run now."""
+        """Count ``length`` bytes that a task has read without waiting. Return True if the task must let others run."""
         self._read_at_once += max(length, _MIN_COST)
         if self._read_at_once < _TURN:
             return False
@@ -91,10 +92,10 @@ class AioQueue(Answers):
         left = native.stop(0.0)
         end_s = time.monotonic() + _STOP_S
         while left and time.monotonic() < end_s:
-            time.sleep(0)  # other threads run
+            time.sleep(0)  # lets other threads run
             left = native.stop(_STOP_STEP_S)
         if left:
-            # The calls that go on may still use their descriptors.
+            # The calls that go on may still use their descriptors, so on_end is called only for those that have ended.
             ended: list[tuple[int, Any]] = []
             native.take(ended)
             calls = {ticket: calls[ticket] for ticket, _ in ended if ticket in calls}
@@ -135,10 +136,10 @@ def octets(data: Any) -> bytes:
 
 
 def read_now(fd: int, size: int, offset: int) -> bytes | None:
-    """Read up to ``size`` bytes if the kernel has them in memory, otherwise return None. At the end, return b"".
+    """Read up to ``size`` bytes if the kernel has them in memory, otherwise return None.
 
-    If only the first part is in memory, this returns None too, except at the file's own position. It also returns None
-    if ``size`` is more than 1 MiB.
+    At the end of the file, this returns b"". If only the first part is in memory, it returns None too, except at the
+    file's own position. It also returns None if ``size`` is more than 1 MiB.
 
     Raises:
         OSError: as :func:`os.pread`.
@@ -156,10 +157,14 @@ class Prefetch:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._end = 0  # everything before this offset was in memory, or was read
+        self._end = 0  # the end of the part that was checked last
+
+    def limited(self, offset: int, length: int) -> int:
+        """Return how much to send next: ``length``, but not beyond the end of the part that was checked last."""
+        return min(length, self._end - offset) if offset < self._end else length
 
     def is_needed(self, offset: int, length: int) -> bool:
-        """Whether the part must be read first. If that cannot be found out, the caller just sends it."""
+        """Whether the part must be read first. False if it was checked before, or if it cannot be checked."""
         if offset < self._end:
             return False
         self._end = offset + length
@@ -176,7 +181,7 @@ def others_run() -> Generator[None, None, None]:
 
 
 async def open_file(queue: AioQueue, path: bytes, flags: int, mode: int) -> int:
-    """Return a new descriptor, which is not inheritable.
+    """Open ``path``; return the descriptor, which is not inheritable.
 
     Raises:
         OSError: as :func:`os.open`, but without the path.

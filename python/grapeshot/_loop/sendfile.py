@@ -38,15 +38,15 @@ async def sock_sendfile(
     *,
     fallback: bool | None = True,
 ) -> int:
-    """Send ``count`` bytes of ``file`` from ``offset`` on (None: up to its end) on a connected socket.
+    """Send ``count`` bytes (None: all) of ``file``, beginning at ``offset``, on a connected socket.
 
     Returns the number of bytes sent.
 
     Raises:
         asyncio.SendfileNotAvailableError: the system call does not work here, and ``fallback`` is false.
         OSError: the connection failed. ``file.tell()`` is the position behind the last byte sent.
-        TypeError, ValueError: an argument has a wrong type or value, ``sock`` is not a plain stream socket, or, in
-            debug mode, it is blocking.
+        TypeError, ValueError: an argument has a wrong type or value, ``sock`` is not a plain stream socket or, in
+            debug mode, ``sock`` is blocking.
     """
     if loop.get_debug() and sock.gettimeout() != 0:
         raise ValueError("the socket must be non-blocking")
@@ -69,7 +69,7 @@ async def sendfile(
     *,
     fallback: bool = True,
 ) -> int:
-    """Send ``count`` bytes of ``file`` from ``offset`` on (None: up to its end); return the number of bytes sent.
+    """Send ``count`` bytes (None: all) of ``file``, beginning at ``offset``; return the number of bytes sent.
 
     The bytes are sent after all data that was written before. During the call, the transport does not read. If the
     system call is used, the transport also refuses writes.
@@ -164,19 +164,17 @@ async def _send_by_system(
         file_len = _core._file_len(file_fd)
     except (AttributeError, OSError) as exc:  # io.UnsupportedOperation is an OSError
         raise asyncio.SendfileNotAvailableError("not a regular file") from exc
-    part_len = count or file_len
-    if not part_len:
+    if not (count or file_len):
         return 0
     total = 0
     has_waited = False
     prefetch = aio.Prefetch(file_fd)
     try:
         while True:
-            if count:
-                part_len = count - total
-                if part_len <= 0:
-                    return total
-            part_len = min(part_len, aio.PART_LEN)
+            left = count - total if count else file_len
+            if left <= 0:
+                return total
+            part_len = prefetch.limited(offset, min(left, aio.PART_LEN))
             if prefetch.is_needed(offset, part_len):
                 # The system call would block the loop until the disk has delivered this part.
                 with contextlib.suppress(OSError):
@@ -273,7 +271,7 @@ class _FallbackProtocol(asyncio.Protocol):
         transport.set_protocol(self)
 
     async def drain(self) -> None:
-        """Wait until the transport accepts more. If the connection is lost, raise ConnectionError or its error."""
+        """Wait until the transport accepts more. If the connection is lost, raise its error or ConnectionError."""
         if self._transport.is_closing():
             raise ConnectionError("Connection closed by peer")
         if self._writable is not None:
