@@ -4,12 +4,12 @@
 //!   kept, then lent ciphertext --> read()  [ SSL ]  write() --> the window, then `outgoing`
 //! ```
 //!
-//! Ciphertext that has just been received is lent for the time of one call, and only what OpenSSL did not read is
+//! Ciphertext that has just been received is lent for the duration of one call, and only what OpenSSL did not read is
 //! copied. Ciphertext that OpenSSL writes goes to the *window*, a `bytes` object that is passed on without a copy.
 //!
 //! OpenSSL and the `Direct` each hold a reference to the BIO. So after the transport was freed, the `ssl.SSLObject` can
-//! still read the rest of the buffers. A lock protects the buffers, because a program may use that object in another
-//! thread.
+//! still read what is left in the buffers. A lock protects the buffers, because a program may use that object in
+//! another thread.
 
 use std::ffi::{c_char, c_int, c_long, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -42,14 +42,14 @@ pub(super) struct Buffers {
     window: *mut u8,
     window_capacity: usize,
     window_len: usize,
-    /// The ciphertext that did not fit into the window, or came while there was none.
+    /// The ciphertext that did not fit into the window, or came while there was no window, and all that came after it.
     outgoing: Vec<u8>,
     /// There was no memory for ciphertext. Nothing can be read or written any more.
     pub(super) is_broken: bool,
 }
 
 // SAFETY: the pointers lead to memory that may be used from any thread. `lend` and `open_window` demand that the memory
-// is valid until it is withdrawn, and withdrawing it takes the lock.
+// is valid until it is withdrawn. Withdrawing it takes the lock, so no other thread is using it then.
 unsafe impl Send for Buffers {}
 
 impl Buffers {
@@ -120,7 +120,7 @@ impl Buffers {
         self.lent = ptr::null();
     }
 
-    /// True if `open_window` may be called: there is no window, and no ciphertext that must leave before the window's.
+    /// True if `open_window` may be called: there is no window, and no older ciphertext that must be sent first.
     pub(super) fn may_open_window(&self) -> bool {
         self.window.is_null() && self.outgoing.is_empty()
     }
@@ -180,14 +180,17 @@ impl Buffers {
 
     /// Takes `data`, which OpenSSL writes. False if there is no memory.
     fn take(&mut self, data: &[u8]) -> bool {
+        if self.is_broken {
+            return false;
+        }
         if self.outgoing.is_empty() && data.len() <= self.window_capacity - self.window_len {
-            // SAFETY: the window has that much space (0 bytes if there is none), and `open_window` demands that it is
-            // valid and not used by other code.
+            // SAFETY: the window has that much space (without a window, `data` is empty), and `open_window` demands that
+            // its memory is valid and not used by other code.
             unsafe { ptr::copy_nonoverlapping(data.as_ptr(), self.window.add(self.window_len), data.len()) };
             self.window_len += data.len();
             return true;
         }
-        if self.is_broken || self.outgoing.try_reserve(data.len()).is_err() {
+        if self.outgoing.try_reserve(data.len()).is_err() {
             self.is_broken = true;
             return false;
         }
@@ -199,7 +202,7 @@ impl Buffers {
 // OpenSSL calls the functions below only for BIOs that `Direct::new` has made. So `OpenSsl`, the table of OpenSSL's own
 // functions, is loaded by then.
 
-/// Locks the buffers. No code runs Python code or panics while it holds the lock.
+/// Locks the buffers. Code that holds the lock never calls Python and never panics.
 pub(super) fn locked(buffers: &Mutex<Buffers>) -> MutexGuard<'_, Buffers> {
     buffers.lock().unwrap_or_else(PoisonError::into_inner)
 }

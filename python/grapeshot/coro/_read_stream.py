@@ -25,8 +25,8 @@ class read_stream:  # noqa: N801  # Shrapnel's name
     If a read is interrupted, times out or fails, the data that it has already got from the source is kept for the next
     read. ``limit`` is the greatest length, in bytes, of a line or a delimited part.
 
-    A file must be binary. If it has a descriptor, it is read through a :class:`file_sock`. The stream never closes its
-    source.
+    A file must be binary. If it has a descriptor, it is read through a :class:`file_sock`, unless
+    ``socket.makefile()`` made it. The stream never closes its source.
 
     ::
 
@@ -98,10 +98,11 @@ class read_stream:  # noqa: N801  # Shrapnel's name
             asyncio.LimitOverrunError: there are more than ``limit`` bytes. The data read so far is kept for the next
                 read.
         """
-        while self._fill(_CHUNK_LEN):
+        while True:
             if limit is not None and len(self._unread) > limit:
                 raise _overrun(limit, len(self._unread))
-        return self._take(len(self._unread))
+            if not self._fill(_CHUNK_LEN):
+                return self._take(len(self._unread))
 
     def __iter__(self) -> read_stream:
         return self
@@ -159,7 +160,7 @@ def _receiver(source: Any) -> Callable[[int], bytes | None]:
         return source.recv  # type: ignore[no-any-return]
     if isinstance(source, io.TextIOBase) or not hasattr(source, "read"):
         raise TypeError(f"a socket or a binary file is required, not {type(source).__name__}")
-    # A file that socket.makefile() has made already lets other coros run, because its socket does.
+    # A file made by socket.makefile() needs no file_sock: its socket lets other coros run.
     if not isinstance(getattr(source, "raw", source), socket.SocketIO):
         try:
             source.fileno()
