@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Mapping
 from benchmarks._machine import ROOT
 
 LOOPS = ("grapeshot", "uvloop", "zuvloop", "rloop", "asyncio")
-# Not event loops: aiofastnet replaces the transports of the loop whose name follows the `+`. These take part in the
-# cases in which the transports matter most.
+# aiofastnet is not a loop: it replaces the transports of the loop whose name follows the `+`. These combinations take
+# part in the cases in which the transports matter most.
 AIOFASTNET = ("aiofastnet+asyncio", "aiofastnet+uvloop", "aiofastnet+grapeshot")
-# Not an event loop: the epoll server of the load generator's crate. It takes part in the cases that it can serve.
+# The epoll server of the load generator's crate, which is not a loop. It takes part in the cases that it can serve.
 RAW = "raw"
 
 # The packages whose versions are recorded: the compared ones, and the packages that the servers and clients use.

@@ -31,7 +31,7 @@ def cores() -> tuple[int | None, int | None]:
 
 @contextlib.contextmanager
 def on_core(core: int | None) -> Iterator[None]:
-    """Pin the calling thread to this core during the block. Processes that it starts there stay on this core."""
+    """Pin the calling thread to this core during the block. Processes that it starts then stay on this core."""
     if core is None:
         yield
         return

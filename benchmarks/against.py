@@ -46,8 +46,8 @@ def same_versions(before: dict[str, Any], after: dict[str, Any]) -> set[str]:
 
 
 def common(before: dict[str, Any], after: dict[str, Any]) -> Iterator[tuple[str, str | None, Interval, Interval]]:
-    """Compare the rows that have enough runs in both comparisons. For each, yield the name, the peer that divides both
-    numbers (or None), the number before, and the number now.
+    """Compare the rows that have enough runs in both comparisons. For each, yield the name, the peer by which both
+    numbers are divided (or None), the number before, and the number now.
     """
     earlier = {outcome["name"]: outcome for outcome in before["cases"]}
     same = same_versions(before, after)

@@ -35,8 +35,8 @@ from benchmarks._load import MeasurementError, Server, run_load
 from benchmarks._loops import LOOPS, RAW, available, versions
 from benchmarks._machine import ROOT, child_environment, describe
 
-# Each thread has a cache of freed blocks in glibc, for blocks of up to 1,032 bytes. A larger block costs 200 to 300
-# instructions, depending on what the heap looks like. A bytes object needs 33 bytes in addition to its data.
+# For each thread, glibc caches freed blocks of up to 1,032 bytes. A larger block costs 200 to 300 instructions,
+# depending on what the heap looks like. Echoes stay below this length: a bytes object needs 33 bytes beside its data.
 ECHO_SIZE = 960
 BOUNDS = Path(__file__).with_name("instructions.toml")
 READY_WITHIN_S = 300.0

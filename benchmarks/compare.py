@@ -59,7 +59,7 @@ class Suite:
     page: dict[str, str]
     # The members of `loops` that are shown for reference and do not count as peers.
     references: tuple[str, ...] = ()
-    # Returns further facts to record beside the versions, by name.
+    # Returns further facts, by name, to record beside the versions.
     facts: Callable[[], dict[str, str]] = dict
 
 

@@ -17,7 +17,10 @@ OURS = "grapeshot"
 # This metric has an interval, like the compared metric.
 WITH_INTERVAL = "whole_ms"
 # Other metrics that are shown: the medians of those in SHOWN, and the sums over all runs of those in ADDED.
-SHOWN = ("rps", "p50_us", "p99_us", "p999_us", "speedup", "cpu_us", "cpu_us_of_one", "queries")
+SHOWN = (
+    *("rps", "p50_us", "p99_us", "p999_us", "queries"),
+    *("speedup", "cpu_us", "cpu_us_of_one", "speedup_of_processes", "cpu_us_of_processes"),
+)
 ADDED = ("requests", "resent", "unanswered", "early", "sleeps")
 # Enough digits for every table, and few enough that people can read the file.
 DIGITS = 6
@@ -91,7 +94,7 @@ def digest(result: dict[str, Any], *, has_curves: bool = False) -> dict[str, Any
 
 
 def text(short: dict[str, Any]) -> str:
-    """JSON with a line for each field and each loop of a row, so that a difference between two files can be read."""
+    """JSON with a line for each field and each loop of a row, so that people can read the diff of two files."""
 
     def lines(value: Any, depth: int) -> Iterator[str]:
         pad = " " * depth

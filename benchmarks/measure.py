@@ -17,7 +17,7 @@ from benchmarks._load import MeasurementError, Server, UnsupportedError, run_loa
 from benchmarks._machine import ROOT, child_environment, cores, on_core
 
 Sample = dict[str, Any]
-# loop, settings -> sample.
+# Called with the loop and the settings; returns the sample.
 Measure = Callable[[str, Any], Sample]
 PEER = "uvloop"
 KIB = 1024

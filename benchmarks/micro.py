@@ -1,7 +1,7 @@
 """Measure what the loop's own calls cost, in this process: `python -m benchmarks.micro <kind> --loop <loop>`.
 
 Each kind does rounds of a fixed number of operations. After a warm-up, rounds are run until enough CPU time has been
-spent, and the median round counts. Prints `{"cpu_ns": per operation, "wall_ns": ..., "rounds": ...}`, or
+spent. Prints the medians and the number of these rounds, `{"cpu_ns": per operation, "wall_ns": ..., "rounds": ...}`, or
 `{"unsupported": why}` if the loop has no such call. `--rounds N` runs exactly N rounds without a warm-up, for counting
 instructions, and prints `{"rounds": N, "operations": ...}`.
 
@@ -282,7 +282,7 @@ def getaddrinfo_typed(loop: Loop) -> int:
 
 
 def spawn(loop: Loop) -> int:
-    """Start a child that ends at once and wait for it; the child's own CPU time is not counted."""
+    """Start a child that ends at once, and wait for it; the child's own CPU time is not counted."""
     count = 20
     program = shutil.which("true")
     if program is None:

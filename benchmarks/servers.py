@@ -23,7 +23,8 @@ from benchmarks._loops import loop_factory
 from benchmarks._machine import raise_descriptor_limit
 from benchmarks._serving import BACKLOG, address_of, listen, options, say
 
-# A reply in 4 writes, as a small HTTP server makes it (status line, headers, body, end).
+# The lengths of a request, and of a reply in 4 writes, as a small HTTP server makes it (status line, headers, body,
+# end).
 SPLIT_REQUEST_LEN = 64
 SPLIT_REPLY_PARTS = (32, 160, 768, 64)
 SPLIT_REPLY_LEN = sum(SPLIT_REPLY_PARTS)
@@ -47,7 +48,7 @@ class EchoProtocol(asyncio.Protocol):
 
 
 class BufferedEchoProtocol(asyncio.BufferedProtocol):
-    """Send each piece back from the protocol's own buffer, as a copy, because the next read overwrites the buffer."""
+    """Send back a copy of each piece, because the next read overwrites the protocol's own buffer."""
 
     __slots__ = ("buffer", "transport")
 

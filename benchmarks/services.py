@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import py_compile
 import statistics
 import sys
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ from typing import Any
 from benchmarks import daemons, tools
 from benchmarks._load import MeasurementError, Server, UnsupportedError, load_beside, run_load
 from benchmarks._loops import RAW
+from benchmarks._machine import ROOT
 from benchmarks.measure import (
     KIB,
     Bound,
@@ -208,25 +210,31 @@ def _idle_timers() -> Case:
     return Case("idle-timers", "Scale", title, "cpu_ms_per_s", "ms CPU/s", NO_BOUNDS, measure)
 
 
-def _two_loops(name: str, kind: str, style: str, title: str, unit: str) -> Case:
+def _two_loops(name: str, kind: str, style: str, title: str, unit: str, *options: str) -> Case:
     def measure(loop: str, settings: Settings) -> Sample:
-        arguments = ("--style", style, "--seconds", str(settings.seconds))
+        arguments = ("--style", style, "--seconds", str(settings.seconds), *options)
         return own_sample("threads", kind, loop, "--loop", loop, *arguments, is_pinned=False)
 
     def prepare(loops: Sequence[str], settings: Settings) -> tuple[dict[str, Any], Measure]:
         if getattr(sys, "_is_gil_enabled", lambda: True)():
             raise UnsupportedError("threads run side by side only in a free-threaded interpreter")
+        # Only the constants of a module that was compiled before are immortal (see the end of that module).
+        py_compile.compile(str(ROOT / "benchmarks" / "threads.py"), doraise=True)
         return {}, measure
 
     return Case(name, "Two threads", title, "wall_us", f"us wall/{unit}", NO_BOUNDS, no_measure, prepare=prepare)
 
 
 def _two_loop_rows() -> list[Case]:
-    echo = "two loops, one port (SO_REUSEPORT): echo 1 KiB, with its clients"
+    shared = "two loops, one port (SO_REUSEPORT): echo 1 KiB, with its clients"
+    apart = "two loops, a port each: echo 1 KiB, with its clients"
     return [
-        _two_loops("two-loops", "echo", "protocols", f"{echo}, Protocols", "echo"),
-        _two_loops("two-loops-streams", "echo", "streams", f"{echo}, streams", "echo"),
-        _two_loops("two-loops-coros", "echo", "coros", f"{echo}, coro.sock", "echo"),
+        _two_loops("two-loops", "echo", "protocols", f"{shared}, Protocols", "echo"),
+        _two_loops("two-loops-streams", "echo", "streams", f"{shared}, streams", "echo"),
+        _two_loops("two-loops-coros", "echo", "coros", f"{shared}, coro.sock", "echo"),
+        _two_loops("two-loops-apart", "echo", "protocols", f"{apart}, Protocols", "echo", "--apart"),
+        _two_loops("two-loops-apart-streams", "echo", "streams", f"{apart}, streams", "echo", "--apart"),
+        _two_loops("two-loops-apart-coros", "echo", "coros", f"{apart}, coro.sock", "echo", "--apart"),
         _two_loops("between-loops", "items", "protocols", "items from one loop to another, tasks", "item"),
         _two_loops("between-loops-coros", "items", "coros", "items from one loop to another, coros", "item"),
         _two_loops(

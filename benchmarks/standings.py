@@ -19,7 +19,7 @@ Outcome = dict[str, Any]
 
 
 def number(outcome: Outcome, loop: str, metric: str | None = None) -> Interval | None:
-    """A loop's number with its interval, None if it was not measured. The default metric is the compared one."""
+    """A loop's number with its interval; None if it was not measured. The default metric is the compared one."""
     found = outcome["numbers"].get(loop, {}).get(metric or outcome["metric"])
     return Interval(*found) if found else None
 

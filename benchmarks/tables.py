@@ -106,10 +106,15 @@ def remarks(result: dict[str, Any]) -> list[str]:
                     f"{outcome['title']}, on {loop}: {unanswered:,.0f} requests were not answered, {of:,.0f} were."
                 )
             if speedup := median(outcome, loop, "speedup"):
-                more = (median(outcome, loop, "cpu_us") or 0.0) / (median(outcome, loop, "cpu_us_of_one") or 1.0)
+                cpu_us_of_one = median(outcome, loop, "cpu_us_of_one") or 1.0
+                more, more_of_processes = (
+                    (median(outcome, loop, name) or 0.0) / cpu_us_of_one for name in ("cpu_us", "cpu_us_of_processes")
+                )
                 lines.append(
                     f"{outcome['title']}, on {loop}: two loops serve {speedup:.2f} times as many requests as one, "
-                    f"with {more:.2f} times the CPU per request."
+                    f"with {more:.2f} times the CPU per request. Two processes serve "
+                    f"{median(outcome, loop, 'speedup_of_processes') or 0.0:.2f} times as many, with "
+                    f"{more_of_processes:.2f} times the CPU."
                 )
             if early := total(outcome, loop, "early"):
                 of = total(outcome, loop, "sleeps")

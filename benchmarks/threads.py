@@ -1,13 +1,15 @@
 """Measure loops in two threads of this process: `python -m benchmarks.threads KIND --loop LOOP`.
 
-- `echo --style protocols`, `streams` or `coros`: each loop serves echoes on one port (SO_REUSEPORT) and also runs
-  clients. Prints `{"wall_us": per echo of both loops, "speedup": over one loop, ...}`.
+- `echo --style protocols`, `streams` or `coros`: each loop serves echoes and also runs clients. Both loops listen on
+  one port (SO_REUSEPORT), so about half of the clients are served by the other loop. With `--apart` each loop has a
+  port of its own, and its clients connect to that port. Prints `{"wall_us": per echo of both loops, "speedup": over one
+  loop, ...}`.
 - `items`: one loop passes items to the other, through a queue of 100 places. Prints `{"wall_us": per item, ...}`.
 - `answers`: the same, but each item is answered before the next one is sent.
 
 On grapeshot, `items` and `answers` use `grapeshot.threads.Queue`, from tasks or, with `--style coros`, from coros. On
-other loops they use an `asyncio.Queue` in each loop, into which the other loop puts with `call_soon_threadsafe`. That
-queue has no limit, because a loop cannot wait for a place in the queue of another loop.
+other loops they use an `asyncio.Queue` in each loop, into which the other loop puts items with `call_soon_threadsafe`.
+That queue has no limit, because a loop cannot wait for a place in the queue of another loop.
 
 Threads run side by side only without the GIL, so `echo` needs an interpreter without it. A loop that lacks a feature
 prints `{"unsupported": why}`.
@@ -18,11 +20,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import importlib
+import itertools
+import multiprocessing
 import socket
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, cast
 
 from benchmarks._loops import loop_factory, print_outcome
@@ -122,7 +127,8 @@ async def _streams(port: int, connect: Callable[[], object]) -> AsyncIterator[Co
             while data := await reader.read(65536):
                 writer.write(data)
                 await writer.drain()
-        writer.close()
+            writer.close()
+            await writer.wait_closed()
 
     async def ask(number: int) -> None:
         reader, writer = await module.open_connection("127.0.0.1", port)
@@ -180,7 +186,7 @@ async def _coros(port: int, connect: Callable[[], object]) -> AsyncIterator[Coun
 STYLES = {"protocols": _protocols, "streams": _streams, "coros": _coros}
 
 
-async def _serve(port: int, together: threading.Barrier, args: argparse.Namespace) -> tuple[float, float]:
+async def _serve(port: int, together: Any, args: argparse.Namespace) -> tuple[float, float]:
     """Return echoes per second of this loop's clients (another loop may answer them), and this thread's CPU usage."""
     loop = asyncio.get_running_loop()
     async with STYLES[args.style](port, together.wait) as counts:
@@ -196,14 +202,50 @@ async def _serve(port: int, together: threading.Barrier, args: argparse.Namespac
 
 def _rate(factory: Callable[[], Loop], threads: int, args: argparse.Namespace) -> tuple[float, float]:
     """Return the echoes per second of this many loops together, and the CPU time per echo in us."""
-    port, together = free_port(), threading.Barrier(threads)
-    rates: list[tuple[float, float]] = []
+    together, rates, ports = threading.Barrier(threads), list[tuple[float, float]](), _ports(threads, args)
 
     def run() -> None:
         with asyncio.Runner(loop_factory=factory) as runner:
-            rates.append(runner.run(_serve(port, together, args)))
+            rates.append(runner.run(_serve(next(ports), together, args)))
 
     _in_threads(run, threads, together.abort)
+    return _total(rates)
+
+
+def _rate_of_processes(processes: int, args: argparse.Namespace) -> tuple[float, float]:
+    """Return the same for this many processes with one loop each."""
+    context = multiprocessing.get_context("spawn")
+    together, rates, ports = context.Barrier(processes), context.SimpleQueue(), _ports(processes, args)
+    children = [
+        context.Process(target=_serve_alone, args=(next(ports), together, args, rates)) for _ in range(processes)
+    ]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join()
+    if any(child.exitcode for child in children):
+        raise RuntimeError("a process has failed")
+    return _total([rates.get() for _ in children])
+
+
+def _serve_alone(port: int, together: Any, args: argparse.Namespace, rates: Any) -> None:
+    try:
+        with asyncio.Runner(loop_factory=loop_factory(args.loop)) as runner:
+            rates.put(runner.run(_serve(port, together, args)))
+    except BaseException:
+        together.abort()
+        raise
+
+
+def _ports(loops: int, args: argparse.Namespace) -> Iterator[int]:
+    """Return the port of each loop."""
+    free = {free_port()}
+    while args.apart and len(free) < loops:
+        free.add(free_port())
+    return itertools.cycle(free)
+
+
+def _total(rates: Sequence[tuple[float, float]]) -> tuple[float, float]:
     rate, busy = (sum(part) for part in zip(*rates, strict=True))
     return rate, busy / rate * 1e6
 
@@ -213,8 +255,17 @@ def echo(factory: Callable[[], Loop], args: argparse.Namespace) -> dict[str, flo
         raise NotImplementedError("the GIL is enabled")
     one, cpu_us_of_one = _rate(factory, 1, args)
     two, cpu_us = _rate(factory, 2, args)
-    sample = {"wall_us": 1e6 / two, "rps": two, "speedup": two / one, "cpu_us": cpu_us}
-    return sample | {"rps_of_one": one, "cpu_us_of_one": cpu_us_of_one}
+    processes, cpu_us_of_processes = _rate_of_processes(2, args)
+    return {
+        "wall_us": 1e6 / two,
+        "rps": two,
+        "speedup": two / one,
+        "cpu_us": cpu_us,
+        "rps_of_one": one,
+        "cpu_us_of_one": cpu_us_of_one,
+        "speedup_of_processes": processes / one,
+        "cpu_us_of_processes": cpu_us_of_processes,
+    }
 
 
 # ---------------------------------------------------------------- items between loops
@@ -289,7 +340,8 @@ def _pass(factory: Callable[[], Loop], args: argparse.Namespace, is_answered: bo
         else:
             await (send() if number == 0 else receive())
         times.append((time.perf_counter() - began, time.thread_time() - cpu_s))
-        await asyncio.get_running_loop().run_in_executor(None, together.wait)  # keep the queue's loop until both end
+        # Close this loop only when the other thread does not use it any more.
+        await asyncio.get_running_loop().run_in_executor(None, together.wait)
 
     def run() -> None:
         with asyncio.Runner(loop_factory=factory) as runner:
@@ -316,6 +368,7 @@ def main() -> None:
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--loop", required=True, help="grapeshot, uvloop, asyncio or module:factory")
     parser.add_argument("--style", choices=STYLES, default="protocols", help="how the programs are written (protocols)")
+    parser.add_argument("--apart", action="store_true", help="give each loop of echo a port of its own")
     parser.add_argument("--seconds", type=float, default=1.0, help="measured time of echo (1)")
     parser.add_argument("--warm-up", type=float, default=0.2, help="seconds before the measured time (0.2)")
     parser.add_argument("--count", type=int, default=20_000, help="how many items are passed (20000)")
@@ -324,4 +377,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    # The constants of an imported module are immortal. Those of the main module are not, so threads would contend for
+    # their reference counts.
+    importlib.import_module("benchmarks.threads").main()

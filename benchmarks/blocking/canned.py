@@ -1,7 +1,6 @@
-"""A server with constant replies, so that a measured call costs only what the client spends: `python -m
-benchmarks.blocking.canned PROTOCOL`.
+"""A server with constant replies, for measurements of clients: `python -m benchmarks.blocking.canned PROTOCOL`.
 
-It reads a request only far enough to find its end, and writes the reply. It prints `{"port": ...}` when it listens and
+It searches a request only for the request's end, and writes the reply. It prints `{"port": ...}` when it listens, and
 ends when its stdin is closed.
 """
 

@@ -1,7 +1,7 @@
 """Measure one call of an unmodified blocking library: `python -m benchmarks.blocking.clients LIBRARY --style STYLE`.
 
-THREADS patched threads each have a client and call in a loop. The server is a separate process with constant replies
-(`canned.py`). Prints `{"cpu_ns": per call, ...}`, or `{"unsupported": why}`.
+Each of THREADS patched threads has a client, and makes calls in a loop. The server is a separate process with constant
+replies (`canned.py`). Prints `{"cpu_ns": per call, ...}`, or `{"unsupported": why}`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Each connection has a cooperative thread, which receives and sends in a loop. The program is the same for all styles.
 It prints `{"address": ...}` when it listens, or `{"unsupported": why}`. It ends when its stdin is closed. With
-`--burn-ms`, each message that begins with `b` first burns that much CPU time in a real thread.
+`--burn-ms`, a real thread burns that much CPU time before each message that begins with `b` is answered.
 """
 
 from __future__ import annotations

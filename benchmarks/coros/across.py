@@ -20,7 +20,7 @@ Measure = Callable[[float], dict[str, float]]
 
 
 def _in_tasks(take: Callable[[asyncio.AbstractEventLoop], Taken]) -> Measure:
-    """Return a measurement whose rounds run the loop themselves."""
+    """Return a measurement that makes a loop, and calls ``take`` with this loop in each round."""
 
     def run(cpu_s: float) -> dict[str, float]:
         loop = grapeshot.new_event_loop()

@@ -1,10 +1,12 @@
 """Measure a style of cooperative threading, in this process: `python -m benchmarks.coros.programs KIND --style STYLE`.
 
-A kind does rounds of a fixed number of operations. After a warm-up, rounds are run until enough CPU time has been
-spent (kinds that sleep: one or two rounds, without a warm-up), and the median round counts. Except in `spawn`, the
-start of the round's threads is not measured. Prints `{"cpu_ns": per operation, "rounds": ...}`; kinds that sleep add
-`early`, the number of sleeps that ended too early, unless it is 0; kinds about memory print
-`{"kib": per thread, ...}`.
+A kind does rounds of a fixed number of operations. After a warm-up, it repeats rounds until it has spent enough CPU
+time. (A kind that sleeps does one or two rounds, without a warm-up.) The result is the median of the rounds. Except in
+`spawn`, the start of the round's threads is not measured.
+
+Prints `{"cpu_ns": per operation, "rounds": ...}`. If sleeps have ended too early, kinds that sleep add their number as
+`early`, and the number of all sleeps as `sleeps`. Kinds about memory print `{"kib": per thread, ...}`, and kinds about
+two hubs also `wall_ns`.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.coros import across, memory
+from benchmarks._loops import print_outcome
+from benchmarks.coros import across, hubs, memory
 from benchmarks.coros.rounds import Stopwatch, Taken, measure
 from benchmarks.coros.styles import STYLES, Function, Style
 
@@ -266,13 +269,16 @@ SLEEPING = {"due_together": 1, "sleepers": 2}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("kind", choices=[*KINDS, *across.KINDS, *memory.KINDS])
+    parser.add_argument("kind", choices=[*KINDS, *across.KINDS, *hubs.KINDS, *memory.KINDS])
     parser.add_argument("--style", required=True, help="a style that has this kind and is installed")
     parser.add_argument("--seconds", type=float, default=0.4, help="CPU seconds to measure (0.4)")
     parser.add_argument(
         "--threads", type=int, default=100_000, help="suspended threads if KIND is about memory (100,000)"
     )
     args = parser.parse_args()
+    if args.kind in hubs.KINDS:
+        print_outcome(lambda: hubs.measure(args.kind, args.style, args.seconds))
+        return
     sample: dict[str, float]
     if args.style in across.KINDS.get(args.kind, {}):
         sample = across.KINDS[args.kind][args.style](args.seconds)

@@ -1,4 +1,4 @@
-"""Measures the CPU time per operation in rounds of operations; the median round counts."""
+"""Measures the CPU time per operation in rounds of operations. The result is the median of the rounds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Stopwatch:
 
 
 def summary(took: list[Taken]) -> dict[str, float]:
-    """Return the sample: the median round."""
+    """Return the sample, with the median of the rounds."""
     cpu_ns = statistics.median(taken.cpu_ns / taken.operations for taken in took)
     sample: dict[str, float] = {"cpu_ns": cpu_ns, "rounds": len(took)}
     if early := sum(taken.early for taken in took):

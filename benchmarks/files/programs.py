@@ -1,9 +1,9 @@
 """Measure one kind of work on files, in this process: `python -m benchmarks.files.programs KIND --library NAME`.
 
-A kind does rounds of a fixed number of operations; what a round needs is prepared outside of the measured time. After a
-short warm-up, rounds are run until enough CPU time is spent, and the median round counts. Prints a sample: CPU time and
-wall time per operation. The CPU time is that of the process with all its threads; io_uring's workers are threads of the
-process, too. What the kernel does later (writing to the disk) is not measured.
+The work is done in rounds of a fixed number of operations; what a round needs is prepared outside of the measured time.
+After a short warm-up, rounds are run until enough CPU time is spent. Prints a sample, which is the median of the
+rounds: CPU time and wall time per operation. The CPU time is that of the process with all its threads; io_uring's
+workers are threads of the process, too. What the kernel does later (writing to the disk) is not measured.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LINE = "grapeshot" * 8 + " naïve\n"
 class Place:
     """Where the files are, and how much one round does."""
 
-    # Files to read are made by the first process that needs them. The process that made the folder removes it.
+    # Files to read are made by the first process that needs them. The process that made the folder removes the folder.
     folder: Path
     files: int = 1000
     mib: int = 1024
@@ -179,7 +179,7 @@ def _write_large(place: Place, chunk_len: int) -> Round:
         if written != place.mib * MIB:
             raise AssertionError(f"{written} bytes written")
 
-    # Even so, some rounds take four times as long as others. The median of three rounds seldom does.
+    # Even so, some rounds take four times as long as others. The median of three rounds is seldom one of the slow ones.
     return Round(run, place.mib, end, least=3)
 
 

@@ -1,4 +1,4 @@
-"""The cases of name lookups. They have no bounds: only their verdict, which takes all peers into account, counts."""
+"""The cases of name lookups. They have no bounds: only the comparison with all peers counts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from benchmarks.measure import Case, Sample, Wall, own_sample
 
 @dataclass(frozen=True)
 class LookupSettings:
-    """How long one run takes."""
+    """How long one run measures."""
 
     # The CPU time to measure; at least one round is run.
     seconds: float = 0.05

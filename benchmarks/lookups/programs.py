@@ -1,7 +1,7 @@
 """Measure one style of looking up names, in this process: `python -m benchmarks.lookups.programs KIND --style STYLE`.
 
 The queries go to the C library's DNS server, which must be the one of `server.py`. After a warm-up of one round, rounds
-of 1,000 lookups are run until enough CPU time is spent, and the median round counts. Prints a sample: CPU time (of the
+of 1,000 lookups are run until enough CPU time is spent. Prints a sample, the medians of the rounds: CPU time (of the
 process with all its threads) and wall time per lookup, and how many queries reached the server in a round.
 """
 

@@ -56,7 +56,7 @@ def why_impossible() -> str | None:
 
 
 def run_inside(command: Sequence[str]) -> int:
-    """Run a command in new namespaces, and return its exit status. The command must use `running()`."""
+    """Run a command in new namespaces, and return its exit status. The command must call `running()`."""
     return subprocess.run([*_unshare(), *command], env=os.environ | {INSIDE: "1"}, check=False).returncode
 
 

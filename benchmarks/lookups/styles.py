@@ -63,7 +63,7 @@ class OnLoop:
 
 
 class Gevent:
-    """`gevent.socket.getaddrinfo`, in a greenlet for each lookup under way."""
+    """`gevent.socket.getaddrinfo`, in greenlets."""
 
     def __init__(self, resolver: str) -> None:
         os.environ["GEVENT_RESOLVER"] = resolver
@@ -89,7 +89,7 @@ class Gevent:
 
 
 class Coros:
-    """`socket.getaddrinfo` as grapeshot.coro patches it, in a coro for each lookup under way."""
+    """`socket.getaddrinfo` as grapeshot.coro patches it, in coros."""
 
     def __init__(self) -> None:
         from grapeshot import coro

@@ -83,7 +83,7 @@ def _load_of(kind: str, settings: Settings) -> dict[str, object]:
 
 
 def _blocking(kind: str, title: str, peer: str, references: tuple[str, ...] = ()) -> tuple[Case, Case]:
-    """Return the case of CPU and wall time of requests to a blocking function, and the case of their memory."""
+    """Return two cases for requests to a blocking function: CPU and wall time, and memory."""
 
     def measure(style: str, settings: Settings) -> Sample:
         with _database(kind) as serving:

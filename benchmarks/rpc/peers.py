@@ -18,7 +18,7 @@ HOST = "127.0.0.1"
 OURS, COROS, ON_ASYNCIO = "grapeshot", "coros", "on asyncio"
 GRPC, RPYC, RPYC_THREADS = "grpc.aio", "rpyc", "rpyc threads"
 
-# Makes this many calls from each caller, and returns when all are answered.
+# A function that makes the given number of calls from each caller, and returns when all are answered.
 Round = Callable[[int], None]
 
 

@@ -50,7 +50,7 @@ pub(crate) trait Exchange {
 struct Connection<W, S> {
     stream: W,
     state: S,
-    /// Requests that are sent completely; `offset` bytes of the next one are sent, too.
+    /// The number of requests that were sent completely. Of the next one, `offset` bytes were sent.
     sent: u64,
     offset: usize,
     issued: u64,

@@ -115,8 +115,8 @@ impl Exchange for Http {
         let Some((other, every)) = &self.other else {
             return &self.requests[..(count * self.request_len).min(self.requests.len())];
         };
-        // Return one request at a time. Only its connection and its number select it, because the engine asks for a
-        // partly sent request again.
+        // Return one request at a time. The engine asks again for a request that was sent only in part, so the same
+        // connection and number must always give the same request.
         if is_other(connection, first, *every) {
             other
         } else {

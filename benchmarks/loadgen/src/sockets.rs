@@ -48,7 +48,7 @@ pub(crate) fn connect(address: SocketAddr, ordinal: u64) -> io::Result<std::net:
     Ok(socket.into())
 }
 
-/// A nonblocking stream whose connect was started. On loopback the connect is usually complete by then.
+/// A nonblocking stream whose connect was started. On loopback the connect is usually complete already.
 ///
 /// # Errors
 /// If socket, bind or connect fails.

@@ -16,7 +16,7 @@ from project.benchmarks.samples import CAP_S, comparison, outcome
 from benchmarks import compare, tables
 from benchmarks._load import MeasurementError
 from benchmarks._machine import ROOT
-from benchmarks.coros import across, cases, memory, programs, rounds, styles
+from benchmarks.coros import across, cases, hubs, memory, programs, rounds, styles
 from benchmarks.coros.__main__ import SUITE
 
 pytest.importorskip("grapeshot.coro", reason="no coros on this interpreter", exc_type=ImportError)
@@ -79,14 +79,25 @@ def test_each_way_between_blocking_code_and_asyncio_is_measured(kind, who):
     assert across.KINDS[kind][who](0.001)["cpu_ns"] > 0
 
 
+@pytest.mark.parametrize("kind", hubs.KINDS)
+def test_two_hubs_are_measured_where_threads_run_side_by_side(kind):
+    sample = made(kind, cases.OURS, "--seconds", "0.01")
+    if getattr(sys, "_is_gil_enabled", lambda: True)():
+        assert sample == {"unsupported": "NotImplementedError: the GIL is enabled"}
+    else:
+        assert sample["cpu_ns"] > 0
+        assert sample["wall_ns"] > 0
+
+
 def test_every_case_has_a_program_for_each_of_its_participants():
-    names = {*programs.KINDS, *memory.KINDS, *across.KINDS}
+    names = {*programs.KINDS, *memory.KINDS, *across.KINDS, *hubs.KINDS}
     for case in SUITE.cases:
         kind = case.name.replace("-", "_")
         assert kind in names
         assert case.only[0] == tables.OURS
         for who in case.only:
-            assert who in across.KINDS.get(kind, {}) or who in styles.STYLES, (case.name, who)
+            known = hubs.STYLES if kind in hubs.KINDS else {*across.KINDS.get(kind, {}), *styles.STYLES}
+            assert who in known, (case.name, who)
         assert {bound.peer for bound in case.bounds} <= {None, *case.only}
 
 

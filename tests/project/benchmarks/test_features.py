@@ -102,7 +102,7 @@ def test_features_without_a_probe_have_a_source() -> None:
 
 
 def test_the_pages_match_the_outcomes() -> None:
-    """`make tables` writes the pages. It must be run after new outcomes."""
+    """The pages are what `make tables` writes. Run it after the outcomes have changed."""
     for path, text in feature_table.expected().items():
         assert path.exists(), f"{path.name} is not written yet"
         assert path.read_text(encoding="utf-8") == text, f"{path.name} is not what the JSON says"

@@ -1,5 +1,5 @@
-"""The files that are generated from a comparison's JSON: the page and its charts load nothing, and the report names the
-rows that got worse.
+"""The files that are generated from a comparison's JSON: the page and its charts load no other files, and the report
+names the rows that got worse.
 """
 
 from __future__ import annotations

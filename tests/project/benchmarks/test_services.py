@@ -45,16 +45,18 @@ def test_timers_are_set_while_others_are_pending():
     assert own("scale", "pending_timers", "--count", "3000")["pending"] == 3000
 
 
+@pytest.mark.parametrize("ports", [(), ("--apart",)], ids=["one", "apart"])
 @pytest.mark.parametrize("style", threads.STYLES)
-def test_two_loops_serve_where_threads_run_side_by_side(style):
+def test_two_loops_serve_where_threads_run_side_by_side(style, ports):
     if style == "coros" and not coro_is_available():
         pytest.skip("no coros on this interpreter")
-    sample = own("threads", "echo", "--style", style, "--seconds", "0.05", "--warm-up", "0.01")
+    sample = own("threads", "echo", "--style", style, "--seconds", "0.05", "--warm-up", "0.01", *ports)
     if getattr(sys, "_is_gil_enabled", lambda: True)():
         assert sample == {"unsupported": "NotImplementedError: the GIL is enabled"}
     else:
         assert sample["rps"] > 0
         assert sample["speedup"] > 0
+        assert sample["speedup_of_processes"] > 0
 
 
 @pytest.mark.parametrize("loop", ["grapeshot", "asyncio"])

@@ -24,7 +24,7 @@ struct Batch {
 impl Batch {
     fn new() -> Self {
         let mut bytes = vec![0_u8; BATCH * DATAGRAM_LEN];
-        // SAFETY: all-zero is a valid value of both C structs.
+        // SAFETY: for both C structs, a value whose bytes are all zero is valid.
         let (mut headers, mut addresses): (Vec<libc::mmsghdr>, Vec<libc::sockaddr_storage>) =
             unsafe { (vec![mem::zeroed(); BATCH], vec![mem::zeroed(); BATCH]) };
         let mut pieces: Vec<libc::iovec> = bytes
@@ -72,7 +72,7 @@ impl Batch {
         }
         let mut sent = 0;
         while sent < received {
-            // SAFETY: as above, from an index within the batch on.
+            // SAFETY: as above. `sent` is less than `received`, so the remaining headers are in the batch, too.
             let outcome = check(unsafe {
                 libc::sendmmsg(
                     fd,

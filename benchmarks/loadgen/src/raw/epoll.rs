@@ -54,7 +54,7 @@ impl Epoll {
         self.control(libc::EPOLL_CTL_ADD, fd, libc::EPOLLIN)
     }
 
-    /// Changes a watched descriptor to wait for writability, or back to readability.
+    /// Watches a descriptor for writability instead of readability, or for readability again.
     pub(super) fn choose(&self, fd: RawFd, is_writable: bool) -> io::Result<()> {
         let interest = if is_writable {
             libc::EPOLLOUT

@@ -1,7 +1,8 @@
 //! The functions of OpenSSL 3 that this crate needs, from the libssl that is found at run time.
 //!
-//! The library is loaded, not linked. The build then needs no headers and is quick, and the raw server can use the very
-//! library of CPython's `ssl` (the harness names it in `LOADGEN_LIBSSL`), so that it shows the limit of that library.
+//! The library is loaded, not linked. The build then needs no headers and is quick. The raw server can use the very
+//! library of CPython's `ssl` (the harness names it in `LOADGEN_LIBSSL`). The raw server is then as fast as that
+//! library allows.
 //!
 //! Source: the manual pages ssl(7) and crypto(7) of OpenSSL 3.
 
@@ -32,8 +33,8 @@ macro_rules! functions {
             /// The shared object must be OpenSSL 3's libssl.
             unsafe fn from_shared(object: &SharedObject) -> Result<Self, libloading::Error> {
                 Ok(Self {
-                    // SAFETY: the signatures are those of OpenSSL 3's headers, and the caller guarantees that library.
-                    // The functions of libcrypto are found through libssl, which depends on it.
+                    // SAFETY: the signatures are those of OpenSSL 3's headers, and the caller guarantees that `object`
+                    // is its libssl. The functions of libcrypto are found through libssl, which depends on it.
                     $($name: unsafe { *object.get(concat!(stringify!($name), "\0").as_bytes())? },)*
                 })
             }

@@ -1,7 +1,7 @@
 //! One side of a TLS connection, without a socket: ciphertext in, plaintext out, and the other way round.
 //!
-//! OpenSSL uses a custom BIO. Its reads take data from the slice that is being opened, and its writes append to a `Vec`
-//! of ciphertext that the caller sends. A memory BIO would copy all data once more in each direction.
+//! OpenSSL uses a custom BIO. Its reads take data from the slice passed to `open`, and its writes append to a `Vec` of
+//! ciphertext that the caller sends. A memory BIO would copy all data once more in each direction.
 
 use std::ffi::{CString, c_char, c_int, c_long, c_void};
 use std::io;
@@ -195,7 +195,7 @@ impl Drop for Context {
     }
 }
 
-/// The state of a session, with which a later session can resume it.
+/// What a later session needs in order to resume an earlier one.
 pub(crate) struct Ticket {
     library: &'static Library,
     raw: Pointer,
@@ -216,8 +216,8 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Does as much of the handshake as is possible without another message from the peer. Returns true when it is
-    /// complete.
+    /// Does as much of the handshake as is possible without another message from the peer. Returns true once the
+    /// handshake is complete.
     ///
     /// # Errors
     /// If either side refuses the handshake.
@@ -335,7 +335,7 @@ impl Session {
         }
     }
 
-    /// Returns a positive result as it is, and 0 if the peer must send something first or has ended.
+    /// Returns a positive result as it is. Returns 0 if the peer must send something first, or has sent `close_notify`.
     fn check(&mut self, outcome: c_int) -> io::Result<c_int> {
         if outcome > 0 {
             return Ok(outcome);
